@@ -89,7 +89,7 @@ impl Stats {
         let (blocks, leases, clamped) = manager.totals();
         let (queued, moves) = manager.pending();
         let requested = manager.requested();
-        let mut missed = requested.blocks;
+        let mut missed = requested.blocks - requested.undecided;
         let tiers = manager.settings().tiers.len();
         let tier = |at| {
             missed -= manager.stats(at).hits;

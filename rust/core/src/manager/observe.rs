@@ -3,6 +3,7 @@
 pub(super) mod audit;
 pub(super) mod block_event;
 pub(super) mod explain;
+pub(super) mod late_hits;
 pub(super) mod log;
 pub(super) mod meter;
 pub(super) mod report;

@@ -1,11 +1,16 @@
 //! Metrics: hits and misses, evictions by cause, ages, latencies, copies and the log.
 
+use kvtrie_core::block::{Layers, LeaseId};
 use kvtrie_core::hint::{Hint, Target};
-use kvtrie_core::manager::{Cause, Eviction, Mark, MoveKind, Outcome, Reason, TierStats};
+use kvtrie_core::manager::{
+    Acquire, Cause, Eviction, LoadMode, Mark, MoveKind, Outcome, Reason, TierStats,
+};
 use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, TierSpec};
+use kvtrie_core::tier::{Kind, Owner, TierSpec};
 
-use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, holes, retain, settings, tier, tokens};
+use crate::rig::{
+    ALL, DISK, GPU, HOST, Rig, SIZE, all_of, holes, layered, retain, settings, tier, tokens,
+};
 
 fn rig(rooms: [u32; 2]) -> Rig {
     let mut settings = settings(vec![tier(Kind::Gpu, rooms[0]), tier(Kind::Host, rooms[1])]);
@@ -51,6 +56,142 @@ fn a_block_that_is_computed_in_part_is_no_hit() {
     let id = rig.acquire(&tokens(1, 2));
     assert_eq!(rig.manager.lease(id).unwrap().matched(), 2 * SIZE);
     assert_eq!(rig.manager.stats(GPU).hits, 1);
+}
+
+/// A request that loads nothing by itself.
+fn deferred(rig: &mut Rig, tokens: &[u32]) -> LeaseId {
+    rig.ask(&Acquire { load: LoadMode::None, ..all_of(tokens) }).unwrap()
+}
+
+fn load(
+    rig: &mut Rig,
+    id: LeaseId,
+    layers: Option<Layers>,
+    blocks: std::ops::Range<usize>,
+) -> usize {
+    rig.call(|manager, now| manager.load(id, layers, Some(blocks), now)).unwrap().len()
+}
+
+/// Hits and the sum of their ages.
+fn hits(rig: &Rig, tier: usize) -> (u64, u64, u128) {
+    let ages = &rig.manager.times(tier).hit_age;
+    assert_eq!(rig.manager.stats(tier).tokens_hit, rig.manager.stats(tier).hits * SIZE as u64);
+    (rig.manager.stats(tier).hits, ages.count(), ages.sum())
+}
+
+#[test]
+fn what_is_loaded_after_acquire_counts_as_a_hit_once() {
+    for owner in [Owner::Kvtrie, Owner::Engine] {
+        let gpu = TierSpec { owner, ..tier(Kind::Gpu, 8) };
+        let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 8), tier(Kind::Disk, 8)]));
+        let prompt = tokens(1, 6);
+        rig.mark(&prompt, DISK);
+        rig.mark(&prompt[..3 * SIZE], HOST);
+        rig.now += 500;
+        let id = deferred(&mut rig, &prompt);
+        let all = |rig: &Rig| [GPU, HOST, DISK].map(|tier| hits(rig, tier));
+        assert_eq!(all(&rig), [(0, 0, 0); 3], "nothing is loaded yet");
+        assert_eq!(rig.manager.requested().undecided, 6);
+        if owner == Owner::Engine {
+            rig.call(|manager, _| manager.bind(id, 0, &[10, 11, 12, 13, 14, 15])).unwrap();
+        }
+        rig.now += 70;
+        // What the engine has itself, or computes, is never asked for.
+        assert_eq!(load(&mut rig, id, None, 1..3), 2);
+        let host = (2, 2, 2 * 500);
+        assert_eq!(all(&rig), [(0, 0, 0), host, (0, 0, 0)]);
+        assert_eq!(load(&mut rig, id, None, 1..3), 0);
+        rig.run();
+        assert!(load(&mut rig, id, None, 1..5) > 0);
+        assert_eq!(all(&rig), [(0, 0, 0), host, (2, 2, 2 * 500)]);
+        rig.run();
+        assert_eq!(load(&mut rig, id, None, 1..5), 0);
+        assert_eq!(rig.manager.requested().undecided, 2);
+        rig.release(id);
+        assert_eq!(all(&rig), [(0, 0, 0), host, (2, 2, 2 * 500)]);
+        let asked = rig.manager.requested();
+        assert_eq!((asked.requests, asked.blocks, asked.undecided), (1, 6, 0));
+    }
+}
+
+#[test]
+fn what_acquire_has_counted_is_counted_by_no_load() {
+    let mut rig = Rig::new(holes(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 8)]));
+    let prompt = tokens(1, 3);
+    rig.mark(&prompt, HOST);
+    let id = rig.acquire(&prompt);
+    assert_eq!(hits(&rig, HOST).0, 3);
+    assert_eq!(load(&mut rig, id, None, 0..3), 0);
+    rig.run();
+    rig.commit(id, &[]);
+    rig.call(|manager, now| manager.suspend(id, Kind::Host, now)).unwrap();
+    rig.run();
+    rig.call(|manager, now| manager.resume(id, 0, LoadMode::None, now)).unwrap();
+    assert_eq!(rig.manager.requested().undecided, 0);
+    assert_eq!(load(&mut rig, id, None, 0..3), 3);
+    assert_eq!((hits(&rig, GPU).0, hits(&rig, HOST).0), (0, 3), "it is the same request");
+}
+
+#[test]
+fn what_is_never_loaded_is_missed_when_its_lease_lets_go() {
+    let mut rig = Rig::new(holes(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 8)]));
+    let prompt = tokens(1, 3);
+    rig.mark(&prompt, HOST);
+    for suspended in [true, false] {
+        let id = deferred(&mut rig, &prompt);
+        assert_eq!(rig.manager.requested().undecided, 3);
+        if suspended {
+            rig.call(|manager, now| manager.suspend(id, Kind::Host, now)).unwrap();
+            assert_eq!(rig.manager.requested().undecided, 0);
+        }
+        rig.release(id);
+        assert_eq!((rig.manager.requested().undecided, hits(&rig, HOST).0), (0, 0));
+    }
+    // Computed instead: as long as the lease is held it is undecided, forks of it are not.
+    let id = deferred(&mut rig, &prompt);
+    rig.run();
+    rig.commit(id, &[]);
+    let forks = rig.call(|manager, now| manager.fork(id, 2, now)).unwrap();
+    assert_eq!(rig.manager.requested().undecided, 3);
+    rig.release(id);
+    assert_eq!(rig.manager.requested().undecided, 0);
+    for fork in forks {
+        assert_eq!(load(&mut rig, fork, None, 0..3), 0);
+        rig.release(fork);
+    }
+    assert_eq!(hits(&rig, HOST).0, 0);
+}
+
+#[test]
+fn a_block_counts_when_the_last_of_its_layers_is_loaded() {
+    let mut rig = Rig::new(holes(vec![layered(Kind::Gpu, 4), layered(Kind::Host, 4)]));
+    let prompt = tokens(1, 2);
+    rig.mark(&prompt, HOST);
+    let id = deferred(&mut rig, &prompt);
+    assert_eq!(load(&mut rig, id, Some(Layers::new(2, 4)), 0..2), 4);
+    assert_eq!(hits(&rig, HOST).0, 0, "its first layers may be computed");
+    assert_eq!(load(&mut rig, id, Some(Layers::new(0, 2)), 0..1), 2);
+    assert_eq!(hits(&rig, HOST).0, 1);
+    assert_eq!(load(&mut rig, id, None, 0..2), 2);
+    assert_eq!(load(&mut rig, id, None, 0..2), 0);
+    assert_eq!((hits(&rig, GPU).0, hits(&rig, HOST).0), (0, 2));
+}
+
+#[test]
+fn what_another_request_has_loaded_meanwhile_is_found_above() {
+    let mut rig = rig([6, 4]);
+    let prompt = tokens(1, 2);
+    rig.mark(&prompt, HOST);
+    rig.now += 30;
+    let id = deferred(&mut rig, &prompt);
+    let other = rig.acquire(&prompt);
+    assert_eq!(hits(&rig, HOST), (2, 2, 0));
+    rig.run();
+    rig.release(other);
+    assert_eq!(load(&mut rig, id, None, 0..2), 0);
+    assert_eq!(hits(&rig, GPU), (2, 2, 2 * 30));
+    assert_eq!(load(&mut rig, id, None, 0..2), 0);
+    assert_eq!((hits(&rig, GPU).0, hits(&rig, HOST).0), (2, 2));
 }
 
 #[test]

@@ -243,7 +243,8 @@ impl World {
             m.acquire(ask, now).inspect_err(|error| refusal = Some(error.clone()))
         });
         let ended = lease.ok_or_else(|| refusal.as_ref().expect("it was refused"));
-        self.tally.acquired(&self.manager, ask.tokens.len(), ended);
+        let deferred = ask.load == LoadMode::None;
+        self.tally.acquired(&self.manager, (ask.tokens.len(), deferred), ended);
         lease
     }
 
@@ -518,7 +519,10 @@ impl World {
         let id = self.held[at].id;
         let layers = [None, None, Some(Layers::new(0, 1)), Some(Layers::new(1, 3))][b % 4];
         let blocks = [None, Some(0..1), Some(1..2), Some(2..2)][b / 4 % 4].clone();
-        self.attempt("load", |m, now| m.load(id, layers, blocks, now));
+        let computed = self.tally.computed(&self.manager, id);
+        if self.attempt("load", |m, now| m.load(id, layers, blocks, now)).is_some() {
+            self.tally.loaded(&self.manager, id, computed);
+        }
     }
 
     /// Sets the costs of blocks, some of which were removed since.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: it reads plans, moves, events and the clock, never a counter.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvtrie_core::block::{LeaseId, MoveId, TierId};
 use kvtrie_core::error::Error;
@@ -28,6 +28,8 @@ pub(super) struct Tally {
     /// Every move handed out and not ended, with its time.
     handed: BTreeMap<MoveId, (Move, u64)>,
     ended: u64,
+    /// Blocks of leases that loaded nothing at first, as long as none of them was loaded whole.
+    undecided: BTreeMap<LeaseId, BTreeSet<u32>>,
     last: Vec<Event>,
     /// All events, in their order.
     pub(super) events: Vec<Event>,
@@ -35,6 +37,17 @@ pub(super) struct Tally {
 
 fn add(times: &mut Times, time: u64) {
     *times = (times.0 + 1, times.1 + u128::from(time));
+}
+
+/// The tier on which a plan has a block; none if any of it is computed.
+fn found(manager: &Manager, id: LeaseId, block: u32) -> Option<TierId> {
+    let lease = manager.lease(id).unwrap();
+    let spans = lease.plan().spans.iter().filter(|s| s.start <= block && block < s.stop);
+    let spans: Vec<_> = spans.collect();
+    if spans.iter().any(|span| span.action == Action::Recompute) {
+        return None;
+    }
+    Some(spans.iter().find(|span| span.action == Action::Load).map_or(0, |span| span.tier))
 }
 
 impl Tally {
@@ -50,7 +63,7 @@ impl Tally {
     pub(super) fn acquired(
         &mut self,
         manager: &Manager,
-        tokens: usize,
+        (tokens, deferred): (usize, bool),
         lease: std::result::Result<LeaseId, &Error>,
     ) {
         let id = match lease {
@@ -64,19 +77,35 @@ impl Tally {
         self.requested.requests += 1;
         self.requested.tokens += tokens as u64;
         self.requested.blocks += tokens as u64 / u64::from(size);
-        let lease = manager.lease(id).unwrap();
-        for block in 0..u32::try_from(lease.matched()).unwrap() / size {
-            let spans = lease.plan().spans.iter().filter(|s| s.start <= block && block < s.stop);
-            let spans: Vec<_> = spans.collect();
-            if spans.iter().any(|span| span.action == Action::Recompute) {
-                continue;
+        for block in 0..u32::try_from(manager.lease(id).unwrap().matched()).unwrap() / size {
+            match found(manager, id, block) {
+                Some(tier) => self.hit(tier, size),
+                None if deferred => drop(self.undecided.entry(id).or_default().insert(block)),
+                None => {}
             }
-            let loaded = spans.iter().find(|span| span.action == Action::Load);
-            let tier = loaded.map_or(0, |span| span.tier);
-            let stats = &mut self.tier(tier).stats;
-            stats.hits += 1;
-            stats.tokens_hit += u64::from(size);
         }
+    }
+
+    /// The blocks of a lease that the plan computes, before a call of `load`.
+    pub(super) fn computed(&self, manager: &Manager, id: LeaseId) -> Vec<u32> {
+        let undecided = self.undecided.get(&id).into_iter().flatten().copied();
+        undecided.filter(|&block| found(manager, id, block).is_none()).collect()
+    }
+
+    /// Counts those of these blocks that the plan computes no more, after it.
+    pub(super) fn loaded(&mut self, manager: &Manager, id: LeaseId, before: Vec<u32>) {
+        for block in before {
+            if let Some(tier) = found(manager, id, block) {
+                self.undecided.get_mut(&id).unwrap().remove(&block);
+                self.hit(tier, manager.settings().block_tokens);
+            }
+        }
+    }
+
+    fn hit(&mut self, tier: TierId, size: u32) {
+        let stats = &mut self.tier(tier).stats;
+        stats.hits += 1;
+        stats.tokens_hit += u64::from(size);
     }
 
     pub(super) fn handed(&mut self, known: &Move, now: u64) {
@@ -128,7 +157,9 @@ impl Tally {
         });
         assert_eq!(log.collect::<Vec<_>>(), self.last, "the log is the last events");
         let asked = manager.requested();
+        self.undecided.retain(|&id, _| manager.lease(id).is_ok_and(|lease| !lease.suspended()));
         let wanted = RequestStats {
+            undecided: self.undecided.values().map(|blocks| blocks.len() as u64).sum(),
             inserted: asked.inserted,
             duplicates: asked.duplicates,
             ..self.requested

@@ -43,6 +43,7 @@ impl Manager {
             self.compare_victims(tier, &mut broken);
         }
         self.audit_meter(&mut broken);
+        self.audit_undecided(&mut broken);
         if broken.is_empty() {
             return Ok(());
         }

@@ -125,6 +125,8 @@ pub struct RequestStats {
     pub duplicates: u64,
     /// Failures that were overwritten before they were taken.
     pub failed_lost: u64,
+    /// Blocks of leases that `load` may still find: neither hits nor misses yet.
+    pub undecided: u64,
 }
 
 /// Counters of a manager.
@@ -148,6 +150,13 @@ impl Meter {
 
     pub(crate) fn tier(&mut self, tier: TierId) -> &mut TierStats {
         &mut self.tiers[tier]
+    }
+
+    /// Counts so many blocks of so many tokens, of one age, as found on a tier.
+    pub(crate) fn count_hits(&mut self, tier: TierId, age: Nanos, blocks: u64, tokens: u32) {
+        self.times[tier].hit_age.record(age, blocks);
+        self.tiers[tier].hits += blocks;
+        self.tiers[tier].tokens_hit += blocks * u64::from(tokens);
     }
 
     /// Adds bytes, and their time, to the tiers of a route.
@@ -233,13 +242,11 @@ impl Manager {
 
     /// Counts blocks found on a tier; those of a run were last used together.
     fn count_hits(&mut self, tier: TierId, path: &[BlockId], now: Nanos) {
+        let size = self.settings.block_tokens;
         for (run, node) in self.blocks.trie().along(path) {
             let age = stamp(now).saturating_sub(node.access);
-            self.meter.times[tier].hit_age.record(age, u64::from(run.end - run.start));
+            self.meter.count_hits(tier, age, u64::from(run.end - run.start), size);
         }
-        let (hits, stats) = (path.len() as u64, &mut self.meter.tiers[tier]);
-        stats.hits += hits;
-        stats.tokens_hit += hits * u64::from(self.settings.block_tokens);
     }
 
     /// Counts and logs the eviction of some layers of each block of a run, before they leave. Every

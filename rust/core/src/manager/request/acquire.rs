@@ -14,6 +14,7 @@ use crate::trie::Query;
 use crate::manager::Manager;
 use crate::manager::kinds::{End, LoadMode};
 use crate::manager::moves::load::{Load, Transit};
+use crate::manager::observe::late_hits::Undecided;
 use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
 use crate::manager::request::path::{LeasePath, PathBlock};
 use crate::manager::request::private_slot::OpenSlot;
@@ -97,6 +98,11 @@ impl Manager {
         let matched = taken.path.len() * self.block_tokens();
         // Ages are counted before `touch` makes them 0.
         self.count_request(ask.tokens.len(), taken.path.blocks(), &taken.plan, now);
+        let undecided = if ask.load == LoadMode::None {
+            self.count_undecided(&taken.path)
+        } else {
+            Undecided::default()
+        };
         self.touch(taken.path.blocks(), now);
         let unconfirmed = taken.path.fresh();
         self.awaits.add(id, taken.awaits);
@@ -115,6 +121,7 @@ impl Manager {
                 open: taken.open,
                 matched,
                 plan: taken.plan,
+                undecided,
                 layerwise: ask.layerwise,
                 unconfirmed,
                 hold: Hold::Active,

@@ -10,6 +10,7 @@ use crate::time::Nanos;
 use crate::manager::Manager;
 use crate::manager::kinds::{Action, End, Span};
 use crate::manager::moves::in_flight::InFlightMove;
+use crate::manager::observe::late_hits::Undecided;
 use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
 use crate::manager::request::path::LeasePath;
 use crate::manager::request::private_slot::OpenSlot;
@@ -51,6 +52,7 @@ impl Manager {
             self.next_lease += 1;
             // Room to grow is not shared: each fork reserves its own.
             copy.open = Vec::new();
+            copy.undecided = Undecided::default();
             copy.acquired = now;
             self.scopes.hold(copy.scope_id);
             self.scopes.digests.promise(&copy.scope);
@@ -313,6 +315,7 @@ impl Manager {
         lease.tail = Vec::new();
         lease.tail_from = TailFrom::OpenSlot;
         lease.plan = Plan::default();
+        lease.undecided = Undecided::default();
         lease.matched = 0;
         lease.hold = hold;
     }

@@ -14,7 +14,9 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
+use crate::block::{
+    BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token,
+};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::tier::ResidencyState;
@@ -23,6 +25,7 @@ use crate::time::{Nanos, stamp};
 use crate::manager::Manager;
 use crate::manager::kinds::{PrivateSlotId, Span};
 use crate::manager::node::Runs;
+use crate::manager::observe::late_hits::Undecided;
 use crate::manager::policy_feed::RequestContext;
 use crate::manager::request::path::{LeasePath, PathBlock};
 use crate::manager::request::private_slot::OpenSlot;
@@ -74,6 +77,8 @@ pub struct Lease {
     pub(crate) open: Vec<OpenSlot>,
     pub(crate) matched: usize,
     pub(crate) plan: Plan,
+    /// Its blocks that may still become hits.
+    pub(crate) undecided: Undecided,
     /// Whether its plans overlap loads and computation layer by layer.
     pub(crate) layerwise: bool,
     /// Whether a step of the path still has to be offered to the trie.
@@ -164,6 +169,14 @@ impl Manager {
             Hold::Suspended(tokens) => tokens.len(),
             Hold::Active => lease.path.len() * self.block_tokens() + lease.tail.len(),
         })
+    }
+
+    /// Handles of the full blocks of a lease, in logical order; none while it is suspended.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn lease_blocks(&self, id: LeaseId) -> Result<Vec<Handle>> {
+        Ok(self.trie().handles(self.lease(id)?.path.blocks()))
     }
 
     /// The moves that must end before the engine may read the path and write the open slots.
@@ -352,6 +365,7 @@ impl Manager {
 
     /// Drops all references of a lease to blocks and slots.
     pub(crate) fn abandon_lease(&mut self, lease: &Lease, now: Nanos) {
+        self.count_unloaded(&lease.undecided);
         self.scopes.digests.free(&lease.tail);
         for &open in &lease.open {
             self.close_open(open);

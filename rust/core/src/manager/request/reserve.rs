@@ -268,6 +268,7 @@ impl Manager {
             let arriving = self.bringing(0, step.block, self.all_layers());
             self.awaits.add(id, arriving);
             self.replan_block(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
+            self.count_late_hit(id, at, 0);
             return MoveIds::new();
         }
         let loadable = Layers::new(miss.compute.hi.max(miss.lacks.lo), miss.lacks.hi);
@@ -296,10 +297,17 @@ impl Manager {
                 .map(|(tier, layers)| (layers.meet(wanted), Action::Load, tier, first, ready))
                 .filter(|(layers, ..)| !layers.is_empty()),
         );
+        // A hit of the tier of its lowest layers, as `count_request` has it.
+        let lowest =
+            parts.iter().min_by_key(|(layers, ..)| layers.lo).map(|&(_, _, tier, ..)| tier);
+        let hit = lowest.filter(|_| rest.is_empty());
         if !rest.is_empty() {
             parts.push((rest, Action::Recompute, 0, plan.resident_at, plan.resident_at));
         }
         self.replan_block(id, at, parts);
+        if let Some(tier) = hit {
+            self.count_late_hit(id, at, tier);
+        }
         let lease = self.lease_mut(id);
         lease.path.change(at, |step| (step.deferred, step.compute) = (!rest.is_empty(), rest));
         self.awaits.add(id, moves.iter().copied());
