@@ -7,6 +7,7 @@ import pytest
 from serving import ABSENT, MODEL, settle, tokens, two_tiers
 
 from kvtrie import BlockManager, ConfigError, Moves, Tier
+from kvtrie.errors import ClosedError
 
 
 def engine(**settings):
@@ -70,6 +71,53 @@ def test_an_engine_stores_what_it_will_commit_with_the_step_that_writes_it():
     assert manager.stats().tiers["host"].free == 6
     lease.release(now=5)
     manager.audit()
+
+
+def test_blocks_that_load_brings_are_hits_once():
+    manager, lease = on_host(3)
+    lease.bind(0, [1, 2, 3])
+
+    last = manager.stats()
+
+    def hits():
+        nonlocal last
+        stats = manager.stats()
+        stats.since(last)  # every counter grows, misses too
+        last, host = stats, stats.tiers["host"]
+        assert host.tokens_hit == 4 * host.hits
+        return host.hits
+
+    assert hits() == 0
+    assert last.tiers["host"].misses == 0  # nobody knows yet
+    found = []
+    for blocks in ((1, 2), (1, 3), (0, 3), (0, 3)):
+        lease.load(blocks=blocks, now=3)
+        found.append(hits())
+    assert found == [1, 2, 3, 3]
+    other = manager.acquire(tokens(3), now=4, keep=0, load="all")
+    other.load(now=5)
+    assert hits() == 6
+    stats = manager.stats()
+    assert (stats.tiers["gpu"].hits, stats.requests) == (0, 2)
+    third = manager.acquire(tokens(3), now=6, keep=0, load="none")
+    third.load(blocks=(0, 1), now=7)
+    assert (hits(), last.tiers["host"].misses) == (7, 0)
+    third.release(now=8)
+    assert (hits(), last.tiers["host"].misses, last.tiers["gpu"].misses) == (7, 2, 9)
+
+
+def test_a_lease_tells_its_blocks():
+    manager, lease = on_host(2)
+    found = manager.lookup(tokens(2), now=3, keep=0).handles
+    assert lease.handles.dtype == np.uint64
+    assert lease.handles.tolist() == found.tolist()
+    lease.bind(0, [4, 5, 6])
+    new = lease.commit(np.arange(90, 95), now=4).new  # all of a block, and one token
+    assert lease.handles.tolist() == [*found.tolist(), *new.tolist()]
+    assert len(new) == 1
+    lease.release(now=5)
+    with pytest.raises(ClosedError):
+        _ = lease.handles
 
 
 def test_room_is_what_the_engine_makes_it():

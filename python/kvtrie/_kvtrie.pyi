@@ -466,12 +466,21 @@ class BlockManager:
             now: the time.
         """
 
-    def index(self, tier: _Tier | None = None, *, now: int) -> Index:
+    def index(
+        self,
+        tier: _Tier | None = None,
+        *,
+        now: int,
+        blocks: _Ids | None = None,
+    ) -> Index:
         """What stands on a tier: with it a later manager finds the blocks again.
 
         Args:
             tier: which tier; None is the last one.
             now: the time; ages are counted from it.
+            blocks: handles of the blocks to list, in this order; None lists all, parents first.
+                Those that do not stand on the tier, or are gone, are left out. The cost goes by
+                their number.
 
         Raises:
             ConfigError: a tier with layer slots, or a model without a fingerprint.
@@ -700,6 +709,10 @@ class Lease:
     @property
     def tokens(self) -> int:
         """Tokens that it holds: the match and what was committed."""
+
+    @property
+    def handles(self) -> NDArray[np.uint64]:
+        """Handles of its full blocks in logical order, `uint64[n]`; none while it is suspended."""
 
     @property
     def room(self) -> int | None:
@@ -1311,6 +1324,24 @@ class DiskStore:
     def save(self, index: Index, wall: int) -> None:
         """Keeps exactly the blocks of an index; every other slot is free afterwards."""
 
+    def note_uses(self, index: Index, wall: int) -> int:
+        """Notes ages and uses of the blocks of an index, for who finds them after this process.
+
+        All else stays. What names another block than the slot has is left out. Nothing is synced:
+        what is lost with the power is what was noted, never a block.
+
+        Args:
+            index: what `BlockManager.index` gave of some blocks.
+            wall: the wall clock in nanoseconds.
+
+        Returns:
+            How many of the blocks are there.
+
+        Raises:
+            ConfigError: a slot that is not there.
+            TransferError: the device failed, or the store is read-only.
+        """
+
     def blocks(self, wall: int) -> list[tuple[int, bytes, int, int, int, int, bool]]:
         """Every block as a row for people.
 
@@ -1746,8 +1777,10 @@ class TierStats:
         dirty: the other copies.
         retained: copies that a hint retains.
         hits: blocks that requests found here. A block that is loaded in part counts where it is
-            loaded from, one that is computed again in part is no hit.
-        misses: full blocks that requests asked for and found neither here nor on a faster tier.
+            loaded from, one that is computed again in part is no hit. What `Lease.load` brings
+            counts when all of the block is on its way.
+        misses: full blocks that requests asked for and found neither here nor on a faster tier;
+            what a request with `load="none"` leaves out is one when its lease ends.
         tokens_hit: tokens that requests found here.
         evicted: evictions.
         evictions: evictions by cause.

@@ -244,6 +244,26 @@ class DiskStorage:
             self.store.sync()
         self._log()
 
+    def wall(self) -> int:
+        """The wall clock in nanoseconds."""
+        return self._clock()
+
+    def note_uses(self, index: Index, wall: int | None = None) -> None:
+        """Persist ages and uses of the blocks of `index`, and leave all others as they are.
+
+        Who finds this folder after a kill finds what was noted last. A block that has left its slot
+        meanwhile is left out; a read-only storage does nothing.
+
+        Args:
+            index: the blocks.
+            wall: what `wall` said when the ages were as `index` has them; None is now.
+
+        Raises:
+            TransferError: the device failed; the blocks are found all the same.
+        """
+        if not self.read_only:
+            self.store.note_uses(index, self._clock() if wall is None else wall)
+
     def close(self) -> None:
         """Give the folder back. Closing twice does nothing."""
         self.store.close()

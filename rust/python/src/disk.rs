@@ -13,7 +13,7 @@ use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
 use kvtrie_core::record::{BlockKey, Label, Standing, Wanted, sound};
 use kvtrie_store::{
-    BlockWrite, Device, Durability, Error, KeptBlock, Meta, Settings, Store, System,
+    BlockWrite, Device, Durability, Error, KeptBlock, Meta, Settings, Store, System, UsedBlock,
 };
 use numpy::{PyReadonlyArray2, PyReadwriteArray2};
 use pyo3::prelude::*;
@@ -400,6 +400,20 @@ impl DiskStore {
             .map(|row| KeptBlock { slot: row.slot, meta: meta(row.label.standing) })
             .collect();
         self.run(py, |store| store.save(&kept, wall))
+    }
+
+    /// Notes the ages and uses of the blocks of an index, and leaves all others; returns how many of
+    /// them are there.
+    fn note_uses(&self, py: Python<'_>, index: &Bound<'_, Index>, wall: u64) -> PyResult<usize> {
+        let rows = &index.get().rows;
+        self.run(py, |store| {
+            let used = rows.iter().map(|row| UsedBlock {
+                slot: row.slot,
+                record: &row.label.record,
+                meta: meta(row.label.standing),
+            });
+            store.note_uses(&used.collect::<Vec<_>>(), wall)
+        })
     }
 
     /// Every block as a readable row.

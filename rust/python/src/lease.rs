@@ -11,7 +11,7 @@ use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::arrays::{moves, numbers};
+use crate::arrays::{handles, moves, numbers};
 use crate::committed::Committed;
 use crate::error::bad;
 use crate::number;
@@ -104,6 +104,12 @@ impl Lease {
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared.call(py, |manager| manager.lease_tokens(self.id))
+    }
+
+    /// Handles of its full blocks, in logical order.
+    #[getter]
+    fn handles<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        Ok(handles(py, &self.shared.call(py, |manager| manager.lease_blocks(self.id))?))
     }
 
     /// Number of tokens that it has room to commit; None if the engine owns the slots.

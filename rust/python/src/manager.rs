@@ -519,16 +519,25 @@ impl BlockManager {
         self.shared.call(ids.py(), |manager| manager.set_costs(&blocks, &costs, now))
     }
 
-    /// The index of a tier, for a later manager; None is the last tier.
-    #[pyo3(signature = (tier=None, *, now))]
+    /// The index of a tier, or of given blocks on it, for a later manager; None is the last tier.
+    #[pyo3(signature = (tier=None, *, now, blocks=None))]
     fn index(
         &self,
         py: Python<'_>,
         tier: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::now)] now: u64,
+        blocks: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Index> {
         self.named(py, "the index of a tier")?;
         let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
+        if let Some(blocks) = blocks {
+            let blocks: Vec<Handle> =
+                numbers(blocks, "block", u64::MAX)?.into_iter().map(Handle).collect();
+            return self
+                .shared
+                .call(py, |manager| manager.index_of(tier, &blocks, now))
+                .map(Index::from);
+        }
         self.shared.long(py, |manager| manager.index(tier, now)).map(Index::from)
     }
 

@@ -1,6 +1,6 @@
 //! Point 12: restoring the index of a tier that outlived its manager.
 
-use kvtrie_core::block::{Layers, Structure};
+use kvtrie_core::block::{Handle, Layers, Structure};
 use kvtrie_core::manager::{Acquire, Manager, Mark, Outcome, Row, Settings};
 use kvtrie_core::record::{Label, Record, ScopeOwner as Whose, Standing, scope_key};
 use kvtrie_core::scope::Scope;
@@ -189,6 +189,40 @@ fn two_tiers_can_hold_the_same_blocks() {
     let price = rig.manager.explain(rig.blocks(&prompt)[0], DISK, rig.now).unwrap();
     assert_eq!(price.idle, 100, "the younger age counts");
     assert_eq!(rig.manager.totals().0, 1);
+}
+
+#[test]
+fn given_blocks_have_the_rows_that_they_have_in_the_whole_index() {
+    let mut rig = Rig::new(three());
+    let (prompt, other) = (tokens(1, 3), tokens(2, 1));
+    let mut known = rig.mark(&prompt, DISK);
+    known.extend(rig.mark(&other, HOST));
+    rig.now += 40;
+    let all = index(&mut rig, DISK);
+    assert_eq!((all.len(), all[2].label.standing.age), (3, 40));
+    let of = |rig: &mut Rig, blocks: &[Handle]| {
+        rig.call(|manager, now| manager.index_of(DISK, blocks, now)).unwrap()
+    };
+    // Not on the tier: the last one. In the order asked for, as often as asked for.
+    let asked = [known[3], known[2], known[0], known[2]];
+    assert_eq!(of(&mut rig, &asked), [all[2].clone(), all[0].clone(), all[2].clone()]);
+    assert_eq!(of(&mut rig, &[]), []);
+    // One that is on its way to the tier is not there yet, one that has left the trie never again.
+    let host = Mark {
+        tokens: &other,
+        scope: Scope::default(),
+        tier: HOST,
+        present: false,
+        ready: None,
+        first: None,
+    };
+    rig.call(|manager, now| manager.mark(&host, now)).unwrap();
+    let later = Mark { tier: DISK, present: true, ready: Some(rig.now + 9), ..host };
+    let fresh = rig.call(|manager, now| manager.mark(&later, now)).unwrap()[0];
+    assert_eq!(of(&mut rig, &[known[3], fresh]), []);
+    rig.now += 9;
+    assert_eq!(of(&mut rig, &[known[3], fresh])[0].label.record.tokens, other);
+    rig.refused("no tier 3", |manager, now| manager.index_of(3, &[], now));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Persistent index: the list of a tier's blocks that outlives the manager, and its recovery.
 //!
 //! Invariant: a row is recovered only if its chain of keys reaches a scope of this model. Cost:
-//! O(blocks · log n), and one hash each.
+//! O(blocks · log n), and one hash each; of given blocks only these.
 
-use crate::block::{BlockId, Layers, Slot, Structure, TierId};
+use crate::block::{BlockId, Handle, Layers, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::record::{Label, Record};
@@ -41,13 +41,29 @@ impl Manager {
         let mut rows = Vec::new();
         while let Some(block) = blocks.pop() {
             blocks.extend(self.trie().children(block));
-            let here = self.residency(tier, block);
-            if here.state == ResidencyState::Resident && !here.have.is_empty() {
-                let label = self.label(block, now);
-                rows.push(Row { label, slot: here.slot, layers: here.have });
-            }
+            rows.extend(self.row(tier, block, now));
         }
         Ok(rows)
+    }
+
+    /// The same rows of these blocks only, in their order. Those that are not resident on the tier,
+    /// or left the trie, are skipped: their handles name no other block.
+    ///
+    /// # Errors
+    /// As [`Manager::index`].
+    pub fn index_of(&mut self, tier: TierId, blocks: &[Handle], now: Nanos) -> Result<Vec<Row>> {
+        self.open()?;
+        self.check_index(tier)?;
+        let now = self.tick(now);
+        let row = |&block: &Handle| self.row(tier, self.trie().resolve(block)?, now);
+        Ok(blocks.iter().filter_map(row).collect())
+    }
+
+    /// The row of a block, if it is resident on a tier.
+    fn row(&mut self, tier: TierId, block: BlockId, now: Nanos) -> Option<Row> {
+        let here = self.residency(tier, block);
+        let listed = here.state == ResidencyState::Resident && !here.have.is_empty();
+        listed.then(|| Row { label: self.label(block, now), slot: here.slot, layers: here.have })
     }
 
     /// Rebuilds the residencies of a tier. Ages become times before `now`. A row is skipped if its
