@@ -6,6 +6,7 @@ its end, so that a wrong block anywhere shows.
 """
 
 import random
+import time
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -79,20 +80,36 @@ class Engine:
         folder: of the disk tier; empty for none.
         ranks: workers of a pipeline stage.
         ahead: steps that are planned before the first of them has finished.
+        more: further settings.
+        clock: the scheduler's, and the wall's; None is the system's.
     """
 
-    def __init__(self, folder, ranks, ahead, seed, host=6, *, events=False, stages=1, alike=False):
+    def __init__(
+        self,
+        folder,
+        ranks,
+        ahead,
+        seed,
+        host=6,
+        *,
+        events=False,
+        stages=1,
+        alike=False,
+        clock=None,
+        **more,
+    ):
         self.draw, self.ahead = random.Random(seed), ahead
         rows = [{"kind": "host", "blocks": host}]
         if folder:
             rows.append({"kind": "disk", "blocks": 64, "path": str(folder)})
-        settings = Settings.read({"tiers": rows, "deadline_s": 1000, "events": events})
+        settings = Settings.read({"tiers": rows, "deadline_s": 1000, "events": events, **more})
+        self.wall = clock or time.time_ns
         self.layers, self.memory, self.workers = [], [], []
         for names in ("ab", "c")[:stages]:  # unequal stages
             self.open(settings, names, ranks, stages, alike=alike)
         model = served("ab", ranks, stages, alike=alike)
         opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}
-        self.half = SchedulerHalf(settings, model, opened)
+        self.half = SchedulerHalf(settings, model, opened, clock=clock or time.monotonic_ns)
         self.free = list(range(1, BLOCKS))
         self.waiting, self.running, self.under_way = deque(), [], deque()
         self.broken = []
@@ -116,6 +133,7 @@ class Engine:
                 engine="naive",
                 gather=partial(exchange.gather, rank),
                 runners=1,
+                wall=self.wall,
             )
 
         with ThreadPoolExecutor(ranks) as threads:

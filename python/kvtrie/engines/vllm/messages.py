@@ -1,7 +1,7 @@
 """Messages between the scheduler's half and the workers' halves, once per step.
 
 Invariant: they hold plain values and bytes only, so that any process of a server can read them.
-Cost: a few hundred bytes per step and move.
+Cost: a few hundred bytes per step, per move and per block whose age is written down.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class StepOrders:
         lost: slots of vLLM's memory that were promised and will not be filled.
         forget: whether all that lower tiers hold is to be forgotten.
         computes: whether the step computes anything.
+        used: blocks on disk whose ages are to be written down, as `Opened.rows`.
     """
 
     step: int
@@ -28,6 +29,9 @@ class StepOrders:
     lost: list[int] = field(default_factory=list[int])
     forget: bool = False
     computes: bool = True
+    used: list[tuple[bytes, int, int, int]] = field(
+        default_factory=list[tuple[bytes, int, int, int]]
+    )
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.run import GrowingTokens, Run
 from kvtrie.engines.vllm.scope import scope_of
 from kvtrie.engines.vllm.tally import Tally
+from kvtrie.engines.vllm.used_blocks import UsedBlocks
 from kvtrie.errors import KvtrieError, NoSpaceError
 from kvtrie.hint import Prefetch, Release
 from kvtrie.tier import Tier
@@ -116,6 +117,7 @@ class SchedulerHalf:
         self._said = 0
         self.dispatch = Dispatch(self.manager, len(opened))
         self.tally = Tally()
+        self._used = UsedBlocks(self.manager, _DISK if self._deep else None)
         self._known: dict[str, Known] = {}
         self._runs: dict[str, Run] = {}
         self._leaving: list[Run] = []
@@ -265,6 +267,7 @@ class SchedulerHalf:
             self._unpin(known, now)
             return
         self._unpin(known, now)
+        self._used.use(lease.handles)
         full = lease.tokens + self._size
         run = Run(request, known.tokens, lease, list(table), self._step, full)
         lease.bind(0, table)
@@ -318,6 +321,7 @@ class SchedulerHalf:
             self._lost,
             self._forget,
             output.total_num_scheduled_tokens > 0,
+            self._used.take(now, idle=not self._runs),
         )
         self._lost, self._forget = [], False
         self._step += 1
@@ -428,7 +432,7 @@ class SchedulerHalf:
     @property
     def busy(self) -> bool:
         """Whether further steps are wanted although nothing may be left to compute."""
-        return bool(self._leaving) or self.dispatch.pending > 0
+        return bool(self._leaving or (self._used and not self._runs) or self.dispatch.pending)
 
     def reset(self) -> bool:
         """Forget all that is kept; whether that was possible: nothing may be under way."""
@@ -508,6 +512,7 @@ class SchedulerHalf:
             self._commit(run, now)
             self._due.pop(run, None)
             run.dead = True
+            self._used.use(run.lease.handles)
             released += run.lease.release(now=now).tolist()
         self._leaving = []
         return released

@@ -3,7 +3,7 @@
 A step's stores out of vLLM's memory are copied before the step writes anything, and its loads
 before, or layer by layer while, the step reads: both by the thread that computes, so that no copy
 runs when vLLM gives a block to somebody else. Copies between host memory and disk are carried out
-by the threads of a `Runner` meanwhile.
+by the threads of a `Runner` meanwhile, ages of blocks written down by an `AgeWriter`.
 Invariant: every move is reported once, done or failed; a slot whose load has failed is told to
 vLLM in the same step. Cost: a copy of each block that is stored or loaded, and nothing per step
 that has neither.
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from kvtrie import Index, Moves
+from kvtrie.engines.vllm.age_writer import AgeWriter
 from kvtrie.engines.vllm.messages import Opened, StepNews
 from kvtrie.engines.vllm.twins import Twins
 from kvtrie.errors import ConfigError
@@ -59,6 +61,7 @@ class WorkerHalf:
         gather: exchanges values with the ranks of its tensor-parallel group; latent KV is kept
             once for those of a machine then.
         runners: threads that exchange blocks with a disk.
+        wall: the wall clock in nanoseconds, by which ages grow between two servers.
 
     Raises:
         ConfigError: tensors that do not fit the model, or tiers that hold no block.
@@ -74,6 +77,7 @@ class WorkerHalf:
         engine: str,
         gather: Callable[[Any], list[Any]] | None = None,
         runners: int = 2,
+        wall: Callable[[], int] = time.time_ns,
     ) -> None:
         ordered = [tensors[name] for name in model.layer_names]
         axis = block_axis(ordered[0], model.blocks)
@@ -107,8 +111,9 @@ class WorkerHalf:
         pools: list[Pool | Storage] = [self.gpu, self.host]
         self.disk: DiskStorage | None = None
         if len(tiers) > 1 and self.twins.place == 0:
-            self.disk = _disk(tiers[1], self._rooms[1], model, layout, rank)
+            self.disk = _disk(tiers[1], self._rooms[1], model, self.host, rank, wall=wall)
             pools.append(self.disk)
+        self._ages = None if self.disk is None else AgeWriter(self.disk, settings.deadline_s)
         self._news = threading.Event()
         self.runner = Runner(
             pools,
@@ -156,6 +161,8 @@ class WorkerHalf:
         self._loads, self._layers_in = [], 0
         if orders.forget:
             self._forget()
+        if self._ages is not None:
+            self._ages.write(orders.used)
         for data in orders.moves:
             moves = self._own(Moves.from_bytes(data))
             out: NDArray[np.bool_] = moves.src == 0
@@ -207,6 +214,8 @@ class WorkerHalf:
     def close(self) -> None:
         """Let running copies end, and give the folder back. Closing twice does nothing."""
         self.runner.close()
+        if self._ages is not None:
+            self._ages.close()
         if self.disk is not None:
             self.disk.close()
         if self._shared is not None:
@@ -325,17 +334,20 @@ def _default(model: ServedModel) -> Tier:
     return Tier("host", bytes=max(free, 1))
 
 
-def _disk(tier: Tier, blocks: int, model: ServedModel, layout: Layout, rank: int) -> DiskStorage:
+def _disk(
+    tier: Tier, blocks: int, model: ServedModel, pool: Pool, rank: int, *, wall: Callable[[], int]
+) -> DiskStorage:
     disk = DiskStorage(
         tier.path or "",
         model.shape,
         blocks,
         model.block_tokens,
-        layout=layout,
+        layout=pool.layout,
         durability=tier.durability,
         io=tier.io,
         second=tier.second_path,
         rank=rank,
+        clock=wall,
     )
     if disk.read_only:
         reason = disk.store.refusal

@@ -1,0 +1,67 @@
+"""AgeWriter: a thread that writes ages of blocks into the files of a disk while a server runs.
+
+Invariant: who gives rows waits for no device; what a device is too slow for is dropped, the oldest
+first, and a failure is only logged: the blocks are found all the same. Cost: a thread that sleeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from kvtrie import Index
+from kvtrie.errors import KvtrieError
+
+if TYPE_CHECKING:
+    from kvtrie.tiers import DiskStorage
+
+__all__ = ["AgeWriter"]
+
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_MOST_WAITING = 64  # steps whose rows may wait for the device
+
+_Rows = list[tuple[bytes, int, int, int]]
+
+
+class AgeWriter:
+    """The thread, and the rows that wait for it.
+
+    Args:
+        disk: whose files are written.
+        deadline_s: how long `close` waits for the device.
+    """
+
+    def __init__(self, disk: DiskStorage, deadline_s: float) -> None:
+        self._disk, self._deadline_s = disk, deadline_s
+        self._waiting: deque[tuple[_Rows, int]] = deque(maxlen=_MOST_WAITING)
+        self._news, self._closed = threading.Condition(), False
+        self._thread = threading.Thread(target=self._work, name="kvtrie-ages", daemon=True)
+        self._thread.start()
+
+    def write(self, rows: _Rows) -> None:
+        """Have rows of the disk's index written down soon."""
+        if rows:
+            with self._news:
+                self._waiting.append((rows, self._disk.wall()))
+                self._news.notify()
+
+    def close(self) -> None:
+        """Write what waits and end the thread; one that hangs is left behind."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        self._thread.join(self._deadline_s)
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                rows, wall = self._waiting.popleft()
+            try:
+                self._disk.note_uses(Index(rows), wall)
+            except KvtrieError as error:
+                _LOG.warning("kvtrie: ages of %d blocks were not written: %s", len(rows), error)
