@@ -1,6 +1,7 @@
 """KeyedDisk: bounded, proved, found again; keys are the engine's."""
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtrie.errors import ConfigError
-from kvtrie.tiers.keyed_disk import KeyedDisk
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers import keyed_disk
+from kvtrie.tiers.keyed_disk import KeyedDisk, _digest
 
 SIZE = 3000
 
@@ -157,3 +159,107 @@ def test_a_kill_leaves_what_was_written(tmp_path):
     disk = opened(tmp_path)
     assert all(found(disk, key) for key in keys(6))
     disk.close()
+
+
+class Clock:
+    """A wall clock that only moves when told."""
+
+    def __init__(self):
+        self.now = 10**18
+
+    def __call__(self):
+        return self.now
+
+
+def leaving(disk):
+    """The blocks that are here, in the order in which they leave."""
+    digests = {_digest(key): key for key in keys(8)}
+    return [digests[one] for one in disk._order.victims(len(disk))]
+
+
+def used(disk, clock, draw):
+    """Uses of every kind over 100 s."""
+    for key in draw.choices(keys(8), k=40):
+        clock.now += 25 * 10**8
+        if draw.random() < 0.5:
+            assert found(disk, key)
+        elif draw.random() < 0.5:
+            disk.use(key)
+        else:
+            disk.write_many([(key, block(key))])
+
+
+@pytest.mark.parametrize("end", ["killed", "closed"])
+def test_ages_and_uses_outlive_the_process(tmp_path, end):
+    clock, draw = Clock(), random.Random(1)
+    disk = opened(tmp_path / "lives", clock=clock)
+    for key in keys(8):
+        clock.now += 10**9
+        assert disk.write_many([(key, block(key))]) == [True]
+    used(disk, clock, draw)
+    clock.now += 5 * 10**9
+    if end == "killed":
+        assert found(disk, b"key 2")  # the last use, five seconds after the others
+        assert disk._used == {}
+    else:
+        disk.use(b"key 2")
+        disk.close()
+    shutil.copytree(tmp_path / "lives", tmp_path / "again")
+    clock.now += 1000 * 10**9
+    again = opened(tmp_path / "again", clock=clock)
+    wanted = {key: disk._order.last_use(_digest(key)) for key in keys(8)}
+    assert {key: again._order.last_use(_digest(key)) for key in keys(8)} == wanted
+    assert len({uses for _, uses in wanted.values()}) > 3
+    assert leaving(again) == leaving(disk) != keys(8)
+    again.close()
+    disk.close()
+
+
+def test_uses_are_written_down_a_few_at_a_time_and_a_failure_fails_no_call(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(keyed_disk, "_AT_ONCE", 3)
+    clock = Clock()
+    disk = opened(tmp_path, clock=clock)
+    disk.write_many([(key, block(key)) for key in keys(8)])
+    for key in keys(8):
+        disk.use(key)
+    disk.use(b"another")
+    left = []
+    for _ in range(2):
+        found(disk, b"another")
+        left.append(len(disk._used))
+    clock.now += 5 * 10**9
+    for _ in range(4):
+        found(disk, b"another")
+        left.append(len(disk._used))
+    assert left == [8, 8, 5, 2, 0, 0]
+
+    class Failing:
+        folder = "a folder"
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def note_uses(self, *_):
+            raise TransferError("injected")
+
+    store, disk.store = disk.store, Failing()
+    disk.use(b"key 1")
+    clock.now += 5 * 10**9
+    assert found(disk, b"key 2")
+    assert "a folder: uses were not written down: injected" in caplog.text
+    disk.clear()
+    assert (len(disk), disk._used) == (0, {})
+    disk.close()
+
+
+def test_who_only_reads_writes_no_uses_down(tmp_path):
+    clock = Clock()
+    writer = opened(tmp_path, clock=clock)
+    writer.write_many([(key, block(key)) for key in keys(3)])
+    reader = opened(tmp_path, clock=clock)
+    clock.now += 10**10
+    assert all(found(reader, key) for key in keys(3))
+    reader.close()
+    writer.close()

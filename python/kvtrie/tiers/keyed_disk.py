@@ -2,7 +2,8 @@
 
 It is for engines that look their blocks up themselves. What a disk tier promises holds: every byte
 is proved on every read, a damaged block is a miss, the files take what was asked for and no more,
-and the blocks are found again by the next process, also after a kill.
+and the blocks are found again by the next process, also after a kill, with the ages and uses that
+they had: these are written down every five seconds, by calls that read or write, and by `close`.
 Invariant: a block is found under the key that it was written with, or not at all. When the room is
 used up, `OpaqueOrder` says which blocks leave. Cost: a digest per call and block, and the read or
 write.
@@ -18,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from kvtrie._kvtrie import DiskStore, Index
-from kvtrie.errors import ConfigError
+from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers.opaque_order import OpaqueOrder
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ __all__ = ["KeyedDisk"]
 
 _LOG = logging.getLogger(__name__)
 _DEPTH = 8
+_PERIOD_NS = 5_000_000_000
+_AT_ONCE = 1024  # blocks whose uses one call writes down
 _TOKENS = 8
-_STANDING = struct.pack("<QQIIB7x", 0, 0, 1, 0, 0)  # age, time to live, uses, session, priority
+_STANDING = struct.Struct("<QQIIB7x")  # age, time to live, uses, session, priority
 _RECORD = struct.pack("<BBHII32x", 1, 0, 0, 0, _TOKENS)  # no scope, no digests, no block before it
 
 
@@ -91,7 +94,7 @@ class KeyedDisk:
             io=io,
         )
         self.read_only = self.store.read_only
-        self._size, self._clock = size, clock
+        self._size, self._clock, self._closed = size, clock, False
         self._lock = threading.RLock()
         self._slots: dict[bytes, int] = {}
         self._order = OpaqueOrder(clock)
@@ -99,6 +102,10 @@ class KeyedDisk:
         for slot, key, _, _, age, uses, _ in self.store.blocks(now):
             self._slots[key] = slot
             self._order.add(key, used=now - age, uses=max(uses, 1))
+        self._used: dict[
+            bytes, bytes
+        ] = {}  # whose files do not tell of the last use, and their keys
+        self._due = now + _PERIOD_NS
         taken = set(self._slots.values())
         self._free = [slot for slot in range(blocks - 1, -1, -1) if slot not in taken]
         for reason in self.store.reasons():
@@ -125,8 +132,9 @@ class KeyedDisk:
                 for at, digest, memory in found
                 if digest in self._slots
             ]
-            for _, digest, _, _ in there:
+            for at, digest, _, _ in there:
                 self._order.use(digest)
+                self._used[digest] = rows[at][0]
                 self._order.hold(digest, free=False)
         asked = [(digest, slot, (0, 1), _rows(memory)) for _, digest, slot, memory in there]
         why = self.store.read_many(asked, depth=_DEPTH) if asked else []
@@ -140,6 +148,7 @@ class KeyedDisk:
                 if reason is not None:
                     _LOG.warning("%s: %s", self.store.folder, reason)
                     self._drop(digest)
+        self._note_uses()
         return told
 
     def write_many(
@@ -163,9 +172,10 @@ class KeyedDisk:
         with self._lock:
             digests = [_digest(key) for key, _ in rows]
             above = None if behind is None else _digest(behind)
-            for at, (digest, (_, memory)) in enumerate(zip(digests, rows, strict=True)):
+            for at, (digest, (key, memory)) in enumerate(zip(digests, rows, strict=True)):
                 if digest in self._order:
                     self._order.use(digest, count=False)
+                    self._used[digest] = key
                 elif (slot := self._take(digests)) is None:
                     told[at] = False
                 else:
@@ -188,6 +198,7 @@ class KeyedDisk:
                     _LOG.warning("%s: %s", self.store.folder, reason)
                     self._order.remove(digest)
                     self._free.append(slot)
+        self._note_uses()
         return told
 
     def use(self, key: bytes, position: int = 0, behind: bytes | None = None) -> None:
@@ -196,6 +207,8 @@ class KeyedDisk:
             digest = _digest(key)
             self._order.use(digest)
             self._order.place(digest, position, None if behind is None else _digest(behind))
+            if digest in self._slots:
+                self._used[digest] = key
 
     def keep(self, key: bytes, priority: int, ttl_ns: int | None = None) -> None:
         """Give a block a priority, as `OpaqueOrder.keep` does."""
@@ -211,7 +224,33 @@ class KeyedDisk:
 
     def close(self) -> None:
         """Give the folder back. Closing twice does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._note_uses(everything=True)
         self.store.close()
+
+    def _note_uses(self, *, everything: bool = False) -> None:
+        """Write down ages and uses of what was used, if that is due.
+
+        Args:
+            everything: write all of it down now.
+        """
+        with self._lock:
+            now = self._clock()
+            if self.read_only or not self._used or (now < self._due and not everything):
+                return
+            rows: list[tuple[bytes, int, int, int]] = []
+            while self._used and (everything or len(rows) < _AT_ONCE):
+                digest, key = self._used.popitem()
+                if (slot := self._slots.get(digest)) is not None:
+                    used, uses = self._order.last_use(digest)
+                    rows.append((_label(key, now - used, uses), slot, 0, 1))
+            if not self._used:
+                self._due = now + _PERIOD_NS
+        try:
+            self.store.note_uses(Index(rows), now)
+        except TransferError as error:
+            _LOG.warning("%s: uses were not written down: %s", self.store.folder, error)
 
     def _take(self, protected: list[bytes]) -> int | None:
         """A free slot, of a block that leaves if there is none."""
@@ -226,15 +265,17 @@ class KeyedDisk:
         if digest in self._order:
             self._order.remove(digest)
         slot = self._slots.pop(digest)
+        self._used.pop(digest, None)
         if not self.read_only:
             self.store.remove(slot)
         self._free.append(slot)
 
 
-def _label(key: bytes) -> bytes:
+def _label(key: bytes, age: int = 0, uses: int = 1) -> bytes:
     """A label of a block whose tokens are a digest of the key; `record.rs` has the form."""
     tokens = hashlib.blake2b(key, digest_size=4 * _TOKENS).digest()
-    return _STANDING + _RECORD + tokens
+    standing = _STANDING.pack(max(age, 0), 0, min(uses, 2**32 - 1), 0, 0)
+    return standing + _RECORD + tokens
 
 
 def _digest(key: bytes) -> bytes:

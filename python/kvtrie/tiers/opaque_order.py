@@ -111,6 +111,11 @@ class OpaqueOrder:
             entry.uses += count
             self._enter(entry)
 
+    def last_use(self, key: Hashable) -> tuple[int, int]:
+        """When a key that is there was used last, and how often in all."""
+        entry = self._entries[key]
+        return entry.used, entry.uses
+
     def place(self, key: Hashable, position: int, behind: Hashable | None) -> None:
         """Say where a key stands in its sequence, once that is known."""
         entry = self._entries.get(key)
