@@ -796,8 +796,9 @@ class Lease:
             now: nanoseconds.
 
         Returns:
-            The moves, `uint64[n]`: of fewer blocks, the first ones, where the next tier has no slot
-            that is free at once, and of none where a commit would not store them either: unless the
+            The moves, `uint64[n]`: none for a slot that another lease has stored ahead too; of
+            fewer blocks, the first ones, where the next tier has no slot that is free at once; and
+            of none where a commit would not store them either: unless the
             first tier writes through, into memory, and admits at the first use.
 
         Raises:
@@ -1459,6 +1460,8 @@ class Committed:
         duplicate: private slots whose block somebody else had committed already, `uint32[k]`. They
             stay the lease's until release.
         canonical: handles of the blocks that won, one for each duplicate, `uint64[k]`.
+        ahead: handles of the blocks whose copies, begun by `store_ahead`, were taken over,
+            `uint64[m]`.
     """
 
     @property
@@ -1467,6 +1470,8 @@ class Committed:
     def duplicate(self) -> NDArray[np.uint32]: ...
     @property
     def canonical(self) -> NDArray[np.uint64]: ...
+    @property
+    def ahead(self) -> NDArray[np.uint64]: ...
 
 @final
 class Failed:

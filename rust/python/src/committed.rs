@@ -37,6 +37,12 @@ impl Committed {
         handles(py, &self.0.canonical)
     }
 
+    /// Handles of the blocks whose copies, stored ahead, were taken over, `uint64[m]`.
+    #[getter]
+    fn ahead<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        handles(py, &self.0.ahead)
+    }
+
     fn __repr__(&self) -> String {
         format!("Committed(new={}, duplicate={})", self.0.new.len(), self.0.duplicate.len())
     }

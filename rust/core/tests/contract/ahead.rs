@@ -62,7 +62,8 @@ fn commit_takes_over_what_was_stored_ahead() {
         for known in &moves[..2] {
             rig.done(known.id);
         }
-        rig.commit(id, &prompt);
+        let done = rig.commit(id, &prompt);
+        assert_eq!((done.new.len(), done.ahead), (4, done.new));
         assert_eq!(rig.hand_out().len(), 0, "no other store is wanted");
         assert_eq!(rig.on(&prompt, HOST)[..2], [ALL; 2]);
         assert_eq!(rig.matched(&prompt), 4 * SIZE);
@@ -175,6 +176,23 @@ fn of_two_requests_with_one_new_prefix_one_is_stored() {
         rig.done(known.id);
     }
     assert_eq!((free(&rig), rig.on(&prompt, HOST)), (4, vec![ALL; 4]));
+}
+
+#[test]
+fn leases_that_share_slots_store_them_once() {
+    let (mut rig, one, prompt, moves) = stored(settings(over(8)));
+    let longer = [prompt.clone(), tokens(3, 1)].concat();
+    let two = begin(&mut rig, &longer, &[70, 71, 72, 73, 74]);
+    assert_eq!(ahead(&mut rig, two).len(), 1);
+    let last = rig.hand_out();
+    assert_eq!(ways(&last), [(two, 74)]);
+    rig.commit(one, &prompt);
+    let done = rig.commit(two, &longer);
+    assert_eq!((done.new.len(), done.ahead), (1, done.new));
+    for known in moves.iter().chain(&last) {
+        rig.done(known.id);
+    }
+    assert_eq!((rig.run().len(), rig.on(&longer, HOST)), (0, vec![ALL; 5]));
 }
 
 #[test]

@@ -64,7 +64,10 @@ fn the_first_commit_of_a_block_wins_and_the_second_learns_of_it() {
     let first = rig.commit(one, &prompt);
     assert!(first.duplicate.is_empty() && first.new.len() == 2);
     let second = rig.commit(two, &prompt);
-    assert_eq!(second, Committed { new: vec![], duplicate: loser.clone(), canonical: first.new });
+    assert_eq!(
+        second,
+        Committed { duplicate: loser.clone(), canonical: first.new, ..Committed::default() }
+    );
     // The loser keeps reading its own copy; the slot is not reused before release.
     assert_eq!((rig.slots(one), rig.slots(two)), (winner.clone(), loser));
     assert_eq!(rig.manager.occupancy(GPU).free, 4);

@@ -17,10 +17,11 @@
 
 use std::ops::Range;
 
+use rustc_hash::FxHashSet;
 use smallvec::smallvec;
 
 use crate::arrival::{Arrival, MoveIds};
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Structure, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::tier::{Kind, ResidencyState};
 use crate::time::Nanos;
@@ -82,17 +83,22 @@ impl Manager {
         let parent = lease.path.blocks().last().copied();
         let sources: Vec<_> = lease.open.iter().filter_map(|open| open.private()).collect();
         let now = self.tick(now);
+        let mut slots: FxHashSet<Slot> =
+            self.ahead.keys().map(|&source| self.private_slots[source].slot).collect();
         let mut all = Vec::new();
         for at in if usable { blocks } else { 0..0 } {
-            let source = sources[at - known];
-            if self.ahead.contains_key(&source) {
+            let slot_of = |at: usize| self.private_slots[sources[at - known]].slot;
+            // Leases that share a slot store it once.
+            if slots.contains(&slot_of(at)) {
                 continue;
             }
-            let before = (at > known).then(|| sources[at - known - 1]);
+            let before = (at > known).then(|| slots.contains(&slot_of(at - 1)));
+            let slot = slot_of(at);
             if !self.will_follow(id, parent, before) || !self.make_room_ahead(parent, now) {
                 break;
             }
-            all.push(self.begin_ahead(id, source, now));
+            slots.insert(slot);
+            all.push(self.begin_ahead(id, sources[at - known], now));
         }
         Ok(all)
     }
@@ -201,18 +207,13 @@ impl Manager {
     }
 
     /// Whether a copy would not be a hole of a leaf-only scope: behind the last block of the path,
-    /// or behind another copy.
-    fn will_follow(
-        &self,
-        id: LeaseId,
-        parent: Option<BlockId>,
-        before: Option<PrivateSlotId>,
-    ) -> bool {
+    /// or behind one that is stored ahead too.
+    fn will_follow(&self, id: LeaseId, parent: Option<BlockId>, before: Option<bool>) -> bool {
         if self.scopes.get(self.leases[&id].scope_id).structure == Structure::Holes {
             return true;
         }
         match (before, parent) {
-            (Some(before), _) => self.ahead.contains_key(&before),
+            (Some(before), _) => before,
             (None, Some(parent)) => self.missing(parent).is_empty(),
             (None, None) => true,
         }

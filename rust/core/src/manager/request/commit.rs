@@ -27,6 +27,8 @@ pub struct Committed {
     pub duplicate: Vec<Slot>,
     /// The blocks that were kept, one for each duplicate.
     pub canonical: Vec<Handle>,
+    /// The blocks whose copies, stored ahead, were taken over.
+    pub ahead: Vec<Handle>,
 }
 
 impl Manager {
@@ -238,6 +240,8 @@ impl Manager {
             self.forget_bad_copies(block);
             if self.ahead.is_empty() || !self.adopt_ahead(block, private, now) {
                 self.write_through(0, block, Some(private), now);
+            } else {
+                out.ahead.push(self.trie().handle(block));
             }
             Some(private)
         } else if self.install(0, block, private) {
