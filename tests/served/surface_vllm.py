@@ -233,6 +233,7 @@ USED = {
     ("vllm.config", "ParallelConfig"): (
         "tensor_parallel_size",
         "pipeline_parallel_size",
+        "use_ubatching",
         "decode_context_parallel_size",
         "prefill_context_parallel_size",
     ),

@@ -8,6 +8,9 @@ import pytest
 import servers
 from servers import BLOCK, prompt, same, serve
 
+from kvtrie import Moves
+from kvtrie.engines.vllm.scheduler import SchedulerHalf
+from kvtrie.engines.vllm.worker import WorkerHalf
 from kvtrie.tiers import EnginePool
 
 
@@ -60,6 +63,36 @@ def test_what_comes_from_host(model, wanted, layerwise):
         same(server.answers(PROMPTS), short(wanted, 8))
         assert server.half.tally.tokens["host"] >= 5 * 3 * BLOCK
         server.check()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_blocks_are_stored_by_the_step_that_fills_them(model, wanted, monkeypatch, asynchronous):
+    plan, save, before, inside, layers = SchedulerHalf.orders, WorkerHalf.save_layer, [], [], set()
+
+    def orders(self, output):
+        made = plan(self, output)
+        before.extend(each for each in made.moves if (Moves.from_bytes(each).src == 0).any())
+        inside.extend(len(Moves.from_bytes(each)) for each in made.ahead)
+        return made
+
+    def save_layer(self, name):
+        layers.add(name)
+        save(self, name)
+
+    monkeypatch.setattr(SchedulerHalf, "orders", orders)
+    monkeypatch.setattr(WorkerHalf, "save_layer", save_layer)
+    with serve(model, host(), async_scheduling=asynchronous) as server:
+        for each, right in zip(PROMPTS[:3], wanted, strict=False):
+            same(server.answers([each], tokens=1), short([right], 1))
+            assert server.half.dispatch.pending == 0
+            assert server.half.manager.stats().moves == 0
+        assert (sum(inside), len(layers)) == (6 + 3 + 7, 4)
+        server.settle()
+        server.forget()
+        same(server.answers(PROMPTS), short(wanted, 8))
+        assert server.half.tally.tokens["host"] >= (6 + 3 + 7) * BLOCK
+        server.check()
+    assert before == []
 
 
 def in_turn(server, prompts, wanted):

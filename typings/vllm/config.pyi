@@ -14,6 +14,8 @@ class VllmConfig:
 class ParallelConfig:
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    @property
+    def use_ubatching(self) -> bool: ...
     decode_context_parallel_size: int
     prefill_context_parallel_size: int
 

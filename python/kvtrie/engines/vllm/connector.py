@@ -80,6 +80,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._counts = Counts()
+        self._halves: bool = vllm_config.parallel_config.use_ubatching
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -234,11 +235,13 @@ class KvtrieConnector(KVConnectorBase_V1):
         """Load a layer that the step reads next."""
         self._mine.wait_for_layer(layer_name)
 
-    def save_kv_layer(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's own
-        """Nothing: what a step writes is stored once the step has finished."""
+    def save_kv_layer(self, layer_name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        """Store what the step has written of a layer; of half a batch at a time, not yet."""
+        if not self._halves:
+            self._mine.save_layer(layer_name)
 
     def wait_for_save(self) -> None:
-        """End the step's loads."""
+        """End the step's loads and stores."""
         self._mine.finish()
 
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -18,6 +18,7 @@ class StepOrders:
     Attributes:
         step: the step's number.
         moves: moves as `Moves.to_bytes` gave them, in the manager's order.
+        ahead: stores of blocks that the step fills, in the same form.
         lost: slots of vLLM's memory that were promised and will not be filled.
         forget: whether all that lower tiers hold is to be forgotten.
         computes: whether the step computes anything.
@@ -26,6 +27,7 @@ class StepOrders:
 
     step: int
     moves: list[bytes] = field(default_factory=list[bytes])
+    ahead: list[bytes] = field(default_factory=list[bytes])
     lost: list[int] = field(default_factory=list[int])
     forget: bool = False
     computes: bool = True

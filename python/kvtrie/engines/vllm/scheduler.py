@@ -1,10 +1,11 @@
 """SchedulerHalf: the manager inside vLLM's scheduler, and every decision of the connector.
 
-vLLM owns the first tier; its blocks are the slots. What a step has written is committed when vLLM
-has heard that the step is finished, and its stores go out with the next step's orders, which the
-workers carry out before that step writes anything: so a slot that vLLM has taken back, by an end,
-an abort or a preemption, is read before anybody can write it, and never after. What could not go
-out by then is taken back.
+vLLM owns the first tier; its blocks are the slots. The stores of blocks that a step will fill go
+out with its orders and are carried out inside it. What it has written is committed when vLLM has
+heard that it is finished; what could not be stored with it, for want of room, goes out with the
+next step's orders, which the workers carry out before that step writes anything. So a slot that
+vLLM has taken back, by an end, an abort or a preemption, is read before anybody can write it, and
+never after. What could not go out by then is taken back.
 
 Invariant: vLLM is promised blocks only that stand whole and proved in host memory, which nothing
 between the promise and the load can change. Nothing here waits.
@@ -314,10 +315,11 @@ class SchedulerHalf:
         if late:
             self.tally.lost["taken back before it was stored"] += late
         self._keep_promises(parts, now)
-        self._plan(output)
+        ahead = self._store_ahead(self._plan(output), parts, now)
         made = StepOrders(
             self._step,
             [part.to_bytes() for part in parts],
+            [part.to_bytes() for part in ahead],
             self._lost,
             self._forget,
             output.total_num_scheduled_tokens > 0,
@@ -354,7 +356,7 @@ class SchedulerHalf:
             run.lease.bind(len(run.table), new[0])
             run.table += new[0]
 
-    def _plan(self, output: SchedulerOutput) -> None:
+    def _plan(self, output: SchedulerOutput) -> list[tuple[Run, int]]:
         """Note which blocks this step will have filled, once it has finished."""
         rows: list[tuple[Run, int]] = []
         drafts = output.scheduled_spec_decode_tokens
@@ -368,6 +370,26 @@ class SchedulerHalf:
                     rows.append((run, upto))
         if rows:
             self._planned.append(_Planned(self._step, rows))
+        return rows
+
+    def _store_ahead(
+        self, rows: list[tuple[Run, int]], parts: list[Moves], now: int
+    ) -> list[Moves]:
+        """Begin the stores of blocks that this step will fill; what else goes out joins `parts`."""
+        begun = False
+        for run, upto in rows:
+            first, last = run.lease.tokens // self._size, upto // self._size
+            if run.dead:
+                run.lease.drop_ahead(now=now)
+            elif first < (last := min(last, len(run.table))):
+                begun |= len(run.lease.store_ahead((first, last), now=now)) > 0
+        ahead: list[Moves] = []
+        for moves in self.dispatch.take(now) if begun else ():
+            out: NDArray[np.bool_] = moves.src == 0
+            ahead.append(moves[out])
+            if not out.all():  # what had to leave host memory for them
+                parts.append(moves[~out])
+        return ahead
 
     def _keep_promises(self, parts: list[Moves], now: int) -> None:
         """Loads of this step that cannot go out with it will not be there when it reads them."""
@@ -527,7 +549,7 @@ class SchedulerHalf:
             return
         new = run.tokens.read()[run.lease.tokens : upto]
         committed = run.lease.commit(np.ascontiguousarray(new), now=now)
-        self._committed.update(committed.new.tolist())
+        self._committed.update(set(committed.new.tolist()) - set(committed.ahead.tolist()))
         self.tally.blocks["written"] += len(new) // self._size
         run.full = upto + self._size
         if run.written < run.full:

@@ -1,9 +1,10 @@
 """WorkerHalf: the bytes of one rank inside a vLLM worker. It decides nothing.
 
-A step's stores out of vLLM's memory are copied before the step writes anything, and its loads
-before, or layer by layer while, the step reads: both by the thread that computes, so that no copy
-runs when vLLM gives a block to somebody else. Copies between host memory and disk are carried out
-by the threads of a `Runner` meanwhile, ages of blocks written down by an `AgeWriter`.
+A step's loads are copied before it reads, or layer by layer while it does. Blocks that it fills are
+stored behind each layer, or at its end, and what earlier steps have written before it writes
+anything. All of them are begun by the thread that computes and are in the order of its stream, so
+that no copy runs when vLLM gives a block to somebody else. Copies between host memory and disk are
+carried out by the threads of a `Runner` meanwhile, ages of blocks written down by an `AgeWriter`.
 Invariant: every move is reported once, done or failed; a slot whose load has failed is told to
 vLLM in the same step. Cost: a copy of each block that is stored or loaded, and nothing per step
 that has neither.
@@ -21,6 +22,7 @@ import torch
 
 from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
+from kvtrie.engines.vllm.device_reports import DeviceReports
 from kvtrie.engines.vllm.messages import Opened, StepNews
 from kvtrie.engines.vllm.twins import Twins
 from kvtrie.errors import ConfigError
@@ -129,7 +131,10 @@ class WorkerHalf:
         self._stored = -1
         self._loads: list[Moves] = []
         self._layers_in = 0
+        self._ahead: list[Moves] = []
+        self._layers_out = 0
         self._reports: list[MoveReport] = []
+        self._copied = DeviceReports(self.gpu.device)
         self._bad: set[int] = set()
         _LOG.info(
             "kvtrie: rank %d keeps %s blocks of %d bytes in %s",
@@ -158,7 +163,8 @@ class WorkerHalf:
             return
         self._step = orders.step
         self._bad = set(orders.lost)
-        self._loads, self._layers_in = [], 0
+        self._loads, self._layers_in, self._layers_out = [], 0, 0
+        self._ahead = [self._own(Moves.from_bytes(data)) for data in orders.ahead]
         if orders.forget:
             self._forget()
         if self._ages is not None:
@@ -173,11 +179,10 @@ class WorkerHalf:
                 self._loads.append(moves[into])
             if not (out | into).all():
                 self.runner.submit(moves[~(out | into)])
-        self._settle()
 
     def load(self) -> None:
         """Begin the loads of the step; all of them, unless they come layer by layer."""
-        if not self._layerwise:
+        if self._loads and not self._layerwise:
             self._load_layers(self.gpu.layers)
             self._settle()
 
@@ -187,11 +192,18 @@ class WorkerHalf:
             self._load_layers(self._layer_of.get(name, self.gpu.layers - 1) + 1)
             self._settle(later=True)
 
+    def save_layer(self, name: str) -> None:
+        """Store a layer that the step has just written, of the blocks that it fills."""
+        if self._ahead and self._layer_of.get(name) == self._layers_out:
+            self._store_layers(self._layers_out + 1)
+
     def finish(self) -> None:
-        """End the step: whatever has still to be loaded is loaded now."""
+        """End the step: whatever has still to be loaded, or stored of what it filled, is now."""
         if self._loads:
             self._load_layers(self.gpu.layers)
             self._settle()
+        if self._ahead:
+            self._store_layers(self.gpu.layers)
 
     def bad_slots(self) -> set[int]:
         """Slots of vLLM's memory that should have been filled by now and were not."""
@@ -204,11 +216,13 @@ class WorkerHalf:
         Args:
             idle: the step has computed nothing, so that it may wait a moment for news.
         """
-        if idle and self.runner.pending and not self._reports:
+        self._copied.add(self._reports)
+        self._reports = []
+        reports = self._copied.take(wait=idle)
+        if idle and self.runner.pending and not reports:
             self._news.wait(_IDLE_S)
         self._news.clear()
-        reports = [*self._reports, *self.runner.reports()]
-        self._reports = []
+        reports += self.runner.reports()
         return StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"")
 
     def close(self) -> None:
@@ -234,6 +248,16 @@ class WorkerHalf:
             if len(done):
                 left.append(done)
         self._loads = left if upto < self.gpu.layers else []
+
+    def _store_layers(self, upto: int) -> None:
+        """The same for the stores of what the step fills."""
+        first, self._layers_out = self._layers_out, upto
+        last = upto == self.gpu.layers
+        done = [
+            self._copy(moves, (self.gpu, self.host), (first, upto), last=last)
+            for moves in self._ahead
+        ]
+        self._ahead = [] if last else [moves for moves in done if len(moves)]
 
     def _copy(
         self,
@@ -283,7 +307,7 @@ class WorkerHalf:
         )
 
     def _settle(self, *, later: bool = False) -> None:
-        """On a GPU: have copies done before vLLM goes on; layers that come later are in order."""
+        """On a GPU: have loads done before vLLM goes on; layers that come later are in order."""
         if self.gpu.device.type == "cuda" and not later:
             torch.cuda.current_stream(self.gpu.device).synchronize()
 

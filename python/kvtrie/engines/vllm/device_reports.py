@@ -1,0 +1,59 @@
+"""DeviceReports: news of copies that a device has been given and may not have carried out yet.
+
+Invariant: a report is told once, in order, and only when every copy that the device was given
+before it is done; nothing waits for a device that computes. Cost: an event per batch of reports, on
+a GPU; nothing elsewhere, where a copy is done when its call returns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from kvtrie.transfer.report import MoveReport
+
+__all__ = ["DeviceReports"]
+
+
+class DeviceReports:
+    """Reports behind a device.
+
+    Args:
+        device: where the copies run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._held: deque[tuple[torch.Event | None, list[MoveReport]]] = deque()
+
+    def add(self, reports: list[MoveReport]) -> None:
+        """Tell these once all that the device was given before is done."""
+        if reports:
+            self._held.append((self._event(), reports))
+
+    def take(self, *, wait: bool = False) -> list[MoveReport]:
+        """What may be told by now.
+
+        Args:
+            wait: until all may be.
+        """
+        told: list[MoveReport] = []
+        while self._held:
+            event, reports = self._held[0]
+            if event is not None and not event.query():
+                if not wait:
+                    break
+                event.synchronize()
+            told += reports
+            self._held.popleft()
+        return told
+
+    def _event(self) -> torch.Event | None:
+        if self._device is None:
+            return None
+        event = torch.Event(self._device)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
