@@ -15,7 +15,7 @@ import pytest
 from kvtrie.engines.vllm.hints import Kept, hints_of, retained
 from kvtrie.engines.vllm.run import GrowingTokens
 from kvtrie.engines.vllm.scope import scope_of
-from kvtrie.engines.vllm.served import ServedModel
+from kvtrie.engines.vllm.served import ServedModel, window_cost
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.errors import ConfigError
 from kvtrie.scope import Scope
@@ -165,6 +165,24 @@ def test_pipeline_stages_and_latent_kv():
     assert (latent.alike, latent.shape.latent, latent.ranks) == (True, True, 2)
     # Pages of bytes are addressed like latent ones, and differ from rank to rank.
     assert not served(dtype="torch.uint8", page_size_bytes=32 * 300).alike
+
+
+def test_what_windows_cost_is_told():
+    def told(**more):
+        return window_cost(
+            SimpleNamespace(hf_text_config=SimpleNamespace(**more), max_model_len=1000)
+        )
+
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    said = told(layer_types=kinds, sliding_window=100)
+    assert said.startswith("3 of 4 layers attend to 100 tokens at most")
+    assert said.endswith("a request of 1000 tokens takes 3.1 times the memory")  # 4000 / 1300
+    kinds[0] = "chunked_attention"
+    said = told(layer_types=kinds, sliding_window=100, attention_chunk_size=300)
+    assert "3 of 4 layers attend to 300 tokens at most" in said
+    assert not told()
+    assert not told(layer_types=None)
+    assert not told(layer_types=kinds, sliding_window=None, attention_chunk_size=1000)
 
 
 def test_what_cannot_be_served_is_refused():

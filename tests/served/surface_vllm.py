@@ -241,6 +241,7 @@ USED = {
     ("vllm.config", "ModelConfig"): (
         "hf_config",
         "hf_text_config",
+        "max_model_len",
         "model",
         "revision",
         "dtype",

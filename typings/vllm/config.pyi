@@ -27,6 +27,7 @@ class KVTransferConfig:
 class ModelConfig:
     hf_config: Any
     hf_text_config: Any
+    max_model_len: int
     model: str
     revision: str | None
     dtype: Any | Any

@@ -7,6 +7,7 @@ Cost: attribute look-ups.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, cast
 
 import vllm
@@ -22,7 +23,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvtrie.engines.vllm.counts import Counts
 from kvtrie.engines.vllm.events import events_of
 from kvtrie.engines.vllm.scheduler import SchedulerHalf
-from kvtrie.engines.vllm.served import ServedModel
+from kvtrie.engines.vllm.served import ServedModel, window_cost
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.statistics import KvtrieProm, KvtrieStats
 from kvtrie.engines.vllm.worker import WorkerHalf
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.messages import Opened, StepNews, StepOrders
 
 __all__ = ["KvtrieConnector"]
+
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 
 
 class _Orders(KVConnectorMetadata):
@@ -79,6 +82,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=deep)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
+        self._cost = window_cost(vllm_config.model_config)
         self._counts = Counts()
         self._halves: bool = vllm_config.parallel_config.use_ubatching
 
@@ -111,6 +115,8 @@ class KvtrieConnector(KVConnectorBase_V1):
         opened = {stage * wide + rank: told.opened for (stage, rank), told in metadata.items()}
         if len(opened) != ranks:
             raise ConfigError(f"{len(opened)} workers have told of their tiers, of {ranks}")
+        if self._cost:
+            _LOG.warning("kvtrie: %s", self._cost)
         self._scheduler = SchedulerHalf(self._settings, self._model, opened)
 
     def get_num_new_matched_tokens(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
-__all__ = ["ServedModel", "weights_name"]
+__all__ = ["ServedModel", "weights_name", "window_cost"]
 
 _SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -96,6 +96,25 @@ class ServedModel:
             shape = replace(shape, fingerprint=whose)
         alike = kinds[0] == "MLAAttentionSpec"
         return cls(shape, spec.block_size, caches.num_blocks, names, stages, alike)
+
+
+def window_cost(model: ModelConfig) -> str:
+    """What it costs that vLLM keeps all tokens of layers that attend to a window; "" for none."""
+    text, longest = model.hf_text_config, model.max_model_len
+    kinds = getattr(text, "layer_types", None) or ()
+    spans = {
+        "sliding_attention": getattr(text, "sliding_window", None),
+        "chunked_attention": getattr(text, "attention_chunk_size", None),
+    }
+    seen = [min(spans.get(kind) or longest, longest) for kind in kinds]
+    short = [span for span in seen if span < longest]
+    if not short:
+        return ""
+    return (
+        f"{len(short)} of {len(seen)} layers attend to {max(short)} tokens at most, and vLLM keeps "
+        f"all tokens of them beside a connector: a request of {longest} tokens takes "
+        f"{len(seen) * longest / sum(seen):.1f} times the memory"
+    )
 
 
 def _shape(spec: FullAttentionSpec, layers: int, ranks: int) -> ModelShape:

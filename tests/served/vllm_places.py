@@ -1,0 +1,85 @@
+"""Servers with other models and beside other connectors answer as without us."""
+
+from __future__ import annotations
+
+import servers
+import torch
+from servers import BLOCK, VOCABULARY, prompt, same, serve
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from kvtrie.engines.vllm import connector
+
+PROMPTS = [prompt(seed, 200) for seed in range(3)]
+HOST = {"tiers": [{"kind": "host", "blocks": 64}]}
+
+
+def test_layers_with_windows_are_kept_whole_and_it_is_said_what_that_costs(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        initializer_range=0.15,
+        max_position_embeddings=2048,
+        sliding_window=64,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        dtype="float32",
+    )
+    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    lines = []
+    monkeypatch.setattr(connector._LOG, "warning", lambda line, *more: lines.append(line % more))
+    with serve(str(tmp_path)) as server:
+        wanted = server.answers(PROMPTS)
+    assert not lines
+    with serve(str(tmp_path), HOST) as server:
+        same(server.answers(PROMPTS), wanted)
+        server.settle()
+        server.forget()
+        same(server.answers(PROMPTS), wanted)
+        assert server.half.tally.tokens["host"] >= 3 * 6 * BLOCK
+        server.check()
+    # 4 x 640 tokens in place of 2 x 640 + 2 x 64.
+    (said,) = lines
+    assert "2 of 4 layers attend to 64 tokens at most" in said
+    assert "640 tokens takes 1.8 times the memory" in said
+
+
+def test_among_several_connectors(tmp_path):
+    model = servers.tiny_llama(tmp_path)
+    offloading = {
+        "spec_name": "KvtrieOffloadingSpec",
+        "spec_module_path": "kvtrie.engines.vllm.offloading",
+        "cpu_bytes_to_use": 1 << 24,
+    }
+    both = [("KvtrieConnector", HOST), ("OffloadingConnector", offloading)]
+    for order in (both, both[::-1]):
+        connectors = [
+            {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+            for name, extra in order
+        ]
+        with serve(model) as server:
+            wanted = server.answers(PROMPTS)
+        with serve(model, {"connectors": connectors}, connector="MultiConnector") as server:
+            every = server.core.scheduler.connector._connectors
+            (ours,) = [each for each in every if type(each).__name__ == "KvtrieConnector"]
+            same(server.answers(PROMPTS), wanted)
+            for _ in range(50):  # what is on its way to host
+                server.llm.llm_engine.step()
+            server.forget()
+            same(server.answers(PROMPTS), wanted)
+            assert server.found >= 3 * 6 * BLOCK
+            first = order[0][0] == "KvtrieConnector"
+            assert ours.half.tally.tokens["host"] == (3 * 6 * BLOCK if first else 0)
+            for _ in range(50):
+                server.llm.llm_engine.step()
+            stats = ours.half.manager.stats()
+            assert (stats.leases, stats.moves) == (0, 0)
+            ours.half.manager.audit()
