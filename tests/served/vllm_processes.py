@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import servers
 from servers import BLOCK, prompt, same
+
+from kvtrie._kvtrie import DiskStore
 
 PROMPTS = [prompt(seed, 200) for seed in range(3)]
 
@@ -115,3 +118,17 @@ def test_a_killed_server_restarts_over_damaged_files(model, wanted, tmp_path):
     same(answers, wanted)
     assert cached < whole
     third.end()
+
+
+def test_a_killed_server_leaves_the_ages_of_its_blocks(model, tmp_path):
+    process = Process(tmp_path, model, disk(tmp_path))
+    process.ask(PROMPTS[:2])
+    assert process.ask(PROMPTS[:1])[1] > 0
+    process.ask(PROMPTS[2:])  # meanwhile the ages of the others are written
+    process.kill()
+    (store,) = DiskStore.stores(tmp_path / "kv")
+    rows = DiskStore.inspect(store[0]).blocks(time.time_ns())
+    ages = {uses: [row[4] for row in rows if row[5] == uses] for uses in (1, 2)}
+    assert len(ages[2]) >= 5
+    # Those of the other two prompts: one was used before them, one after.
+    assert min(ages[1]) < min(ages[2]) <= max(ages[2]) < max(ages[1])
