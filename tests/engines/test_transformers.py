@@ -403,6 +403,23 @@ def test_an_opening_without_room_leaves_nothing_behind(llama):
     assert executor.manager.stats().leases == before.leases == 0
 
 
+def test_a_cache_tells_which_blocks_it_used_once_it_holds_them_no_more(llama, monkeypatch):
+    executor, told = serve(llama), []
+    monkeypatch.setattr(
+        executor, "used", lambda blocks: told.append((executor.manager.stats().leases, blocks))
+    )
+    prompts = some(23, 2, 3 * BLOCK + 2)
+    cache = KvtrieCache(llama, executor, prompts)
+    llama.generate(prompts, past_key_values=cache, max_new_tokens=2, do_sample=False)
+    cache.close()
+    cache.close()
+    for (leases, blocks), row in zip(told, prompts, strict=True):
+        assert leases == 0
+        found = executor.manager.lookup(row.numpy(), now=executor.clock()).handles
+        assert len(found) == 3
+        assert blocks[:3].tolist() == found.tolist()
+
+
 def test_closing_twice_and_forgetting_the_hook(llama):
     executor = serve(llama)
     hooks = len(llama.base_model._forward_pre_hooks)

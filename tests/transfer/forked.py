@@ -14,6 +14,7 @@ import tempfile
 from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
 import torch
 from rig import SHAPE, SIZE, Gate, prompt, store
 
@@ -43,6 +44,7 @@ def calls(executor, disk, lease):
         "flush": executor.flush,
         "save": executor.save,
         "restore": executor.restore,
+        "used": lambda: executor.used(np.zeros(1, np.uint64)),
         "claims.acquire": lambda: executor.claims.acquire(lambda: lease),
         "claims.claim": lambda: executor.claims.claim(1),
         "close": executor.close,
@@ -51,6 +53,7 @@ def calls(executor, disk, lease):
         "disk.read_many": lambda: disk.read_many([(key, 0, layers, memory)]),
         "disk.recall": disk.recall,
         "disk.keep": lambda: disk.keep(Index()),
+        "disk.note_uses": lambda: disk.note_uses(Index()),
         "disk.close": disk.close,
         "store.gc": files.gc,
         "store.verify": files.verify,

@@ -1,12 +1,16 @@
 """Flush, save, restore: what a lasting tier kept is found again by a later manager."""
 
+import shutil
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
 from rig import SHAPE, SIZE, Gate, Shelf, Time, fetch, prompt, store
 
 from kvtrie import BlockManager, Index, Tier
-from kvtrie.tiers import PersistentStorage, open_pools
+from kvtrie.tiers import DiskStorage, NotesUses, PersistentStorage, open_pools
 from kvtrie.transfer import Executor
 
 SECOND = 1_000_000_000
@@ -147,3 +151,125 @@ def test_saving_does_not_wait_for_a_store_that_hangs():
         executor.save()
         assert shelf.rows == []
         host.open()
+
+
+class Noting(Kept):
+    """One that also takes uses, when it is let; some calls of it fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted, self.go, self.fails = [], threading.Semaphore(0), False
+
+    def note_uses(self, index):
+        self.go.acquire()
+        if self.fails:
+            raise OSError("injected")
+        self.noted.append((sorted(index.slot.tolist()), set(index.age.tolist())))
+
+
+def handles(executor, *prompts):
+    found = [executor.manager.lookup(one, now=executor.clock(), keep=0) for one in prompts]
+    return np.concatenate([match.handles for match in found])
+
+
+def kept(shelf, seeds, **settings):
+    """An executor whose disk holds these prompts, and their blocks."""
+    executor = begin(shelf, **settings)
+    prompts = [prompt(seed, 2) for seed in range(seeds)]
+    for seed, tokens in enumerate(prompts):
+        store(executor, tokens, seed)
+    executor.save()
+    return executor, [handles(executor, tokens) for tokens in prompts]
+
+
+def over(executor):
+    """The write that runs has ended."""
+    assert executor._notes[2].wait(60 * SECOND)
+
+
+def test_used_blocks_are_told_every_five_seconds_and_at_the_end():
+    shelf = Noting()
+    assert isinstance(shelf, NotesUses)
+    assert not isinstance(Kept(), NotesUses)
+    executor, blocks = kept(shelf, 4, workers=0)
+    slots = [sorted(executor.manager.index("disk", now=0, blocks=b).slot.tolist()) for b in blocks]
+    assert all(len(both) == 2 for both in slots)
+    executor.used(blocks[0])  # at once: nothing was told yet
+    shelf.go.release()
+    over(executor)
+    executor.used(blocks[1])
+    executor.clock.now += 5 * SECOND - 1
+    executor.used(blocks[2])
+    assert len(shelf.noted) == 1
+    executor.clock.now += 1
+    executor.used(blocks[1])
+    executor.used(blocks[3])  # while the device is busy
+    executor.clock.now += 60 * SECOND
+    executor.used(blocks[3])
+    shelf.go.release(9)
+    executor.close()
+    assert [told for told, _ in shelf.noted] == [slots[0], sorted(slots[1] + slots[2]), slots[3]]
+    executor.used(blocks[0])
+    executor.close()
+    assert len(shelf.noted) == 3
+
+
+def test_a_tier_that_cannot_take_uses_fails_and_delays_nobody(caplog):
+    shelf = Noting()
+    executor, blocks = kept(shelf, 2, workers=0)
+    shelf.fails = True
+    shelf.go.release()
+    executor.used(blocks[0])
+    over(executor)
+    assert "uses of 2 blocks were not written down: injected" in caplog.text
+    executor.close()
+    hanging = Noting()
+    executor, blocks = kept(hanging, 2, workers=0, deadline_s=0.01)
+    executor.clock.now += 60 * SECOND
+    executor.used(blocks[0])
+    executor.used(blocks[1])
+    executor.clock = time.monotonic_ns
+    executor._notes[2]._clock = time.monotonic_ns
+    executor._notes[2].started_ns = time.monotonic_ns()
+    executor.close()
+    assert hanging.noted == []
+    hanging.go.release()
+
+
+def test_uses_outlive_a_process_that_does_not_close(tmp_path):
+    wall = Time()
+    wall.now = 10**6 * SECOND
+
+    def opened(folder):
+        tiers = [Tier("gpu", blocks=16), Tier("disk", blocks=32, path=str(folder))]
+        manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
+        (gpu,) = open_pools(SHAPE, tiers[:1], SIZE)
+        disk = DiskStorage(folder, SHAPE, 32, SIZE, clock=wall)
+        return Executor(manager, [gpu, disk], workers=0, clock=wall)
+
+    def order(executor):
+        ages = [executor.manager.explain(b, now=wall.now, tier="disk").idle for b in last]
+        return np.argsort(ages).tolist()
+
+    executor = opened(tmp_path / "lives")
+    prompts = [prompt(seed, 2) for seed in range(4)]
+    for seed, tokens in enumerate(prompts):
+        wall.now += 10 * SECOND
+        store(executor, tokens, seed)
+    executor.save()
+    for at in (2, 0, 1):
+        wall.now += 10 * SECOND
+        with executor.manager.acquire(prompts[at], now=wall.now, keep=0) as lease:
+            blocks = lease.handles
+        executor.used(blocks)
+        assert executor._notes[1].wait(60 * SECOND)
+    last = [int(handles(executor, tokens)[-1]) for tokens in prompts]
+    assert order(executor) == [1, 0, 2, 3]
+    shutil.copytree(tmp_path / "lives", tmp_path / "killed")
+    again = opened(tmp_path / "killed")
+    assert again.restore() == 8
+    last = [int(handles(again, tokens)[-1]) for tokens in prompts]
+    assert order(again) == [1, 0, 2, 3]
+    for one in (executor, again):
+        one.close()
+        one.pools[1].close()

@@ -194,10 +194,14 @@ class KvtrieCache(Cache):
 
         A cache that is dropped without it is closed when it is collected.
         """
+        leases = [row.lease for row in self._rows]
+        used = [lease.handles for lease in leases if lease.state == "active"]
         try:
             self._give_up()
         finally:
             self._end_of_life()
+            for blocks in used:
+                self._executor.used(blocks)
 
     def update(
         self,

@@ -35,6 +35,7 @@ __all__ = [
     "DiskStorage",
     "EnginePool",
     "HasBlockFormat",
+    "NotesUses",
     "PersistentStorage",
     "Pool",
     "Storage",
@@ -101,6 +102,15 @@ class PersistentStorage(Storage, Protocol):
 
     def keep(self, index: Index) -> None:
         """Persist that exactly the blocks of `index` are here, with their ages and uses."""
+        ...
+
+
+@runtime_checkable
+class NotesUses(PersistentStorage, Protocol):
+    """One that also takes ages and uses while the process runs, which may be killed."""
+
+    def note_uses(self, index: Index) -> None:
+        """Persist ages and uses of the blocks of `index`, and leave all others as they are."""
         ...
 
 

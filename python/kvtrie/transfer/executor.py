@@ -7,20 +7,23 @@ Invariant: a call that waits is woken by an end, a failure or a deadline. Cost: 
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
 from kvtrie.argument import whole
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.tiers import BlockFormat, HasBlockFormat, PersistentStorage, Pool, agree
+from kvtrie.tiers import BlockFormat, HasBlockFormat, NotesUses, PersistentStorage, Pool, agree
 from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
 from kvtrie.transfer.feedback import Feedback
 from kvtrie.transfer.report import Progress
 from kvtrie.transfer.runner import Runner
+from kvtrie.transfer.used_blocks import UsedBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -29,13 +32,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvtrie import BlockManager, Committed, Lease, Moves
+    from kvtrie import BlockManager, Committed, Index, Lease, Moves
     from kvtrie.tiers import Storage
     from kvtrie.transfer.job import Job
 
 __all__ = ["Executor", "Progress"]
 
+_LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
+_FOREVER_NS = 1 << 62
 
 
 class Attached(Protocol):
@@ -165,6 +170,12 @@ class Executor:
         self._section = self.runner.section
         self._deadline_calls: dict[int, DeadlineCall] = {}
         self._engines: list[Attached] = []
+        self._used = {
+            tier: UsedBlocks(manager, tier)
+            for tier, pool in enumerate(given)
+            if isinstance(pool, NotesUses)
+        }
+        self._notes: dict[int, DeadlineCall] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -290,6 +301,38 @@ class Executor:
             if isinstance(pool, PersistentStorage)
         )
 
+    def used(self, blocks: NDArray[np.uint64]) -> None:
+        """Take note that blocks were used, for tiers that outlive the process.
+
+        Every five seconds, and at the end, a thread of its own writes ages and uses down, so that
+        after a kill the right blocks leave next. A tier that fails, or hangs, is not waited for.
+
+        Args:
+            blocks: their handles, as `Lease.handles` has them; best just before the release.
+        """
+        with self._section:
+            for tier, used in self._used.items():
+                used.use(blocks)
+                self._note_uses(tier, idle=False)
+
+    def _note_uses(self, tier: int, *, idle: bool) -> None:
+        """Begin to write down what was used on a tier, if nothing of it is being written."""
+        call = self._notes.get(tier)
+        if call is None or not call.running:
+            index = self._used[tier].take(self.clock(), idle=idle)
+            if len(index):
+                pool = cast("NotesUses", self.pools[tier])
+                self._notes[tier] = DeadlineCall(partial(_note_uses, pool, index), self.clock)
+
+    def _note_the_rest(self) -> None:
+        """Write down all that was used, within the deadline of each tier."""
+        deadline = self.runner.deadline_ns or _FOREVER_NS
+        for tier, used in self._used.items():
+            self._note_uses(tier, idle=True)
+            while (call := self._notes.get(tier)) is not None and call.wait(deadline) and len(used):
+                self._note_uses(tier, idle=True)
+        self._used = {}
+
     def close(self) -> None:
         """Cancel the moves that have not started, let the running ones end, join the threads.
 
@@ -300,6 +343,7 @@ class Executor:
             engines, self._engines = self._engines, []
         for engine in engines:
             engine.close()
+        self._note_the_rest()
         self.runner.close()
 
     def batched_put(
@@ -391,6 +435,14 @@ class Executor:
                 f"{name}: {len(index)} blocks were not written down within "
                 f"{self.runner.deadline_ns / _NS:.3f} s"
             )
+
+
+def _note_uses(pool: NotesUses, index: Index) -> None:
+    """As `NotesUses.note_uses`; a failure is only logged: the blocks are found all the same."""
+    try:
+        pool.note_uses(index)
+    except Exception as error:  # noqa: BLE001 - a user's storage may raise anything
+        _LOG.warning("uses of %d blocks were not written down: %s", len(index), error)
 
 
 def _look(manager: BlockManager, pools: Sequence[Pool | Storage]) -> None:

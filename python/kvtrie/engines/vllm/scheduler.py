@@ -33,12 +33,12 @@ from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.run import GrowingTokens, Run
 from kvtrie.engines.vllm.scope import scope_of
 from kvtrie.engines.vllm.tally import Tally
-from kvtrie.engines.vllm.used_blocks import UsedBlocks
 from kvtrie.errors import KvtrieError, NoSpaceError
 from kvtrie.hint import Prefetch, Release
 from kvtrie.tier import Tier
 from kvtrie.transfer.dispatch import Dispatch
 from kvtrie.transfer.report import MoveReport
+from kvtrie.transfer.used_blocks import UsedBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -323,7 +323,7 @@ class SchedulerHalf:
             self._lost,
             self._forget,
             output.total_num_scheduled_tokens > 0,
-            self._used.take(now, idle=not self._runs),
+            list(self._used.take(now, idle=not self._runs)),
         )
         self._lost, self._forget = [], False
         self._step += 1

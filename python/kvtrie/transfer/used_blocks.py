@@ -1,6 +1,6 @@
 """UsedBlocks: the blocks whose last use the disk's files do not tell yet.
 
-A server that is killed finds its blocks again with the ages that were written down last, and gives
+A process that is killed finds its blocks again with the ages that were written down last, and gives
 up those of the oldest age first. So what requests took and gave back is written down now and then.
 Invariant: no more handles wait than `most`; beyond that the oldest uses go, whose blocks are the
 next to leave. Cost: one array per use; a row per block on disk, so many at once at most.
@@ -12,6 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from kvtrie import Index
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,15 +57,15 @@ class UsedBlocks:
         while self._count > self._most:
             self._count -= len(self._waiting.popleft())
 
-    def take(self, now: int, *, idle: bool) -> list[tuple[bytes, int, int, int]]:
-        """Rows of the index, with ages as of now; none if that was done a moment ago.
+    def take(self, now: int, *, idle: bool) -> Index:
+        """Their index, with ages as of now; an empty one if that was done a moment ago.
 
         Args:
             now: the time.
             idle: nothing else is going on: it may be long until the next call.
         """
         if not self._count or self._tier is None or (now < self._due and not idle):
-            return []
+            return Index()
         taken: list[NDArray[np.uint64]] = []
         room = self._at_once
         while room and self._waiting:
@@ -76,4 +78,4 @@ class UsedBlocks:
         if not self._count:  # what is left over is told of in the next steps
             self._due = now + _PERIOD_NS
         blocks = np.unique(np.concatenate(taken))
-        return list(self._manager.index(self._tier, now=now, blocks=blocks))
+        return self._manager.index(self._tier, now=now, blocks=blocks)
