@@ -1,0 +1,112 @@
+"""The command of the documentation, before and after a restart, asked as users ask it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import servers
+from servers import BLOCK, VOCABULARY
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+ROOT = Path(__file__).parents[2]
+PROMPT = " ".join(f"w{at * 7 % 500}" for at in range(300))
+
+
+def settings(folder):
+    """The settings of the first command in `docs/engines.md`, for a small machine."""
+    text = (ROOT / "docs" / "engines.md").read_text()
+    told = re.search(r"vllm serve MODEL --kv-transfer-config '(.*)'", text)[1]
+    read = json.loads(told)
+    for tier in read["kv_connector_extra_config"]["tiers"]:
+        tier["bytes"] /= 1000
+        if "path" in tier:
+            tier["path"] = str(folder / "kv")
+    return json.dumps(read)
+
+
+class Command:
+    """A server in a process of its own, asked over HTTP."""
+
+    def __init__(self, folder, model):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [str(Path(sys.executable).parent / "vllm"), "serve", model]
+        command += ["--kv-transfer-config", settings(folder), "--port", str(self.port)]
+        command += ["--block-size", str(BLOCK), "--enforce-eager", "--dtype", "float32"]
+        command += ["--max-model-len", "640", "--enable-prompt-tokens-details"]
+        env = os.environ | {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+        self.child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        )
+        self.lines = []
+        for line in self.child.stdout:
+            self.lines.append(line)
+            if "Application startup complete" in line:
+                self.listen()
+                return
+        raise AssertionError("".join(self.lines[-40:]))
+
+    def listen(self):
+        """It listens a moment after it has said that it is there."""
+        while self.child.poll() is None:
+            with socket.socket() as one:
+                if not one.connect_ex(("127.0.0.1", self.port)):
+                    return
+
+    def ask(self):
+        """The answer, and how many tokens of the prompt were found."""
+        body = {"model": "m", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+        body["model"] = json.loads(self.get("/v1/models"))["data"][0]["id"]
+        request = Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        answer = json.loads(self.send(request))
+        found = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        return answer["choices"][0]["text"], found
+
+    def get(self, path):
+        return self.send(Request(f"http://127.0.0.1:{self.port}{path}"))
+
+    def send(self, request):
+        try:
+            with urlopen(request, timeout=120) as told:  # noqa: S310 - our own server
+                return told.read().decode()
+        except OSError as error:
+            raise AssertionError(self.end()) from error
+
+    def end(self):
+        self.child.send_signal(signal.SIGTERM)
+        rest = self.child.stdout.read()
+        self.child.wait()
+        return "".join(self.lines) + rest
+
+
+def test_the_command_before_and_after_a_restart(tmp_path):
+    model = servers.tiny_llama(tmp_path / "model")
+    words = Tokenizer(models.WordLevel({f"w{at}": at for at in range(VOCABULARY)}, "w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(model)
+    first = Command(tmp_path, model)
+    answer, found = first.ask()
+    assert len(answer.split()) == 8
+    assert found == 0
+    assert first.ask() == (answer, 9 * BLOCK)
+    log = first.end()
+    assert "kvtrie: rank 0 keeps" in log
+    second = Command(tmp_path, model)
+    assert second.ask() == (answer, 9 * BLOCK)
+    metrics = second.get("/metrics")
+    assert re.search(r'vllm:kvtrie_found_tokens_total\{.*tier="disk".*\} 288\.0', metrics)
+    second.end()
