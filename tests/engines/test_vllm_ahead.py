@@ -197,8 +197,8 @@ def test_stores_that_fail_at_random_lose_no_block_of_memory(monkeypatch):
 class Event:
     """A device's event, which passes when it is told to."""
 
-    def __init__(self, device):
-        self.device, self.passed = device, False
+    def __init__(self):
+        self.passed = False
 
     def record(self, stream):
         assert stream == "the stream"
@@ -213,11 +213,11 @@ class Event:
 def test_reports_wait_for_the_device_that_copies(monkeypatch):
     events = []
 
-    def made(device):
-        events.append(Event(device))
+    def made():
+        events.append(Event())
         return events[-1]
 
-    monkeypatch.setattr(torch, "Event", made)
+    monkeypatch.setattr(torch.cuda, "Event", made)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "the stream")
     reports = DeviceReports(torch.device("cuda", 0))
     one, two, three = ([MoveReport((at,))] for at in range(3))

@@ -27,7 +27,7 @@ class DeviceReports:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
-        self._held: deque[tuple[torch.Event | None, list[MoveReport]]] = deque()
+        self._held: deque[tuple[torch.cuda.Event | None, list[MoveReport]]] = deque()
 
     def add(self, reports: list[MoveReport]) -> None:
         """Tell these once all that the device was given before is done."""
@@ -51,9 +51,9 @@ class DeviceReports:
             self._held.popleft()
         return told
 
-    def _event(self) -> torch.Event | None:
+    def _event(self) -> torch.cuda.Event | None:
         if self._device is None:
             return None
-        event = torch.Event(self._device)
+        event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event
