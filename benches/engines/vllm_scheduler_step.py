@@ -1,9 +1,10 @@
 """One vLLM server in this process: what its connector's calls cost the scheduler, per step.
 
-Requests of some 2,000 tokens run and wait; they are computed, vLLM's own cache is emptied, and the
-same ones come again, so that steps store, load, decode and end requests. Every call that the
-scheduler and its engine make of the scheduler's side of the connector is timed, in processor time
-of their thread, so that other processes do not count. A line of JSON says what it came to.
+Requests of some 2,000 tokens run and wait; vLLM's own cache is emptied, and the same ones come
+again, so that steps store, load, decode and end requests. The model computes nothing: its answer is
+zeros. Every call that the scheduler and its engine make of the scheduler's side of the connector is
+timed, in processor time of their thread, so that other processes do not count. A line of JSON says
+what it came to.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import json
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from statistics import median
 
 from benches.engines.vllm_first_token import BLOCK, block_bytes, transfer  # its settings first
 
 import numpy as np  # isort: skip
+import torch  # isort: skip
 from vllm import LLM, SamplingParams  # isort: skip
 
 
@@ -59,6 +62,16 @@ class TimedCalls:
         self.spent = 0
 
 
+def compute_nothing(core, hidden):
+    """Have the model answer with zeros, so that steps take as long as the scheduler does."""
+    runner = core.model_executor.driver_worker.worker.model_runner
+
+    def zeros(input_ids=None, **_):
+        return torch.zeros(len(input_ids), hidden)
+
+    runner._model_forward = zeros  # noqa: SLF001 - vLLM has it for those who look on
+
+
 def ask(llm, prompts, answer):
     """Tokens of each prompt that were found, on host or in vLLM's own cache."""
     sampling = SamplingParams(max_tokens=answer, temperature=0, detokenize=False, ignore_eos=True)
@@ -91,6 +104,8 @@ def main():
         kv_transfer_config=transfer(given.what, each * (given.requests + 2), "", size),
     )
     core = llm.llm_engine.engine_core.engine_core
+    config = json.loads((Path(given.model) / "config.json").read_text())
+    compute_nothing(core, config["hidden_size"])
     draw = np.random.default_rng(7)
     prompts = [draw.integers(1, vocabulary, given.tokens).tolist() for _ in range(given.requests)]
     ask(llm, [draw.integers(1, vocabulary, given.tokens).tolist()], 2)  # what first use compiles

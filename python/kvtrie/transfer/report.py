@@ -128,7 +128,7 @@ class Sink(Protocol):
 def _report(row: Any) -> MoveReport:  # noqa: ANN401 - whatever the bytes say
     ids, layers_done, error, hung, cancelled, at = row
     whole = [*ids, at, *([] if layers_done is None else [layers_done])]
-    if not all(type(one) is int and one >= 0 for one in whole):
+    if {*map(type, whole)} != {int} or min(whole) < 0:
         raise ConfigError(f"a report of moves {ids!r} up to layer {layers_done!r}")
     if not (error is None or isinstance(error, str)) or {type(hung), type(cancelled)} != {bool}:
         raise ConfigError(f"a report with the error {error!r}, hung {hung!r}, {cancelled!r}")

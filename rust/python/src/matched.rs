@@ -15,6 +15,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
 use crate::arrays::handles;
+use crate::error::bad;
+use crate::number;
 use crate::shared::Shared;
 
 pub(crate) use block::{MatchedBlock, handle};
@@ -69,6 +71,19 @@ impl Match {
             Ok(PyTuple::new(py, blocks.collect::<PyResult<Vec<_>>>()?)?.unbind())
         };
         self.blocks.get_or_try_init(py, read).map(|blocks| blocks.clone_ref(py))
+    }
+
+    /// How many of its blocks behind the first `skip` stand whole on a tier, as of now.
+    #[pyo3(signature = (tier, *, skip=0))]
+    fn standing(
+        &self,
+        tier: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::skip)] skip: usize,
+    ) -> PyResult<usize> {
+        let (py, tier, count) = (tier.py(), self.shared.tier(tier)?, self.found.len());
+        let wrong = || bad(format!("skip is {skip}, of a match of {count} blocks"));
+        let found = self.found.get(skip..).ok_or_else(wrong)?;
+        self.shared.call(py, |manager| Ok(manager.standing(found, tier)))
     }
 
     fn __repr__(&self) -> String {

@@ -167,16 +167,19 @@ class SchedulerHalf:
         match = self.manager.lookup(tokens, now=now, scope=known.scope, keep=1)
         if match.tokens <= local:
             return 0
-        states = [self._state(block) for block in match.blocks[local // self._size :]]
-        host = next((at for at, state in enumerate(states) if state != _THERE), len(states))
-        if not known.waits_until:
-            known.from_disk = (len(states) - host) * self._size if _DEEPER in states else 0
-        if host < len(states):
-            self._pin(known, match.handles[local // self._size :], host, now)
+        first, count = local // self._size, match.tokens // self._size
+        host = match.standing(_HOST, skip=first)
+        if first + host < count:
+            states = [self._state(block) for block in match.blocks[first:]]
+            if not known.waits_until:
+                known.from_disk = (len(states) - host) * self._size if _DEEPER in states else 0
+            self._pin(known, match.handles[first:], host, now)
             near = sum(any(copy.tier <= _HOST for copy in each.copies) for each in match.blocks)
             known.coming = _COMING in states
             if self._may_wait(known, host, near, now):
                 return None
+        elif not known.waits_until:
+            known.from_disk = 0
         end = local + host * self._size
         known.promise = Promise(local, end)
         return end - local
@@ -334,12 +337,8 @@ class SchedulerHalf:
         """Count the blocks committed for this step that no store takes to host memory."""
         if not self._committed:
             return
-        under_way = {
-            block
-            for moves in (*parts, *self.dispatch.waiting())
-            for block in moves.block[moves.src == 0].tolist()
-        }
-        left = self._committed - under_way
+        under_way = (*parts, *self.dispatch.waiting())
+        left = self._committed.difference(*(moves.block.tolist() for moves in under_way))
         if left:
             self.tally.lost["no room on host"] += len(left)
         self._committed = set()

@@ -141,6 +141,17 @@ impl Manager {
         Ok(resident)
     }
 
+    /// How many of some blocks, from the first on, have all layers valid on a tier now. A copy that
+    /// arrives or leaves does not count, nor does a block that left the trie.
+    #[must_use]
+    pub fn standing(&self, blocks: &[Handle], tier: usize) -> usize {
+        let (all, table) = (self.all_layers(), self.blocks.table(tier));
+        let stands = |&&block: &&Handle| {
+            self.trie().resolve(block).is_some_and(|id| table.get(id).usable() == all)
+        };
+        blocks.iter().take_while(stands).count()
+    }
+
     /// The usable path of a query in a scope.
     fn known_path(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
         self.open()?;
