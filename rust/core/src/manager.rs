@@ -29,7 +29,7 @@ use rustc_hash::FxHashMap;
 use slotmap::SlotMap;
 
 use crate::arrival::Arrival;
-use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::eviction::EvictionIndex;
 use crate::lane::{LaneId, Lanes};
@@ -100,7 +100,7 @@ pub struct Manager {
     private_slots: SlotMap<PrivateSlotId, PrivateSlot>,
     leases: FxHashMap<LeaseId, Box<Lease>>,
     /// Copies of blocks that are not committed yet, by the slot that each is made from.
-    ahead: BTreeMap<PrivateSlotId, Ahead>,
+    ahead: BTreeMap<Slot, Ahead>,
     awaits: Awaits,
     next_lease: LeaseId,
     moves: InFlight,

@@ -263,13 +263,15 @@ impl Manager {
 
     /// A copy that was made ahead belongs to a lease's open slot, and its move to both.
     fn audit_ahead(&self, broken: &mut Vec<String>) {
-        for (&source, &Ahead { copy, by }) in &self.ahead {
+        for (&slot, &Ahead { source, copy, by }) in &self.ahead {
             let open = OpenSlot::Private(source);
             let held = self.leases.values().any(|lease| lease.open.contains(&open));
             let ends = (End::PrivateSlot(source), End::PrivateSlot(copy));
             let apart = self.moves.get(by).is_some_and(|m| m.failed || (m.from, m.to) != ends);
-            if !held || apart {
-                broken.push(format!("move {by} made a copy ahead of {source:?} in vain"));
+            let elsewhere =
+                self.private_slots.get(source).is_none_or(|private| private.slot != slot);
+            if !held || apart || elsewhere {
+                broken.push(format!("move {by} made a copy ahead of slot {slot} in vain"));
             }
         }
     }

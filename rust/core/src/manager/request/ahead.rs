@@ -4,7 +4,7 @@
 //! behind its computation, and commits afterwards: commit then takes the copy over as the block's
 //! residency, in place of a store of its own. Until then a copy belongs to no block. Invariant: a
 //! copy is a private slot of the second tier, which a row here holds together with the slot of the
-//! lease that it is made from; a row leaves with that slot, with its move's failure and with the
+//! lease that it is made from, by the engine's slot; a row leaves with that slot, with its move's failure and with the
 //! plan that it was computed under. Cost: O(log n) per block, and per victim. A copy's life:
 //!
 //! ```text
@@ -17,11 +17,10 @@
 
 use std::ops::Range;
 
-use rustc_hash::FxHashSet;
 use smallvec::smallvec;
 
 use crate::arrival::{Arrival, MoveIds};
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::tier::{Kind, ResidencyState};
 use crate::time::Nanos;
@@ -39,7 +38,9 @@ const INTO: TierId = 1;
 /// Copy of a block that is not committed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ahead {
-    /// Its slot.
+    /// The lease's slot that it is made from.
+    pub(crate) source: PrivateSlotId,
+    /// Its own.
     pub(crate) copy: PrivateSlotId,
     /// The move that makes it; it has ended well once it is not in flight any more.
     pub(crate) by: MoveId,
@@ -83,21 +84,18 @@ impl Manager {
         let parent = lease.path.blocks().last().copied();
         let sources: Vec<_> = lease.open.iter().filter_map(|open| open.private()).collect();
         let now = self.tick(now);
-        let mut slots: FxHashSet<Slot> =
-            self.ahead.keys().map(|&source| self.private_slots[source].slot).collect();
         let mut all = Vec::new();
         for at in if usable { blocks } else { 0..0 } {
-            let slot_of = |at: usize| self.private_slots[sources[at - known]].slot;
+            let stored =
+                |at: usize| self.ahead.contains_key(&self.private_slots[sources[at - known]].slot);
             // Leases that share a slot store it once.
-            if slots.contains(&slot_of(at)) {
+            if stored(at) {
                 continue;
             }
-            let before = (at > known).then(|| slots.contains(&slot_of(at - 1)));
-            let slot = slot_of(at);
+            let before = (at > known).then(|| stored(at - 1));
             if !self.will_follow(id, parent, before) || !self.make_room_ahead(parent, now) {
                 break;
             }
-            slots.insert(slot);
             all.push(self.begin_ahead(id, sources[at - known], now));
         }
         Ok(all)
@@ -130,13 +128,22 @@ impl Manager {
 
     /// Takes back the copy that is made from a private slot, if there is one.
     pub(crate) fn take_back_from(&mut self, source: PrivateSlotId) {
-        if let Some(ahead) = self.ahead.remove(&source) {
+        if let Some(ahead) = self.no_longer_ahead(source) {
             self.give_back(ahead);
         }
     }
 
+    /// Removes the row of a private slot, if it has one.
+    fn no_longer_ahead(&mut self, source: PrivateSlotId) -> Option<Ahead> {
+        let slot = self.private_slots[source].slot;
+        self.ahead
+            .get(&slot)
+            .is_some_and(|row| row.source == source)
+            .then(|| self.ahead.remove(&slot).expect("seen above"))
+    }
+
     /// Lets a copy go; one whose move was not handed out yet is free at once.
-    fn give_back(&mut self, Ahead { copy, by }: Ahead) {
+    fn give_back(&mut self, Ahead { copy, by, .. }: Ahead) {
         if self.moves.get(by).is_some_and(|known| !known.issued) {
             // Nobody waits for it, so its failure is no news.
             let reported = std::mem::take(&mut self.failed);
@@ -151,9 +158,9 @@ impl Manager {
     /// Lets the copy of a failed move go: commit stores its block as usual.
     pub(crate) fn ahead_failed(&mut self, known: &InFlightMove) {
         let End::PrivateSlot(source) = known.from else { return };
-        if self.ahead.get(&source).is_some_and(|ahead| ahead.by == known.id)
-            && let Some(Ahead { copy, .. }) = self.ahead.remove(&source)
-        {
+        let slot = self.private_slots[source].slot;
+        if self.ahead.get(&slot).is_some_and(|row| row.by == known.id) {
+            let Ahead { copy, .. } = self.ahead.remove(&slot).expect("seen above");
             self.unref_private(copy);
         }
     }
@@ -166,7 +173,7 @@ impl Manager {
         source: PrivateSlotId,
         now: Nanos,
     ) -> bool {
-        let Some(ahead) = self.ahead.remove(&source) else { return false };
+        let Some(ahead) = self.no_longer_ahead(source) else { return false };
         let here = self.residency(INTO, block);
         // Below a missing parent the copy would be a hole.
         if here.state != ResidencyState::Absent || !self.worth_writing(FROM, block) {
@@ -174,7 +181,7 @@ impl Manager {
             return false;
         }
         self.meter.tier(INTO).demoted += 1;
-        let Ahead { copy, by } = ahead;
+        let Ahead { copy, by, .. } = ahead;
         if self.moves.contains(by) {
             self.arrive_ahead(block, copy, by);
         } else {
@@ -263,7 +270,7 @@ impl Manager {
             deps: MoveIds::new(),
         };
         let by = self.add_move(store, now);
-        self.ahead.insert(source, Ahead { copy, by });
+        self.ahead.insert(src, Ahead { source, copy, by });
         by
     }
 }
