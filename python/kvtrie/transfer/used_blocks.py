@@ -36,7 +36,7 @@ class UsedBlocks:
     """
 
     def __init__(
-        self, manager: BlockManager, tier: int | None, *, most: int = 1 << 16, at_once: int = 1024
+        self, manager: BlockManager, tier: int | None, *, most: int = 1 << 16, at_once: int = 256
     ) -> None:
         self._manager, self._tier = manager, tier
         self._most, self._at_once = most, at_once
