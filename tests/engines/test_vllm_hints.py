@@ -7,8 +7,8 @@ import pytest
 from tests.engines.test_vllm_halves import SIZE, Asked, Engine
 
 from kvtrie import Scope
-from kvtrie.engines.vllm.envelope import advice_of
-from kvtrie.engines.vllm.hints import kept_by_rank
+from kvtrie.engines.vllm.envelope import advice_of, kept_of
+from kvtrie.engines.vllm.hints import FAR, Kept, kept_by_rank
 from kvtrie.hint import Prefetch, Release, Retain
 
 TOKENS = np.arange(64, dtype=np.uint32)
@@ -85,6 +85,27 @@ def test_other_versions_too_many_actions_and_a_release_of_nobody_are_refused():
     many = advice(*[action("kv.prefetch", {})] * 70)
     assert (len(many.hints), len(many.strange)) == (64, 1)
     assert "session" in advice(action("kv.release", {}), session=None).strange[0]
+
+
+def test_where_keys_are_opaque_only_ranges_and_a_release_of_oneself_are_kept():
+    rows = [{"start": 3, "end": 9, "priority": 80, "duration": 2.5}, {"priority": 7}]
+    actions = [
+        action("kv.retain", {"directives": rows, "scope": "agent"}),
+        action("kv.release", {}),
+        action("kv.prefetch", {}),
+        action("kv.deref", {"session_id": "another"}),
+        action("kv.retain", {"directives": [{"covers_output": True, "priority": 9}]}),
+        action("kv.retain", {"directives": [{"priority": 101}]}),
+    ]
+    kept, strange = kept_of(SimpleNamespace(actions=actions))
+    assert kept == [Kept(0, FAR, 0, None), Kept(3, 9, 80, 2_500_000_000), Kept(0, FAR, 7, None)]
+    assert [why.partition(":")[0] for why in strange] == [
+        "'kv.retain'",
+        "Prefetch",
+        "Release",
+        "Retain",
+    ]
+    assert kept_of(SimpleNamespace(actions=[])) == ([], [])
 
 
 def test_a_lower_priority_of_vllm_keeps_longer():

@@ -84,6 +84,9 @@ USED = {
     (f"{_OFFLOAD}.base", "ReqContext"): (
         "req_id",
         "kv_transfer_params",
+        "kv_hints",
+        "get_state",
+        "set_state",
         "get_offload_key_position",
     ),
     (f"{_OFFLOAD}.base", "OffloadingEvent"): ("__init__", "keys", "medium", "removed", "locality"),

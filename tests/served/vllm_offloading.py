@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import servers
@@ -116,8 +117,8 @@ class Manager:
             chunks, "KvtrieCachePolicy", "kvtrie.engines.vllm.cache_policy"
         )
 
-    def request(self, name, path, **params):
-        told = self.context(name, {"kvtrie": params} if params else None)
+    def request(self, name, path, envelope=None, **params):
+        told = self.context(name, {"kvtrie": params} if params else None, envelope)
         keys = []
         for at in range(len(path)):
             keys.append(self.key(b"%r" % (path[: at + 1],), 0))
@@ -155,6 +156,45 @@ def test_hints_of_requests_keep_and_drop_chunks():
     manager.serve("c", [9, 10, 11, 12])
     manager.serve("d", [13, 14, 15, 16])
     assert manager.serve("b", [5, 6, 7, 8]) == 4
+
+
+def envelope(*actions):
+    from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+
+    return KvHintsEnvelope(
+        "1.0", "test", [KvHintAction("1", kind, "1.0", p) for kind, p in actions]
+    )
+
+
+def test_actions_of_an_envelope_keep_and_drop_chunks(monkeypatch):
+    from kvtrie.engines.vllm import cache_policy
+
+    told = []
+    log = SimpleNamespace(warning=lambda form, *given: told.append(form % given))
+    monkeypatch.setattr(cache_policy, "_LOG", log)
+    manager = Manager(12)
+    rows = [{"start": 0, "end": 2 * BLOCK, "priority": 90, "duration": 600}]
+    kept = envelope(("kv.retain", {"directives": rows}))
+    manager.serve("system", [1, 2, 3, 4], envelope=kept)
+    for at in range(20):
+        manager.serve(f"{at}", [100 + at, 0, 0])
+    assert manager.serve("later", [1, 2, 3, 4]) == 2
+    manager = Manager(12)
+    manager.serve("a", [1, 2, 3, 4], envelope=envelope(("kv.release", {})))
+    manager.serve("b", [5, 6, 7, 8])
+    manager.serve("c", [9, 10, 11, 12])
+    manager.serve("d", [13, 14, 15, 16])
+    assert manager.serve("b", [5, 6, 7, 8]) == 4
+    assert told == []
+    strange = envelope(
+        ("kv.prefetch", {}),
+        ("kv.release", {"session_id": "another"}),
+        ("kv.retain", {"directives": [{"covers_output": True, "priority": 9}]}),
+        ("kv.retain", {"directives": [{"priority": 101}]}),
+    )
+    manager.serve("e", [17, 18], envelope=strange, retain=[{"last": 3}])
+    assert len(told) == 5  # once each, however often the request is heard of
+    assert all(line.startswith("kvtrie: a hint of request e: ") for line in told)
 
 
 def test_evict_is_all_or_nothing():

@@ -9,11 +9,13 @@ Invariant: `evict` gives as many chunks as were asked for, or changes nothing. C
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
-from kvtrie.engines.vllm.hints import retained
+from kvtrie.engines.vllm.envelope import kept_of
+from kvtrie.engines.vllm.hints import Kept, retained
 from kvtrie.errors import ConfigError
 from kvtrie.tiers.opaque_order import OpaqueOrder
 
@@ -97,17 +99,37 @@ class KvtrieCachePolicy(CachePolicy):
         context: ReqContext,
         stored: set[bytes] | None = None,
     ) -> None:
-        try:
-            hints = retained(context.kv_transfer_params)
-        except ConfigError as error:
-            _LOG.warning("kvtrie: a hint of request %s: %s", context.req_id, error)
-            hints = []
+        asked = context.get_state(_Asked)
+        if asked is None:
+            asked = _asked_of(context)
+            context.set_state(asked)
         behind, before = None, 0
         for key in keys:
             end = context.get_offload_key_position(key)
             self._order.use(key, count=stored is None or key not in stored)
             self._order.place(key, before, behind)
-            for hint in hints:
+            for hint in asked.kept:
                 if end is not None and hint.start < end <= hint.last:
                     self._order.keep(key, hint.priority, hint.ttl_ns)
             behind, before = key, before if end is None else end
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request asks to be kept; vLLM carries it with the request."""
+
+    kept: tuple[Kept, ...]
+
+
+def _asked_of(context: ReqContext) -> _Asked:
+    kept: list[Kept] = []
+    strange: list[str] = []
+    if context.kv_hints is not None:
+        kept, strange = kept_of(context.kv_hints)
+    try:
+        kept += retained(context.kv_transfer_params)
+    except ConfigError as error:
+        strange.append(str(error))
+    for why in strange:
+        _LOG.warning("kvtrie: a hint of request %s: %s", context.req_id, why)
+    return _Asked(tuple(kept))

@@ -14,20 +14,23 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from kvtrie.argument import flag, real, shown
+from kvtrie.engines.vllm.hints import FAR, Kept
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.hint import Prefetch, Release, Retain
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
     from kvtrie.hint import Hint
     from kvtrie.scope import Scope
 
-__all__ = ["Advice", "advice_of"]
+__all__ = ["Advice", "advice_of", "kept_of"]
 
+_ITS_OWN = "the session of the request"  # where nobody says its name
 _RELEASES = ("kv.release", "kv.deref")
 _RANGE = ("start", "end", "priority", "duration", "covers_output")
 _MOST_ACTIONS = 64
@@ -74,6 +77,26 @@ def advice_of(
             kind = shown(getattr(action, "action_type", None))
             advice.strange.append(f"{kind}: {error}")
     return advice
+
+
+def kept_of(envelope: KvHintsEnvelope) -> tuple[list[Kept], list[str]]:
+    """The ranges of a request's prompt that its envelope keeps, where keys are opaque.
+
+    A release of its own session gives the prompt the lowest priority. Nothing else is known by
+    name there, and nothing can be brought up.
+
+    Returns:
+        The ranges, and what could not be served, and why.
+    """
+    advice = advice_of(envelope, np.zeros(0, np.uint32), None, _ITS_OWN)
+    kept = [Kept(0, FAR, 0, None)] if advice.end else []
+    for hint in advice.hints:
+        if isinstance(hint, Retain) and hint.tokens is not None:
+            last = FAR if hint.end is None else hint.end
+            kept.append(Kept(hint.start, last, hint.priority, cast("int | None", hint.ttl)))
+        else:
+            advice.strange.append(f"{type(hint).__name__}: nothing is known of that here")
+    return kept, advice.strange
 
 
 def _serve(

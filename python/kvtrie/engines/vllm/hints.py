@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from kvtrie.hint import Hint
     from kvtrie.scope import Scope
 
-__all__ = ["Kept", "asked_of", "hints_of", "kept_by_rank", "retained"]
+__all__ = ["FAR", "Kept", "asked_of", "hints_of", "kept_by_rank", "retained"]
 
-_FAR = 2**63 - 1
+FAR = 2**63 - 1
+"""Where a range ends that has no end."""
+
 _PLAIN, _HIGHEST = 35, 100
 _KEYS = ("start", "end", "priority", "ttl_s")
 
@@ -112,15 +114,15 @@ def retained(params: Mapping[str, Any] | None) -> list[Kept]:
     asked = cast("dict[str, Any]", (params or {}).get("kvtrie") or {})
     kept: list[Kept] = []
     if asked.get("end"):
-        kept.append(Kept(0, _FAR, 0, None))
+        kept.append(Kept(0, FAR, 0, None))
     for row in asked.get("retain") or ():
         if strange := [key for key in row if key not in _KEYS]:
             raise ConfigError(f"retain has no {', '.join(strange)}: {', '.join(_KEYS)}")
         seconds = row.get("ttl_s")
         kept.append(
             Kept(
-                whole("start", row.get("start", 0), 0, _FAR),
-                _FAR if row.get("end") is None else whole("end", row["end"], 0, _FAR),
+                whole("start", row.get("start", 0), 0, FAR),
+                FAR if row.get("end") is None else whole("end", row["end"], 0, FAR),
                 whole("priority", row.get("priority", 35), 0, 100),
                 None if seconds is None else int(real("ttl_s", seconds, 0, 1e9) * 1e9),
             )

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+from vllm.v1.kv_hints import KvHintsEnvelope
 import torch
 
 @dataclass(init=False)
 class ReqContext:
     req_id: str
     kv_transfer_params: dict[str, Any] | None
+    kv_hints: KvHintsEnvelope | None
+    def get_state(self, cls: type[Any]) -> Any | None: ...
+    def set_state(self, val: Any) -> None: ...
     def get_offload_key_position(self, key: Any) -> int | None: ...
 
 @dataclass(init=False)
