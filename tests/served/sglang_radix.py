@@ -5,6 +5,7 @@ SGLang's engine has no CPU kernels; its classes stand on `benches/peers/stand_in
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 from array import array
@@ -14,6 +15,7 @@ from benches.peers.stand_ins import Pool  # isort: skip - without it sglang does
 import numpy as np
 import pytest
 import torch
+from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved
 from sglang.srt.mem_cache import registry
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -79,8 +81,8 @@ def test_salts_and_adapters_part_keys_and_strange_ids_are_not_kept():
 class World:
     """Requests that come, run and end, through one cache; what each page holds is known."""
 
-    def __init__(self, kind, blocks, seed):
-        self.cache, self.pool = cache(kind, blocks)
+    def __init__(self, kind, blocks, seed, **more):
+        self.cache, self.pool = cache(kind, blocks, **more)
         self.blocks, self.draw = blocks, random.Random(seed)
         self.holds = {}  # the path that a page's KV belongs to
         self.running = []
@@ -181,6 +183,98 @@ def test_random_operations_under_pressure(kind):
     assert world.pool.free_blocks == world.blocks
     world.cache.reset()
     assert world.cache.total_size() == 0
+
+
+@pytest.fixture
+def page_hashes(monkeypatch):
+    """A chain of digests in place of SGLang's own, which it would have to compile here."""
+
+    def chained(ids, before, page_size):
+        raw, told = ids.raw_token_ids(), []
+        for first in range(0, len(ids), page_size):
+            page = raw[first : first + page_size].tobytes()
+            before = hashlib.sha256((before or b"") + page).digest()
+            told.append(before.hex())
+        return told
+
+    monkeypatch.setattr("sglang.srt.mem_cache.utils.get_native_hash", chained)
+
+
+def replayed(events, there):
+    """Blocks that stand somewhere after events; each event is checked against those before it."""
+    for event in events:
+        if isinstance(event, AllBlocksCleared):
+            there.clear()
+        elif isinstance(event, BlockRemoved):
+            for each in event.block_hashes:
+                del there[each]
+        else:
+            before = event.parent_block_hash
+            assert before is None or before in there
+            for at, each in enumerate(event.block_hashes):
+                ids = tuple(event.token_ids[at * PAGE : (at + 1) * PAGE])
+                assert each not in there
+                assert event.block_size == len(ids) == PAGE
+                there[each] = (before, ids, event.cache_salt, event.lora_name, event.medium)
+                before = each
+    return there
+
+
+@pytest.mark.usefixtures("page_hashes")
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_events_are_those_of_sglangs_own_cache(dynamo):
+    more = {"enable_kv_cache_events": True, "dynamo_kv_event_format": dynamo}
+    worlds = [World(kind, 4096, 3, **more) for kind in ("ours", "theirs")]
+    told = [{}, {}]
+    for _ in range(300):
+        for world, there in zip(worlds, told, strict=True):
+            world.step()
+            replayed(world.cache.kv_events.take(), there)
+        assert told[0] == told[1]
+    # The older format leaves adapters without a public name out of its hashes.
+    names = (("a", None), (None, "lora"), ("a", "lora")) if dynamo else (("a", None), ("b", None))
+    for world, there in zip(worlds, told, strict=True):
+        for salt, extra in names:
+            world.cache.insert(
+                InsertParams(key=key([1, 2, 3], 4, salt, extra), value=world.pool.alloc(3))
+            )
+        replayed(world.cache.kv_events.take(), there)
+    assert told[0] == told[1]
+    assert len(told[0]) * PAGE == worlds[0].cache.total_size()
+    worlds[0].cache.reset()
+    assert replayed(worlds[0].cache.kv_events.take(), told[0]) == {}
+
+
+@pytest.mark.usefixtures("page_hashes")
+def test_events_under_pressure_say_what_stands():
+    world, there = World("ours", 60, 4, enable_kv_cache_events=True), {}
+    removed = 0
+    for _ in range(3000):
+        world.step()
+        events = world.cache.kv_events.take()
+        removed += sum(len(each.block_hashes) for each in events if isinstance(each, BlockRemoved))
+        replayed(events, there)
+        assert len(there) * PAGE == world.cache.total_size()
+        assert all(row[0] is None or row[0] in there for row in there.values())
+    assert removed > 100
+    held = {tuple(row[1]) for row in there.values()}
+    assert held == {tuple(ids) for ids in standing(world)}
+
+
+def standing(world):
+    """Tokens of the pages in the tree: what their slots hold says which."""
+    for page in world.cache._pages.values():
+        number = world.holds[page][-1]
+        yield [number * 1000 + at for at in range(PAGE)]
+
+
+def test_without_events_nothing_is_kept_of_them():
+    world = World("ours", 60, 5)
+    for _ in range(50):
+        world.step()
+    assert world.cache.total_size()
+    assert world.cache.kv_events.take() == []
+    assert not world.cache._told._pages
 
 
 class Request:

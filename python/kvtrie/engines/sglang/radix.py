@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
 from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.engines.sglang.told import Told
 from kvtrie.errors import ConfigError
 from kvtrie.scope import Scope
 
@@ -119,6 +120,7 @@ class KvtrieRadixCache(RadixCache):
         )
         self._pages: dict[int, int] = {}
         self._locked: Counter[int] = Counter()
+        self._told = Told(self.kv_events, self.page_size)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """The longest prefix of whole pages that is there."""
@@ -158,6 +160,7 @@ class KvtrieRadixCache(RadixCache):
             self._pages.update(zip(new, pages.tolist(), strict=True))
         lease.release(now=now)
         match = self.manager.lookup(tokens, now=now, scope=scope, keep=0)
+        self._told.stored(match.handles.tolist(), there // size, key)
         return InsertResult(prefix_len=there, last_device_node=Path(match.handles))
 
     def evict(self, params: EvictParams) -> EvictResult:
@@ -175,10 +178,11 @@ class KvtrieRadixCache(RadixCache):
         gone = [event.block for event in self.manager.take_events()]
         pages = np.asarray([self._pages.pop(block) for block in gone], dtype=np.int64)
         self.token_to_kv_pool_allocator.free_segment(self._slots(pages), start_pos=0)
+        self._told.removed(gone)
         self.update_eviction_metrics(len(gone) * size, begun)
         return EvictResult(num_tokens_evicted=len(gone) * size)
 
-    def inc_lock_ref(self, node: Path) -> IncLockRefResult:
+    def inc_lock_ref(self, node: Path) -> IncLockRefResult:  # pyright: ignore[reportIncompatibleMethodOverride] - our nodes are paths
         """Keep a path from being evicted."""
         if self.disable or not len(node.blocks):
             return IncLockRefResult(delta=0)
@@ -187,7 +191,11 @@ class KvtrieRadixCache(RadixCache):
         self._locked.update(node.blocks.tolist())
         return IncLockRefResult(delta=(before - len(self._locked)) * self.page_size)
 
-    def dec_lock_ref(self, node: Path, params: DecLockRefParams | None = None) -> DecLockRefResult:  # noqa: ARG002
+    def dec_lock_ref(  # pyright: ignore[reportIncompatibleMethodOverride] - likewise
+        self,
+        node: Path,
+        params: DecLockRefParams | None = None,  # noqa: ARG002
+    ) -> DecLockRefResult:
         """Let go of a path once."""
         if self.disable or not node.locks:
             return DecLockRefResult(delta=0)
@@ -199,7 +207,7 @@ class KvtrieRadixCache(RadixCache):
                 del self._locked[block]
         return DecLockRefResult(delta=(before - len(self._locked)) * self.page_size)
 
-    def path_device_indices(self, node: Path) -> torch.Tensor:
+    def path_device_indices(self, node: Path) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] - our nodes are paths
         """Token slots of a path, in order."""
         if not len(node.blocks):
             return self._empty_device_indices
