@@ -788,7 +788,8 @@ class Lease:
         its own; those of blocks that it finds stored already are free again, as is what `release`,
         `suspend`, a load that fails or `drop_ahead` takes back, once no move writes it any more.
         The moves have no block and no `after`. They may run as soon as the block's slot is written
-        (a layer behind that layer, too), and have to before anybody else writes it.
+        (a layer behind that layer, too), and have to before anybody else writes it; an `Executor`
+        runs them at once.
 
         Args:
             blocks: from this block of the lease to before that one, behind those it has committed;
@@ -1473,8 +1474,8 @@ class Committed:
         duplicate: private slots whose block somebody else had committed already, `uint32[k]`. They
             stay the lease's until release.
         canonical: handles of the blocks that won, one for each duplicate, `uint64[k]`.
-        ahead: handles of the blocks whose copies, begun by `store_ahead`, were taken over,
-            `uint64[m]`.
+        ahead: how many of the new blocks had been stored by `store_ahead`: their copies were taken
+            over.
     """
 
     @property
@@ -1484,7 +1485,7 @@ class Committed:
     @property
     def canonical(self) -> NDArray[np.uint64]: ...
     @property
-    def ahead(self) -> NDArray[np.uint64]: ...
+    def ahead(self) -> int: ...
 
 @final
 class Failed:

@@ -15,8 +15,8 @@ from kvtrie.transfer.report import MoveReport
 PROMPT = list(range(13))  # three full blocks
 
 
-def engine(host=16, ranks=1, ahead=0):
-    made = Engine("", ranks, ahead, 0, host)
+def engine(host=16, ranks=1, ahead=0, folder=""):
+    made = Engine(folder, ranks, ahead, 0, host)
     made.whole = True
     return made
 
@@ -139,8 +139,9 @@ def test_drafts_are_stored_once_they_are_accepted():
     assert stores(one.half.orders(planned({"one": 0}, 9))) == (0, 0)
 
 
-def test_what_has_no_room_is_stored_by_the_next_step_or_counted():
-    one = engine(host=2)
+@pytest.mark.parametrize("deep", [False, True])
+def test_what_has_no_room_is_stored_by_the_next_step_or_counted(tmp_path, deep):
+    one = engine(host=2, folder=tmp_path if deep else "")
     one.add("one", PROMPT, 0)
     one.plan()
     assert stores(one.under_way[0][0]) == (0, 2)

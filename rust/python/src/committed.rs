@@ -37,10 +37,10 @@ impl Committed {
         handles(py, &self.0.canonical)
     }
 
-    /// Handles of the blocks whose copies, stored ahead, were taken over, `uint64[m]`.
+    /// How many of the new blocks had been stored ahead: their copies were taken over.
     #[getter]
-    fn ahead<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
-        handles(py, &self.0.ahead)
+    fn ahead(&self) -> usize {
+        self.0.ahead
     }
 
     fn __repr__(&self) -> String {

@@ -133,6 +133,7 @@ class SchedulerHalf:
         self._step = 0
         self._forget = False
         self._committed: set[int] = set()
+        self._stored = 0  # of those, with the step that filled them
         if self._deep:
             found = [each.rows for each in opened.values() if each.rows is not None]
             index = _on_every(found, self._layers)
@@ -338,10 +339,11 @@ class SchedulerHalf:
         if not self._committed:
             return
         under_way = (*parts, *self.dispatch.waiting())
-        left = self._committed.difference(*(moves.block.tolist() for moves in under_way))
-        if left:
-            self.tally.lost["no room on host"] += len(left)
-        self._committed = set()
+        stores = (moves.block[moves.src == 0].tolist() for moves in under_way)
+        left = len(self._committed.difference(*stores)) - self._stored
+        if left > 0:
+            self.tally.lost["no room on host"] += left
+        self._committed, self._stored = set(), 0
 
     def _extend(self, output: SchedulerOutput) -> None:
         """Name the slots that running requests were given for this step."""
@@ -548,7 +550,8 @@ class SchedulerHalf:
             return
         new = run.tokens.read()[run.lease.tokens : upto]
         committed = run.lease.commit(np.ascontiguousarray(new), now=now)
-        self._committed.update(set(committed.new.tolist()) - set(committed.ahead.tolist()))
+        self._committed.update(committed.new.tolist())
+        self._stored += committed.ahead
         self.tally.blocks["written"] += len(new) // self._size
         run.full = upto + self._size
         if run.written < run.full:

@@ -4,8 +4,9 @@
 //! behind its computation, and commits afterwards: commit then takes the copy over as the block's
 //! residency, in place of a store of its own. Until then a copy belongs to no block. Invariant: a
 //! copy is a private slot of the second tier, which a row here holds together with the slot of the
-//! lease that it is made from, by the engine's slot; a row leaves with that slot, with its move's failure and with the
-//! plan that it was computed under. Cost: O(log n) per block, and per victim. A copy's life:
+//! lease that it is made from, by the engine's number of it; a row leaves with that slot, with its
+//! move's failure and with the plan that it was computed under. Cost: O(log n) per block, and per
+//! victim. A copy's life:
 //!
 //! ```text
 //! store_ahead --> in flight --> whole --commit--> residency

@@ -27,8 +27,8 @@ pub struct Committed {
     pub duplicate: Vec<Slot>,
     /// The blocks that were kept, one for each duplicate.
     pub canonical: Vec<Handle>,
-    /// The blocks whose copies, stored ahead, were taken over.
-    pub ahead: Vec<Handle>,
+    /// How many of the new blocks had been stored ahead: their copies were taken over.
+    pub ahead: usize,
 }
 
 impl Manager {
@@ -241,7 +241,7 @@ impl Manager {
             if self.ahead.is_empty() || !self.adopt_ahead(block, private, now) {
                 self.write_through(0, block, Some(private), now);
             } else {
-                out.ahead.push(self.trie().handle(block));
+                out.ahead += 1;
             }
             Some(private)
         } else if self.install(0, block, private) {
@@ -300,7 +300,11 @@ impl Manager {
             // An engine may commit more than it has named slots for.
             let Some(&open) = open.get(at) else { break };
             let private = self.as_private(open);
+            let before = out.ahead;
             let left = self.offer_private(path[at], private, now, out);
+            if at < known {
+                out.ahead = before;
+            }
             self.lease_mut(id).path.change(end + at, |step| step.private = left);
         }
         self.use_path(id, end, since);
