@@ -49,12 +49,17 @@ class Command:
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )
         self.lines = []
+
+    def __enter__(self):
         for line in self.child.stdout:
             self.lines.append(line)
             if "Application startup complete" in line:
                 self.listen()
-                return
-        raise AssertionError("".join(self.lines[-40:]))
+                return self
+        raise AssertionError(self.end())
+
+    def __exit__(self, *error):
+        self.end()
 
     def listen(self):
         """It listens a moment after it has said that it is there."""
@@ -87,10 +92,11 @@ class Command:
             raise AssertionError(self.end()) from error
 
     def end(self):
+        """Its log; ending twice does nothing."""
         self.child.send_signal(signal.SIGTERM)
-        rest = self.child.stdout.read()
+        self.lines += self.child.stdout
         self.child.wait()
-        return "".join(self.lines) + rest
+        return "".join(self.lines)
 
 
 def test_the_command_before_and_after_a_restart(tmp_path):
@@ -98,15 +104,13 @@ def test_the_command_before_and_after_a_restart(tmp_path):
     words = Tokenizer(models.WordLevel({f"w{at}": at for at in range(VOCABULARY)}, "w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(model)
-    first = Command(tmp_path, model)
-    answer, found = first.ask()
-    assert len(answer.split()) == 8
-    assert found == 0
-    assert first.ask() == (answer, 9 * BLOCK)
-    log = first.end()
-    assert "kvtrie: rank 0 keeps" in log
-    second = Command(tmp_path, model)
-    assert second.ask() == (answer, 9 * BLOCK)
-    metrics = second.get("/metrics")
+    with Command(tmp_path, model) as first:
+        answer, found = first.ask()
+        assert len(answer.split()) == 8
+        assert found == 0
+        assert first.ask() == (answer, 9 * BLOCK)
+        assert "kvtrie: rank 0 keeps" in first.end()
+    with Command(tmp_path, model) as second:
+        assert second.ask() == (answer, 9 * BLOCK)
+        metrics = second.get("/metrics")
     assert re.search(r'vllm:kvtrie_found_tokens_total\{.*tier="disk".*\} 288\.0', metrics)
-    second.end()
