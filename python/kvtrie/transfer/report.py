@@ -64,7 +64,7 @@ class MoveReport(NamedTuple):
             ConfigError: bytes of another version, cut short, or no reports.
         """
         try:
-            version, *rows = json.loads(data)
+            version, *rows = json.loads(data.decode())
             if version != _VERSION:
                 raise ConfigError(f"reports of version {version}, {_VERSION} wanted")
             return [_report(row) for row in rows]

@@ -272,7 +272,8 @@ class SchedulerHalf:
             self._unpin(known, now)
             return
         self._unpin(known, now)
-        self._used.use(lease.handles)
+        if self._deep:
+            self._used.use(lease.handles)
         full = lease.tokens + self._size
         run = Run(request, known.tokens, lease, list(table), self._step, full)
         lease.bind(0, table)
@@ -327,7 +328,7 @@ class SchedulerHalf:
             self._lost,
             self._forget,
             output.total_num_scheduled_tokens > 0,
-            list(self._used.take(now, idle=not self._runs)),
+            list(self._used.take(now, idle=not self._runs)) if self._used else [],
         )
         self._lost, self._forget = [], False
         self._step += 1
@@ -387,8 +388,10 @@ class SchedulerHalf:
         ahead: list[Moves] = []
         for moves in self.dispatch.take(now) if begun else ():
             out: NDArray[np.bool_] = moves.src == 0
-            ahead.append(moves[out])
-            if not out.all():  # what had to leave host memory for them
+            if out.all():
+                ahead.append(moves)
+            else:  # what had to leave host memory for them
+                ahead.append(moves[out])
                 parts.append(moves[~out])
         return ahead
 
@@ -420,11 +423,15 @@ class SchedulerHalf:
                 if report.ok:
                     for ident in report.ids:
                         self._loads.pop(ident, None)
-        self.manager.failed()
         if failed:
             self._give_up(failed & self._loads.keys())
-        self._ready += self.dispatch.take(now)  # so that `busy` knows of them
-        finished = min((one.step for one in news.values()), default=-1)
+        if any(one.reports for one in news.values()):  # which alone have the manager plan more
+            self.manager.failed()
+            self._ready += self.dispatch.take(now)  # so that `busy` knows of them
+        self._note_written(min((one.step for one in news.values()), default=-1))
+
+    def _note_written(self, finished: int) -> None:
+        """Blocks that steps up to one have filled are due."""
         while self._planned and self._planned[0].step <= finished:
             for run, upto in self._planned.popleft().rows:
                 run.written = max(run.written, upto)
@@ -535,7 +542,8 @@ class SchedulerHalf:
             self._commit(run, now)
             self._due.pop(run, None)
             run.dead = True
-            self._used.use(run.lease.handles)
+            if self._deep:
+                self._used.use(run.lease.handles)
             released += run.lease.release(now=now).tolist()
         self._leaving = []
         return released
