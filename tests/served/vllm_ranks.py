@@ -47,7 +47,7 @@ def layers(_worker):
 def test_two_workers_answer_as_one(model, wanted, tmp_path, by):
     extra = {
         "tiers": [
-            {"kind": "host", "blocks": 16},
+            {"kind": "host", "blocks": 24},
             {"kind": "disk", "blocks": 64, "path": str(tmp_path)},
         ]
     }
