@@ -25,6 +25,8 @@ import torch
 from transformers import (
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
 )
@@ -33,53 +35,60 @@ from vllm import LLM, SamplingParams
 VOCABULARY, BLOCK = 512, 32
 
 
-def tiny_llama(folder):
-    """Write a random Llama of four layers, and its name."""
+_TINY = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "initializer_range": 0.15,
+    "max_position_embeddings": 2048,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "dtype": "float32",
+}
+
+
+def written(kind, config, folder):
+    """Write a random model, and its name."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        initializer_range=0.15,
-        max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        dtype="float32",
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    kind(config).save_pretrained(folder)
     return str(folder)
 
 
+def tiny_llama(folder):
+    """Llama of four layers."""
+    config = LlamaConfig(**_TINY, num_key_value_heads=2, head_dim=32)
+    return written(LlamaForCausalLM, config, folder)
+
+
+def tiny_gemma(folder):
+    """Gemma of four layers, two of which attend to the last 64 tokens."""
+    config = Gemma3TextConfig(
+        **_TINY,
+        num_key_value_heads=2,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=64,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    return written(Gemma3ForCausalLM, config, folder)
+
+
 def tiny_deepseek(folder):
-    """Write a random model of four dense layers with latent KV, and its name."""
-    torch.manual_seed(0)
+    """Four dense layers with latent KV."""
     config = DeepseekV2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=4,
+        **_TINY,
         first_k_dense_replace=4,
-        num_attention_heads=4,
         num_key_value_heads=4,
         kv_lora_rank=512,
         q_lora_rank=None,
         qk_nope_head_dim=32,
         qk_rope_head_dim=64,
         v_head_dim=32,
-        initializer_range=0.15,
-        max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        dtype="float32",
     )
-    DeepseekV2ForCausalLM(config).save_pretrained(folder)
-    return str(folder)
+    return written(DeepseekV2ForCausalLM, config, folder)
 
 
 @contextmanager

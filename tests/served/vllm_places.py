@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import servers
-import torch
-from servers import BLOCK, VOCABULARY, prompt, same, serve
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from servers import BLOCK, prompt, same, serve
 
 from kvtrie.engines.vllm import connector
 
@@ -14,32 +12,13 @@ HOST = {"tiers": [{"kind": "host", "blocks": 64}]}
 
 
 def test_layers_with_windows_are_kept_whole_and_it_is_said_what_that_costs(tmp_path, monkeypatch):
-    torch.manual_seed(0)
-    config = Gemma3TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        query_pre_attn_scalar=32,
-        initializer_range=0.15,
-        max_position_embeddings=2048,
-        sliding_window=64,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        dtype="float32",
-    )
-    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    model = servers.tiny_gemma(tmp_path)
     lines = []
     monkeypatch.setattr(connector._LOG, "warning", lambda line, *more: lines.append(line % more))
-    with serve(str(tmp_path)) as server:
+    with serve(model) as server:
         wanted = server.answers(PROMPTS)
     assert not lines
-    with serve(str(tmp_path), HOST) as server:
+    with serve(model, HOST) as server:
         same(server.answers(PROMPTS), wanted)
         server.settle()
         server.forget()
