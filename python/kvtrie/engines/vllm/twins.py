@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Gather", "Twins"]
-
-Gather = "Callable[[Any], list[Any]]"
-"""Gives this rank's value to the ranks of its group, and has theirs, in the order of ranks."""
+__all__ = ["Twins"]
 
 
 @dataclass(frozen=True, slots=True)

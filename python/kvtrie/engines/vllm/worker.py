@@ -128,7 +128,6 @@ class WorkerHalf:
         self._layerwise = settings.layerwise
         self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
         self._step = -1
-        self._stored = -1
         self._loads: list[Moves] = []
         self._layers_in = 0
         self._ahead: list[Moves] = []
