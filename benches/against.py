@@ -40,7 +40,7 @@ PRINTED = 20  # last lines of a command that failed
 # How much slower than the revision a row may be; baselines are there for their choices.
 LIMIT = 1.10
 BASELINE_LIMIT = 1.5
-BASELINES = ("fifo", "gdsf", "s3fifo", "lirs")
+BASELINES = ("fifo",)
 POLICIES = ("retention", "lru", "lfu", "flat", *BASELINES)
 PLAYS = (
     ("request", "--policy", "retention"),

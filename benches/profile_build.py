@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 SEED = "7"
-POLICIES = ("retention", "lru", "hazard", "s3fifo")
-OTHERS = ("fifo", "lfu", "gdsf", "lirs", "flat")
+POLICIES = ("retention", "lru", "learned")
+OTHERS = ("fifo", "lfu", "flat")
 PLAYS = (
     *(f"request --policy {policy} --blocks 20000 --conversations 3000" for policy in POLICIES),
     *(f"leaves --policy {policy} --leaves 20000 --steps 5000" for policy in POLICIES + OTHERS),

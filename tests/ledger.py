@@ -445,7 +445,7 @@ class Ledger:
             assert entry.value == world.brought[tier, block]
         elif policy == "lfu":
             assert entry.value == world.uses[block]
-        elif world.foretold and policy != "gdsf":
+        elif world.foretold:
             cost = Fraction(world.cost(tier, block))
             expected = float(cost * 10**9 / idle) if idle else float("inf")
             assert entry.value == pytest.approx(expected, rel=1e-12)

@@ -4,9 +4,8 @@ Pure Python and exact: values are fractions, sets are searched from end to end, 
 imported from kvtrie. A block is named by all tokens up to its end. The oracle is told what stands
 where and who holds it (`World`) and foretells the whole log of evictions of an operation (`Room`).
 
-It knows the order of every policy but five. What `arc`, `lirs`, `s3fifo`, `hazard` and `learned`
-remember depends on every use and eviction since the beginning, in their order within each
-operation; of them only what holds under any policy is asked.
+It knows the order of every policy but `learned`, which depends on every use and eviction since the
+beginning, in their order within each operation; of it only what holds under any policy is asked.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ ALPHA, BETA, CONSTANT = Fraction(1, 16), Fraction(1), Fraction(1, 2)
 """A token behind l others costs l / 16 + 1, and 1 / 2 more but under `flat`. They are binary
 fractions, so that the manager's arithmetic is exact as well."""
 
-UNKNOWN = frozenset({"arc", "lirs", "s3fifo", "hazard", "learned"})
+UNKNOWN = frozenset({"learned"})
 """Policies whose order is not foretold."""
 
-READ = frozenset({"weighted", "restore", "gdsf"})
-"""Policies whose prices depend on sessions, plans or what has left: they are read from
+READ = frozenset({"weighted", "restore"})
+"""Policies whose prices depend on sessions or plans: they are read from
 explanations, and the order is foretold by them."""
 
 HOST, DISK = 1, 2  # tiers, by their places
@@ -132,8 +131,6 @@ class World:
             return (self.brought[tier, block],)
         if self.policy == "lfu":
             return (self.uses[block], self.access[block])
-        if self.policy == "gdsf":
-            return (self.prices[tier, block],)
         if self.policy == "checkerboard":
             # The ages of a session double from class to class; whole blocks go front first, and
             # nothing but their numbers tells them apart then.

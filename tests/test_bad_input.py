@@ -341,6 +341,10 @@ def test_bad_tokens_are_named(given, said):
         (lambda _: BlockManager("model", [Tier("gpu", blocks=1)]), "model is 'model', a Model"),
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], cost=3), "cost is .* not 3"),
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], policy=3), "policy is 3"),
+        (
+            lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], policy="arc"),
+            "policy 'arc' was removed: choose 'learned', which adapts as it did, or 'lru'",
+        ),
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], reuse="no"), "reuse is 'no'"),
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], epsilon="0"), "epsilon is '0'"),
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], structure=None), "structure is N"),
@@ -350,7 +354,7 @@ def test_bad_tokens_are_named(given, said):
         ),
         (
             lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1, policy="lru")], objective="hits"),
-            "policy 'lru' has no values: choose one of gdsf, hazard, retention, flat, weighted, le",
+            "policy 'lru' has no values: choose one of retention, flat, weighted, learned",
         ),
     ],
 )

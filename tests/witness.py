@@ -190,8 +190,6 @@ class Witness:
 
     def prices(self):
         """What explanations say of blocks, by (tier, block), where the oracle reads it."""
-        if self.shape.policy == "gdsf":
-            return {at: entry.value for at, entry in self.entries.items()}
         return {at: entry.cost for at, entry in self.entries.items()}
 
     def world(self, pinned, access, uses, brought, unwritable, said):

@@ -109,8 +109,8 @@ _REQUEST = Game(
     ),
 )
 
-_FAST = ("lru", "fifo", "lfu", "gdsf", "s3fifo", "lirs", "flat", "retention")
-_OTHER = ("arc", "hazard", "learned", "weighted", "checkerboard", "restore")  # played alone
+_FAST = ("lru", "fifo", "lfu", "flat", "retention")
+_OTHER = ("learned", "weighted", "checkerboard", "restore")  # played alone
 
 _EVICT = Game(
     "evict",

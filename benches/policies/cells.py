@@ -26,7 +26,10 @@ BOUND = "belady"
 LEAVES = "belady, leaves (ref)"
 BLOCKS = "belady, blocks (ref)"
 EXACT = "retention, exact ghosts"
+# Our policy, and libcachesim's that must find the same.
 CHECKED = {"lru": "LRU", "fifo": "FIFO", "lfu": "LFU"}
+# Policies that libcachesim has and we do not; our default is played next to them.
+BASELINES = ("ARC", "S3FIFO", "LIRS", "GDSF")
 HITS = ", hits"
 ENDS = ", ends told"
 # Blocks of the second tier for each of the first.
@@ -128,11 +131,12 @@ def bill(
 
 
 def singles(job: Job, requests: list[TraceRequest]) -> tuple[float, float]:
-    """Every block as a request of its own: our hits, and libcachesim's."""
+    """Hits of ours and of libcachesim's, in per cent, if every block is a separate request."""
     import libcachesim
 
-    manager = open_manager([Tier("gpu", blocks=job.room)], policy=job.policy)
-    theirs = getattr(libcachesim, CHECKED[job.policy])(cache_size=job.room)
+    mine = job.policy if job.policy in CHECKED else "learned"
+    manager = open_manager([Tier("gpu", blocks=job.room)], policy=mine, objective="cost")
+    theirs = getattr(libcachesim, CHECKED.get(job.policy, job.policy))(cache_size=job.room)
     asked = libcachesim.Request()
     asked.obj_size = 1
     stream = np.concatenate([request.blocks for request in requests])

@@ -109,7 +109,7 @@ def _main(figures: Figures) -> list[Goal]:
 
     least("worst row - max(lru, flat)", -1.0, "learned", ("lru", "flat"), 0)
     least("worst row - lru", -0.6, "learned", ("lru",), 0)
-    for other, wanted in (("lru", 3.0), ("retention", 2.5), ("hazard", 0.5)):
+    for other, wanted in (("lru", 3.0), ("retention", 2.5)):
         if other in known:
             gap = figures.mean("learned")[0] - figures.mean(other)[0]
             found.append(Goal(f"mean - {other}", wanted, gap))

@@ -161,7 +161,7 @@ class BlockManager:
                 default 1/64. With 0 victims are exact.
             objective: what policies by value save: the "cost" of computing blocks again, or "hits",
                 where every block is worth the same and prices are not read. Every tier's policy
-                must have values then: `learned`, `hazard`, `retention`, `flat`, `weighted`, `gdsf`.
+                must have values then: `learned`, `retention`, `flat`, `weighted`.
 
         Raises:
             ConfigError: settings that contradict each other, or a disk with a path or a remote

@@ -23,8 +23,8 @@ def test_a_row_reports_median_and_quartiles_of_the_ratios_of_its_rounds():
         ("request", 1.09, True),
         ("request", 1.12, False),
         ("evict.retention", 1.12, False),
-        ("evict.s3fifo", 1.49, True),
-        ("evict.s3fifo", 1.52, False),
+        ("evict.fifo", 1.49, True),
+        ("evict.fifo", 1.52, False),
     ],
 )
 def test_baseline_policies_alone_may_be_half_as_slow_again(what, ratio, ok):

@@ -114,7 +114,7 @@ def test_explain_says_the_value_in_words():
     assert plain.explain(plain.lookup(prompt, now=1, keep=0).blocks[0], now=1).words is None
 
 
-@pytest.mark.parametrize("policy", ["learned", "hazard", "retention", "flat", "gdsf", "weighted"])
+@pytest.mark.parametrize("policy", ["learned", "retention", "flat", "weighted"])
 def test_under_the_objective_of_hits_context_counts_for_nothing(policy):
     values = {}
     for objective in ("cost", "hits"):
@@ -134,10 +134,8 @@ def test_hits_are_more_under_the_objective_of_hits():
 
 
 def test_a_policy_without_values_has_no_other_objective():
-    for policy in set(BlockManager.policies()) - {"learned", "hazard", "retention", "flat"}:
-        if policy in {"gdsf", "weighted"}:
-            continue
-        with pytest.raises(ValueError, match="has no values: choose one of gdsf, hazard"):
+    for policy in set(BlockManager.policies()) - {"learned", "retention", "flat", "weighted"}:
+        with pytest.raises(ValueError, match="has no values: choose one of retention, flat"):
             open_manager([Tier("gpu", blocks=50)], policy=policy, objective="hits")
 
 

@@ -23,11 +23,11 @@ def singles(stream, capacity, policy):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "apart"),
-    [("lru", "LRU", 0), ("fifo", "FIFO", 0), ("lfu", "LFU", 0), ("arc", "ARC", 0.005)],
+    ("ours", "theirs"),
+    [("lru", "LRU"), ("fifo", "FIFO"), ("lfu", "LFU")],
 )
 @pytest.mark.parametrize("name", sorted(TRACES))
-def test_single_blocks_are_served_as_by_libcachesim(name, ours, theirs, apart):
+def test_single_blocks_are_served_as_by_libcachesim(name, ours, theirs):
     libcachesim = pytest.importorskip("libcachesim", reason="no wheel of it for this platform")
     stream = np.concatenate([request.blocks for request in TRACES[name]])
     for capacity in (100, 400):
@@ -39,68 +39,7 @@ def test_single_blocks_are_served_as_by_libcachesim(name, ours, theirs, apart):
             asked.obj_id = block
             expected += cache.get(asked)
         found = singles(stream, capacity, ours)
-        assert abs(found - expected) <= apart * len(stream)
-        assert found > 0
-
-
-class Arc:
-    """Adaptive replacement as published, but room is made before what comes is looked at."""
-
-    def __init__(self, capacity):
-        self.capacity = capacity
-        self.once, self.again, self.lost_once, self.lost_again = {}, {}, {}, {}
-        self.target = 0.0
-
-    def serve(self, block):
-        hit = block in self.once or block in self.again
-        if hit:
-            self.once.pop(block, None)
-            self.again.pop(block, None)
-            self.again[block] = None
-            return True
-        if len(self.once) + len(self.again) == self.capacity:
-            self.make_room()
-        self.admit(block)
-        return False
-
-    def make_room(self):
-        if (self.once and len(self.once) > self.target) or not self.again:
-            self.lost_once[oldest(self.once)] = None
-        else:
-            self.lost_again[oldest(self.again)] = None
-        while len(self.once) + len(self.lost_once) > self.capacity:
-            oldest(self.lost_once)
-        lists = (self.once, self.again, self.lost_once, self.lost_again)
-        while sum(map(len, lists)) > 2 * self.capacity:
-            oldest(self.lost_again)
-
-    def admit(self, block):
-        ratio = len(self.lost_again) / max(1, len(self.lost_once))
-        if block in self.lost_once:
-            self.target = min(self.capacity, self.target + max(1, ratio))
-            del self.lost_once[block]
-            self.again[block] = None
-        elif block in self.lost_again:
-            self.target = max(0, self.target - max(1, len(self.lost_once) / len(self.lost_again)))
-            del self.lost_again[block]
-            self.again[block] = None
-        else:
-            self.once[block] = None
-
-
-def oldest(of):
-    key = next(iter(of))
-    del of[key]
-    return key
-
-
-@pytest.mark.parametrize("name", sorted(TRACES))
-def test_arc_is_the_published_one_with_room_made_first(name):
-    stream = np.concatenate([request.blocks for request in TRACES[name]])
-    for capacity in (100, 400):
-        cache = Arc(capacity)
-        expected = sum(cache.serve(block) for block in stream.tolist())
-        assert abs(singles(stream, capacity, "arc") - expected) <= 0.0005 * len(stream)
+        assert found == expected > 0
 
 
 def saved(name, policy, capacity, **settings):
@@ -111,9 +50,7 @@ def saved(name, policy, capacity, **settings):
 def test_a_flood_hurts_lru_most():
     capacity = 500
     lru = saved("flood", "lru", capacity)
-    assert all(
-        saved("flood", policy, capacity) > lru for policy in ("gdsf", "arc", "lirs", "retention")
-    )
+    assert all(saved("flood", policy, capacity) > lru for policy in ("learned", "retention"))
 
 
 @pytest.mark.parametrize("policy", BlockManager.policies())

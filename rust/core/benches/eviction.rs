@@ -15,7 +15,7 @@ use kvtrie_core::block::{Departure, Layers};
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::eviction::EvictionIndex;
 use kvtrie_core::hint::Band;
-use kvtrie_core::policy::{Facts, LastUse, Reload, Setup, by_name};
+use kvtrie_core::policy::{Facts, LastUse, Reload, by_name};
 
 const SIZES: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// Victims that are timed together: the clock takes as long as one of them.
@@ -45,7 +45,7 @@ struct Filled {
 
 impl Filled {
     fn new(policy: &str, epsilon: f64, size: u32, late: bool) -> Self {
-        let rule = by_name(policy, Setup { reuse: true, capacity: size }).expect("a known name");
+        let rule = by_name(policy, true).expect("a known name");
         let mut filled = Self {
             eviction: EvictionIndex::new(rule, epsilon),
             cost: CostModel::default_curve(100_000.0).expect("good numbers"),
@@ -69,7 +69,7 @@ impl Filled {
         let facts = Facts {
             id,
             context: u64::from(block) * 16,
-            start: 0,
+            arrival: 0,
             block,
             session_blocks: block + 1,
             uses,

@@ -15,7 +15,7 @@ use kvtrie_core::eviction::EvictionIndex;
 use kvtrie_core::hint::Band;
 use kvtrie_core::manager::{Acquire, Manager};
 use kvtrie_core::plan::{self, Source, Step};
-use kvtrie_core::policy::{Entry, Facts, LastUse, NAMES, Reload, Setup, by_name};
+use kvtrie_core::policy::{Entry, Facts, LastUse, NAMES, Reload, by_name};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::trie::Query;
 use pool::manager;
@@ -24,7 +24,6 @@ use trace::{Random, Request, Trace};
 const POOL: u32 = 100_000;
 const LEAVES: u32 = 50_000;
 const RUNNING: usize = 64;
-const SETUP: Setup = Setup { reuse: true, capacity: 100_000 };
 
 /// A manager in the middle of a trace, with requests in flight.
 struct Played {
@@ -204,7 +203,7 @@ fn some_facts(random: &mut Random) -> Facts {
         id: 0,
         access: 0,
         context: u64::from(block) * 16,
-        start: 0,
+        arrival: 0,
         block,
         session_blocks: block + 1 + u32::try_from(random.below(60)).expect("small"),
         uses: 1 + u32::try_from(random.below(6)).expect("small"),
@@ -223,7 +222,7 @@ fn victims(c: &mut Criterion) {
     let cost = CostModel::default_curve(100_000.0).expect("good numbers");
     let mut group = c.benchmark_group("exact victim of 100 000");
     for policy in NAMES {
-        let make = || by_name(policy, SETUP).expect("one of the names");
+        let make = || by_name(policy, true).expect("one of the names");
         let rule = make();
         let mut index = EvictionIndex::new(make(), 1.0 / 64.0);
         let (mut random, mut now) = (Random::new(9), 0);

@@ -36,7 +36,7 @@ use crate::block::BlockId;
 use crate::cost::CostModel;
 use crate::hint::{Band, Priority, Share};
 use crate::paged_vec::PagedVec;
-use crate::policy::{Entry, Event, Facts, Key, LastUse, Needs, Order, Policy, Reuse, by_value};
+use crate::policy::{Entry, Facts, Key, LastUse, Needs, Order, Policy, Reuse, by_value};
 use crate::time::Nanos;
 use crate::visits;
 
@@ -69,9 +69,9 @@ pub struct EvictionIndex {
     bands: FxHashMap<BlockId, Band>,
     /// A second index of the entries that have a share.
     shares: Shares,
-    /// For a policy that needs events, by block id: one more than the request that made the block
-    /// resident, 0 if it is not.
-    since: PagedVec<u64>,
+    /// For a policy that needs arrivals, by block id: one more than the number of the request by which
+    /// the block became resident, 0 if it is not.
+    arrivals: PagedVec<u64>,
 }
 
 impl EvictionIndex {
@@ -91,7 +91,7 @@ impl EvictionIndex {
             entries: Entries::new(),
             bands: FxHashMap::default(),
             shares: Shares::new(),
-            since: PagedVec::new(0),
+            arrivals: PagedVec::new(0),
         }
     }
 
@@ -113,10 +113,24 @@ impl EvictionIndex {
         Entry { class, place, tie, id: facts.id }
     }
 
-    /// Whether the policy has the block as resident.
+    /// Number of the request by which a block became resident, if the policy needs that and the block
+    /// is resident.
     #[must_use]
-    pub fn holds(&self, id: BlockId) -> bool {
-        self.since.get(id).is_some_and(|&since| since > 0)
+    pub fn arrival(&self, id: BlockId) -> Option<u64> {
+        self.arrivals.get(id)?.checked_sub(1)
+    }
+
+    /// Records that a block became resident by the `request`th request, or is no longer.
+    pub fn set_arrival(&mut self, id: BlockId, request: Option<u64>) {
+        self.arrivals.put(id, request.map_or(0, |request| request + 1));
+    }
+
+    /// Learned uses per request, from now on, of a block with this last use; `None` if the policy does
+    /// not learn.
+    #[must_use]
+    pub fn reuse_rate(&self, last_use: &LastUse) -> Option<f64> {
+        let (class, place) = self.policy.of_use(&LastUse { weight: 1.0, ..*last_use })?;
+        Some(self.policy.worth(&Entry { class, place, tie: 0, id: BlockId::MAX }))
     }
 
     /// A request has begun, the `request`th one.
@@ -158,29 +172,6 @@ impl EvictionIndex {
             (behind, number) = (entry, number + 1);
         }
         number
-    }
-
-    /// Feeds a block that became resident to a policy that needs events. Returns the other blocks
-    /// whose entries changed; so do the next two.
-    pub fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
-        self.since.put(event.facts.id, event.request + 1);
-        self.policy.on_resident(event)
-    }
-
-    /// Feeds a hit to it.
-    pub fn on_hit(&mut self, event: &Event<'_>) -> Vec<BlockId> {
-        let known = self.since.get(event.facts.id).copied().unwrap_or(0);
-        // The request that made the block resident counted it already.
-        if known == 0 || known > event.request {
-            return Vec::new();
-        }
-        self.policy.on_hit(event)
-    }
-
-    /// Feeds a block that left the tier to it.
-    pub fn on_evict(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
-        self.since[id] = 0;
-        self.policy.on_evict(id, tag)
     }
 
     /// Links an entry, in a band: it may leave. Its block must not be linked.
@@ -255,15 +246,13 @@ impl EvictionIndex {
         leaf
     }
 
-    /// Selects a block, of this band, to leave the tier: the next victims are found as if it had left.
-    pub fn select(&mut self, id: BlockId, band: Band) {
-        self.policy.on_select(id);
+    /// Selects a block of this band to leave the tier: the next victims are found as if it had left.
+    pub fn select(&mut self, band: Band) {
         self.shares.select(band.share);
     }
 
     /// Ends the selection: all selected blocks have left, or stay.
     pub fn end_selection(&mut self) {
-        self.policy.end_selection();
         self.shares.end_selection();
     }
 

@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::eviction::EvictionIndex;
 use crate::lane::{LaneId, Lanes};
 use crate::memory;
-use crate::policy::{self, Setup};
+use crate::policy;
 use crate::residency::Blocks;
 use crate::scope::Scopes;
 use crate::tier::{Residency, TierSpec};
@@ -144,9 +144,11 @@ impl Manager {
         let mut tiers = Vec::with_capacity(settings.tiers.len());
         for spec in &settings.tiers {
             let name = spec.policy.as_deref().unwrap_or(&settings.policy);
-            let setup = Setup { reuse: settings.reuse, capacity: spec.blocks };
             tiers.push(Tier {
-                eviction: EvictionIndex::new(policy::by_name(name, setup)?, settings.epsilon),
+                eviction: EvictionIndex::new(
+                    policy::by_name(name, settings.reuse)?,
+                    settings.epsilon,
+                ),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
                 credit: 0,

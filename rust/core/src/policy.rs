@@ -4,9 +4,7 @@
 //! keep their order for ever, up to [`Policy::head`]. Numbers are ranked as integers, so every
 //! platform picks the same victim. Cost: one multiplication per comparison.
 
-mod block_map;
 mod entry;
-mod ghost_list;
 #[cfg(test)]
 mod sample;
 #[cfg(test)]
@@ -16,17 +14,14 @@ use std::cmp::Ordering;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::block::BlockId;
 use crate::cost::{CostModel, fixed};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
-pub use entry::{Entry, Event, Facts, Key, LastUse, Reload};
+pub use entry::{Entry, Facts, Key, LastUse, Reload};
 pub use learned::Reuse;
 pub use learned::lives::Lives;
 pub(crate) use learned::{class_of, pack, unpack};
-#[cfg(test)]
-pub(crate) use sample::facts;
 
 /// Upper bound of the uses that count: few classes, and six bits per ghost.
 pub const MOST_USES: u32 = 32;
@@ -66,21 +61,12 @@ pub enum Order {
     Ends,
 }
 
-/// Arguments of a policy's constructor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setup {
-    /// Whether uses count, for a policy that can do without.
-    pub reuse: bool,
-    /// Blocks of the policy's tier.
-    pub capacity: u32,
-}
-
-/// Bit set of the inputs that a policy reads beside a block's uses, last use and cost. The manager
+/// Bit set of the inputs that a policy reads in addition to a block's uses and last use. The manager
 /// keeps up to date only those that a policy of one of its tiers names, since each costs memory or time.
 ///
 /// ```text
-/// bit  6      5       4      3       2          1               0
-///      reuse  reload  turns  events  past uses  session access  session blocks
+/// bit  6      5       4     3        2          1               0
+///      reuse  reload  cost  arrival  past uses  session access  session blocks
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs(u8);
@@ -94,10 +80,10 @@ impl Needs {
     pub const SESSION_ACCESS: Self = Self(1 << 1);
     /// [`Facts::uses`] goes on counting when an evicted block comes back.
     pub const PAST_USES: Self = Self(1 << 2);
-    /// [`Policy::on_resident`], [`Policy::on_hit`] and [`Policy::on_evict`] are called.
-    pub const EVENTS: Self = Self(1 << 3);
-    /// The turns of a conversation, in [`Event`], and [`Facts::start`].
-    pub const TURNS: Self = Self(1 << 4);
+    /// [`Facts::arrival`].
+    pub const ARRIVAL: Self = Self(1 << 3);
+    /// A block's cost per token is a factor of its value; it is 1 under the objective of hits.
+    pub const COST: Self = Self(1 << 4);
     /// [`Facts::reload`].
     pub const RELOAD: Self = Self(1 << 5);
     /// [`Facts::last_use`] and [`Policy::on_request`]; uses and turns are remembered past eviction.
@@ -118,18 +104,11 @@ impl Needs {
 
 /// Eviction policy of one tier: the victim is the minimum by [`Policy::compare`] over all entries.
 ///
-/// A policy without state of its own writes [`Policy::terms`] and, unless it ranks by value,
-/// [`Policy::order`]. State of its own changes in the four `on_` calls and
-/// [`Policy::end_selection`] alone, so an entry that none of them returned keeps its rank.
+/// A policy writes [`Policy::terms`] and, unless it ranks by value, [`Policy::order`]. Its state, if it
+/// has any, changes in [`Policy::on_request`] alone.
 pub trait Policy: Debug + Send + Sync {
     /// Cost of losing the entry, term by term.
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms;
-
-    /// Whether a block's value has its cost per token as a factor, which is 1 under the objective of
-    /// hits.
-    fn weighs_cost(&self) -> bool {
-        self.order() == Order::Value
-    }
 
     /// Inputs that it reads.
     fn needs(&self) -> Needs {
@@ -167,8 +146,7 @@ pub trait Policy: Debug + Send + Sync {
     }
 
     /// Whether neither class nor place falls along a path whose blocks were used alike. Then the
-    /// tail of a run leaves as one piece without a comparison per block. Such a policy needs no
-    /// events.
+    /// tail of a run leaves as one piece without a comparison per block.
     fn deepens(&self) -> bool {
         false
     }
@@ -186,14 +164,8 @@ pub trait Policy: Debug + Send + Sync {
         None
     }
 
-    /// Learned uses per request, from now on, of a block that was last used so; `None` where nothing
-    /// is learned.
-    fn reuse_rate(&self, last_use: &LastUse) -> Option<f64> {
-        let _ = last_use;
-        None
-    }
-
-    /// What [`Policy::compare`] compares first under [`Order::Ends`], the smaller one leaving first.
+    /// Value that [`Policy::compare`] compares first under [`Order::Ends`]: uses per request times
+    /// weight. The smaller one leaves first.
     fn worth(&self, entry: &Entry) -> f64 {
         let _ = entry;
         0.0
@@ -211,34 +183,6 @@ pub trait Policy: Debug + Send + Sync {
         None
     }
 
-    /// A block became resident on the tier. Returns the other blocks whose class or place changed;
-    /// so do the next two.
-    fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
-        let _ = event;
-        Vec::new()
-    }
-
-    /// A later request uses a block of the tier.
-    fn on_hit(&mut self, event: &Event<'_>) -> Vec<BlockId> {
-        let _ = event;
-        Vec::new()
-    }
-
-    /// A block left the tier.
-    fn on_evict(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
-        let _ = (id, tag);
-        Vec::new()
-    }
-
-    /// A block is selected to leave the tier together with others: the next victim is found as if
-    /// it had left. [`Policy::on_evict`] follows for each selected block, or for none.
-    fn on_select(&mut self, id: BlockId) {
-        let _ = id;
-    }
-
-    /// No block is selected any more.
-    fn end_selection(&mut self) {}
-
     /// Value as `explain` shows it; by default cost per second of idle time, infinite at zero.
     fn value(&self, facts: &Facts, cost: f64, idle: Nanos) -> f64 {
         let _ = facts;
@@ -251,11 +195,11 @@ pub trait Policy: Debug + Send + Sync {
 /// # Errors
 /// `Config` if there is no such policy, or if it ranks by use alone.
 pub fn check_values(name: &str) -> Result<()> {
-    let setup = Setup { reuse: true, capacity: 1 };
-    if by_name(name, setup)?.weighs_cost() {
+    let weighs = |policy: &dyn Policy| policy.needs().has(Needs::COST);
+    if weighs(&*by_name(name, true)?) {
         return Ok(());
     }
-    let named = TABLE.iter().filter(|(_, make)| make(setup).weighs_cost());
+    let named = TABLE.iter().filter(|(_, make)| weighs(&*make(true)));
     let choices: Vec<&str> = named.map(|&(name, _)| name).collect();
     Err(Error::config(format!(
         "objective is 'hits', but policy '{name}' has no values: choose one of {}",
@@ -263,7 +207,7 @@ pub fn check_values(name: &str) -> Result<()> {
     )))
 }
 
-type Make = fn(Setup) -> Box<dyn Policy>;
+type Make = fn(bool) -> Box<dyn Policy>;
 
 macro_rules! policies {
     ($($name:ident => $make:expr;)*) => {
@@ -275,20 +219,18 @@ macro_rules! policies {
 // One line registers a policy: its file's name, which users write, and its constructor.
 policies! {
     lru => |_| Box::new(lru::Lru);
-    fifo => |_| Box::new(fifo::Fifo::default());
+    fifo => |_| Box::new(fifo::Fifo);
     lfu => |_| Box::new(lfu::Lfu);
-    gdsf => |_| Box::new(gdsf::Gdsf::default());
-    s3fifo => |setup| Box::new(s3fifo::S3Fifo::new(setup.capacity));
-    lirs => |setup| Box::new(lirs::Lirs::new(setup.capacity));
-    arc => |setup| Box::new(arc::Arc::new(setup.capacity));
-    hazard => |setup| Box::new(hazard::Hazard::new(setup.capacity));
-    retention => |setup| Box::new(retention::Retention { reuse: setup.reuse });
+    retention => |reuse| Box::new(retention::Retention { reuse });
     flat => |_| Box::new(flat::Flat);
     weighted => |_| Box::new(weighted::Weighted);
     checkerboard => |_| Box::new(checkerboard::Checkerboard);
     restore => |_| Box::new(restore::Restore);
     learned => |_| Box::new(learned::Learned::default());
 }
+
+/// Names that earlier versions knew.
+const REMOVED: [&str; 5] = ["arc", "gdsf", "hazard", "lirs", "s3fifo"];
 
 /// The names that [`by_name`] knows.
 pub const NAMES: &[&str] = &{
@@ -301,12 +243,12 @@ pub const NAMES: &[&str] = &{
     names
 };
 
-/// A new policy of that name.
+/// A new policy of that name. `reuse`: whether uses count, for a policy that can do without.
 ///
 /// # Errors
 /// `Config` if there is no such policy.
-pub fn by_name(name: &str, setup: Setup) -> Result<Box<dyn Policy>> {
-    find(name).map(|make| make(setup))
+pub fn by_name(name: &str, reuse: bool) -> Result<Box<dyn Policy>> {
+    find(name).map(|make| make(reuse))
 }
 
 /// Whether there is a policy of that name.
@@ -320,6 +262,9 @@ pub fn check(name: &str) -> Result<()> {
 fn find(name: &str) -> Result<Make> {
     match TABLE.iter().find(|(known, _)| *known == name) {
         Some((_, make)) => Ok(*make),
+        None if REMOVED.contains(&name) => Err(Error::config(format!(
+            "policy '{name}' was removed: choose 'learned', which adapts as it did, or 'lru'"
+        ))),
         None => Err(Error::config(format!(
             "there is no policy '{name}', choose one of {}",
             NAMES.join(", ")

@@ -6,10 +6,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::{EvictionIndex, rounded};
-use crate::cost::CostModel;
-use crate::error::Result;
 use crate::hint::{Band, Priority, Share};
-use crate::policy::{Entry, Event, Facts, NAMES, Order, Policy, Setup, by_name, facts};
+use crate::policy::{Entry, NAMES, Order, Policy, by_name};
 
 /// Compares `a / b` with `c / d` by quotients and remainders, for positive `b` and `d`.
 fn fractions(a: u64, b: u64, c: u64, d: u64) -> Ordering {
@@ -25,7 +23,7 @@ fn fractions(a: u64, b: u64, c: u64, d: u64) -> Ordering {
 }
 
 fn policy(name: &str) -> Box<dyn Policy> {
-    by_name(name, Setup { reuse: true, capacity: 9 }).expect("a known name")
+    by_name(name, true).expect("a known name")
 }
 
 /// The order as the documentation words it, written without the policies' code.
@@ -36,10 +34,6 @@ fn naive(name: &str, order: Order, a: &Entry, b: &Entry, now: u64) -> Ordering {
         return key(a).cmp(&key(b));
     }
     let rest = |entry: &Entry| (entry.class, entry.place, entry.tie, entry.id);
-    if name == "hazard" {
-        // It knows nothing: the oldest goes.
-        return (a.place, rest(a)).cmp(&(b.place, rest(b)));
-    }
     if name == "learned" {
         // It knows nothing: of any age the lighter one goes. Its bits are the lower half of a place.
         let weight = |entry: &Entry| {
@@ -50,15 +44,8 @@ fn naive(name: &str, order: Order, a: &Entry, b: &Entry, now: u64) -> Ordering {
             .total_cmp(&weight(b))
             .then_with(|| (a.place, rest(a)).cmp(&(b.place, rest(b))));
     }
-    // Without a block `arc` gives up the list of class 2 first; `s3fifo` that of class 1, and
-    // that of class 3 last.
-    let list = match (name, a.class, b.class) {
-        ("arc", a, b) => (a != 2).cmp(&(b != 2)),
-        ("s3fifo", a, b) => ((a != 1), (a == 3)).cmp(&((b != 1), (b == 3))),
-        _ => Ordering::Equal,
-    };
     if order != Order::Value {
-        return list.then_with(|| rest(a).cmp(&rest(b)));
+        return rest(a).cmp(&rest(b));
     }
     let value = match (idle(a), idle(b)) {
         (0, 0) => Ordering::Equal,
@@ -167,7 +154,7 @@ proptest! {
                             prop_assert_eq!(index.band(entry.id), band);
                             prop_assert_eq!(index.unlink(entry.id), Some(entry));
                             model.remove(&entry.id);
-                            index.select(entry.id, band);
+                            index.select(band);
                             let (blocks, leaving) = &mut over[band.share as usize];
                             *leaving += u64::from(*blocks > 0);
                         }
@@ -217,25 +204,13 @@ fn epsilon_says_how_many_bits_count() {
 }
 
 #[test]
-fn the_request_that_inserts_a_block_does_not_hit_it() -> Result<()> {
-    let mut index = EvictionIndex::new(policy("arc"), 0.0);
-    let cost = CostModel::default_curve(1.0)?;
-    let facts = Facts { id: 3, ..facts(0, 0, 1) };
-    let event = |request| {
-        let (facts, cost) = (&facts, &cost);
-        Event { tag: 9, request, used: true, turn: 0, added: 1, last: true, facts, cost }
-    };
-    let class = |index: &EvictionIndex| index.entry(&facts, 0, &cost).class;
-    index.on_hit(&event(4));
-    assert!(!index.holds(3));
-    index.on_resident(&event(5));
-    index.on_hit(&event(5));
-    assert_eq!((index.holds(3), class(&index)), (true, 1));
-    index.on_hit(&event(6));
-    assert_eq!(class(&index), 2);
-    index.on_evict(3, 9);
-    assert!(!index.holds(3));
-    Ok(())
+fn an_arrival_is_known_while_the_block_is_resident() {
+    let mut index = EvictionIndex::new(policy("fifo"), 0.0);
+    assert_eq!(index.arrival(3), None);
+    index.set_arrival(3, Some(0));
+    assert_eq!((index.arrival(3), index.arrival(2)), (Some(0), None));
+    index.set_arrival(3, None);
+    assert_eq!(index.arrival(3), None);
 }
 
 #[test]

@@ -189,10 +189,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{EMPTY, Tournament, Winner, duel};
-    use crate::policy::{Entry, Order, Setup, by_name};
+    use crate::policy::{Entry, Order, by_name};
 
     fn compare(a: &Entry, b: &Entry, now: u64) -> Ordering {
-        let policy = by_name("flat", Setup { reuse: true, capacity: 1 }).expect("a known name");
+        let policy = by_name("flat", true).expect("a known name");
         policy.compare(a, b, now)
     }
 

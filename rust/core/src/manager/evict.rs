@@ -91,15 +91,8 @@ impl Manager {
         // The eviction of another victim may have linked it again.
         self.tiers[tier].eviction.unlink(blocks.end - 1);
         self.blocks.evict_run(tier, blocks.clone());
-        // A policy with state follows every block, deepest first as if evicted one by one.
-        if self.feed.events {
-            for block in blocks.clone().rev() {
-                self.on_residency(tier, block);
-            }
-            // The policy may have moved the parent, after its entry was computed.
-            if let Some(before) = before {
-                self.refresh_on(tier, before);
-            }
+        for block in blocks.clone() {
+            self.note_arrival(tier, block);
         }
         self.attend_all(tier, blocks.clone().rev());
         // `apply` puts the tail's slices into the ghost table.

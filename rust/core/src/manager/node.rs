@@ -110,11 +110,6 @@ impl Manager {
             id: block,
             context: u64::from(depth) * tokens,
             // Some facts cost a lookup: only policies that read them pay.
-            start: if index.needs(Needs::TURNS) {
-                u64::from(self.trie().start(block)) * tokens
-            } else {
-                0
-            },
             block: depth,
             session_blocks: sessions.unwrap_or(depth + 1),
             uses: node.uses,
@@ -123,6 +118,7 @@ impl Manager {
             } else {
                 node.access
             },
+            arrival: index.arrival(block).unwrap_or(0),
             layers: have,
             model_layers: self.settings.layers,
             layer: single.then_some(out.lo),
@@ -249,7 +245,7 @@ impl Manager {
     /// Updates policy, hints, the block's entry and its parent's after its residency on a tier
     /// changed.
     pub(super) fn residency_changed(&mut self, tier: TierId, block: BlockId) {
-        self.on_residency(tier, block);
+        self.note_arrival(tier, block);
         self.attend(tier, block);
         self.refresh_on(tier, block);
         if let Some(parent) = self.trie().parent(block) {
@@ -272,11 +268,6 @@ impl Manager {
         });
         self.refused.used(path);
         self.use_known(path);
-        if self.feed.events {
-            for &block in path {
-                self.on_hit(block);
-            }
-        }
         self.used_again(path);
         self.refresh_runs(runs);
     }
@@ -357,14 +348,6 @@ impl Manager {
         // Whoever adds blocks for a request has pinned them.
         let used = node.refs > 0;
         self.use_new(NewBlocks { blocks: &path[known..], ghosts: &ghosts, used });
-        if self.feed.wants_inserts() {
-            let mut tags = self.trie().tags(seed, parent);
-            let mut before = parent;
-            for &block in &path[known..] {
-                self.feed.on_insert(before, block, tags.next(self.trie().tokens(block)));
-                before = Some(block);
-            }
-        }
     }
 
     /// The ghosts of blocks that are added.

@@ -1,32 +1,25 @@
-//! Policy feed: the events and past uses that policies need, and the tables behind them.
+//! Policy feed: the inputs that policies need beyond a block's own state, and the tables behind them.
 //!
-//! Invariant: a policy that needs events has exactly the resident blocks of its tier; tags and turns
-//! are kept only if a policy needs them. Cost: nothing where no policy of the manager needs any;
-//! otherwise O(1) per block that is inserted, hit or evicted, beside the policy's own.
+//! Invariant: an index that needs arrivals has one for exactly the resident blocks of its tier. Cost:
+//! nothing where no policy of the manager needs any; otherwise O(1) per block that arrives, is used or
+//! is evicted.
 
 pub(super) mod reuse;
 
 use std::ops::Range;
 
 use crate::block::{BlockId, TierId};
-use crate::eviction::{EvictionIndex, GhostTable};
-use crate::paged_vec::PagedVec;
-use crate::policy::{Event, LastUse, MOST_USES, Needs, pack, unpack};
+use crate::eviction::GhostTable;
+use crate::policy::{LastUse, MOST_USES, Needs, pack, unpack};
 use crate::tier::ResidencyState;
 use crate::trie::GroupSlice;
 
 use crate::manager::{Manager, Tier};
 use reuse::Uses;
 
-/// Context of the request that is served, for events.
+/// Context of the request that is served.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestContext {
-    /// Its number.
-    number: u64,
-    /// Number of requests, one after the other, that made the path that it found.
-    turn: u32,
-    /// Blocks that it adds to the path.
-    added: u32,
     /// Blocks of its prompt.
     blocks: u32,
     /// Its turn, by blocks that were evicted as well; kept if a policy learns.
@@ -40,22 +33,15 @@ impl RequestContext {
     }
 }
 
-/// Tables for policies that need events or past uses.
+/// Tables for policies that need arrivals or past uses.
 #[derive(Debug)]
 pub(super) struct PolicyFeed {
-    /// Whether a policy needs events.
-    pub(super) events: bool,
-    /// Whether a policy needs the turns of conversations.
-    counts_turns: bool,
+    /// Whether a policy needs arrivals.
+    pub(super) arrivals: bool,
     /// Number of requests so far.
     requests: u64,
     /// The request that is served.
     pub(super) request: RequestContext,
-    /// Tags of blocks by id, if a policy needs events.
-    tags: PagedVec<u64>,
-    /// By block id: the number of requests, one after the other, that made the path to it, and the
-    /// last of them.
-    turns: PagedVec<(u32, u64)>,
     /// Uses of evicted blocks, if a policy needs them.
     ghosts: Option<GhostTable>,
     /// Uses of blocks, if a policy learns. Then a ghost is a block's turn and uses.
@@ -65,19 +51,15 @@ pub(super) struct PolicyFeed {
 impl PolicyFeed {
     /// Empty tables for the needs of these tiers' policies.
     pub(super) fn new(tiers: &[Tier]) -> Self {
-        let any = |needs| tiers.iter().any(|tier| tier.eviction.needs(needs));
         let room = |needs: &[Needs]| -> u64 {
             let such = |tier: &&Tier| needs.iter().any(|&needs| tier.eviction.needs(needs));
             tiers.iter().filter(such).map(|tier| u64::from(tier.spec.blocks)).sum()
         };
         let (capacity, learned) = (room(&[Needs::PAST_USES, Needs::REUSE]), room(&[Needs::REUSE]));
         Self {
-            events: any(Needs::EVENTS),
-            counts_turns: any(Needs::TURNS),
+            arrivals: tiers.iter().any(|tier| tier.eviction.needs(Needs::ARRIVAL)),
             requests: 0,
             request: RequestContext::default(),
-            tags: PagedVec::new(0),
-            turns: PagedVec::new((0, 0)),
             ghosts: (capacity > 0).then(|| GhostTable::new(capacity)),
             uses: (learned > 0).then(|| Uses::new(learned)),
         }
@@ -132,27 +114,9 @@ impl PolicyFeed {
         uses.flat_map(move |uses| blocks.clone().rev().map(|block| &uses.last[block]))
     }
 
-    /// A block was inserted into the trie.
-    pub(super) fn on_insert(&mut self, parent: Option<BlockId>, block: BlockId, tag: u64) {
-        if self.events {
-            self.tags.put(block, tag);
-        }
-        if self.counts_turns {
-            let (turn, by) = parent.map_or((0, u64::MAX), |parent| self.turns[parent]);
-            // A request that goes on where it ended is still in its own turn.
-            let turn = turn + u32::from(by != self.request.number);
-            self.turns.put(block, (turn, self.request.number));
-        }
-    }
-
     /// Whether any uses of evicted blocks are known.
     pub(super) fn has_ghosts(&self) -> bool {
         self.ghosts.as_ref().is_some_and(|ghosts| !ghosts.is_empty())
-    }
-
-    /// Whether it needs [`PolicyFeed::on_insert`].
-    pub(super) fn wants_inserts(&self) -> bool {
-        self.events || self.counts_turns
     }
 
     /// Whether it needs [`PolicyFeed::put_ghosts`].
@@ -167,89 +131,35 @@ impl PolicyFeed {
         }
     }
 
-    /// Begins to serve a request of so many blocks, which found `path` and is in turn `run`.
-    pub(super) fn begin_request(&mut self, path: &[BlockId], blocks: usize, run: u8) {
-        let count = |blocks: usize| u32::try_from(blocks).unwrap_or(u32::MAX);
-        let turn = path.last().and_then(|&last| self.turns.get(last));
+    /// Begins to serve a request of this number of blocks, in turn `run`.
+    pub(super) fn begin_request(&mut self, blocks: usize, run: u8) {
         self.requests += 1;
-        self.request = RequestContext {
-            number: self.requests,
-            turn: turn.map_or(0, |turn| turn.0),
-            added: count(blocks.saturating_sub(path.len())),
-            blocks: count(blocks),
-            run,
-        };
+        self.request = RequestContext { blocks: u32::try_from(blocks).unwrap_or(u32::MAX), run };
     }
 }
 
 impl Manager {
-    /// Feeds a block's residency to its tier's policy, as an insertion or an eviction, if it changed.
-    pub(super) fn on_residency(&mut self, tier: TierId, block: BlockId) {
-        if !self.feed.events || !self.tiers[tier].eviction.needs(Needs::EVENTS) {
+    /// Records a block's arrival on a tier, or its departure, if its residency changed.
+    pub(super) fn note_arrival(&mut self, tier: TierId, block: BlockId) {
+        if !self.feed.arrivals || !self.tiers[tier].eviction.needs(Needs::ARRIVAL) {
             return;
         }
         let resident = self.residency(tier, block).state != ResidencyState::Absent;
-        // A block whose layers come or go one by one changes several times, and once for the policy.
-        if resident == self.tiers[tier].eviction.holds(block) {
-            return;
-        }
-        let changed = if resident {
-            self.feed_event(tier, block, EvictionIndex::on_resident)
-        } else {
-            let tag = self.feed.tags[block];
-            self.tiers[tier].eviction.on_evict(block, tag)
-        };
-        for block in changed {
-            self.refresh_on(tier, block);
+        let index = &mut self.tiers[tier].eviction;
+        // A block whose layers come or go one by one changes several times, but arrives once.
+        if resident != index.arrival(block).is_some() {
+            index.set_arrival(block, resident.then_some(self.feed.requests));
         }
     }
 
-    /// Feeds new blocks of a tier to its policy, and applies the hints that wait for them.
+    /// Records that blocks are new on a tier, and applies the hints that wait for them.
     pub(super) fn on_resident(&mut self, tier: TierId, blocks: &[BlockId]) {
-        if self.feed.events {
+        if self.feed.arrivals {
             for &block in blocks {
-                self.on_residency(tier, block);
+                self.note_arrival(tier, block);
             }
         }
         self.attend_all(tier, blocks.iter().copied());
-    }
-
-    /// Feeds a use of a block to the policies of all tiers that have it.
-    pub(super) fn on_hit(&mut self, block: BlockId) {
-        if !self.feed.events {
-            return;
-        }
-        for tier in 0..self.tiers.len() {
-            let index = &self.tiers[tier].eviction;
-            if index.needs(Needs::EVENTS) && index.holds(block) {
-                for block in self.feed_event(tier, block, EvictionIndex::on_hit) {
-                    self.refresh_on(tier, block);
-                }
-            }
-        }
-    }
-
-    /// Builds the event of a block and feeds it through `call`; returns the blocks whose entries
-    /// changed.
-    fn feed_event(
-        &mut self,
-        tier: TierId,
-        block: BlockId,
-        call: impl FnOnce(&mut EvictionIndex, &Event<'_>) -> Vec<BlockId>,
-    ) -> Vec<BlockId> {
-        let facts = self.facts(tier, block, self.all_layers());
-        let RequestContext { turn, added, blocks, .. } = self.feed.request;
-        let event = Event {
-            tag: self.feed.tags[block],
-            request: self.feed.requests,
-            used: self.node(block).refs > 0,
-            turn,
-            added,
-            last: facts.block + 1 == blocks,
-            facts: &facts,
-            cost: self.settings.worth(),
-        };
-        call(&mut self.tiers[tier].eviction, &event)
     }
 }
 
@@ -259,34 +169,12 @@ mod tests {
     use crate::trie::GroupSlice;
 
     #[test]
-    fn a_turn_is_a_request_that_made_the_path_longer() {
-        let mut feed = PolicyFeed { counts_turns: true, events: true, ..PolicyFeed::new(&[]) };
-        feed.begin_request(&[], 2, 0);
-        assert_eq!((feed.request.turn, feed.request.added, feed.request.blocks), (0, 2, 2));
-        feed.on_insert(None, 0, 1);
-        feed.on_insert(Some(0), 1, 2);
-        let first = feed.request;
-        feed.begin_request(&[0], 3, 0);
-        assert_eq!((feed.request.turn, feed.request.added), (1, 2));
-        feed.on_insert(Some(0), 2, 7);
-        feed.begin_request(&[0, 2], 2, 0);
-        assert_eq!((feed.request.turn, feed.request.added), (2, 0));
-        // The first request goes on: still its own turn.
-        feed.request = first;
-        feed.on_insert(Some(1), 3, 3);
-        assert_eq!(feed.turns.stretch(0, 4), [(1, 1), (1, 1), (2, 2), (1, 1)]);
-        assert_eq!(feed.tags.stretch(0, 4), [1, 2, 7, 3]);
-    }
-
-    #[test]
     fn nothing_is_kept_without_a_need() {
         let mut feed = PolicyFeed::new(&[]);
-        feed.begin_request(&[], 9, 0);
-        feed.on_insert(None, 5, 1);
+        feed.begin_request(9, 0);
         let slice = GroupSlice { group: 1, places: 0..1, checks: 0 };
         feed.put_ghosts(&slice, 3);
         feed.take_ghosts(&slice, |_, _| unreachable!("nothing is kept"));
         assert!(!feed.has_ghosts());
-        assert_eq!((feed.tags.get(0), feed.turns.get(0)), (None, None));
     }
 }

@@ -3,7 +3,6 @@
 //! Invariant: [`Entry`]s order by class, then by their place in it. Cost: plain integers.
 
 use crate::block::{BlockId, Departure, Layers};
-use crate::cost::CostModel;
 use crate::time::Nanos;
 
 /// Facts about a block on its tier, from which a policy computes class and place.
@@ -13,8 +12,6 @@ pub struct Facts {
     pub id: BlockId,
     /// Tokens before the block.
     pub context: u64,
-    /// Tokens before the unshared suffix of its path.
-    pub start: u64,
     /// The block's index in its sequence, from 0.
     pub block: u32,
     /// Blocks of its session; of several the shortest one's, in which its position weighs most.
@@ -23,6 +20,8 @@ pub struct Facts {
     pub uses: u32,
     /// Time of its last use, or its session's, if the policy needs that.
     pub access: Nanos,
+    /// Number of the request by which it became resident on this tier, if the policy needs that.
+    pub arrival: u64,
     /// The layers resident on this tier.
     pub layers: Layers,
     /// The model's number of layers.
@@ -68,27 +67,6 @@ impl Facts {
     pub(super) fn price_or(&self, base: f64) -> f64 {
         self.price.unwrap_or(base)
     }
-}
-
-/// Event of one block on a policy's tier: it became resident, or a request hit it.
-#[derive(Clone, Copy, Debug)]
-pub struct Event<'a> {
-    /// Hash of the block's path: the same when it comes back under another id.
-    pub tag: u64,
-    /// Number of requests so far: the clock of policies that count requests.
-    pub request: u64,
-    /// Whether a request uses the block; otherwise it comes from another tier.
-    pub used: bool,
-    /// Number of requests, one after the other, that made the path that this request found.
-    pub turn: u32,
-    /// Number of blocks that this request adds to the path.
-    pub added: u32,
-    /// Whether the block is the last one of the request's prompt.
-    pub last: bool,
-    /// The block after the event.
-    pub facts: &'a Facts,
-    /// Cost of recomputation.
-    pub cost: &'a CostModel,
 }
 
 /// Entry of a block that may leave a tier; its policy computes `class` and `place`.

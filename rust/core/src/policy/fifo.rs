@@ -1,18 +1,15 @@
 //! `fifo`: first in, first out, of the tier.
 //!
-//! Invariant: a block's place is the request that made it resident; hits do not change it. Cost:
-//! constant; 8 bytes per block.
+//! Invariant: a block's place is the request by which it became resident; hits do not change it. Cost:
+//! constant; the index keeps 8 bytes per block.
 
-use super::{Event, Facts, Needs, Order, Policy, Terms, block_map::BlockMap};
-use crate::block::BlockId;
+use super::{Facts, Needs, Order, Policy, Terms};
 use crate::cost::CostModel;
 use crate::time::Nanos;
 
 /// First in, first out.
-#[derive(Debug, Default)]
-pub(super) struct Fifo {
-    inserted: BlockMap<u64>,
-}
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fifo;
 
 impl Policy for Fifo {
     fn terms(&self, _facts: &Facts, _cost: &CostModel) -> Terms {
@@ -28,22 +25,17 @@ impl Policy for Fifo {
     }
 
     fn place(&self, facts: &Facts) -> u64 {
-        self.inserted.get(facts.id)
+        facts.arrival
     }
 
     fn needs(&self) -> Needs {
-        Needs::EVENTS
+        Needs::ARRIVAL
     }
 
-    fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
-        self.inserted.set(event.facts.id, event.request);
-        Vec::new()
-    }
-
-    /// Number of the request that made it resident.
+    /// Number of the request by which it became resident.
     #[expect(clippy::cast_precision_loss, reason = "an explanation needs no more than 53 bits")]
     fn value(&self, facts: &Facts, _cost: f64, _idle: Nanos) -> f64 {
-        self.inserted.get(facts.id) as f64
+        facts.arrival as f64
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariant: neither layers nor position nor uses change the cost. Cost: constant.
 
-use super::{Facts, Policy, Terms};
+use super::{Facts, Needs, Policy, Terms};
 use crate::cost::CostModel;
 
 /// Context alone, for comparison.
@@ -17,6 +17,10 @@ impl Policy for Flat {
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
         let base = facts.price_or(cost.flat(facts.context));
         Terms { base, layer_weight: 1.0, position_weight: 1.0, uses: 1, cost: base }
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::COST
     }
 }
 

@@ -1,6 +1,6 @@
 //! `learned`: expected reuse per request times cost, small enough to be the default.
 //!
-//! As `hazard`, with classes by turn and hits: how often lives, from one use of a block to the next,
+//! Classes are by turn and hits: how often lives, from one use of a block to the next,
 //! ended at each age says how soon a block of a class comes back. [`Lives`] counts an eighth of the
 //! blocks, for all tiers of a manager together, and a [`Reuse`] passes on what they taught. The
 //! policy has no state per block: class, request and weight of a block's last use are its entry.
@@ -8,14 +8,15 @@
 //! these, not of all in between. Cost: O(classes) per victim that is no neighbour of the one before.
 
 pub(crate) mod lives;
+mod rates;
 
 use std::cmp::Ordering;
 use std::sync::{Arc, OnceLock};
 
-use super::hazard::rates::{BUCKETS, Counts, Estimates, Rates, bucket, start};
 use super::{Entry, Facts, LastUse, Needs, Order, Policy, Terms};
 use crate::cost::CostModel;
 use crate::time::Nanos;
+use rates::{BUCKETS, Counts, Estimates, Rates, bucket, start};
 
 /// Most turns and most hits that are told apart.
 const MOST: u8 = 7;
@@ -137,10 +138,6 @@ impl Policy for Learned {
         Terms { base, cost: base, ..Terms::NONE }
     }
 
-    fn weighs_cost(&self) -> bool {
-        true
-    }
-
     fn order(&self) -> Order {
         Order::Ends
     }
@@ -168,17 +165,12 @@ impl Policy for Learned {
         Some((u64::from(last_use.class), place(last_use.request, f64::from(last_use.weight))))
     }
 
-    fn reuse_rate(&self, last_use: &LastUse) -> Option<f64> {
-        let class = usize::from(last_use.class).min(CLASSES - 1);
-        Some(self.reuse.rates(class)[bucket(self.age(place(last_use.request, 0.0)))])
-    }
-
     fn worth(&self, entry: &Entry) -> f64 {
         self.rate(entry)
     }
 
     fn needs(&self) -> Needs {
-        Needs::REUSE
+        Needs::REUSE.and(Needs::COST)
     }
 
     fn on_request(&mut self, request: u64, learned: Option<&Arc<Reuse>>) {

@@ -94,11 +94,7 @@ impl Policy for Restore {
         }
     }
 
-    /// Its cost is a time, of plans.
-    fn weighs_cost(&self) -> bool {
-        false
-    }
-
+    /// Its cost is the time of a plan, which no objective replaces.
     fn needs(&self) -> Needs {
         Needs::SESSION_BLOCKS.and(Needs::RELOAD)
     }

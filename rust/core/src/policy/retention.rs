@@ -30,7 +30,7 @@ impl Policy for Retention {
     }
 
     fn needs(&self) -> Needs {
-        if self.reuse { Needs::PAST_USES } else { Needs::NONE }
+        if self.reuse { Needs::COST.and(Needs::PAST_USES) } else { Needs::COST }
     }
 }
 

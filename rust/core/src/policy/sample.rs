@@ -5,24 +5,23 @@
 
 use std::collections::BTreeMap;
 
-use super::{Entry, Event, Facts, LastUse, Policy, Reload, Setup, by_name, class_of};
+use super::{Entry, Facts, LastUse, Policy, Reload, by_name, class_of};
 use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
 use crate::eviction::EvictionIndex;
 use crate::hint::{Band, NORMAL, Priority};
 use crate::time::Nanos;
-use crate::trie::Tags;
 
 /// A whole block, used once, about to be demoted.
 pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
     Facts {
         id: BlockId::MAX,
         context,
-        start: 0,
         block,
         session_blocks,
         uses: 1,
         access: 0,
+        arrival: 0,
         layers: Layers::new(0, 40),
         model_layers: 40,
         layer: None,
@@ -109,7 +108,7 @@ pub(super) struct TestCache {
 
 impl TestCache {
     pub(super) fn new(name: &str, capacity: u32) -> Self {
-        let policy = by_name(name, Setup { reuse: true, capacity }).expect("a known name");
+        let policy = by_name(name, true).expect("a known name");
         Self {
             leaves: true,
             hits: 0,
@@ -144,8 +143,6 @@ impl TestCache {
             assert_eq!(lowest, Some(self.priority(victim.id)));
             self.eviction.unlink(victim.id);
             let evicted = self.kept.remove(&victim.id).expect("it was kept");
-            let moved = self.eviction.on_evict(victim.id, Tags::of(0).next(&[victim.id]));
-            self.relink(moved, path);
             self.relink(evicted.parent.into_iter().collect(), path);
             victims.push(victim.id);
         }
@@ -160,32 +157,20 @@ impl TestCache {
             let end = depth as usize + 1 == path.len();
             let (weight, class) = (1.0 + 0.5 * real(depth), class_of(0, kept.facts.uses - 1, end));
             kept.facts.last_use = LastUse { request, weight, class, turn: 0 };
-            let facts = kept.facts;
-            let (tag, cost) = (Tags::of(0).next(&[id]), &self.cost);
-            let last = depth as usize + 1 == path.len();
-            let added = u32::try_from(missing).expect("a short path");
-            let request = self.requests;
-            let event =
-                Event { tag, request, used: true, turn: 0, added, last, facts: &facts, cost };
+            kept.facts.arrival = if known { kept.facts.arrival } else { self.requests };
             self.hits += usize::from(known);
-            let moved = if known {
-                self.eviction.on_hit(&event)
-            } else {
-                self.eviction.on_resident(&event)
-            };
-            self.relink(moved, path);
         }
         self.relink(path.to_vec(), &[]);
         victims
     }
 
-    /// Whether the policy considers an entry: `hazard` and `learned` take the first and last of each class only.
+    /// Whether the policy considers an entry: `learned` takes the first and last of each class only.
     fn offered(&self, entry: &Entry) -> bool {
         let rank = |entry: &Entry| (self.priority(entry.id), entry.class);
         let same = self.eviction.entries().filter(|other| rank(other) == rank(entry));
         let keys: Vec<_> = same.map(|other| other.key()).collect();
         let end = keys.first() == Some(&entry.key()) || keys.last() == Some(&entry.key());
-        end || !["hazard", "learned"].contains(&self.name.as_str())
+        end || self.name != "learned"
     }
 
     fn priority(&self, id: BlockId) -> Priority {

@@ -25,7 +25,7 @@ impl Policy for Weighted {
     }
 
     fn needs(&self) -> Needs {
-        Needs::SESSION_BLOCKS
+        Needs::SESSION_BLOCKS.and(Needs::COST)
     }
 }
 

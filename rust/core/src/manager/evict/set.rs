@@ -623,7 +623,7 @@ impl Manager {
         }
         // The policy learns of the victim in order, as if it had been evicted already.
         let band = self.band(tier, block);
-        self.tiers[tier].eviction.select(block, band);
+        self.tiers[tier].eviction.select(band);
         // Without its last child on the tier a leaf-only parent becomes a victim.
         if self.structure(block) == Structure::LeafOnly
             && let Some(parent) = self.trie().parent(block)

@@ -39,7 +39,7 @@ impl Manager {
         !single(src)
             && !single(dst)
             && !self.engine_owned()
-            && !self.feed.events
+            && !self.feed.arrivals
             && self.hints.all_normal()
             && self.transit(src, dst).is_none()
     }

@@ -333,8 +333,8 @@ impl Manager {
                 .then(|| self.entry(tier, block, self.residency(tier, block).have));
             linked += usize::from(wanted.is_some());
             let resident = self.residency(tier, block).state != ResidencyState::Absent;
-            if index.needs(Needs::EVENTS) && index.holds(block) != resident {
-                broken.push(format!("the policy of tier {tier} is wrong about block {block}"));
+            if index.needs(Needs::ARRIVAL) && index.arrival(block).is_some() != resident {
+                broken.push(format!("tier {tier} is wrong about the arrival of block {block}"));
             }
             let known = index.get(block);
             let (linked, band) = (index.band(block), self.band(tier, block));

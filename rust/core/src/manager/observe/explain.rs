@@ -133,11 +133,11 @@ impl Manager {
         let facts = Facts {
             id: BlockId::MAX,
             context,
-            start: 0,
             block,
             session_blocks,
             uses: 1,
             access: 0,
+            arrival: 0,
             layers: Layers::new(layer, layer + 1),
             model_layers: self.settings.layers,
             layer: Some(layer),

@@ -58,7 +58,7 @@ impl Uses {
 
 impl RequestContext {
     /// The class of its use of a block that had so many uses before.
-    fn class(&self, depth: u32, uses: u32) -> u8 {
+    fn class(self, depth: u32, uses: u32) -> u8 {
         class_of(self.run, uses, depth + 1 == self.blocks)
     }
 }

@@ -219,7 +219,7 @@ impl Manager {
         } else {
             0
         };
-        self.feed.begin_request(&path, ask.tokens.len() / self.block_tokens(), run);
+        self.feed.begin_request(ask.tokens.len() / self.block_tokens(), run);
         self.pass_request();
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             self.reclaim(miss.block);

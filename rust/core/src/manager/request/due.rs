@@ -32,12 +32,11 @@ impl Manager {
         let (Some(tier), Some(scope)) = (learns, self.scopes.find(scope)?) else {
             return Ok(Vec::new());
         };
-        let policy = tier.eviction.policy();
         let mut due: Vec<Due> = self
             .sessions
             .waiting(scope)
             .filter_map(|(name, tip)| {
-                let rate = policy.reuse_rate(&self.feed.last_use(tip))?;
+                let rate = tier.eviction.reuse_rate(&self.feed.last_use(tip))?;
                 Some(Due { session: name.to_owned(), rate })
             })
             .collect();

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
+use super::rates::{BUCKETS, bucket, start};
 use super::{CLASSES, Counts, Reuse};
 use crate::paged_vec::{PAGE, PagedVec};
-use crate::policy::hazard::rates::{BUCKETS, bucket, start};
 
 /// Requests between two lessons.
 const PERIOD: u64 = 128;

@@ -48,7 +48,7 @@ impl Manager {
             return false;
         }
         let mut first = last;
-        self.choose_last(set, tier, last);
+        set.spare[tier] += 1;
         // If no block of the stretch costs more than the tail, the stretch leaves first, but for
         // ties.
         let more = u64::from(last - run.start).min(wanted.saturating_sub(set.spare[tier]));
@@ -91,7 +91,7 @@ impl Manager {
             if !follows && !self.leaves_next(tier, entry, &mut next, now) {
                 break;
             }
-            self.choose_last(set, tier, block);
+            set.spare[tier] += 1;
             (first, chosen) = (block, entry);
         }
         let (blocks, layers) = (last + 1 - first, self.all_layers());
@@ -103,7 +103,7 @@ impl Manager {
     /// How many of the blocks before a chosen one leave next, as their last uses tell.
     fn alike(&self, tier: TierId, before: Range<BlockId>, chosen: &Entry) -> u32 {
         let index = &self.tiers[tier].eviction;
-        if index.policy().order() != Order::Ends || self.feed.events || !self.ranks_by_place() {
+        if index.policy().order() != Order::Ends || !self.ranks_by_place() {
             return 0;
         }
         index.following(chosen, self.feed.last_uses(before))
@@ -131,16 +131,6 @@ impl Manager {
         self.link(tier, entry);
         set.settled.push((tier, parent));
         None
-    }
-
-    /// Counts a block as leaving with its tail.
-    fn choose_last(&mut self, set: &mut EvictionSet, tier: TierId, block: BlockId) {
-        set.spare[tier] += 1;
-        // A policy without state need not see the victims one by one.
-        if self.feed.events {
-            let band = self.band(tier, block);
-            self.tiers[tier].eviction.select(block, band);
-        }
     }
 
     /// Whether an entry that is not linked would leave before all that are. `next` caches the first

@@ -1,35 +1,24 @@
-//! Estimator of reuse rates by class of touch and age, from counts of lifetimes; `learned` uses it too.
+//! Estimator of reuse rates by class of use and age, from counts of lifetimes.
 //!
-//! A class with few lifetimes is shrunk towards its group, a group towards all. Invariant: rates are finite, and no
-//! hazard is above 0.98. Cost: O(buckets^2) per class, at most once
-//! every 128 requests.
-
-/// One for each (turn, hits, blocks added), and one for the last block of a prompt by turn.
-pub(super) const CLASSES: usize = TURNS * (HITS * SIZES + 1);
+//! For each class the counts say how many lifetimes, from one use of a block to the next, reached an
+//! age and how many ended there. That rate of ending, the hazard, gives the best rate of reuse over
+//! all times to wait (a Gittins index). A class with few lifetimes is shrunk towards its group, a
+//! group towards all. Invariant: rates are finite, and no hazard is above 0.98. Cost: O(buckets^2)
+//! per class, at most once every 128 requests.
 
 /// Ages of requests, two buckets to the octave.
-pub(in crate::policy) const BUCKETS: usize = 28;
-
-const TURNS: usize = 4;
-const HITS: usize = 5;
-const SIZES: usize = 4;
-
-/// Classes of one turn that differ in the blocks added only; the last block of a prompt is its own.
-const GROUPS: usize = TURNS * (HITS + 1);
-
-/// Weight of the wider class's estimate, in lifetimes.
-const PRIOR: f64 = 128.0;
+pub(super) const BUCKETS: usize = 28;
 
 const MOST_HAZARD: f64 = 0.98;
 
 /// One number per bucket of age.
-pub(in crate::policy) type Rates = [f64; BUCKETS];
+pub(super) type Rates = [f64; BUCKETS];
 
 /// Lifetimes by age: how many reached it, and how many ended there by another touch.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::policy) struct Counts {
-    pub(in crate::policy) reached: Rates,
-    pub(in crate::policy) ended: Rates,
+pub(super) struct Counts {
+    pub(super) reached: Rates,
+    pub(super) ended: Rates,
 }
 
 impl Counts {
@@ -41,27 +30,15 @@ impl Counts {
     }
 
     /// Halves the counts, so that recent lifetimes weigh more than old ones.
-    pub(in crate::policy) fn halve(&mut self) {
+    pub(super) fn halve(&mut self) {
         for count in self.reached.iter_mut().chain(&mut self.ended) {
             *count /= 2.0;
         }
     }
 }
 
-/// The class of a touch: `turn`, earlier touches of the block, blocks added; and whether it is the
-/// last one of a prompt.
-pub(super) fn class_of(turn: u32, hits: u8, added: u32, last: bool) -> u8 {
-    let size = (added.max(1).ilog2() / 2).min(3);
-    let kind = if last { 20 } else { u32::from(hits.min(4)) * 4 + size };
-    u8::try_from(turn.min(3) * 21 + kind).expect("84 classes")
-}
-
-fn group_of(class: usize) -> usize {
-    class / 21 * (HITS + 1) + class % 21 / SIZES
-}
-
 /// The bucket of an age.
-pub(in crate::policy) fn bucket(age: u16) -> usize {
+pub(super) fn bucket(age: u16) -> usize {
     let age = u64::from(age.max(1));
     let octave = age.ilog2();
     let upper = (age * age) >> (2 * octave + 1);
@@ -82,19 +59,13 @@ const STARTS: [u64; BUCKETS + 1] = {
 };
 
 /// The first age of a bucket.
-pub(in crate::policy) fn start(bucket: usize) -> u64 {
+pub(super) fn start(bucket: usize) -> u64 {
     STARTS[bucket]
-}
-
-/// Reuse rate of every class at every age.
-pub(super) fn learn(classes: &[Counts]) -> Vec<Rates> {
-    let estimates = Estimates::new(classes, GROUPS, group_of, PRIOR);
-    (0..classes.len()).map(|class| estimates.rates(class, group_of(class))).collect()
 }
 
 /// Estimates of classes in groups, with the weight `prior` of the wider class's estimate.
 #[derive(Clone, Debug)]
-pub(in crate::policy) struct Estimates {
+pub(super) struct Estimates {
     classes: Vec<Counts>,
     groups: Vec<Counts>,
     all: Counts,
@@ -103,7 +74,7 @@ pub(in crate::policy) struct Estimates {
 
 impl Estimates {
     /// Of these counts by class, where `group_of` says the group of `number` that a class belongs to.
-    pub(in crate::policy) fn new(
+    pub(super) fn new(
         classes: &[Counts],
         number: usize,
         group_of: impl Fn(usize) -> usize,
@@ -119,12 +90,12 @@ impl Estimates {
     }
 
     /// The counts of a class.
-    pub(in crate::policy) fn counts(&self, class: usize) -> &Counts {
+    pub(super) fn counts(&self, class: usize) -> &Counts {
         &self.classes[class]
     }
 
     /// Reuse rate of a class of this group at every age.
-    pub(in crate::policy) fn rates(&self, class: usize, group: usize) -> Rates {
+    pub(super) fn rates(&self, class: usize, group: usize) -> Rates {
         let (own, group, all) = (&self.classes[class], &self.groups[group], &self.all);
         let hazard = |b: usize| {
             // The constants keep empty classes finite.
@@ -165,9 +136,7 @@ fn real(width: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        BUCKETS, CLASSES, Counts, GROUPS, bucket, class_of, group_of, learn, start, worth,
-    };
+    use super::{BUCKETS, Counts, Estimates, bucket, start, worth};
 
     #[test]
     fn there_are_two_buckets_to_the_octave() {
@@ -193,30 +162,22 @@ mod tests {
         assert!(worth[9] < 1e-12);
     }
 
-    #[test]
-    fn classes_fall_into_groups_of_one_turn_and_number_of_hits() {
-        let mut sizes = [0; GROUPS];
-        for class in 0..CLASSES {
-            sizes[group_of(class)] += 1;
-        }
-        assert_eq!(sizes[..], [4, 4, 4, 4, 4, 1].repeat(4)[..]);
-        let classes = [(0, 0, 0, false), (0, 1, 4, false), (1, 9, 99, false), (9, 2, 1, true)];
-        assert_eq!(classes.map(|(a, b, c, d)| class_of(a, b, c, d)), [0, 5, 40, 83]);
-    }
-
-    /// All lifetimes of one class end at age 4, those of another never do.
+    /// All lifetimes of class 0 end at age 4, those of class 2 never do. Classes 0 and 1 are one
+    /// group, 2 and 3 another.
     #[test]
     fn a_class_that_comes_back_is_worth_more() {
-        let mut classes = vec![Counts::default(); CLASSES];
+        let mut classes = vec![Counts::default(); 4];
         for b in 0..BUCKETS {
             classes[0].reached[b] = if b <= 4 { 1000.0 } else { 0.0 };
-            classes[50].reached[b] = 1000.0;
+            classes[2].reached[b] = 1000.0;
         }
         classes[0].ended[4] = 1000.0;
-        let worth = learn(&classes);
-        assert!(worth[0][0] > 10.0 * worth[50][0]);
-        // A class without lifetimes lies between the two, nearer to its group.
-        assert!(worth[0][4] > worth[1][4] && worth[1][4] > worth[51][4]);
-        assert!(worth[51][4] > worth[50][4]);
+        let group_of = |class: usize| class / 2;
+        let estimates = Estimates::new(&classes, 2, group_of, 128.0);
+        let worth = [0, 1, 2, 3].map(|class| estimates.rates(class, group_of(class)));
+        assert!(worth[0][0] > 10.0 * worth[2][0]);
+        // A class without lifetimes is between the two, nearer to its group.
+        assert!(worth[0][4] > worth[1][4] && worth[1][4] > worth[3][4]);
+        assert!(worth[3][4] > worth[2][4]);
     }
 }
