@@ -28,6 +28,7 @@ mod tests;
 mod tournament;
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -375,11 +376,20 @@ impl EvictionIndex {
         self.leaves.iter().filter_map(head).min_by(|a, b| self.compare(a, b, now))
     }
 
-    /// Number of entries that leave before this one at `now`, in O(n).
+    /// Number of entries that leave before this one at `now`, in O(n). `changed` has the bands at
+    /// that time of the blocks whose band is another one by then.
     #[must_use]
-    pub fn rank(&self, id: BlockId, now: Nanos) -> Option<usize> {
+    pub fn rank(
+        &self,
+        id: BlockId,
+        now: Nanos,
+        changed: &BTreeMap<BlockId, Band>,
+    ) -> Option<usize> {
         let entry = self.get(id)?;
-        Some(self.entries().filter(|other| self.compare(other, &entry, now).is_lt()).count())
+        let band = |id: BlockId| changed.get(&id).copied().unwrap_or_else(|| self.band(id));
+        let mine = band(id);
+        let first = |other: &Entry| self.before(other, band(other.id), &entry, mine, now).is_lt();
+        Some(self.entries().filter(first).count())
     }
 
     /// Number of linked entries.

@@ -171,7 +171,7 @@ proptest! {
             let order: Vec<Entry> = all.iter().map(|known| known.0).collect();
             prop_assert_eq!(&index.order(now), &order);
             for (rank, entry) in order.iter().enumerate() {
-                prop_assert_eq!(index.rank(entry.id, now), Some(rank));
+                prop_assert_eq!(index.rank(entry.id, now, &BTreeMap::new()), Some(rank));
                 prop_assert_eq!(index.get(entry.id), Some(*entry));
             }
             let mut listed: Vec<(Priority, Entry)> =
@@ -223,8 +223,8 @@ fn the_order_turns_with_time() {
     // 1/10 against 4/100, then 1/110 against 4/200.
     assert_eq!(index.victim(100), Some(dear));
     assert_eq!(index.victim(200), Some(cheap));
-    assert_eq!((index.rank(0, 100), index.rank(0, 200)), (Some(1), Some(0)));
-    assert_eq!(index.rank(7, 100), None);
+    let rank = |id, now| index.rank(id, now, &BTreeMap::new());
+    assert_eq!((rank(0, 100), rank(0, 200), rank(7, 100)), (Some(1), Some(0), None));
 }
 
 #[test]

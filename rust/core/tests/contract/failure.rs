@@ -1,7 +1,7 @@
 //! Point 10: bad input changes nothing, a broken invariant ends the manager without a panic.
 
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::hint::{Hint, Retain, Target};
+use kvtrie_core::hint::{Hint, NORMAL, Retain, Target};
 use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, Outcome, Row, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
@@ -179,6 +179,24 @@ fn reset_forgets_the_time_and_the_queues_of_the_lanes() {
     let sent = rig.manager.transmit("host up", 0, rig.now, 1).unwrap();
     assert!(sent.end < DAY, "{sent:?}");
     assert_eq!(rig.manager.totals().2, 0);
+}
+
+#[test]
+fn a_hint_after_reset_ends_by_the_new_time() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
+    let (prompt, second) = (tokens(1, 1), 1_000_000_000);
+    let target = || Target::Tokens { tokens: tokens(1, 1), scope: Scope::default() };
+    rig.now = 200 * second;
+    rig.serve(&prompt);
+    let hint = Hint::Retain(Retain { ttl: Some(second), ..retain(target(), 80) });
+    rig.call(|manager, now| manager.hint(std::slice::from_ref(&hint), now)).unwrap();
+    rig.call(|manager, _| manager.reset()).unwrap();
+    rig.now = 0;
+    rig.serve(&prompt);
+    rig.call(|manager, now| manager.hint(&[hint], now)).unwrap();
+    let block = rig.manager.known(&prompt, &Scope::default()).unwrap()[0];
+    let priority = |now| rig.manager.explain(block, GPU, now).unwrap().priority;
+    assert_eq!((priority(rig.now), priority(100 * second)), (80, NORMAL));
 }
 
 #[test]

@@ -581,3 +581,46 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 60,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Whether or not a call has ended the hints that are over by then.
+    #[test]
+    fn an_explanation_is_as_of_its_time(
+        hints in prop::collection::vec((1..=4_u32, 0..=100_u8, 1..50_u64, 0..2_usize), 1..8),
+        later in 0..60_u64,
+        after_reset: bool,
+    ) {
+        let spec = TierSpec { retained_share: 1.0, ..tier(Kind::Gpu, 8) };
+        let mut rig = Rig::new(settings(vec![spec]));
+        if after_reset {
+            rig.now = 1 << 60;
+            rig.serve(&tokens(1, 2));
+            keep(&mut rig, &tokens(1, 2), 90);
+            rig.call(|manager, _| manager.reset()).unwrap();
+            rig.now = 0;
+        }
+        for stem in 1..=4 {
+            rig.serve(&tokens(stem, 2));
+        }
+        for (stem, priority, ttl, owner) in hints {
+            let owner = Some(["a", "b"][owner].to_owned());
+            let hint = retain(path(&tokens(stem, 1)), priority);
+            say(&mut rig, Hint::Retain(Retain { ttl: Some(ttl), owner, ..hint }));
+        }
+        rig.now += later;
+        let all = |rig: &Rig| -> Vec<_> {
+            let known = |stem| rig.manager.known(&tokens(stem, 2), &Scope::default()).unwrap();
+            let blocks = (1..=4).flat_map(known);
+            blocks.map(|block| rig.manager.explain(block, GPU, rig.now).unwrap()).collect()
+        };
+        let before = all(&rig);
+        rig.call(|manager, now| manager.hint(&[], now)).unwrap();
+        prop_assert_eq!(before, all(&rig));
+    }
+}

@@ -2,7 +2,7 @@
 
 use kvtrie_core::block::{LeaseId, TierId, Token};
 use kvtrie_core::hint::{Hint, HintReply, Release, Retain, Target};
-use kvtrie_core::manager::{Acquire, Settings};
+use kvtrie_core::manager::{Acquire, LoadMode, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, TierSpec};
 use proptest::prelude::*;
@@ -25,6 +25,10 @@ enum Action {
     GiveUp,
     /// Takes a lease, or ends the current one.
     Hold,
+    /// Forks the current lease, and ends the fork.
+    Fork,
+    /// Suspends the current lease and resumes it.
+    Suspend,
     RetainSession(u8),
     RetainTokens(u8),
     RetainLease(u8),
@@ -80,6 +84,19 @@ impl Managed {
                 }
                 return Vec::new();
             }
+            Action::Fork | Action::Suspend => {
+                let Some(id) = self.held[whose] else { return Vec::new() };
+                if matches!(call.action, Action::Fork) {
+                    let forks = self.rig.call(|m, now| m.fork(id, 1, now)).expect("nothing waits");
+                    self.rig.release(forks[0]);
+                } else {
+                    self.rig.call(|m, now| m.suspend(id, Kind::Host, now)).expect("it is active");
+                    self.rig.run();
+                    self.rig.call(|m, now| m.resume(id, 0, LoadMode::All, now)).expect("room");
+                    self.rig.run();
+                }
+                return Vec::new();
+            }
             Action::RetainSession(priority) => retain(session(), priority, None),
             Action::RetainTokens(priority) => retain(sequence(), priority, Some(name.clone())),
             Action::RetainLease(priority) => {
@@ -122,6 +139,9 @@ impl Managed {
         ranked.sort_unstable();
         all.extend(ranked.iter().map(|(tier, _, stem, at)| format!("{tier}: {stem} {at}")));
         let sessions = manager.sessions(&scope(true)).expect("a good scope");
+        let held =
+            self.held[1].map(|id| manager.session_name(id).expect("held").map(str::to_owned));
+        all.push(format!("{held:?}"));
         all.extend(
             sessions.iter().map(|(name, length, path)| format!("{name} {length} {}", path.len())),
         );
@@ -137,6 +157,8 @@ fn any_call() -> impl Strategy<Value = Call> {
         4 => Just(Action::Serve),
         1 => Just(Action::GiveUp),
         2 => Just(Action::Hold),
+        1 => Just(Action::Fork),
+        1 => Just(Action::Suspend),
         1 => (0..=100_u8).prop_map(Action::RetainSession),
         1 => (0..=100_u8).prop_map(Action::RetainTokens),
         1 => (0..=100_u8).prop_map(Action::RetainLease),

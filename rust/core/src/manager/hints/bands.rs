@@ -5,8 +5,10 @@
 //! its tenant's resident blocks. Cost: O(log n) per block and tier; O(blocks of the tenant) to set
 //! a quota.
 
+use std::collections::BTreeMap;
+
 use crate::block::{BlockId, TierId};
-use crate::hint::{Answer, Band, HintReply, NORMAL, Share};
+use crate::hint::{Answer, Band, HintReply, NORMAL, Priority, Share};
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 use crate::visits;
@@ -21,12 +23,22 @@ impl Manager {
         if self.hints.all_normal() {
             return Band::NORMAL;
         }
-        let mut priority = self.hints.claims.priority(block);
+        self.band_of(tier, block, self.hints.claims.priority(block))
+    }
+
+    fn band_of(&self, tier: TierId, block: BlockId, priority: Priority) -> Band {
         // A claim beyond the tier's share waits in the normal band.
-        if priority > NORMAL && !self.hints.retained[tier].0.contains(&block) {
-            priority = NORMAL;
-        }
+        let clipped = priority > NORMAL && !self.hints.retained[tier].0.contains(&block);
+        let priority = if clipped { NORMAL } else { priority };
         Band { priority, share: self.tenant_share(tier, block) }
+    }
+
+    /// The bands on a tier of the blocks whose claims expire by `now`, as they will be then. For
+    /// calls that change nothing: the tables are updated at the next call that does.
+    pub(crate) fn bands_at(&self, tier: TierId, now: Nanos) -> BTreeMap<BlockId, Band> {
+        let claims = &self.hints.claims;
+        let band = |block| (block, self.band_of(tier, block, claims.priority_at(block, now)));
+        claims.expired(now).into_iter().map(band).collect()
     }
 
     /// The quota number of a block's tenant on a tier; 0 without a quota.

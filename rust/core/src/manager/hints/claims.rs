@@ -71,6 +71,21 @@ impl Claims {
         hinted.first.or_else(|| hinted.released.then_some((RELEASED, None)))
     }
 
+    /// The priority of a block at a time that may be later than the last expiry.
+    pub(crate) fn priority_at(&self, block: BlockId, now: Nanos) -> Priority {
+        let from = (block, STRONGEST, Arc::from(""));
+        let mine = self.ranks.range(from..).take_while(|rank| rank.0 == block);
+        let mut alive = mine.map(|rank| rank.1.0).filter(|&(_, until)| until > now);
+        let released = || self.hinted.get(&block).is_some_and(|hinted| hinted.released);
+        let rest = || if released() { RELEASED } else { NORMAL };
+        alive.next().map_or_else(rest, |(priority, _)| priority)
+    }
+
+    /// The blocks with a claim that has expired and was not removed yet.
+    pub(crate) fn expired(&self, now: Nanos) -> BTreeSet<BlockId> {
+        self.ends.iter().take_while(|end| end.0 <= now).map(|end| end.1).collect()
+    }
+
     /// Whether an owner has a claim on a block.
     pub(crate) fn claimed(&self, block: BlockId) -> bool {
         self.hinted.get(&block).is_some_and(|hinted| hinted.first.is_some())

@@ -100,12 +100,14 @@ impl Manager {
         }
         let terms = policy.terms(&facts, self.settings.worth());
         let idle = stamp(now) - facts.access;
+        // Hints expire at the next call that changes something; here they end by the time asked for.
+        let bands = self.bands_at(tier, now);
         Ok(Explanation {
             terms,
             idle,
             value: policy.value(&facts, terms.cost, idle),
-            priority: self.band(tier, id).priority,
-            rank: index.rank(id, stamp(now)),
+            priority: bands.get(&id).copied().unwrap_or_else(|| self.band(tier, id)).priority,
+            rank: index.rank(id, stamp(now), &bands),
             layers: leaving,
             words: policy.words(&facts, self.settings.worth()),
         })
