@@ -1224,7 +1224,8 @@ class DiskStore:
     Attributes:
         folder: its own folder.
         second: the folder on another device where every other slot lies; None if there is none.
-        read_only: whether it may not write: another process does, or the folder forbids it.
+        read_only: whether it may not write: another process does, the folder forbids it, or was
+            removed or replaced while it was open.
         refusal: why it may not, if so.
         about: what its KV means, as JSON.
         layers: layers of a block.

@@ -209,6 +209,9 @@ def clean(store: Path, wall: int, older_than: int | None = None) -> Cleaned:
             opened.gc()
             freed = max(0, before - opened.disk_bytes)
             return Cleaned(store, freed, removed=False, read_only=None)
+        opened.sync()
+        if opened.read_only:  # somebody moved it: under its name there is another one, or none
+            return Cleaned(store, 0, removed=False, read_only=opened.refusal)
         # Under its own name it is whole or not there; the lock is held until then.
         gone = store.with_name(f"{store.name}.removed")
         try:

@@ -3,7 +3,9 @@
 What lies where is in `docs/design/disk.md`. Every layer is proved on every read: a damaged, cut or
 foreign file is a miss with a logged reason and is removed, never a hit.
 Invariant: KV of another model, layout, block size or rank is not found. One process writes to a
-store; the next one reads only, and says so.
+store; the next one reads only, and says so. The folder is opened once and held: a change of the
+working directory leads to no other files, and if the folder is removed or replaced, one warning
+says so and nothing more is written.
 Cost: a read or write is one call that leaves the interpreter to other threads and, where memory
 and layers are whole pages (those of a `Pool` start on one), copies nothing; memory of a GPU goes
 through the host, by one copy more.
@@ -67,7 +69,8 @@ class DiskStorage:
     Attributes:
         block_format: how the bytes lie.
         store: the files.
-        read_only: whether another process writes here, or the folder cannot be written.
+        read_only: whether another process writes here, the folder cannot be written, or it was
+            removed or replaced since.
 
     How bytes travel, and why not as was asked for, is in `store.travel`.
 
@@ -117,14 +120,19 @@ class DiskStorage:
             second=second,
             faults=faults,
         )
-        self.read_only = self.store.read_only
         self._clock = clock
         self._pid = os.getpid()
+        self._lost = self.read_only
         if self.read_only:
             _LOG.warning("%s: opened read-only: %s", self.store.folder, self.store.refusal)
         for reason in self.store.travel[2]:
             _LOG.info("%s: %s", self.store.folder, reason)
         self._log()
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing is written here, by now."""
+        return self.store.read_only
 
     @classmethod
     def of_tier(
@@ -198,7 +206,11 @@ class DiskStorage:
         Raises:
             TransferError: the device failed or is full, or this storage is read-only.
         """
-        self.store.write(key, slot, layers, memory.cpu().numpy(), label, self._clock())
+        try:
+            self.store.write(key, slot, layers, memory.cpu().numpy(), label, self._clock())
+        except TransferError:
+            self._report_loss()
+            raise
 
     def read_many(
         self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor]]
@@ -229,7 +241,10 @@ class DiskStorage:
             for key, slot, layers, memory, label in blocks
         ]
         depth = _depth([memory for *_, memory, _ in blocks])
-        return self.store.write_many(rows, self._clock(), depth=depth)
+        told = self.store.write_many(rows, self._clock(), depth=depth)
+        if any(told):
+            self._report_loss()
+        return told
 
     def recall(self) -> Index:
         """The index of the blocks that are here, with ages as of now."""
@@ -240,8 +255,12 @@ class DiskStorage:
     def keep(self, index: Index) -> None:
         """Persist that exactly the blocks of `index` are here; a read-only storage does nothing."""
         if not self.read_only:
-            self.store.save(index, self._clock())
-            self.store.sync()
+            try:
+                self.store.save(index, self._clock())
+                self.store.sync()
+            except TransferError:
+                self._report_loss()
+                raise
         self._log()
 
     def wall(self) -> int:
@@ -261,12 +280,27 @@ class DiskStorage:
         Raises:
             TransferError: the device failed; the blocks are found all the same.
         """
-        if not self.read_only:
+        if self.read_only:
+            return
+        try:
             self.store.note_uses(index, self._clock() if wall is None else wall)
+        except TransferError:
+            # Without a folder there is nothing to note, which one warning says.
+            if not self._report_loss():
+                raise
 
     def close(self) -> None:
         """Give the folder back. Closing twice does nothing."""
         self.store.close()
+
+    def _report_loss(self) -> bool:
+        """Whether the folder was removed or replaced while open; the first time, log that."""
+        if not self.read_only:
+            return False
+        if not self._lost:
+            self._lost = True
+            self._log()
+        return True
 
     def _log(self) -> None:
         for reason in self.store.reasons():

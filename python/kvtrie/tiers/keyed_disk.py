@@ -56,7 +56,7 @@ class KeyedDisk:
         clock: nanoseconds of the wall clock.
 
     Attributes:
-        read_only: whether another process writes here.
+        read_only: whether another process writes here, or the folder was removed or replaced.
 
     Raises:
         ConfigError: no room for one block, neither or both of `bytes` and `blocks`.
@@ -93,7 +93,7 @@ class KeyedDisk:
             durability=durability,
             io=io,
         )
-        self.read_only = self.store.read_only
+        self._lost = self.store.read_only
         self._size, self._clock, self._closed = size, clock, False
         self._lock = threading.RLock()
         self._slots: dict[bytes, int] = {}
@@ -110,6 +110,11 @@ class KeyedDisk:
         self._free = [slot for slot in range(blocks - 1, -1, -1) if slot not in taken]
         for reason in self.store.reasons():
             _LOG.warning("%s: %s", self.store.folder, reason)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing is written here, by now."""
+        return self.store.read_only
 
     def __len__(self) -> int:
         with self._lock:
@@ -195,7 +200,8 @@ class KeyedDisk:
                     self._order.hold(digest, free=True)
                 else:
                     told[at] = False
-                    _LOG.warning("%s: %s", self.store.folder, reason)
+                    if not self._report_loss():
+                        _LOG.warning("%s: %s", self.store.folder, reason)
                     self._order.remove(digest)
                     self._free.append(slot)
         self._note_uses()
@@ -250,7 +256,18 @@ class KeyedDisk:
         try:
             self.store.note_uses(Index(rows), now)
         except TransferError as error:
-            _LOG.warning("%s: uses were not written down: %s", self.store.folder, error)
+            if not self._report_loss():
+                _LOG.warning("%s: uses were not written down: %s", self.store.folder, error)
+
+    def _report_loss(self) -> bool:
+        """Whether the folder was removed or replaced while open; the first time, log that."""
+        if not self.read_only:
+            return False
+        if not self._lost:
+            self._lost = True
+            for reason in self.store.reasons():
+                _LOG.warning("%s: %s", self.store.folder, reason)
+        return True
 
     def _take(self, protected: list[bytes]) -> int | None:
         """A free slot, of a block that leaves if there is none."""
@@ -267,7 +284,12 @@ class KeyedDisk:
         slot = self._slots.pop(digest)
         self._used.pop(digest, None)
         if not self.read_only:
-            self.store.remove(slot)
+            try:
+                self.store.remove(slot)
+            except TransferError:
+                # The room is used again only by writes, which fail in a folder that is lost.
+                if not self._report_loss():
+                    raise
         self._free.append(slot)
 
 

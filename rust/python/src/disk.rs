@@ -82,6 +82,12 @@ impl DiskStore {
         store.clone().ok_or_else(closed)
     }
 
+    /// Why the store is read-only by now, if it is.
+    fn why(&self) -> Option<String> {
+        let found = self.store().ok().and_then(|store| store.refusal().map(str::to_string));
+        found.or_else(|| self.refusal.clone())
+    }
+
     /// Runs a call on the files without the interpreter's lock.
     fn run<T: Send>(
         &self,
@@ -246,13 +252,13 @@ impl DiskStore {
 
     #[getter]
     fn read_only(&self) -> bool {
-        self.refusal.is_some()
+        self.why().is_some()
     }
 
-    /// Why the store is read-only, if it is.
+    /// Why the store is read-only, if it is; by now, since a folder may be removed while in use.
     #[getter]
-    fn refusal(&self) -> Option<&str> {
-        self.refusal.as_deref()
+    fn refusal(&self) -> Option<String> {
+        self.why()
     }
 
     /// How bytes are transferred: by direct I/O or not, by which queue, and reasons for fallbacks.

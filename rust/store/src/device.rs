@@ -90,6 +90,20 @@ pub trait Device: Send + Sync + Debug {
     /// The device's errors.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
+    /// This device with a folder held open: names in it are resolved there from then on, wherever
+    /// its path leads by then. `None` where there is nothing to hold.
+    ///
+    /// # Errors
+    /// The device's errors; no folder there, or a link to one.
+    fn hold(&self, _folder: &Path) -> io::Result<Option<Arc<dyn Device>>> {
+        Ok(None)
+    }
+
+    /// Whether the path of a held folder still leads to it.
+    fn leads_to(&self, _folder: &Path) -> bool {
+        true
+    }
+
     /// Creates a folder and its parents.
     ///
     /// # Errors

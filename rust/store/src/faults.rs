@@ -340,6 +340,15 @@ impl Device for Faults {
         self.inner.remove(path)
     }
 
+    fn hold(&self, folder: &Path) -> io::Result<Option<Arc<dyn Device>>> {
+        let Some(inner) = self.inner.hold(folder)? else { return Ok(None) };
+        Ok(Some(Arc::new(Self { inner, shared: Arc::clone(&self.shared) })))
+    }
+
+    fn leads_to(&self, folder: &Path) -> bool {
+        self.inner.leads_to(folder)
+    }
+
     fn make_folder(&self, path: &Path) -> io::Result<()> {
         self.inner.make_folder(path)
     }

@@ -5,7 +5,7 @@
 
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::claim::{Claims, lock};
 use crate::device::{Access, Device};
@@ -75,10 +75,14 @@ fn other_version(path: &Path, found: u32) -> Error {
 
 /// The locked file, or why another process has the lock.
 fn take_lock(
-    device: &dyn Device,
+    device: &mut Arc<dyn Device>,
     folder: &Path,
 ) -> io::Result<std::result::Result<Arc<dyn File>, String>> {
     device.make_folder(folder)?;
+    if let Some(held) = device.hold(folder)? {
+        *device = held;
+    }
+    let device = &**device;
     let file = device.open(&folder.join(LOCK), Access::Write)?;
     if file.try_lock()? {
         // A writer must be able to create files here: a rewrite needs one.
@@ -106,13 +110,16 @@ impl Store {
     /// # Errors
     /// [`Error::Config`] for settings out of range or in conflict with the manifest; the device's
     /// errors.
-    pub fn open(device: Arc<dyn Device>, folder: &Path, settings: Settings) -> Result<Self> {
+    pub fn open(mut device: Arc<dyn Device>, folder: &Path, settings: Settings) -> Result<Self> {
         settings.check()?;
         let mut settings = settings;
+        // The path is compared with the held folder later, whatever the working directory is then.
+        let folder = &std::path::absolute(folder)
+            .map_err(|error| Error::io(format!("finding {}", folder.display()), error))?;
         let folder = second::in_order(&*device, folder, &mut settings)?;
         let own = folder.join(settings.folder_name());
         let path = own.join(manifest::NAME);
-        let (guard, refusal) = match take_lock(&*device, &own) {
+        let (guard, refusal) = match take_lock(&mut device, &own) {
             Ok(Ok(guard)) => (vec![guard], None),
             Ok(Err(why)) => (vec![], Some(why)),
             // A reader needs a manifest; without one a folder that forbids writes is an error.
@@ -149,6 +156,11 @@ impl Store {
     /// # Errors
     /// [`Error::Config`] if there is no good manifest; the device's errors.
     pub fn inspect(device: Arc<dyn Device>, folder: &Path) -> Result<Self> {
+        let device = match device.hold(folder) {
+            Ok(Some(held)) => held,
+            // Reading the manifest says what is wrong.
+            Ok(None) | Err(_) => device,
+        };
         let (settings, file) = described(&*device, folder)?;
         let refusal = Some("opened for looking only".to_string());
         let found = Found { file: Some(file), exact: true, ..Found::default() };
@@ -156,7 +168,7 @@ impl Store {
     }
 
     fn load(
-        device: Arc<dyn Device>,
+        mut device: Arc<dyn Device>,
         folder: PathBuf,
         settings: Settings,
         mut guard: Vec<Arc<dyn File>>,
@@ -205,7 +217,7 @@ impl Store {
         second::check(&*device, &folder, &settings, &table)?;
         let part = second::path(&settings);
         if let Some(part) = part.as_ref().filter(|_| !guard.is_empty()) {
-            match take_lock(&*device, part) {
+            match take_lock(&mut device, part) {
                 Ok(Ok(file)) => guard.push(file),
                 Ok(Err(why)) => refusal = Some(why),
                 Err(error) if forbidden(&error) => {
@@ -222,6 +234,10 @@ impl Store {
         }
         let folders: Vec<PathBuf> = [folder.clone()].into_iter().chain(part).collect();
         for folder in &folders {
+            // A writer holds its folders since it has their locks. A reader may lack one.
+            if let Ok(Some(held)) = device.hold(folder) {
+                device = held;
+            }
             // Opens for direct I/O once, so that a refusal shows now and not at the first block.
             drop(device.open_bulk(&folder.join(LOCK), Access::Read));
         }
@@ -241,6 +257,7 @@ impl Store {
             folder,
             guard,
             refusal,
+            lost: OnceLock::new(),
             manifest: Mutex::new(manifest),
             table: Mutex::new(table),
             segments,

@@ -4,15 +4,16 @@
 //! other hard link, so that nothing outside the folder changes; a pipe, a socket or a device is not
 //! even opened. Links above the folder are the user's and are followed. Cost: seven system calls.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, openat, statat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, Stat, fcntl_getfl, fcntl_setfl, openat, statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -64,25 +65,39 @@ pub(crate) fn check_folder(path: &Path) -> io::Result<()> {
     }
 }
 
-fn folder(path: &Path) -> io::Result<OwnedFd> {
-    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
-    let above = above.unwrap_or(Path::new("."));
+/// A handle of the folder at `path`, for names in it.
+pub(crate) fn folder(path: &Path) -> io::Result<OwnedFd> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let mut flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     #[cfg(any(target_os = "linux", target_os = "android"))]
     flags.insert(OFlags::PATH);
-    match rustix::fs::open(above, flags, Mode::empty()) {
+    match rustix::fs::open(path, flags, Mode::empty()) {
         Err(Errno::LOOP | Errno::NOTDIR) => {
-            check_folder(above)?;
+            check_folder(path)?;
             Err(Errno::NOTDIR.into())
         }
         opened => Ok(opened?),
     }
 }
 
-/// Opens the file at `path` with flags beyond those of `access`.
-pub(crate) fn open(path: &Path, access: Access, more: OFlags) -> io::Result<fs::File> {
-    let folder = folder(path)?;
-    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+/// Whether `path` still leads to the folder of a handle.
+pub(crate) fn leads_to(path: &Path, folder: impl AsFd) -> bool {
+    let place = |stat: Stat| (stat.st_dev, stat.st_ino);
+    let Ok(known) = rustix::fs::fstat(folder) else { return true };
+    match rustix::fs::stat(path) {
+        Ok(found) => place(found) == place(known),
+        // Other errors may pass: a network that is away says nothing about the folder.
+        Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP),
+    }
+}
+
+/// Opens a file of a folder, with flags beyond those of `access`.
+pub(crate) fn open(
+    folder: impl AsFd,
+    name: &OsStr,
+    access: Access,
+    more: OFlags,
+) -> io::Result<fs::File> {
     match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
             // Truncating in place would also truncate it under its other hard links.

@@ -31,7 +31,7 @@ pub(crate) fn path(settings: &Settings) -> Option<PathBuf> {
 }
 
 /// The folder with the manifest; the other one becomes the settings' second. The caller may give
-/// them in either order.
+/// them in either order, the first as an absolute path.
 pub(crate) fn in_order(
     device: &dyn Device,
     folder: &Path,
@@ -48,9 +48,7 @@ pub(crate) fn in_order(
     }
     let other = settings.second.clone().filter(|other| exists(other.join(&name).join(PAIR)));
     if let Some(other) = other {
-        let folder = std::path::absolute(folder)
-            .map_err(|error| Error::io(format!("finding {}", folder.display()), error))?;
-        settings.second = Some(folder);
+        settings.second = Some(folder.to_path_buf());
         return Ok(other);
     }
     if exists(half.join(PAIR)) {

@@ -6,7 +6,7 @@
 
 use std::io::IoSlice;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use kvtrie_core::block::Layers;
 
@@ -37,6 +37,8 @@ pub struct Store {
     pub(crate) guard: Vec<Arc<dyn File>>,
     /// Why this is a reader.
     pub(crate) refusal: Option<String>,
+    /// Why a writer stopped: its folder was removed or replaced.
+    pub(crate) lost: OnceLock<String>,
     pub(crate) manifest: Mutex<Manifest>,
     pub(crate) table: Mutex<Table>,
     pub(crate) segments: Segments,
@@ -67,13 +69,29 @@ impl Store {
     /// Whether writes are refused.
     #[must_use]
     pub fn read_only(&self) -> bool {
-        self.refusal.is_some()
+        self.refusal().is_some()
     }
 
-    /// Why writes are refused, if they are.
+    /// Why writes are refused, if they are. Those of a writer are from the moment that it finds its
+    /// folder removed or replaced.
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
-        self.refusal.as_deref()
+        self.refusal.as_deref().or(self.lost.get().map(String::as_str))
+    }
+
+    /// Looks whether the paths of a writer's folders still lead to them; the first time that one
+    /// does not is noted as a reason.
+    fn check_folders(&self) {
+        if self.read_only() {
+            return;
+        }
+        let gone = self.folders().into_iter().find(|folder| !self.device.leads_to(folder));
+        if let Some(folder) = gone {
+            let why = format!("{} was removed or replaced while open", folder.display());
+            if self.lost.set(why.clone()).is_ok() {
+                self.note(format!("{why}; nothing more is written"));
+            }
+        }
     }
 
     /// How bytes are transferred, with the reasons for fallbacks.
@@ -103,7 +121,8 @@ impl Store {
     }
 
     pub(crate) fn writable(&self) -> Result<()> {
-        match &self.refusal {
+        self.check_folders();
+        match self.refusal() {
             None => Ok(()),
             Some(why) => {
                 let folder = self.folder.display();
@@ -147,7 +166,7 @@ impl Store {
     pub(crate) fn discard(&self, slot: u32, error: &Error) {
         // A device error says nothing about the block.
         let Error::Bad { reason, .. } = error else { return };
-        if self.read_only() {
+        if self.writable().is_err() {
             return;
         }
         self.note(format!("slot {slot}: {reason}; removed"));
@@ -226,11 +245,12 @@ impl Store {
         if self.settings.durability == Durability::Fsync { self.commit(upto) } else { Ok(()) }
     }
 
-    /// Makes everything written durable, whatever the durability setting.
+    /// Makes everything written durable, whatever the durability setting; nothing in a reader.
     ///
     /// # Errors
     /// The device's errors.
     pub fn sync(&self) -> Result<()> {
+        self.check_folders();
         if self.read_only() {
             return Ok(());
         }
@@ -248,7 +268,8 @@ impl Store {
     }
 
     fn finish(&self) -> Result<()> {
-        if self.guard.is_empty() {
+        self.check_folders();
+        if self.read_only() {
             return Ok(());
         }
         let mut manifest = lock(&self.manifest);

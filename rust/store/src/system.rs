@@ -2,20 +2,24 @@
 //!
 //! Segments are opened twice: for direct I/O if the file system permits, and through the page cache
 //! for transfers that are no full pages (the rest after a short one). The kernel keeps both
-//! coherent. Invariant: whatever direct I/O or the kernel's queue refuses is done another way, and
-//! the reason is kept. Cost: the system calls.
+//! coherent. A folder that is held is a handle: its files are opened, renamed and removed in it, so
+//! neither a change of the working directory nor a rename of the folder leads to other files.
+//! Invariant: whatever direct I/O or the kernel's queue refuses is done another way, and the reason
+//! is kept. Cost: the system calls, and a handle per held folder.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
 use std::fs::{self, TryLockError};
 use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rayon::ThreadPool;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, statat};
+use rustix::io::Errno;
 
 use crate::claim::lock;
 use crate::device::{Access, Device, Item, Travel};
@@ -40,8 +44,16 @@ pub enum QueueKind {
 }
 
 /// Device of the operating system's files.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct System {
+    parts: Arc<Parts>,
+    /// Folders that are held, by the path that they were opened at.
+    held: Vec<(PathBuf, Arc<OwnedFd>)>,
+}
+
+/// Parts of a device that all its views share.
+#[derive(Debug)]
+struct Parts {
     asked: bool,
     refused: Arc<DirectRefusal>,
     #[cfg(target_os = "linux")]
@@ -81,7 +93,7 @@ impl System {
     /// A device with direct I/O for segments if `direct`, and this queue.
     #[must_use]
     pub fn new(direct: bool, queue: QueueKind) -> Self {
-        let mut system = Self {
+        let mut parts = Parts {
             asked: direct,
             refused: Arc::default(),
             #[cfg(target_os = "linux")]
@@ -90,11 +102,37 @@ impl System {
             pool: OnceLock::new(),
         };
         if queue == QueueKind::Best {
-            system.take_rings();
+            parts.take_rings();
         }
-        system
+        Self { parts: Arc::new(parts), held: Vec::new() }
     }
 
+    fn folder(&self, path: &Path) -> Option<&Arc<OwnedFd>> {
+        self.held.iter().find(|(held, _)| held == path).map(|(_, folder)| folder)
+    }
+
+    /// The folder and the name of a path: the held folder, or the one there is now.
+    fn place<'a>(&self, path: &'a Path) -> io::Result<(Arc<OwnedFd>, &'a OsStr)> {
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let above = path.parent().unwrap_or(Path::new(""));
+        let folder = match self.folder(above) {
+            Some(held) => Arc::clone(held),
+            None => Arc::new(regular::folder(above)?),
+        };
+        Ok((folder, name))
+    }
+
+    /// A folder's entries, to list or to sync.
+    fn entries(&self, path: &Path) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(match self.folder(path) {
+            Some(held) => rustix::fs::openat(held, ".", flags, Mode::empty())?,
+            None => rustix::fs::open(path, flags, Mode::empty())?,
+        })
+    }
+}
+
+impl Parts {
     #[cfg(target_os = "linux")]
     fn take_rings(&mut self) {
         let rings = crate::ring::Rings::default();
@@ -183,28 +221,31 @@ impl<'a> Work<'a> for DirectFallback<'_, 'a> {
 
 impl Device for System {
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
-        let plain = regular::open(path, access, OFlags::empty())?;
-        Ok(Arc::new(SystemFile { plain, direct: None, refused: Arc::clone(&self.refused) }))
+        let (folder, name) = self.place(path)?;
+        let plain = regular::open(folder, name, access, OFlags::empty())?;
+        Ok(Arc::new(SystemFile { plain, direct: None, refused: Arc::clone(&self.parts.refused) }))
     }
 
     fn open_bulk(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
-        let plain = regular::open(path, access, OFlags::empty())?;
+        let (folder, name) = self.place(path)?;
+        let refused = &self.parts.refused;
+        let plain = regular::open(&folder, name, access, OFlags::empty())?;
         let mut direct = None;
-        if self.asked && !self.refused.once.load(Ordering::Acquire) {
-            match past_the_cache(path, access) {
+        if self.parts.asked && !refused.once.load(Ordering::Acquire) {
+            match past_the_cache(&folder, name, access) {
                 Ok(file) => direct = Some(file),
-                Err(error) => self.refused.note("opening", &error),
+                Err(error) => refused.note("opening", &error),
             }
         }
-        Ok(Arc::new(SystemFile { plain, direct, refused: Arc::clone(&self.refused) }))
+        Ok(Arc::new(SystemFile { plain, direct, refused: Arc::clone(refused) }))
     }
 
     fn run(&self, work: &mut dyn Work<'_>) {
         let mut work = DirectFallback { work, again: VecDeque::new() };
-        if self.in_rings(&mut work) {
+        if self.parts.in_rings(&mut work) {
             return;
         }
-        if let Ok(pool) = self.pool() {
+        if let Ok(pool) = self.parts.pool() {
             return threads::run(pool, &mut work, &perform);
         }
         loop {
@@ -219,24 +260,40 @@ impl Device for System {
     }
 
     fn travel(&self) -> Travel {
+        let parts = &self.parts;
         #[cfg(target_os = "linux")]
-        let ring = self.rings.is_some();
+        let ring = parts.rings.is_some();
         #[cfg(not(target_os = "linux"))]
         let ring = false;
-        let why = lock(&self.refused.why).clone();
+        let why = lock(&parts.refused.why).clone();
         Travel {
-            direct: self.asked && why.is_none(),
+            direct: parts.asked && why.is_none(),
             queue: if ring { "io_uring" } else { "threads" },
-            reasons: self.no_ring.iter().cloned().chain(why).collect(),
+            reasons: parts.no_ring.iter().cloned().chain(why).collect(),
         }
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        fs::rename(from, to)
+        let ((old, from), (new, to)) = (self.place(from)?, self.place(to)?);
+        Ok(rustix::fs::renameat(old, from, new, to)?)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        fs::remove_file(path)
+        let (folder, name) = self.place(path)?;
+        Ok(rustix::fs::unlinkat(folder, name, AtFlags::empty())?)
+    }
+
+    fn hold(&self, folder: &Path) -> io::Result<Option<Arc<dyn Device>>> {
+        if self.folder(folder).is_some() {
+            return Ok(None);
+        }
+        let mut view = self.clone();
+        view.held.push((folder.to_path_buf(), Arc::new(regular::folder(folder)?)));
+        Ok(Some(Arc::new(view)))
+    }
+
+    fn leads_to(&self, folder: &Path) -> bool {
+        self.folder(folder).is_none_or(|held| regular::leads_to(folder, held))
     }
 
     fn make_folder(&self, path: &Path) -> io::Result<()> {
@@ -247,16 +304,29 @@ impl Device for System {
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        fs::File::from(rustix::fs::open(path, flags, Mode::empty())?).sync_all()
+        fs::File::from(self.entries(path)?).sync_all()
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<Item>> {
+        let folder = self.entries(path)?;
         let mut items = Vec::new();
-        for entry in fs::read_dir(path)? {
+        for entry in Dir::read_from(&folder)? {
             let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            items.push(Item { name, folder: entry.file_type()?.is_dir() });
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let mut kind = entry.file_type();
+            // Some file systems do not say it in the listing.
+            if kind == FileType::Unknown {
+                match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(stat) => kind = FileType::from_raw_mode(stat.st_mode),
+                    Err(Errno::NOENT) => continue,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let name = name.to_string_lossy().into_owned();
+            items.push(Item { name, folder: kind == FileType::Directory });
         }
         items.sort();
         Ok(items)
@@ -264,13 +334,13 @@ impl Device for System {
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn past_the_cache(path: &Path, access: Access) -> io::Result<fs::File> {
+fn past_the_cache(folder: &OwnedFd, name: &OsStr, access: Access) -> io::Result<fs::File> {
     let access = if access == Access::Fresh { Access::Write } else { access };
-    regular::open(path, access, OFlags::DIRECT)
+    regular::open(folder, name, access, OFlags::DIRECT)
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn past_the_cache(_path: &Path, _access: Access) -> io::Result<fs::File> {
+fn past_the_cache(_folder: &OwnedFd, _name: &OsStr, _access: Access) -> io::Result<fs::File> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
