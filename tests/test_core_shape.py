@@ -1,14 +1,55 @@
 """The shape of the Rust core, read from its source."""
 
 import re
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 CORE = Path(__file__).parents[1] / "rust" / "core" / "src"
+ORDER = ("node", "policy_feed", "evict", "moves", "request", "hints", "observe")
+"""Folders and files of the manager, the lowest first."""
+
+
+@cache
+def methods():
+    """File and body of each method in `impl Manager`, by name."""
+    found = {}
+    for path in [CORE / "manager.rs", *sorted((CORE / "manager").rglob("*.rs"))]:
+        text = re.sub(r"//[^\n]*|(?s:#\[cfg\(test\)\]\s*mod .*)", "", path.read_text())
+        for block in re.findall(r"(?ms)^impl Manager \{$(.*?)^\}$", text):
+            parts = re.split(r"(?m)^    (?:pub(?:\([^)]*\))? )?(?:const )?fn (\w+)", block)
+            for name, body in zip(parts[1::2], parts[2::2], strict=True):
+                assert name not in found, name
+                found[name] = (path.relative_to(CORE), re.sub(r"\s*\n\s*\.", ".", body))
+    return found
+
+
+@cache
+def calls():
+    """The methods that each method calls on `self` or `manager`, or names as `Self::name`."""
+    pattern = re.compile(r"\b(?:self|manager)\.(\w+)\(|\bSelf::(\w+)\b")
+    return {
+        name: {a or b for a, b in pattern.findall(body)} & methods().keys()
+        for name, (_, body) in methods().items()
+    }
+
+
+def test_no_method_of_the_manager_reaches_itself():
+    # Room on one tier may take room on the tier below: the only recursion, as deep as the tiers.
+    cascade = {"room", "decide", "can_write"}
+    graph = {
+        name: called - cascade if name in cascade else called for name, called in calls().items()
+    }
+    assert len(graph) > 400
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
 
 
 def test_a_policy_is_a_short_trait():
     text = (CORE / "policy.rs").read_text()
     trait = re.search(r"(?ms)^pub trait Policy\b.*?^}", text)
-    methods = re.findall(r"(?m)^    fn (\w+)", trait.group())
-    assert {"terms", "compare"} <= set(methods)
-    assert len(methods) <= 14
+    names = re.findall(r"(?m)^    fn (\w+)", trait.group())
+    assert {"terms", "compare"} <= set(names)
+    assert len(names) <= 14

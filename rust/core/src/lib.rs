@@ -6,7 +6,7 @@
 //!
 //! Modules depend on one another in one direction: nouns (`block`, `error`, `histogram`, `time`,
 //! `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`,
-//! `eviction`, `tier`, `arrival`, `residency`, `lane`, `cost`), `policy`, `plan`, `manager`.
+//! `eviction`, `tier`, `arrival`, `residency`, `private_slots`, `lane`, `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +24,7 @@ pub mod paged_slab;
 pub mod paged_vec;
 pub mod plan;
 pub mod policy;
+mod private_slots;
 pub mod record;
 pub mod residency;
 pub mod scope;

@@ -12,6 +12,7 @@
 //! commit:  computed blocks enter the trie and become resident;  release: unpin, evictable again
 //! ```
 
+mod consequence;
 mod evict;
 mod hints;
 mod keys;
@@ -22,11 +23,11 @@ mod observe;
 mod policy_feed;
 mod request;
 mod settings;
+mod slots;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rustc_hash::FxHashMap;
-use slotmap::SlotMap;
 
 use crate::arrival::Arrival;
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, Structure, TierId};
@@ -35,6 +36,7 @@ use crate::eviction::EvictionIndex;
 use crate::lane::{LaneId, Lanes};
 use crate::memory;
 use crate::policy;
+use crate::private_slots::PrivateSlots;
 use crate::residency::Blocks;
 use crate::scope::Scopes;
 use crate::tier::{Residency, TierSpec};
@@ -60,9 +62,10 @@ pub use request::pins::PinId;
 pub use request::price::Unpriced;
 pub use settings::{DropOrder, Objective, Settings};
 
+use consequence::Consequences;
 use evict::set::EvictionSet;
 use hints::Hints;
-use kinds::PrivateSlotId;
+use kinds::Ahead;
 use moves::awaits::Awaits;
 use moves::in_flight::InFlight;
 use moves::recent_results::RecentResults;
@@ -71,10 +74,8 @@ use observe::block_event::BlockEvents;
 use observe::meter::Meter;
 use policy_feed::PolicyFeed;
 use request::ages::Ages;
-use request::ahead::Ahead;
 use request::pins::Pins;
 use request::price::Prices;
-use request::private_slot::PrivateSlot;
 use request::refused::Refused;
 use request::session::Sessions;
 
@@ -97,7 +98,7 @@ pub struct Manager {
     scopes: Scopes,
     tiers: Vec<Tier>,
     lanes: Lanes,
-    private_slots: SlotMap<PrivateSlotId, PrivateSlot>,
+    private_slots: PrivateSlots,
     leases: FxHashMap<LeaseId, Box<Lease>>,
     /// Copies of blocks that are not committed yet, by the slot that each is made from.
     ahead: BTreeMap<Slot, Ahead>,
@@ -115,6 +116,8 @@ pub struct Manager {
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
     /// The latest failures that no call of `failed` has taken.
     failed: VecDeque<Failed>,
+    /// Steps that the call at hand has still to carry out.
+    consequences: Consequences,
     recent_results: RecentResults,
     sessions: Sessions,
     ages: Ages,
@@ -173,7 +176,7 @@ impl Manager {
             scopes: Scopes::default(),
             tiers,
             lanes,
-            private_slots: SlotMap::with_key(),
+            private_slots: PrivateSlots::default(),
             leases: FxHashMap::default(),
             ahead: BTreeMap::new(),
             awaits: Awaits::default(),
@@ -185,6 +188,7 @@ impl Manager {
             parked: BTreeSet::new(),
             marked: BTreeSet::new(),
             failed: VecDeque::new(),
+            consequences: Consequences::default(),
             recent_results: RecentResults::default(),
             sessions: Sessions::default(),
             ages: Ages::default(),

@@ -159,7 +159,7 @@ impl Manager {
             if let Some(host) = transit {
                 // Disk and remote do not touch: the block goes up to host and down again.
                 let private = self.new_private(host, self.all_layers());
-                let passing = self.private_slot(&self.private_slots[private], piece.lo);
+                let passing = self.private_slot(private, piece.lo);
                 let up = self.add_move(
                     moves::NewMove {
                         kind: MoveKind::Load,
@@ -191,7 +191,7 @@ impl Manager {
             );
             // The moves keep the transit slot alive from here on.
             if let (Some(_), End::PrivateSlot(private)) = (transit, from.2) {
-                self.unref_private(private);
+                self.unref_copy(private);
             }
             moves.push(id);
         }

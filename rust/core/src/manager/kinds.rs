@@ -1,14 +1,8 @@
 //! Enums that calls, moves and reports share; imports nothing of the manager.
 
-use slotmap::new_key_type;
-
-use crate::block::{Layers, TierId};
+use crate::block::{Layers, MoveId, TierId};
+use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
-
-new_key_type! {
-    /// Key of a private slot, never used twice.
-    pub(crate) struct PrivateSlotId;
-}
 
 /// Cause of an eviction: the event that made a copy leave a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -104,4 +98,15 @@ pub(crate) enum End {
     PrivateSlot(PrivateSlotId),
     /// A slot whose block was evicted from it and is written back by this move.
     Leaving,
+}
+
+/// Copy of a block that is not committed yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// The lease's slot that it is made from.
+    pub(crate) source: PrivateSlotId,
+    /// The slot that takes it.
+    pub(crate) copy: PrivateSlotId,
+    /// The move that makes it; it has ended well once it is not in flight any more.
+    pub(crate) by: MoveId,
 }

@@ -325,7 +325,7 @@ impl Manager {
                 self.refresh_on(tier, block);
             }
             (End::PrivateSlot(private), _) => {
-                self.private_slots.get_mut(private).expect("a living private slot").busy += 1;
+                self.private_slots.begin_move(private);
             }
             _ => {}
         }
@@ -355,11 +355,6 @@ impl Manager {
         arrival.moves.extend_from_slice(moves);
         arrival.ready = arrival.ready.max(ready);
         self.residency_changed(tier, block);
-    }
-
-    /// The slot of one layer, or of all, of a residency.
-    pub(super) fn slot_of(&self, tier: TierId, block: BlockId, layer: u16) -> Slot {
-        self.blocks.layer_slot(tier, self.residency(tier, block).slot, layer)
     }
 
     /// Splits a range into the pieces that one move can copy between two tiers: single layers where

@@ -12,12 +12,13 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, Layers, LeaseId, Slot, Structure, TierId};
 use crate::error::Result;
+use crate::private_slots::PrivateSlotId;
 use crate::tier::{ResidencyState, Write};
 use crate::time::{Nanos, Stamp};
 
 use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
-use crate::manager::kinds::{Cause, End, MoveKind, PrivateSlotId};
+use crate::manager::kinds::{Cause, End, MoveKind};
 use crate::manager::moves::batch::TransferBatch;
 
 impl Manager {
@@ -158,9 +159,7 @@ impl Manager {
         // Without layer slots one slot serves all layers, and one move copies them.
         let layers = if each { dirty } else { Layers::new(dirty.lo, dirty.lo + 1) };
         let slots: SmallVec<[Slot; 1]> = match source {
-            Some(private) => {
-                layers.iter().map(|l| self.private_slot(&self.private_slots[private], l)).collect()
-            }
+            Some(private) => layers.iter().map(|l| self.private_slot(private, l)).collect(),
             None => layers.iter().map(|layer| self.slot_of(tier, block, layer)).collect(),
         };
         let end = source.map_or(End::Here, End::PrivateSlot);

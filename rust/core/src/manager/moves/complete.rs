@@ -16,6 +16,7 @@ use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
 use crate::manager::Manager;
+use crate::manager::consequence::{Consequence, Failure};
 use crate::manager::kinds::{Cause, End, MoveKind};
 use crate::manager::moves::in_flight::{InFlightMove, Leaves};
 
@@ -127,7 +128,10 @@ impl Manager {
             if outcome.hung || !self.ends(&self.moves[id], outcome) {
                 self.revoke_landed(id);
             }
-            self.fail(id, &reason, !outcome.cancelled, now);
+            let blame = !outcome.cancelled;
+            let failure = Failure { id, reason, blame, silent: false, cause: None };
+            self.consequences.push(Consequence::Fail(failure));
+            self.carry_out();
             if !outcome.hung {
                 self.end_rank(id, outcome.rank, now);
             }

@@ -1,23 +1,62 @@
 //! Failed moves: what depends on them fails too, and leases recompute.
 //!
 //! Invariant: every failure ends in recomputation, never in wrong bytes and never in a lease that
-//! waits for ever. Cost: O(moves in flight) per failure.
+//! waits for ever. Cost: O(moves in flight) per failure. Steps of a failure, as [`Consequence`]s:
+//!
+//! ```text
+//! Fail --> Fail, End of each dependent --> Failed --> TakeBack, Recompute of each lease --> Sweep
+//!                                            |            |
+//!                                            +------------+--> Unref, GiveBack, Unnamed
+//! ```
+
+use std::sync::Arc;
 
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
+use crate::private_slots::PrivateSlotId;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::kinds::{End, MoveKind, PrivateSlotId};
+use crate::manager::consequence::{Consequence, FailedMove, Failure};
+use crate::manager::kinds::{Ahead, End, MoveKind};
 use crate::manager::moves::complete::{Failed, MOST_FAILED};
 use crate::manager::moves::in_flight::{InFlightMove, Leaves};
 use crate::manager::request::lease::{Lease, TailFrom};
-use crate::manager::request::private_slot::OpenSlot;
+use crate::manager::request::open_slot::OpenSlot;
 
 impl Manager {
-    /// Fails a move and, without blame, those that depend on it: executors wait for `after`, so
-    /// they never started.
-    pub(crate) fn fail(&mut self, id: MoveId, reason: &str, blame: bool, now: Nanos) {
+    /// Carries out all consequences that were found, and those that follow from them.
+    pub(crate) fn carry_out(&mut self) {
+        let now = self.clock.last();
+        while let Some(step) = self.consequences.next() {
+            match step {
+                Consequence::Fail(failure) => self.fail(failure),
+                Consequence::Failed(failed) => self.failed_move(&failed, now),
+                Consequence::End(id) => self.end_move(id, now),
+                Consequence::TakeBack(lease) => self.find_taken_back(lease),
+                Consequence::Recompute(lease, failed) => {
+                    self.recompute_lost(lease, &failed.0, &failed.1, now);
+                }
+                Consequence::Sweep(block) => self.sweep(block),
+                Consequence::GiveBack(ahead) => self.give_back(&ahead),
+                Consequence::Unnamed(private) => self.cancel_unnamed(private),
+                Consequence::Unref(private) => self.unref_copy(private),
+            }
+        }
+    }
+
+    /// Fails a move. Those that depend on it fail next, without blame: executors wait for `after`,
+    /// so they never started.
+    fn fail(&mut self, failure: Failure) {
+        let Failure { id, cause, .. } = failure;
+        // The first half of a store that passes through host fails as the store would.
+        if let Some(store) = self.moves.get(id).filter(|known| known.kind == MoveKind::Store)
+            && cause.is_some()
+            && store.block == cause
+            && let Some(block) = cause.and_then(|handle| self.trie().resolve(handle))
+        {
+            self.refused.failed(block, store.dst);
+        }
         // A move with two dependencies may have failed with the other one.
         let Some(known) = self.moves.get_mut(id).filter(|known| !known.failed) else { return };
         known.failed = true;
@@ -26,48 +65,101 @@ impl Manager {
         self.parked.remove(&id);
         self.meter.tier(known.dst).failed += 1;
         let waiters = self.waiters.get(&id).into_iter().flatten();
-        let dependents: Vec<MoveId> = waiters
-            .copied()
-            .filter(|&other| self.moves.get(other).is_some_and(|m| !m.failed))
-            .collect();
-        for dependent in dependents {
-            // The first half of a store that passes through host fails as the store would.
-            let store = self.moves.get(dependent).filter(|m| m.kind == MoveKind::Store);
-            if let (true, Some(store)) = (blame, store)
-                && store.block == known.block
-                && let Some(block) = store.block.and_then(|handle| self.trie().resolve(handle))
-            {
-                self.refused.failed(block, store.dst);
+        for &other in waiters {
+            if self.moves.get(other).is_some_and(|m| !m.failed) {
+                self.consequences.push(Consequence::Fail(Failure {
+                    id: other,
+                    reason: format!("move {id} before it failed: {}", failure.reason),
+                    blame: false,
+                    silent: failure.silent,
+                    cause: known.block.filter(|_| failure.blame),
+                }));
+                self.consequences.push(Consequence::End(other));
             }
-            self.fail(dependent, &format!("move {id} before it failed: {reason}"), false, now);
-            self.end_move(dependent, now);
         }
+        self.consequences.push(Consequence::Failed(Arc::new((known, failure))));
+    }
+
+    /// Updates the block of a failed move, and lets the leases that awaited it recompute.
+    fn failed_move(&mut self, failed: &FailedMove, now: Nanos) {
+        let (known, failure) = &**failed;
         let block = known.block.and_then(|handle| self.trie().resolve(handle));
         if let (End::Here, Some(block)) = (known.to, block)
             && let Some(arrival) = self.arrival_mut(known.dst, block)
         {
             arrival.failed = true;
         }
-        if block.is_none() && known.kind == MoveKind::Store {
-            self.ahead_failed(&known);
+        match (known.kind, block) {
+            (MoveKind::Store, None) => self.ahead_failed(known),
+            (MoveKind::Store, Some(block)) => {
+                // A store that never started says nothing about the tier below.
+                if failure.blame {
+                    self.refused.failed(block, known.dst);
+                }
+                self.store_failed(known, block, failure, now);
+            }
+            (MoveKind::Load, Some(block)) if failure.blame => self.load_failed(known, block),
+            (MoveKind::Load | MoveKind::Copy, _) => {}
+        }
+        // No lease awaits a store.
+        let leases = (known.kind != MoveKind::Store).then(|| self.awaits.all());
+        let awaiting =
+            leases.into_iter().flatten().filter(|(_, ids)| ids.binary_search(&known.id).is_ok());
+        let concerned: Vec<LeaseId> = awaiting.map(|(lease, _)| lease).collect();
+        // A store, or a prefetch: the failure is reported without a lease.
+        if concerned.is_empty() {
+            let (block, reason) = (known.block, failure.reason.clone());
+            let row = Failed { lease: NO_MOVE, block, start: 0, stop: 0, reason };
+            self.push_failed(row, failure.silent);
+        }
+        for lease in concerned {
+            // What was computed behind it may be wrong.
+            self.consequences.push(Consequence::TakeBack(lease));
+            self.consequences.push(Consequence::Recompute(lease, Arc::clone(failed)));
         }
         if let Some(block) = block {
-            match known.kind {
-                MoveKind::Store => {
-                    // A store that never started says nothing about the tier below.
-                    if blame {
-                        self.refused.failed(block, known.dst);
-                    }
-                    self.store_failed(&known, block, reason, now);
-                }
-                MoveKind::Load if blame => self.load_failed(&known, block),
-                MoveKind::Load | MoveKind::Copy => {}
+            self.consequences.push(Consequence::Sweep(block));
+        }
+    }
+
+    /// Lets the copy of a failed move go: commit stores its block as usual.
+    fn ahead_failed(&mut self, known: &InFlightMove) {
+        let End::PrivateSlot(source) = known.from else { return };
+        let slot = self.private_slots[source].slot;
+        if self.ahead.get(&slot).is_some_and(|row| row.by == known.id) {
+            let Ahead { copy, .. } = self.ahead.remove(&slot).expect("seen above");
+            self.unref_copy(copy);
+        }
+    }
+
+    /// Finds the copies that were made ahead from a lease's open slots: they are given back.
+    pub(crate) fn find_taken_back(&mut self, id: LeaseId) {
+        if self.ahead.is_empty() {
+            return;
+        }
+        let open = &self.leases[&id].open;
+        let sources: Vec<_> = open.iter().filter_map(|open| open.private()).collect();
+        for source in sources {
+            if let Some(ahead) = self.no_longer_ahead(source) {
+                self.consequences.push(Consequence::GiveBack(ahead));
             }
         }
-        self.replan(&known, reason, now);
-        if let Some(block) = block {
-            self.sweep(block);
+    }
+
+    /// Lets a copy go; one whose move was not handed out yet is free at once.
+    fn give_back(&mut self, ahead: &Ahead) {
+        if self.moves.get(ahead.by).is_some_and(|known| !known.issued) {
+            self.cancel(ahead.by, "its block will not be written");
         }
+        self.consequences.push(Consequence::Unref(ahead.copy));
+    }
+
+    /// Fails a move that never starts. No request waits for it, so its failure is no news.
+    fn cancel(&mut self, id: MoveId, reason: &str) {
+        let reason = reason.to_owned();
+        let failure = Failure { id, reason, blame: false, silent: true, cause: None };
+        self.consequences.push(Consequence::Fail(failure));
+        self.consequences.push(Consequence::End(id));
     }
 
     /// Takes the layers back that a move has landed, since it is about to fail and may still write
@@ -99,13 +191,19 @@ impl Manager {
     }
 
     /// Makes the victim of a failed store resident again in its slot, if it can be.
-    fn store_failed(&mut self, known: &InFlightMove, block: BlockId, reason: &str, now: Nanos) {
+    fn store_failed(
+        &mut self,
+        known: &InFlightMove,
+        block: BlockId,
+        failure: &Failure,
+        now: Nanos,
+    ) {
         let Some(Leaves { tier, slot, held }) = known.leaves else { return };
         let promised = self.blocks.undrain(tier, slot);
         let mut back = self.can_return(tier, block, held);
         if promised {
             // The new holder has been promised the slot: it needs another one first.
-            back = back && self.replace_promised(tier, slot, block, reason, now);
+            back = back && self.replace_promised(tier, slot, block, failure, now);
             if !back {
                 return;
             }
@@ -152,7 +250,7 @@ impl Manager {
         tier: TierId,
         slot: Slot,
         block: BlockId,
-        reason: &str,
+        failure: &Failure,
         now: Nanos,
     ) -> bool {
         let layer_slots = self.tiers[tier].spec.layer_slots;
@@ -180,9 +278,9 @@ impl Manager {
             let row = self.private_slots[holder].slot;
             self.blocks.set_layer(tier, row, layer, grant.slot);
         } else {
-            self.private_slots.get_mut(holder).expect("found").slot = grant.slot;
+            self.private_slots.set_slot(holder, grant.slot);
         }
-        self.report_moved(holder, reason);
+        self.report_moved(holder, failure);
         true
     }
 
@@ -198,7 +296,7 @@ impl Manager {
     }
 
     /// Reports a private slot that was exchanged to the leases that use it.
-    fn report_moved(&mut self, private: PrivateSlotId, reason: &str) {
+    fn report_moved(&mut self, private: PrivateSlotId, failure: &Failure) {
         let size = self.block_tokens();
         let mut failed = Vec::new();
         for lease in self.leases_in_order() {
@@ -215,16 +313,19 @@ impl Manager {
                 block: lease.path.blocks().get(at).map(|&block| self.trie().handle(block)),
                 start: (at * size) as u64,
                 stop: ((at + 1) * size) as u64,
-                reason: format!("its slot is another one now: {reason}"),
+                reason: format!("its slot is another one now: {}", failure.reason),
             });
         }
         for row in failed {
-            self.push_failed(row);
+            self.push_failed(row, failure.silent);
         }
     }
 
-    /// Appends a failure for `failed`, dropping the oldest of too many.
-    fn push_failed(&mut self, row: Failed) {
+    /// Appends a failure for `failed` unless it is silent, dropping the oldest of too many.
+    fn push_failed(&mut self, row: Failed, silent: bool) {
+        if silent {
+            return;
+        }
         if self.failed.len() == MOST_FAILED {
             self.failed.pop_front();
             self.meter.requested.failed_lost += 1;
@@ -232,58 +333,41 @@ impl Manager {
         self.failed.push_back(row);
     }
 
-    /// Fails the moves that wait for a slot which no lease will name: they never start.
-    pub(crate) fn cancel_unnamed(&mut self, private: PrivateSlotId) {
+    /// Fails the moves that wait for a slot which no lease will name: they never start. The lease
+    /// gave the slot up, so these failures concern no request.
+    fn cancel_unnamed(&mut self, private: PrivateSlotId) {
         let touches =
             |known: &InFlightMove| [known.from, known.to].contains(&End::PrivateSlot(private));
         let waiting = self.moves.values().filter(|known| touches(known));
         let mut waiting: Vec<MoveId> = waiting.map(|known| known.id).collect();
         waiting.sort_unstable();
-        let now = self.clock.last();
-        // The lease gave the slot up, so these failures concern no request.
-        let reported = std::mem::take(&mut self.failed);
         for id in waiting {
-            self.fail(id, "its slot was never named", false, now);
-            self.end_move(id, now);
+            self.cancel(id, "its slot was never named");
         }
-        self.failed = reported;
     }
 
-    /// Lets every lease that awaited a failed move compute the block instead.
-    fn replan(&mut self, known: &InFlightMove, reason: &str, now: Nanos) {
-        // No lease awaits a store.
-        let leases = (known.kind != MoveKind::Store).then(|| self.awaits.all());
-        let awaiting =
-            leases.into_iter().flatten().filter(|(_, ids)| ids.binary_search(&known.id).is_ok());
-        let concerned: Vec<LeaseId> = awaiting.map(|(lease, _)| lease).collect();
-        // A store, or a prefetch: the failure is reported without a lease.
-        if concerned.is_empty() {
-            self.push_failed(Failed {
-                lease: NO_MOVE,
-                block: known.block,
-                start: 0,
-                stop: 0,
-                reason: reason.to_owned(),
-            });
+    /// Lets a lease that awaited a failed move compute the block instead.
+    fn recompute_lost(&mut self, id: LeaseId, known: &InFlightMove, failure: &Failure, now: Nanos) {
+        let (start, stop) = match known.kind {
+            MoveKind::Copy => self.lose_tail(id),
+            _ => self.compute_instead(id, known, now),
+        };
+        // Until it has ended on every rank it may write a slot that the lease keeps.
+        let writes =
+            matches!(known.to, End::PrivateSlot(private) if self.leases[&id].keeps(private));
+        if !writes {
+            self.awaits.remove(id, known.id);
         }
-        for id in concerned {
-            // What was computed behind it may be wrong.
-            self.take_back(id);
-            let (start, stop) = match known.kind {
-                MoveKind::Copy => self.lose_tail(id),
-                _ => self.compute_instead(id, known, now),
+        // An earlier failure of the block was reported already.
+        if start < stop {
+            let row = Failed {
+                lease: id,
+                block: known.block,
+                start,
+                stop,
+                reason: failure.reason.clone(),
             };
-            // Until it has ended on every rank it may write a slot that the lease keeps.
-            let writes =
-                matches!(known.to, End::PrivateSlot(private) if self.leases[&id].keeps(private));
-            if !writes {
-                self.awaits.remove(id, known.id);
-            }
-            // An earlier failure of the block was reported already.
-            if start < stop {
-                let reason = reason.to_owned();
-                self.push_failed(Failed { lease: id, block: known.block, start, stop, reason });
-            }
+            self.push_failed(row, failure.silent);
         }
     }
 }

@@ -9,9 +9,10 @@ use std::ops::Range;
 use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, LeaseId, NO_SLOT, Slot, TierId};
 use crate::error::Result;
+use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
-use crate::manager::kinds::{End, MoveKind, PrivateSlotId};
+use crate::manager::kinds::{End, MoveKind};
 use crate::manager::moves::batch::TransferBatch;
 use crate::manager::request::residency_scan::MissingBlock;
 use crate::manager::{Manager, moves};
@@ -107,7 +108,7 @@ impl Manager {
     /// Leaves the transit slots to the moves that pass through them.
     pub(crate) fn close_transit(&mut self, transit: Transit) {
         for (private, _) in transit.slots {
-            self.unref_private(private);
+            self.unref_copy(private);
         }
     }
 
@@ -125,10 +126,7 @@ impl Manager {
         for (from, layers) in miss.loads() {
             let load = Load { block: miss.block, from, layers: layers.meet(wanted), lease };
             moves.extend(self.load_layers(load, transit, now, |manager, layer| {
-                (
-                    manager.private_slot(&manager.private_slots[private], layer),
-                    End::PrivateSlot(private),
-                )
+                (manager.private_slot(private, layer), End::PrivateSlot(private))
             }));
         }
         moves
@@ -169,7 +167,7 @@ impl Manager {
             let mut hop = None;
             if let Some(host) = host {
                 let (private, last) = &transit.slots[turn];
-                let slot = self.private_slot(&self.private_slots[*private], piece.lo);
+                let slot = self.private_slot(*private, piece.lo);
                 deps.extend(self.private_waits(*private));
                 deps.extend_from_slice(last);
                 let through = (host, slot, End::PrivateSlot(*private));

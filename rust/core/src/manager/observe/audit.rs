@@ -12,11 +12,10 @@ use crate::scope::ScopeId;
 use crate::tier::{Owner, ResidencyState};
 
 use crate::manager::Manager;
-use crate::manager::kinds::{End, MoveKind};
+use crate::manager::kinds::{Ahead, End, MoveKind};
 use crate::manager::moves::in_flight::Leaves;
-use crate::manager::request::ahead::Ahead;
 use crate::manager::request::lease::TailFrom;
-use crate::manager::request::private_slot::OpenSlot;
+use crate::manager::request::open_slot::OpenSlot;
 
 impl Manager {
     /// Checks every invariant.
@@ -34,6 +33,7 @@ impl Manager {
         self.audit_references(&mut broken);
         self.audit_moves(&mut broken);
         self.audit_ahead(&mut broken);
+        self.audit_consequences(&mut broken);
         self.audit_hints(&mut broken);
         self.audit_sessions(&mut broken);
         self.audit_prices(&mut broken);
@@ -196,7 +196,7 @@ impl Manager {
         for ahead in self.ahead.values() {
             *holders.entry(ahead.copy).or_insert(0_u32) += 1;
         }
-        for (id, private) in &self.private_slots {
+        for (id, private) in self.private_slots.iter() {
             let seen = holders.remove(&id).unwrap_or(0);
             if seen != private.refs || (private.refs == 0 && private.busy == 0) {
                 broken.push(format!(
@@ -254,10 +254,17 @@ impl Manager {
                 }
             }
         }
-        for (id, private) in &self.private_slots {
+        for (id, private) in self.private_slots.iter() {
             if private_busy.get(&id).copied().unwrap_or(0) != private.busy {
                 broken.push(format!("private slot {id:?} counts {} moves", private.busy));
             }
+        }
+    }
+
+    /// Every call has carried out what followed from it.
+    fn audit_consequences(&self, broken: &mut Vec<String>) {
+        if !self.consequences.is_empty() {
+            broken.push(format!("left to carry out: {:?}", self.consequences));
         }
     }
 
@@ -298,7 +305,7 @@ impl Manager {
         for block in self.living() {
             hold(self.residency(tier, block).slot);
         }
-        for private in self.private_slots.values().filter(|private| private.tier == tier) {
+        for (_, private) in self.private_slots.iter().filter(|(_, private)| private.tier == tier) {
             hold(private.slot);
         }
         for open in self.leases.values().flat_map(|lease| &lease.open) {

@@ -165,9 +165,9 @@ impl Manager {
     pub(crate) fn leased(&self, tier: TierId) -> u64 {
         let private: u64 = self
             .private_slots
-            .values()
-            .filter(|private| private.tier == tier && private.refs > 0)
-            .map(|private| self.units(tier, private.layers))
+            .iter()
+            .filter(|(_, private)| private.tier == tier && private.refs > 0)
+            .map(|(_, private)| self.units(tier, private.layers))
             .sum();
         // Only the first tier is pinned by leases; below they hold transit slots.
         if tier > 0 {

@@ -16,8 +16,8 @@ use crate::manager::kinds::{End, LoadMode};
 use crate::manager::moves::load::{Load, Transit};
 use crate::manager::observe::late_hits::Undecided;
 use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
+use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::{LeasePath, PathBlock};
-use crate::manager::request::private_slot::OpenSlot;
 use crate::manager::request::residency_scan::{MissingBlock, Prefill};
 
 /// Bound, in tokens, of the growth for which a path's memory is allocated in advance.

@@ -23,29 +23,19 @@ use smallvec::smallvec;
 use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Structure, TierId};
 use crate::error::{Error, Result};
+use crate::private_slots::PrivateSlotId;
 use crate::tier::{Kind, ResidencyState};
 use crate::time::Nanos;
 
+use crate::manager::consequence::Consequence;
 use crate::manager::evict::set::Fate;
-use crate::manager::kinds::{Cause, End, MoveKind, PrivateSlotId};
-use crate::manager::moves::in_flight::InFlightMove;
+use crate::manager::kinds::{Ahead, Cause, End, MoveKind};
 use crate::manager::request::lease::TailFrom;
 use crate::manager::{Manager, moves};
 
 /// The tier that the copies are made from, and the one that takes them.
 const FROM: TierId = 0;
 const INTO: TierId = 1;
-
-/// Copy of a block that is not committed yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ahead {
-    /// The lease's slot that it is made from.
-    pub(crate) source: PrivateSlotId,
-    /// Its own.
-    pub(crate) copy: PrivateSlotId,
-    /// The move that makes it; it has ended well once it is not in flight any more.
-    pub(crate) by: MoveId,
-}
 
 impl Manager {
     /// Begins the stores of blocks behind a lease's path, from `blocks.start` to before
@@ -115,55 +105,10 @@ impl Manager {
         Ok(())
     }
 
-    /// The same, within another call.
+    /// The same, at once, within another call of a client.
     pub(crate) fn take_back(&mut self, id: LeaseId) {
-        if self.ahead.is_empty() {
-            return;
-        }
-        let open = &self.leases[&id].open;
-        let sources: Vec<_> = open.iter().filter_map(|open| open.private()).collect();
-        for source in sources {
-            self.take_back_from(source);
-        }
-    }
-
-    /// Takes back the copy that is made from a private slot, if there is one.
-    pub(crate) fn take_back_from(&mut self, source: PrivateSlotId) {
-        if let Some(ahead) = self.no_longer_ahead(source) {
-            self.give_back(ahead);
-        }
-    }
-
-    /// Removes the row of a private slot, if it has one.
-    fn no_longer_ahead(&mut self, source: PrivateSlotId) -> Option<Ahead> {
-        let slot = self.private_slots[source].slot;
-        self.ahead
-            .get(&slot)
-            .is_some_and(|row| row.source == source)
-            .then(|| self.ahead.remove(&slot).expect("seen above"))
-    }
-
-    /// Lets a copy go; one whose move was not handed out yet is free at once.
-    fn give_back(&mut self, Ahead { copy, by, .. }: Ahead) {
-        if self.moves.get(by).is_some_and(|known| !known.issued) {
-            // Nobody waits for it, so its failure is no news.
-            let reported = std::mem::take(&mut self.failed);
-            let now = self.clock.last();
-            self.fail(by, "its block will not be written", false, now);
-            self.end_move(by, now);
-            self.failed = reported;
-        }
-        self.unref_private(copy);
-    }
-
-    /// Lets the copy of a failed move go: commit stores its block as usual.
-    pub(crate) fn ahead_failed(&mut self, known: &InFlightMove) {
-        let End::PrivateSlot(source) = known.from else { return };
-        let slot = self.private_slots[source].slot;
-        if self.ahead.get(&slot).is_some_and(|row| row.by == known.id) {
-            let Ahead { copy, .. } = self.ahead.remove(&slot).expect("seen above");
-            self.unref_private(copy);
-        }
+        self.find_taken_back(id);
+        self.carry_out();
     }
 
     /// Makes the copy that was made ahead from a private slot the residency of the block that was
@@ -178,7 +123,8 @@ impl Manager {
         let here = self.residency(INTO, block);
         // Below a missing parent the copy would be a hole.
         if here.state != ResidencyState::Absent || !self.worth_writing(FROM, block) {
-            self.give_back(ahead);
+            self.consequences.push(Consequence::GiveBack(ahead));
+            self.carry_out();
             return false;
         }
         self.meter.tier(INTO).demoted += 1;
@@ -198,7 +144,7 @@ impl Manager {
         let known = self.moves.get_mut(by).expect("in flight");
         (known.to, known.block) = (End::Here, Some(handle));
         let (landed, first, ready) = (known.landed, known.first, known.ready);
-        let slot = self.private_slots.remove(copy).expect("held by its row").slot;
+        let slot = self.private_slots.take(copy).slot;
         let arrival = Arrival::new(self.all_layers(), smallvec![by], first, ready);
         self.blocks.begin_arrival(INTO, block, slot, arrival);
         if landed > 0 {

@@ -12,8 +12,8 @@ use crate::manager::kinds::{Action, End, Span};
 use crate::manager::moves::in_flight::InFlightMove;
 use crate::manager::observe::late_hits::Undecided;
 use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
+use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::LeasePath;
-use crate::manager::request::private_slot::OpenSlot;
 
 impl Manager {
     /// Makes `n` leases over the same tokens, which share full blocks and the partial one. All of
@@ -61,7 +61,7 @@ impl Manager {
             match copy.tail_from {
                 TailFrom::OpenSlot => {}
                 TailFrom::Shared(private) => {
-                    self.private_slots.get_mut(private).expect("held").refs += 1;
+                    self.private_slots.share(private);
                 }
                 TailFrom::Block(step) => self.share(&step.into()),
             }
@@ -78,7 +78,7 @@ impl Manager {
     fn share(&mut self, path: &LeasePath) {
         self.pin(path.blocks());
         for private in path.private_slots() {
-            self.private_slots.get_mut(private).expect("held").refs += 1;
+            self.private_slots.share(private);
         }
     }
 
@@ -116,6 +116,7 @@ impl Manager {
             self.remove_tail(id, rest);
             if rest == 0 {
                 self.lose_tail(id);
+                self.carry_out();
             }
             return Ok(());
         }
@@ -136,6 +137,7 @@ impl Manager {
             self.lease_mut(id).tail_from = TailFrom::Block(step);
         }
         self.release_path(&dropped, None);
+        self.carry_out();
         self.truncate_plan(id, full);
         self.track_session(id);
         Ok(())

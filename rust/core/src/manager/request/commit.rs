@@ -8,15 +8,16 @@ use rustc_hash::FxHashSet;
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, TierId, Token};
 use crate::error::{Error, Result};
+use crate::private_slots::{PrivateSlot, PrivateSlotId};
 use crate::tier::{Residency, ResidencyState};
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
-use crate::manager::kinds::{Cause, PrivateSlotId};
+use crate::manager::kinds::Cause;
 use crate::manager::node::Node;
 use crate::manager::request::lease::{Lease, TailFrom};
+use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::PathBlock;
-use crate::manager::request::private_slot::{OpenSlot, PrivateSlot};
 
 /// Result of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -249,7 +250,7 @@ impl Manager {
             None
         } else {
             let held = self.private_slots[private];
-            out.duplicate.push(self.private_slot(&held, held.layers.lo));
+            out.duplicate.push(self.private_slot(private, held.layers.lo));
             out.canonical.push(self.trie().handle(block));
             self.meter.requested.duplicates += 1;
             Some(private)
@@ -339,7 +340,7 @@ impl Manager {
         if refs > 1 || busy > 0 || !(full || grows) {
             return false;
         }
-        self.private_slots.remove(private);
+        self.private_slots.take(private);
         if full {
             let here = Residency { slot, have: layers, busy: 0, state: ResidencyState::Resident };
             self.blocks.alter(tier, block, |known| *known = here);

@@ -18,17 +18,18 @@ use crate::block::{
     BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token,
 };
 use crate::error::{Error, Result};
+use crate::private_slots::PrivateSlotId;
 use crate::scope::{Scope, ScopeId};
 use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
-use crate::manager::kinds::{PrivateSlotId, Span};
+use crate::manager::kinds::Span;
 use crate::manager::node::Runs;
 use crate::manager::observe::late_hits::Undecided;
 use crate::manager::policy_feed::RequestContext;
+use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::{LeasePath, PathBlock};
-use crate::manager::request::private_slot::OpenSlot;
 use crate::manager::request::session::SessionId;
 
 /// Plan: how each block and layer of a prefix becomes resident on the first tier.
@@ -236,11 +237,11 @@ impl Manager {
 
     /// The slot that a lease uses for one layer of a step of its path.
     fn step_slot(&self, tier: TierId, step: PathBlock, layer: u16) -> Slot {
-        if let (0, Some(private)) = (tier, step.private) {
-            let private = &self.private_slots[private];
+        if let (0, Some(id)) = (tier, step.private) {
+            let private = &self.private_slots[id];
             // With layer slots a private slot may complete the layers of the residency.
             if private.layers.contains(layer) || !self.tiers[0].spec.layer_slots {
-                return self.private_slot(private, layer);
+                return self.private_slot(id, layer);
             }
         }
         // A bad copy has bytes that no request may read.
@@ -254,9 +255,7 @@ impl Manager {
     fn tail_slot(&self, lease: &Lease, layer: u16) -> Option<Slot> {
         match lease.tail_from {
             TailFrom::OpenSlot => None,
-            TailFrom::Shared(private) => {
-                Some(self.private_slot(&self.private_slots[private], layer))
-            }
+            TailFrom::Shared(private) => Some(self.private_slot(private, layer)),
             TailFrom::Block(step) => Some(self.step_slot(0, step, layer)),
         }
     }
@@ -355,6 +354,7 @@ impl Manager {
         self.awaits.forget(id);
         let reading = self.reads_of(&lease);
         self.abandon_lease(&lease, now);
+        self.carry_out();
         self.scopes.let_go(lease.scope_id);
         self.scopes.digests.retract(&lease.scope);
         self.forget_lease_hints(lease.scope_id, id);

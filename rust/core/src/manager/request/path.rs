@@ -5,8 +5,7 @@
 //! that is merely shared. Cost: four bytes per block; O(log n) per exception, O(1) at the end.
 
 use crate::block::{BlockId, Layers};
-
-use crate::manager::kinds::PrivateSlotId;
+use crate::private_slots::PrivateSlotId;
 
 /// Step of a path: a block and where the lease uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,13 +10,14 @@ use rustc_hash::FxHashMap;
 use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot};
 use crate::error::{Error, Result};
+use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
-use crate::manager::kinds::{Action, End, MoveKind, PrivateSlotId};
+use crate::manager::kinds::{Action, End, MoveKind};
 use crate::manager::moves::load::Transit;
 use crate::manager::request::lease::TailFrom;
+use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::PathBlock;
-use crate::manager::request::private_slot::OpenSlot;
 use crate::manager::request::residency_scan::{MissingBlock, Prefill};
 use crate::manager::{Manager, moves};
 
@@ -78,15 +79,13 @@ impl Manager {
             let private =
                 shared.filter(|&private| self.private_slots[private].layers.contains(piece.lo));
             let src = match (private, block) {
-                (Some(private), _) => (
-                    0,
-                    self.private_slot(&self.private_slots[private], piece.lo),
-                    End::PrivateSlot(private),
-                ),
+                (Some(private), _) => {
+                    (0, self.private_slot(private, piece.lo), End::PrivateSlot(private))
+                }
                 (None, Some(block)) => (0, self.slot_of(0, block, piece.lo), End::Here),
                 (None, None) => return,
             };
-            let slot = self.private_slot(&self.private_slots[open], piece.lo);
+            let slot = self.private_slot(open, piece.lo);
             let mut deps: MoveIds = self.blocks.space(0).drained_by(slot).into_iter().collect();
             // The source may itself still be arriving.
             if let (End::Here, Some(block)) = (src.2, block) {
@@ -112,6 +111,7 @@ impl Manager {
             (None, Some(private)) => self.unref_private(private),
             (None, None) => {}
         }
+        self.carry_out();
     }
 
     /// Names the slots of a tier that the engine owns: `slots[i]` holds block `first + i` of the
@@ -158,7 +158,7 @@ impl Manager {
         let mut bound: FxHashMap<PrivateSlotId, Slot> = FxHashMap::default();
         for (at, &slot) in (first..end).zip(slots) {
             let private = self.private_at(id, at);
-            self.private_slots.get_mut(private).expect("just found").slot = slot;
+            self.private_slots.set_slot(private, slot);
             bound.insert(private, slot);
         }
         // Moves that were planned before know the private slot only.
@@ -265,6 +265,7 @@ impl Manager {
             // Another request has loaded the block meanwhile: use its residency.
             self.lease_mut(id).path.change(at, |step| *step = PathBlock::shared(step.block));
             self.unref_private(private);
+            self.carry_out();
             let arriving = self.bringing(0, step.block, self.all_layers());
             self.awaits.add(id, arriving);
             self.replan_block(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);

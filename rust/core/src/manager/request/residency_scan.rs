@@ -341,11 +341,6 @@ impl Manager {
         if have.lo > 0 { Layers::new(0, have.lo) } else { Layers::new(have.hi, all.hi) }
     }
 
-    /// Whether the engine owns the slots of the first tier.
-    pub(crate) fn engine_owned(&self) -> bool {
-        self.tiers[0].spec.owner == crate::tier::Owner::Engine
-    }
-
     /// Fills a plan's spans over `blocks` blocks, from the decisions and their moves. Blocks that
     /// are not missing are reused.
     pub(crate) fn spans(

@@ -45,6 +45,7 @@ impl Manager {
         let touching = self.reads_of(&lease);
         self.empty_lease(id, Hold::Suspended(tokens));
         self.abandon_lease(&lease, now);
+        self.carry_out();
         for &block in lease.path.blocks().iter().rev() {
             // Unpinning may have removed it.
             if self.trie().alive(block) {

@@ -1,0 +1,108 @@
+//! Slots of residencies and of private slots: where a layer is on a tier, and the way back to the
+//! tier.
+//!
+//! Invariant: a private slot that nothing uses returns to its tier at once. Cost: O(1), with layer
+//! slots O(layers).
+
+use crate::arrival::MoveIds;
+use crate::block::{BlockId, Layers, NO_SLOT, Slot, TierId};
+use crate::private_slots::{PrivateSlot, PrivateSlotId};
+use crate::tier::Owner;
+
+use crate::manager::Manager;
+use crate::manager::consequence::Consequence;
+use crate::manager::kinds::Ahead;
+
+impl Manager {
+    /// Whether the engine allocates the slots of the first tier.
+    pub(super) fn engine_owned(&self) -> bool {
+        self.tiers[0].spec.owner == Owner::Engine
+    }
+
+    /// The slot of one layer, or of all, of a residency.
+    pub(super) fn slot_of(&self, tier: TierId, block: BlockId, layer: u16) -> Slot {
+        self.blocks.layer_slot(tier, self.residency(tier, block).slot, layer)
+    }
+
+    /// Takes a slot for `layers` of a block, for which the caller has made room.
+    pub(super) fn new_private(&mut self, tier: TierId, layers: Layers) -> PrivateSlotId {
+        // The engine names its slots later, by `bind`.
+        let slot = if self.tiers[tier].spec.owner == Owner::Engine {
+            NO_SLOT
+        } else {
+            self.blocks.take_slots(tier, NO_SLOT, layers)
+        };
+        self.private_slots.add(tier, slot, layers)
+    }
+
+    /// The slot of one layer of a private slot.
+    pub(super) fn private_slot(&self, id: PrivateSlotId, layer: u16) -> Slot {
+        let private = &self.private_slots[id];
+        self.blocks.layer_slot(private.tier, private.slot, layer)
+    }
+
+    /// The stores that must end before a private slot may be written.
+    pub(super) fn private_waits(&self, id: PrivateSlotId) -> MoveIds {
+        let private = &self.private_slots[id];
+        // An engine orders its own slots, and an unnamed one has no stores.
+        if private.slot == NO_SLOT || self.tiers[private.tier].spec.owner == Owner::Engine {
+            return MoveIds::new();
+        }
+        let space = &self.blocks.space(private.tier);
+        if !self.tiers[private.tier].spec.layer_slots {
+            return space.drained_by(private.slot).into_iter().collect();
+        }
+        let mut waits: MoveIds =
+            space.row(private.slot).iter().filter_map(|&slot| space.drained_by(slot)).collect();
+        waits.sort_unstable();
+        waits
+    }
+
+    /// Drops a lease's or a transfer's reference to a private slot. A copy that is made ahead from
+    /// it, and moves that wait for its name, are consequences.
+    pub(super) fn unref_private(&mut self, id: PrivateSlotId) {
+        if !self.ahead.is_empty()
+            && self.private_slots[id].refs == 1
+            && let Some(ahead) = self.no_longer_ahead(id)
+        {
+            self.consequences.push(Consequence::GiveBack(ahead));
+        }
+        let unused = self.private_slots.unref(id);
+        self.free_private(unused);
+        // No `bind` can name it any more, so its parked moves would wait for ever.
+        if self.private_slots.waits_in_vain(id) {
+            self.consequences.push(Consequence::Unnamed(id));
+        }
+    }
+
+    /// Drops a reference to a private slot that nothing else follows from: a copy made ahead, or
+    /// transit.
+    pub(super) fn unref_copy(&mut self, id: PrivateSlotId) {
+        let unused = self.private_slots.unref(id);
+        self.free_private(unused);
+    }
+
+    /// Ends the read or write of a private slot by a move.
+    pub(super) fn unbusy_private(&mut self, id: PrivateSlotId) {
+        let unused = self.private_slots.end_move(id);
+        self.free_private(unused);
+    }
+
+    /// Returns the slot of a private slot that nothing uses to its tier.
+    fn free_private(&mut self, unused: Option<PrivateSlot>) {
+        let Some(PrivateSlot { tier, slot, layers, .. }) = unused else { return };
+        // The engine frees its own slots.
+        if self.tiers[tier].spec.owner != Owner::Engine && slot != NO_SLOT {
+            self.blocks.give_slots(tier, slot, layers, true);
+        }
+    }
+
+    /// Removes the row of a copy that is made ahead from a private slot, if there is one.
+    pub(super) fn no_longer_ahead(&mut self, source: PrivateSlotId) -> Option<Ahead> {
+        let slot = self.private_slots[source].slot;
+        self.ahead
+            .get(&slot)
+            .is_some_and(|row| row.source == source)
+            .then(|| self.ahead.remove(&slot).expect("seen above"))
+    }
+}

@@ -1,0 +1,139 @@
+//! Private slots: slots of one lease or one transfer, outside the residency tables, for
+//! computation, duplicates and transit.
+//!
+//! Invariant: a private slot exists while a holder refers to it or a move reads or writes it; the
+//! call that ends the last of these returns it, and the caller gives its slot back to the tier.
+//! Cost: O(1). Life of a private slot:
+//!
+//! ```text
+//! add --> {refs, busy} --refs = busy = 0--> returned by `unref` or `end_move`
+//!             |
+//!             +-- take: it becomes a residency of its block
+//! ```
+
+use std::ops::Index;
+
+use slotmap::{SlotMap, new_key_type};
+
+use crate::block::{Layers, NO_SLOT, Slot, TierId};
+
+new_key_type! {
+    /// Key of a private slot, never used twice.
+    pub(crate) struct PrivateSlotId;
+}
+
+/// Private slot: a slot, or with layer slots a row of them, outside the trie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PrivateSlot {
+    pub(crate) tier: TierId,
+    /// [`NO_SLOT`] until an engine that owns the tier has named it.
+    pub(crate) slot: Slot,
+    pub(crate) layers: Layers,
+    /// Leases and transfers that refer to it.
+    pub(crate) refs: u32,
+    /// Moves that read or write it.
+    pub(crate) busy: u32,
+}
+
+/// Table of all private slots.
+#[derive(Debug, Default)]
+pub(crate) struct PrivateSlots {
+    slots: SlotMap<PrivateSlotId, PrivateSlot>,
+}
+
+impl PrivateSlots {
+    /// Adds a private slot with one reference.
+    pub(crate) fn add(&mut self, tier: TierId, slot: Slot, layers: Layers) -> PrivateSlotId {
+        self.slots.insert(PrivateSlot { tier, slot, layers, refs: 1, busy: 0 })
+    }
+
+    pub(crate) fn get(&self, id: PrivateSlotId) -> Option<&PrivateSlot> {
+        self.slots.get(id)
+    }
+
+    /// Adds a reference.
+    pub(crate) fn share(&mut self, id: PrivateSlotId) {
+        self.slots.get_mut(id).expect("a private slot that exists").refs += 1;
+    }
+
+    /// Drops a reference. Returns the private slot if nothing uses it any more.
+    #[must_use]
+    pub(crate) fn unref(&mut self, id: PrivateSlotId) -> Option<PrivateSlot> {
+        self.slots.get_mut(id).expect("a private slot that exists").refs -= 1;
+        self.remove_unused(id)
+    }
+
+    /// Counts one more move that reads or writes it.
+    pub(crate) fn begin_move(&mut self, id: PrivateSlotId) {
+        self.slots.get_mut(id).expect("a private slot that exists").busy += 1;
+    }
+
+    /// Counts one move less. Returns the private slot if nothing uses it any more.
+    #[must_use]
+    pub(crate) fn end_move(&mut self, id: PrivateSlotId) -> Option<PrivateSlot> {
+        self.slots.get_mut(id).expect("a private slot that exists").busy -= 1;
+        self.remove_unused(id)
+    }
+
+    /// Whether moves wait for the slot to be named, though nothing refers to it any more.
+    pub(crate) fn waits_in_vain(&self, id: PrivateSlotId) -> bool {
+        self.slots.get(id).is_some_and(|it| it.refs == 0 && it.busy > 0 && it.slot == NO_SLOT)
+    }
+
+    /// Replaces the slot of a private slot.
+    pub(crate) fn set_slot(&mut self, id: PrivateSlotId, slot: Slot) {
+        self.slots.get_mut(id).expect("a private slot that exists").slot = slot;
+    }
+
+    /// Removes a private slot whose slot becomes a residency.
+    pub(crate) fn take(&mut self, id: PrivateSlotId) -> PrivateSlot {
+        self.slots.remove(id).expect("a private slot that exists")
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PrivateSlotId, &PrivateSlot)> {
+        self.slots.iter()
+    }
+
+    fn remove_unused(&mut self, id: PrivateSlotId) -> Option<PrivateSlot> {
+        let unused = self.slots[id].refs == 0 && self.slots[id].busy == 0;
+        if unused { self.slots.remove(id) } else { None }
+    }
+}
+
+impl Index<PrivateSlotId> for PrivateSlots {
+    type Output = PrivateSlot;
+
+    fn index(&self, id: PrivateSlotId) -> &PrivateSlot {
+        &self.slots[id]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PrivateSlots;
+    use crate::block::{Layers, NO_SLOT};
+
+    #[test]
+    fn the_last_user_gets_the_slot() {
+        let mut table = PrivateSlots::default();
+        let id = table.add(1, 7, Layers::new(0, 2));
+        table.share(id);
+        table.begin_move(id);
+        assert!(table.unref(id).is_none() && table.unref(id).is_none());
+        assert!(!table.waits_in_vain(id), "its slot is named");
+        assert_eq!(table.end_move(id).map(|it| (it.tier, it.slot)), Some((1, 7)));
+        assert!(table.get(id).is_none() && !table.waits_in_vain(id));
+    }
+
+    #[test]
+    fn a_move_into_a_slot_without_a_name_waits_in_vain() {
+        let mut table = PrivateSlots::default();
+        let id = table.add(0, NO_SLOT, Layers::new(0, 1));
+        table.begin_move(id);
+        assert!(!table.waits_in_vain(id));
+        assert!(table.unref(id).is_none() && table.waits_in_vain(id));
+        table.set_slot(id, 3);
+        assert!(!table.waits_in_vain(id));
+        assert_eq!(table.take(id).slot, 3);
+    }
+}
