@@ -8,9 +8,11 @@ Cost: matplotlib is loaded with the first picture.
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 from kvtrie.errors import ConfigError
+from kvtrie.output import write_output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,12 +45,14 @@ def figure(title: str, height: float) -> Figure:
 
 
 def save(drawn: Figure, path: Path) -> None:
-    """Write a picture, of the kind that `path` ends in.
+    """Write a picture, of the kind that `path` ends in; PNG if it has no ending.
 
     Raises:
         ConfigError: the file cannot be written.
     """
+    picture = io.BytesIO()
     try:
-        drawn.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
+        drawn.savefig(picture, dpi=110, format=path.suffix.removeprefix(".") or None)
+    except ValueError as error:
         raise ConfigError(f"cannot write the picture {path}: {error}") from error
+    write_output(path, picture.getvalue())

@@ -8,6 +8,7 @@ that cannot be read, 130 after Ctrl-C. Cost: that of `import kvtrie` until a com
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from functools import partial
@@ -56,6 +57,7 @@ _DOTTED = {
 }
 _REFUSED = 2
 _INTERRUPTED = 130
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what a full or broken standard output says
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,16 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     dotted = _DOTTED.get(words[0]) if words else None
-    if dotted is None:
-        options = _parser().parse_args(words)
-        options.run = partial(options.run, options)
-    else:
-        options = argparse.Namespace(command=words[0], run=lambda: dotted(words[1:]))
     try:
-        status: int = options.run()
+        if dotted is None:
+            options = _parser().parse_args(words)
+            status: int = options.run(options)
+        else:
+            status = dotted(words[1:])
         sys.stdout.flush()
     except KvtrieError as error:
-        sys.stderr.write(f"kvtrie {options.command}: {error}\n")
+        sys.stderr.write(f"kvtrie {words[0]}: {error}\n")
         return _REFUSED
     except KeyboardInterrupt:
         sys.stderr.write("Stopped.\n")
@@ -84,6 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader, `head` say, has seen enough; the interpreter must not flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _UNWRITTEN or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"kvtrie {words[0]}: cannot write the output: {error.strerror}\n")
+        return _REFUSED
     return status
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtrie.cli.output_file import output_file
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,10 +37,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     disk.add_argument("--no-disk", action="store_true", help="gpu and host only")
     picture = parser.add_mutually_exclusive_group()
-    picture.add_argument("--picture", type=Path, metavar="FILE", help="where to draw the picture")
+    picture.add_argument(
+        "--picture", type=output_file, metavar="FILE", help="where to draw the picture"
+    )
     picture.add_argument("--no-picture", action="store_true", help="draw none")
     parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="write a report for `kvtrie map` and `stats`"
+        "--save",
+        type=output_file,
+        metavar="FILE",
+        help="write a report for `kvtrie map` and `stats`",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtrie.cli.output_file import output_file
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the tokens to compute again (default: %(default)s)",
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw tokens x layers (--demo: kvtrie-fuse.png)"
+        "--plot",
+        type=output_file,
+        metavar="FILE",
+        help="draw tokens x layers (--demo: kvtrie-fuse.png)",
     )
     parser.add_argument("--answer-tokens", type=int, metavar="N", help="tokens of an answer")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

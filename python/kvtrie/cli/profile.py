@@ -8,7 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.cli.output_file import output_file
 from kvtrie.errors import ConfigError
+from kvtrie.output import write_output
 
 if TYPE_CHECKING:
     import argparse
@@ -36,7 +38,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, default=64, metavar="N", help="blocks of a copy")
     parser.add_argument("--disk", type=Path, metavar="FOLDER", help="measure the disk there, too")
     parser.add_argument(
-        "--out", type=Path, default=Path("kvtrie.toml"), metavar="FILE", help="where to write it"
+        "--out",
+        type=output_file,
+        default=Path("kvtrie.toml"),
+        metavar="FILE",
+        help="where to write it",
     )
     parser.add_argument("--json", action="store_true", help="print the same as one JSON document")
     parser.set_defaults(run=_run)
@@ -65,7 +71,7 @@ def _run(given: argparse.Namespace) -> int:
             bar.update(task, description=what, advance=1)
 
         told = measure(given, tell)
-    given.out.write_text(_toml(told))
+    write_output(given.out, _toml(told))
     text = json.dumps(told) + "\n" if given.json else _toml(told) + f"\nWritten to {given.out}.\n"
     sys.stdout.write(text)
     return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.argument import word
+from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import watched
 from kvtrie.errors import ConfigError
 from kvtrie.sim.fates import MOST_TURNS
@@ -64,11 +65,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="rooms for several policies (default: 1, 3, 10 and 30 %% of the distinct blocks)",
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the cost saved by several policies"
+        "--plot", type=output_file, metavar="FILE", help="draw the cost saved by several policies"
     )
     parser.add_argument(
         "--save",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help=f"write a report for `kvtrie map` and `kvtrie stats`, with {_ON_THE_MAP} requests",
     )

@@ -13,6 +13,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from kvtrie.output import write_output
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -57,7 +59,7 @@ def save_picture(path: Path, view: View, title: str) -> None:
     console.print(draw(view, title, _WIDTH))
     picture = console.export_svg(title="kvtrie top", unique_id="kvtrie-top")
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
-    path.write_text(picture, encoding="utf-8")
+    write_output(path, picture)
 
 
 def _lines(machine: MachineView) -> list[Text]:

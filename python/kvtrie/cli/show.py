@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtrie.cli.output_file import output_file
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ def _map_arguments(parser: argparse.ArgumentParser) -> None:
     _common(parser)
     parser.add_argument("--session", metavar="NAME", help="one session, block by block")
     parser.add_argument(
-        "--out", type=Path, metavar="PICTURE", help="draw a picture (PNG, SVG or PDF) instead"
+        "--out",
+        type=output_file,
+        metavar="PICTURE",
+        help="draw a picture (PNG, SVG or PDF) instead",
     )
     parser.set_defaults(run=_map)
 

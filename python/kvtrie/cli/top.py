@@ -17,6 +17,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from kvtrie.cli.output_file import output_file
 from kvtrie.cli.replay import add_tiers
 from kvtrie.errors import ConfigError
 
@@ -61,7 +62,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--for", type=_positive, dest="length", metavar="SECONDS", help="end then")
     parser.add_argument("--json", action="store_true", help="print one JSON line per refresh")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="save the last screen as SVG")
+    parser.add_argument(
+        "--svg", type=output_file, metavar="FILE", help="save the last screen as SVG"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -92,10 +95,7 @@ def _run(given: argparse.Namespace) -> int:
         else:
             _play(given, shown, Collector)
     if given.svg is not None and shown.view is not None:
-        try:
-            save_picture(given.svg, shown.view, shown.title)
-        except OSError as error:
-            raise ConfigError(f"cannot write {given.svg}: {error.strerror}") from error
+        save_picture(given.svg, shown.view, shown.title)
     return 0
 
 

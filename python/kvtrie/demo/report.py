@@ -15,6 +15,7 @@ import numpy as np
 
 from kvtrie.demo.residency import DROPPED, grid
 from kvtrie.errors import ConfigError
+from kvtrie.output import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,10 +93,7 @@ def write_report(path: Path, report: Report) -> None:
         "tiers": report.tiers,
         "sessions": {name: _texts(each) for name, each in report.sessions.items()},
     }
-    try:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write the report {path}: {error.strerror}") from error
+    write_output(path, json.dumps(document, indent=1) + "\n")
 
 
 def read_report(path: Path) -> Report:

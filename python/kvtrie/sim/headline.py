@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 from typing import TYPE_CHECKING, Any, cast
 
-from kvtrie.errors import ConfigError
+from kvtrie.output import writing_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,10 +83,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         ConfigError: the file cannot be written.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    with writing_text(path) as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)

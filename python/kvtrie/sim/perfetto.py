@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.errors import ConfigError
+from kvtrie.output import writing_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,16 +37,13 @@ def write_perfetto(
     Raises:
         ConfigError: the file cannot be written.
     """
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-            comma = "\n"
-            for event in _events(simulation, requests):
-                file.write(comma + json.dumps(event))
-                comma = ",\n"
-            file.write("\n]}\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    with writing_text(path) as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        comma = "\n"
+        for event in _events(simulation, requests):
+            file.write(comma + json.dumps(event))
+            comma = ",\n"
+        file.write("\n]}\n")
 
 
 def _events(simulation: Simulation, requests: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

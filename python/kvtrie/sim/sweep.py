@@ -69,6 +69,8 @@ def iter_sweep(
     places: dict[str, list[int]] = {}
     for at, config in enumerate(configs):
         places.setdefault(digest_of(config), []).append(at)
+    if results is not None and results.exists() and not results.is_file():
+        raise ConfigError(f"the results {results} are read and added to: a regular file wanted")
     known = {} if results is None else _known(results)
     for key in places.keys() & known.keys():
         yield from ((at, known[key]) for at in places.pop(key))

@@ -19,6 +19,7 @@ import numpy as np
 from kvtrie._kvtrie import hashed_line
 from kvtrie.argument import few, shown, text
 from kvtrie.errors import ConfigError
+from kvtrie.output import writing_text
 from kvtrie.sim.readers.lines import MOST, Ascending, checked, ids_of, lines_of, row_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def iter_trace(path: Path, skipped: Skipped | None = None) -> Iterator[TraceRequ
 
 def write_trace(path: Path, requests: Iterable[TraceRequest]) -> None:
     """Write a trace that `read_trace` reads; times are rounded down to milliseconds."""
-    with path.open("w", encoding="utf-8") as file:
+    with writing_text(path) as file:
         for request in requests:
             row: dict[str, Any] = {
                 "timestamp": request.at // _NS_PER_MS,

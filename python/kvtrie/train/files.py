@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvtrie.errors import ConfigError
+from kvtrie.output import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,17 +29,11 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}{_PART}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error}") from error
+    write_output(path, content, durable=True)
 
 
 @contextmanager

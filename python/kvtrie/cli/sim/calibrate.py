@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import counting
 from kvtrie.cli.sim.settings import add_settings, changes_in
-from kvtrie.errors import ConfigError
+from kvtrie.output import write_output
 
 if TYPE_CHECKING:
     import argparse
@@ -35,7 +36,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "and bandwidth and latency of each lane that carries something)",
     )
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="write the tables that were fitted, as TOML"
+        "--write",
+        type=output_file,
+        metavar="FILE",
+        help="write the tables that were fitted, as TOML",
     )
     parser.set_defaults(run=_run)
 
@@ -59,10 +63,7 @@ def _run(given: argparse.Namespace) -> int:
         document = make(fit.values).document
         tables = dict.fromkeys(key.split(".")[0] for key in fit.values)
         text = "".join(f"{table} = {toml_of(document[table])}\n" for table in tables)
-        try:
-            given.write.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {given.write}: {error.strerror}") from error
+        write_output(given.write, text)
     if given.json:
         sys.stdout.write(json.dumps(dataclasses.asdict(fit)) + "\n")
         return 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import watched
 from kvtrie.cli.sim.settings import add_settings, settings_of
 from kvtrie.errors import ConfigError
@@ -32,9 +32,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="print so many capacities, from the least to where all is found (default: 12)",
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the points, a row each")
     parser.add_argument(
-        "--plot", type=Path, metavar="PICTURE", help="draw hits over GiB (PNG, SVG or PDF)"
+        "--csv", type=output_file, metavar="FILE", help="write the points, a row each"
+    )
+    parser.add_argument(
+        "--plot", type=output_file, metavar="PICTURE", help="draw hits over GiB (PNG, SVG or PDF)"
     )
     parser.set_defaults(run=_run)
 

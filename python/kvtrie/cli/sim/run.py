@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvtrie.argument import whole
+from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import lines_in, watched
 from kvtrie.cli.sim.settings import add_settings, settings_of
 from kvtrie.errors import ConfigError
+from kvtrie.output import writing_text
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Generator, Iterable
+    from pathlib import Path
 
     from kvtrie._kvtrie import Simulation
     from kvtrie.sim.config import SimulationConfig
@@ -32,17 +34,19 @@ _MOST_BEST = 2**20
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
     parser.add_argument(
-        "--requests", type=Path, metavar="FILE", help="write a JSON line for each request"
+        "--requests", type=output_file, metavar="FILE", help="write a JSON line for each request"
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the figures, one row")
+    parser.add_argument(
+        "--csv", type=output_file, metavar="FILE", help="write the figures, one row"
+    )
     parser.add_argument(
         "--perfetto",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="write steps, transmissions and requests for ui.perfetto.dev",
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="PICTURE", help="draw tiers over time (PNG, SVG or PDF)"
+        "--plot", type=output_file, metavar="PICTURE", help="draw tiers over time (PNG, SVG or PDF)"
     )
     parser.add_argument(
         "--sample-ns",
@@ -52,7 +56,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="for --plot: time between two samples (default: a second)",
     )
     parser.add_argument(
-        "--decisions", type=Path, metavar="FILE", help="write a JSON line for each routed request"
+        "--decisions",
+        type=output_file,
+        metavar="FILE",
+        help="write a JSON line for each routed request",
     )
     parser.add_argument(
         "--best",
@@ -133,20 +140,12 @@ def _draw(path: Path, config: SimulationConfig, simulation: Simulation) -> None:
 
 @contextmanager
 def _lines_to(path: Path | None) -> Generator[_Tell | None]:
-    """What writes JSON lines to a file, if one is named; a run that fails leaves none behind."""
+    """What writes JSON lines to a file, if one is named; a run that fails writes none."""
     if path is None:
         yield None
         return
-    part = path.with_name(path.name + ".part")
-    try:
-        try:
-            with part.open("w", encoding="utf-8") as file:
-                yield lambda line: file.write(json.dumps(line) + "\n")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    with writing_text(path) as file:
+        yield lambda line: file.write(json.dumps(line) + "\n")
 
 
 def _text(config: SimulationConfig, figures: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import watched
 from kvtrie.cli.sim.drawn import draw_compared, draw_swept, labels_of
 from kvtrie.cli.sim.settings import add_settings, changes_in
@@ -51,7 +52,9 @@ def _common(parser: argparse.ArgumentParser, option: str) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FOLDER", help="draw pictures into a folder, which is made"
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all figures, a row per run")
+    parser.add_argument(
+        "--csv", type=output_file, metavar="FILE", help="write all figures, a row per run"
+    )
 
 
 def _sweep(given: argparse.Namespace) -> int:
