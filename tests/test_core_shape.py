@@ -6,8 +6,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 CORE = Path(__file__).parents[1] / "rust" / "core" / "src"
-ORDER = ("node", "policy_feed", "evict", "moves", "request", "hints", "observe")
-"""Folders and files of the manager, the lowest first."""
+LOWEST = ("node", "slots", "bands", "name", "policy_feed")
+ORDER = (LOWEST, ("evict",), ("moves",), ("request",), ("hints",), ("observe",))
+"""Files and folders of the manager, the lowest first. The facade, manager.rs, has no place."""
+COUNTERS = re.compile("count_|end_moves")
 
 
 @cache
@@ -45,6 +47,25 @@ def test_no_method_of_the_manager_reaches_itself():
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def level(name):
+    """Place of a method's file or folder in ORDER; None for the facade."""
+    part = methods()[name][0].with_suffix("").parts[1:2]
+    return next((at for at, parts in enumerate(ORDER) if part and part[0] in parts), None)
+
+
+def test_few_calls_of_the_manager_go_upwards():
+    upward = {
+        f"{caller} -> {called}"
+        for caller, names in calls().items()
+        for called in names
+        if level(caller) is not None and level(called) is not None
+        if level(caller) < level(called) and not COUNTERS.match(called)
+    }
+    assert len(upward) <= 20, sorted(upward)
+    files = {methods()[name][0] for name in methods() if level(name) is None}
+    assert {str(file) for file in files} == {"manager.rs"}
 
 
 def test_a_policy_is_a_short_trait():

@@ -12,12 +12,14 @@
 //! commit:  computed blocks enter the trie and become resident;  release: unpin, evictable again
 //! ```
 
+mod bands;
 mod consequence;
 mod evict;
 mod hints;
 mod keys;
 mod kinds;
 mod moves;
+mod name;
 mod node;
 mod observe;
 mod policy_feed;

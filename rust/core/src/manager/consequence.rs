@@ -85,12 +85,12 @@ mod tests {
     #[test]
     fn steps_are_taken_depth_first() {
         let mut list = Consequences::default();
-        [1, 2].map(|id| list.push(Consequence::End(id)));
+        (1..3).for_each(|id| list.push(Consequence::End(id)));
         let mut order = Vec::new();
         while let Some(Consequence::End(id)) = list.next() {
             order.push(id);
             if id < 10 {
-                [id * 10, id * 10 + 1].map(|id| list.push(Consequence::End(id)));
+                (id * 10..id * 10 + 2).for_each(|id| list.push(Consequence::End(id)));
             }
         }
         assert_eq!(order, [1, 10, 11, 2, 20, 21]);

@@ -18,7 +18,9 @@ pub(super) mod write;
 use std::ops::Range;
 
 use crate::arrival::MoveIds;
-use crate::block::{BlockId, Layers, MoveId, Slot, TierId};
+use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, Structure, TierId};
+use crate::error::Error;
+use crate::tier::{Residency, ResidencyState};
 use crate::time::Nanos;
 
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
@@ -198,5 +200,92 @@ impl Manager {
         self.meter.tier(below).demoted += 1;
         self.expect(below, block, layers, &moves);
         moves
+    }
+
+    /// The error of a request without room, with its figures. Cost: O(leases' paths).
+    pub(super) fn no_space(&self, tier: TierId, wanted: u64, set: &EvictionSet) -> Error {
+        Error::NoSpace {
+            tier: self.tiers[tier].spec.kind.name().to_owned(),
+            wanted,
+            free: Self::spare(set, tier),
+            coming: self.blocks.table(tier).arrivals() as u64,
+            leased: if tier == 0 { self.leased(0) } else { 0 },
+        }
+    }
+
+    /// Slots of a tier that leases hold. Cost: O(leases' paths).
+    pub(super) fn leased(&self, tier: TierId) -> u64 {
+        let private: u64 = self
+            .private_slots
+            .iter()
+            .filter(|(_, private)| private.tier == tier && private.refs > 0)
+            .map(|(_, private)| self.units(tier, private.layers))
+            .sum();
+        // Only the first tier is pinned by leases; below they hold transit slots.
+        if tier > 0 {
+            return private;
+        }
+        let (mut blocks, mut plain) = (std::collections::BTreeSet::new(), 0);
+        for lease in self.leases.values() {
+            blocks.extend(lease.path.blocks().iter().copied());
+            plain += lease.open.iter().filter(|open| open.plain().is_some()).count() as u64;
+        }
+        let shared: u64 = blocks
+            .into_iter()
+            .map(|block| self.expected(0, block))
+            .filter(|layers| !layers.is_empty())
+            .map(|layers| self.units(0, layers))
+            .sum();
+        private + plain * self.units(0, self.all_layers()) + shared
+    }
+
+    /// Drops an idle copy from a tier.
+    pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
+        self.count_loss(tier, block, cause, self.clock.last());
+        // What was to arrive has slots too, and leaves with the rest.
+        if let Some(arrival) = self.blocks.take_arrival(tier, block) {
+            self.marked.remove(&(arrival.ready, tier, block));
+            self.blocks.alter(tier, block, |here| here.have = arrival.target);
+        }
+        let here = self.residency(tier, block);
+        // The block was absent, or only its arrival was dropped.
+        if here.slot == NO_SLOT {
+            return;
+        }
+        self.blocks.give_slots(tier, here.slot, here.have, true);
+        self.blocks.alter(tier, block, |here| *here = Residency::default());
+        self.residency_changed(tier, block);
+    }
+
+    /// Drops bad copies of a block once a good one is resident on the first tier.
+    pub(super) fn forget_bad_copies(&mut self, block: BlockId) {
+        for tier in 1..self.tiers.len() {
+            let here = self.residency(tier, block);
+            if here.state == ResidencyState::Bad && here.busy == 0 {
+                self.drop_copy(tier, block, Cause::Failed);
+            }
+        }
+    }
+
+    /// Drops the subtree of a leaf-only block whose last copy was lost to a failure, since its
+    /// blocks are unreachable: now, or when the moves that touch them have ended.
+    pub(super) fn sweep(&mut self, block: BlockId) {
+        let lost = self.trie().alive(block)
+            && self.structure(block) == Structure::LeafOnly
+            && self.node(block).refs == 0
+            && !self.missing(block).is_empty();
+        if !lost {
+            return;
+        }
+        for &block in self.subtree(block).iter().rev() {
+            for tier in 0..self.tiers.len() {
+                let moving = self.arrival(tier, block).is_some_and(|a| !a.moves.is_empty());
+                // A move that touches the copy ends first, and sweeps again.
+                if self.residency(tier, block).busy == 0 && !moving {
+                    self.drop_copy(tier, block, Cause::Failed);
+                }
+            }
+            self.prune(block);
+        }
     }
 }

@@ -12,12 +12,10 @@
 //!   +--not cached yet--> pending ----+ once the block is committed
 //! ```
 
-mod bands;
-mod claims;
 mod demote;
 mod fetch;
 mod pending;
-mod quotas;
+mod quota;
 mod release;
 mod retain;
 
@@ -36,20 +34,21 @@ use crate::trie::Query;
 use crate::manager::Manager;
 use crate::manager::request::session::SessionId;
 
-use claims::Claims;
+use crate::manager::bands::claims::{self, Claims};
+use crate::manager::bands::quotas::Quotas;
+
 use pending::PendingHints;
-use quotas::Quotas;
 
 /// Side tables of hints.
 #[derive(Debug)]
 pub(super) struct Hints {
-    claims: Claims,
-    pending: PendingHints,
-    quotas: Quotas,
+    pub(super) claims: Claims,
+    pub(super) pending: PendingHints,
+    pub(super) quotas: Quotas,
     /// Blocks retained on each tier, and how many may be.
-    retained: Vec<(BTreeSet<BlockId>, u64)>,
+    pub(super) retained: Vec<(BTreeSet<BlockId>, u64)>,
     /// Blocks in flight down more than one tier, with their destination.
-    demoting: BTreeMap<BlockId, TierId>,
+    pub(super) demoting: BTreeMap<BlockId, TierId>,
     /// The owner of hints without one.
     anonymous: Arc<str>,
 }
@@ -261,28 +260,9 @@ impl Manager {
         }
     }
 
-    /// Drops the hints of a block that leaves the trie.
-    pub(super) fn forget_hints(&mut self, block: BlockId, parent: Option<BlockId>) {
-        self.hints.claims.forget(block);
-        self.hints.demoting.remove(&block);
-        // Sequences that waited behind it wait behind its parent again.
-        if self.hints.pending.awaited() {
-            let scope = self.node(block).scope;
-            self.hints.pending.removed(scope, block, parent);
-        }
-    }
-
     /// Drops the pending hints of a lease that ended.
     pub(super) fn forget_lease_hints(&mut self, scope: ScopeId, id: LeaseId) {
         self.hints.pending.end_lease(scope, id);
-    }
-
-    /// The hint that a store keeps with a block: its strongest claim.
-    pub(super) fn stored_hint(&self, block: BlockId, now: Nanos) -> Option<Wanted> {
-        let (priority, until) = self.hints.claims.strongest(block)?;
-        // An expired claim is not worth a record.
-        let ttl = until.map_or(Nanos::MAX, |until| until.saturating_sub(now));
-        (ttl > 0).then_some(Wanted { priority, ttl })
     }
 
     /// Restores a hint that a store retained, as one without owner, unless there is a newer one.
@@ -351,6 +331,15 @@ impl Manager {
                 broken.push(format!("share {share} of tier {tier} counts {held:?}"));
             }
         }
+    }
+
+    /// Ends the claims and pending hints that have expired.
+    pub(super) fn expire_hints(&mut self, now: Nanos) {
+        while let Some(block) = self.hints.claims.expire(now) {
+            self.reband(block);
+        }
+        self.hints.pending.expire(now);
+        self.free_ended();
     }
 }
 

@@ -16,8 +16,6 @@ use crate::time::{Nanos, Stamp, stamp};
 use crate::trie::GroupSlice;
 
 use crate::manager::Manager;
-use crate::manager::kinds::Cause;
-use crate::manager::policy_feed::reuse::NewBlocks;
 use crate::manager::settings::{DropOrder, Objective};
 
 /// Values that all blocks of a run share.
@@ -127,7 +125,7 @@ impl Manager {
                 DropOrder::Seed => Departure::Demote,
                 DropOrder::Shallow => self.departure(tier),
             },
-            price: self.price(block).filter(|_| self.settings.objective == Objective::Cost),
+            price: self.prices.of(block).filter(|_| self.settings.objective == Objective::Cost),
             reload: if index.needs(Needs::RELOAD) { self.reload(tier) } else { Reload::default() },
             last_use: if index.needs(Needs::REUSE) {
                 self.feed.last_use(block)
@@ -313,7 +311,9 @@ impl Manager {
         let known = path.len();
         self.scopes.digests.hold(tokens);
         self.extend_trie(node, parent, tokens, path);
-        self.await_prices(&path[known..]);
+        if self.settings.priced {
+            self.prices.wait(&path[known..]);
+        }
         self.grant_new(node.scope, parent, &path[known..]);
     }
 
@@ -347,7 +347,7 @@ impl Manager {
         }
         // Whoever adds blocks for a request has pinned them.
         let used = node.refs > 0;
-        self.use_new(NewBlocks { blocks: &path[known..], ghosts: &ghosts, used });
+        self.use_new(&path[known..], &ghosts, used);
     }
 
     /// The ghosts of blocks that are added.
@@ -367,28 +367,6 @@ impl Manager {
             self.feed.take_ghosts(&slice, &mut add);
         }
         counts
-    }
-
-    /// Drops the subtree of a leaf-only block whose last copy was lost to a failure, since its
-    /// blocks are unreachable: now, or when the moves that touch them have ended.
-    pub(super) fn sweep(&mut self, block: BlockId) {
-        let lost = self.trie().alive(block)
-            && self.structure(block) == Structure::LeafOnly
-            && self.node(block).refs == 0
-            && !self.missing(block).is_empty();
-        if !lost {
-            return;
-        }
-        for &block in self.subtree(block).iter().rev() {
-            for tier in 0..self.tiers.len() {
-                let moving = self.arrival(tier, block).is_some_and(|a| !a.moves.is_empty());
-                // A move that touches the copy ends first, and sweeps again.
-                if self.residency(tier, block).busy == 0 && !moving {
-                    self.drop_copy(tier, block, Cause::Failed);
-                }
-            }
-            self.prune(block);
-        }
     }
 
     /// A block and its descendants, parents before children.
@@ -509,6 +487,43 @@ impl Manager {
             self.prices.forget(block);
             self.ages.forget(block);
         }
+    }
+
+    /// The path from the first block of a scope to `tip`.
+    pub(super) fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
+        let mut path: Vec<BlockId> =
+            std::iter::successors(tip, |&block| self.trie().parent(block)).collect();
+        path.reverse();
+        path
+    }
+
+    /// All blocks of the trie.
+    pub(super) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
+        (0..self.trie().bound()).filter(|&b| self.trie().alive(b))
+    }
+
+    /// Whether all blocks of the trie are fully resident on a tier.
+    pub(super) fn holds_all(&self, tier: TierId) -> bool {
+        let here = &self.blocks.table(tier);
+        here.overflow() == 0 && here.copies() == self.trie().len() as u64
+    }
+
+    /// The smallest range around the layers of a block that no tier has or expects.
+    pub(super) fn missing(&self, block: BlockId) -> Layers {
+        let all = self.all_layers();
+        if (0..self.tiers.len()).any(|tier| self.expected(tier, block) == all) {
+            return Layers::NONE;
+        }
+        let mut gaps = Layers::NONE;
+        for layer in self.all_layers().iter() {
+            let known =
+                (0..self.tiers.len()).any(|tier| self.expected(tier, block).contains(layer));
+            if !known {
+                let lo = if gaps.is_empty() { layer } else { gaps.lo };
+                gaps = Layers::new(lo, layer + 1);
+            }
+        }
+        gaps
     }
 }
 

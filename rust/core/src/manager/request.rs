@@ -19,7 +19,6 @@ pub(super) mod index;
 pub(super) mod lease;
 pub(super) mod lookup;
 pub(super) mod mark;
-pub(super) mod name;
 pub(super) mod open_slot;
 pub(super) mod path;
 pub(super) mod pins;

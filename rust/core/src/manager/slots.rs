@@ -105,4 +105,10 @@ impl Manager {
             .is_some_and(|row| row.source == source)
             .then(|| self.ahead.remove(&slot).expect("seen above"))
     }
+
+    /// Whether `here` is a part of a block whose layers share one slot: computed layers would go to
+    /// another slot, so all of the block is needed there.
+    pub(super) fn one_slot(&self, here: Layers) -> bool {
+        !self.tiers[0].spec.layer_slots && !here.is_empty() && here != self.all_layers()
+    }
 }

@@ -57,11 +57,6 @@ impl Manager {
         self.poison = Some(reason.to_owned());
     }
 
-    /// All blocks of the trie.
-    pub(crate) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
-        (0..self.trie().bound()).filter(|&b| self.trie().alive(b))
-    }
-
     /// A scope is held by its leases and pending hints.
     fn audit_scopes(&self, broken: &mut Vec<String>) {
         let mut held: BTreeMap<ScopeId, u32> = BTreeMap::new();

@@ -4,12 +4,11 @@
 //! O(1) per event.
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, TierId};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::scope::Scope;
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::evict::set::EvictionSet;
 use crate::manager::kinds::{Cause, Reason};
 
 /// Occupancy of a tier.
@@ -148,50 +147,5 @@ impl Manager {
         let block = self.trie().handle(block);
         let to = (reason == Reason::Demoted).then_some(tier + 1);
         self.events.push_back(Event { at, block, layers, tier, reason, cause, to, idle });
-    }
-
-    /// The error of a request without room, with its figures. Cost: O(leases' paths).
-    pub(crate) fn no_space(&self, tier: TierId, wanted: u64, set: &EvictionSet) -> Error {
-        Error::NoSpace {
-            tier: self.tiers[tier].spec.kind.name().to_owned(),
-            wanted,
-            free: Self::spare(set, tier),
-            coming: self.blocks.table(tier).arrivals() as u64,
-            leased: if tier == 0 { self.leased(0) } else { 0 },
-        }
-    }
-
-    /// Slots of a tier that leases hold. Cost: O(leases' paths).
-    pub(crate) fn leased(&self, tier: TierId) -> u64 {
-        let private: u64 = self
-            .private_slots
-            .iter()
-            .filter(|(_, private)| private.tier == tier && private.refs > 0)
-            .map(|(_, private)| self.units(tier, private.layers))
-            .sum();
-        // Only the first tier is pinned by leases; below they hold transit slots.
-        if tier > 0 {
-            return private;
-        }
-        let (mut blocks, mut plain) = (std::collections::BTreeSet::new(), 0);
-        for lease in self.leases.values() {
-            blocks.extend(lease.path.blocks().iter().copied());
-            plain += lease.open.iter().filter(|open| open.plain().is_some()).count() as u64;
-        }
-        let shared: u64 = blocks
-            .into_iter()
-            .map(|block| self.expected(0, block))
-            .filter(|layers| !layers.is_empty())
-            .map(|layers| self.units(0, layers))
-            .sum();
-        private + plain * self.units(0, self.all_layers()) + shared
-    }
-
-    /// The path from the first block of a scope to `tip`.
-    pub(crate) fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
-        let mut path: Vec<BlockId> =
-            std::iter::successors(tip, |&block| self.trie().parent(block)).collect();
-        path.reverse();
-        path
     }
 }

@@ -14,16 +14,6 @@ use crate::manager::Manager;
 use crate::manager::node::Node;
 use crate::manager::policy_feed::RequestContext;
 
-/// Blocks whose paths are one request's, from `parent` on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NewBlocks<'a> {
-    pub(crate) blocks: &'a [BlockId],
-    /// Ghosts that they had, for consecutive blocks; 0 where there was none.
-    pub(crate) ghosts: &'a [(usize, u32)],
-    /// Whether a request uses them; otherwise their bytes are from elsewhere.
-    pub(crate) used: bool,
-}
-
 /// Last uses and lives.
 #[derive(Debug)]
 pub(super) struct Uses {
@@ -141,19 +131,21 @@ impl Manager {
         }
     }
 
-    /// Blocks of one path were added to the trie.
-    pub(crate) fn use_new(&mut self, new: NewBlocks<'_>) {
+    /// Blocks of one path were added to the trie. `ghosts` are those that they had, for consecutive
+    /// blocks, 0 for none; `requested` is false if no request uses them because their bytes come from
+    /// elsewhere.
+    pub(crate) fn use_new(&mut self, added: &[BlockId], ghosts: &[(usize, u32)], requested: bool) {
         let Self { feed, blocks, scopes, settings, .. } = self;
-        let (Some(uses), Some(&first)) = (&mut feed.uses, new.blocks.first()) else { return };
+        let (Some(uses), Some(&first)) = (&mut feed.uses, added.first()) else { return };
         let trie = blocks.trie();
         let tokens = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
         let low = u32::try_from(feed.requests & u64::from(u32::MAX)).expect("masked");
         let seed = scopes.get(trie.value(first).scope).seed;
         let start = u64::from(trie.start(first)) * tokens;
-        let mut ghosts = new.ghosts.iter().flat_map(|&(n, ghost)| std::iter::repeat_n(ghost, n));
+        let mut ghosts = ghosts.iter().flat_map(|&(n, ghost)| std::iter::repeat_n(ghost, n));
         let mut depth = trie.depth(first);
-        let turn_now = if new.used { feed.request.run } else { 1 };
-        for (run, node) in trie.along(new.blocks) {
+        let turn_now = if requested { feed.request.run } else { 1 };
+        for (run, node) in trie.along(added) {
             uses.last.reach(run.end);
             let text = trie.tokens_of(run.clone()).chunks_exact(settings.block_tokens as usize);
             for (block, tokens_here) in run.zip(text) {
@@ -161,14 +153,14 @@ impl Manager {
                 let middle = u64::midpoint(start, u64::from(depth) * tokens);
                 let weight = weight(settings.worth().base(middle));
                 let (turn, before) = ghost.unwrap_or((turn_now, 0));
-                let class = if new.used {
+                let class = if requested {
                     feed.request.class(depth, before)
                 } else {
                     class_of(turn, node.uses.saturating_sub(1), false)
                 };
                 let last_use = LastUse { request: low, weight, class, turn };
                 uses.last[block] = last_use;
-                if new.used {
+                if requested {
                     uses.sample(trie, seed, (block, depth, tokens_here), last_use, feed.requests);
                 }
                 depth += 1;

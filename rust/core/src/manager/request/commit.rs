@@ -13,7 +13,6 @@ use crate::tier::{Residency, ResidencyState};
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
-use crate::manager::kinds::Cause;
 use crate::manager::node::Node;
 use crate::manager::request::lease::{Lease, TailFrom};
 use crate::manager::request::open_slot::OpenSlot;
@@ -352,15 +351,5 @@ impl Manager {
         self.forget_bad_copies(block);
         self.residency_changed(tier, block);
         true
-    }
-
-    /// Drops bad copies of a block once a good one is resident on the first tier.
-    pub(crate) fn forget_bad_copies(&mut self, block: BlockId) {
-        for tier in 1..self.tiers.len() {
-            let here = self.residency(tier, block);
-            if here.state == ResidencyState::Bad && here.busy == 0 {
-                self.drop_copy(tier, block, Cause::Failed);
-            }
-        }
     }
 }

@@ -213,24 +213,6 @@ impl Manager {
         covered
     }
 
-    /// The smallest range around the layers of a block that no tier has or expects.
-    pub(crate) fn missing(&self, block: BlockId) -> Layers {
-        let all = self.all_layers();
-        if (0..self.tiers.len()).any(|tier| self.expected(tier, block) == all) {
-            return Layers::NONE;
-        }
-        let mut gaps = Layers::NONE;
-        for layer in self.all_layers().iter() {
-            let known =
-                (0..self.tiers.len()).any(|tier| self.expected(tier, block).contains(layer));
-            if !known {
-                let lo = if gaps.is_empty() { layer } else { gaps.lo };
-                gaps = Layers::new(lo, layer + 1);
-            }
-        }
-        gaps
-    }
-
     /// Whether any layer of a block is resident or arriving.
     fn useful(&self, block: BlockId) -> bool {
         (0..self.tiers.len()).any(|tier| !self.expected(tier, block).is_empty())

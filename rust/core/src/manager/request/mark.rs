@@ -6,7 +6,7 @@ use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
-use crate::tier::{Owner, Residency, ResidencyState};
+use crate::tier::{Owner, ResidencyState};
 use crate::time::{Nanos, stamp};
 use crate::trie::Query;
 
@@ -275,23 +275,5 @@ impl Manager {
         if marked {
             self.settle(tier, block, self.clock.last());
         }
-    }
-
-    /// Drops an idle copy from a tier.
-    pub(crate) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
-        self.count_loss(tier, block, cause, self.clock.last());
-        // What was to arrive has slots too, and leaves with the rest.
-        if let Some(arrival) = self.blocks.take_arrival(tier, block) {
-            self.marked.remove(&(arrival.ready, tier, block));
-            self.blocks.alter(tier, block, |here| here.have = arrival.target);
-        }
-        let here = self.residency(tier, block);
-        // The block was absent, or only its arrival was dropped.
-        if here.slot == NO_SLOT {
-            return;
-        }
-        self.blocks.give_slots(tier, here.slot, here.have, true);
-        self.blocks.alter(tier, block, |here| *here = Residency::default());
-        self.residency_changed(tier, block);
     }
 }

@@ -46,6 +46,16 @@ impl Prices {
         self.known.is_empty() && self.unknown.is_empty()
     }
 
+    /// A block's cost, if the user gave one.
+    pub(crate) fn of(&self, block: BlockId) -> Option<f64> {
+        if self.known.is_empty() { None } else { self.known.get(&block).copied() }
+    }
+
+    /// Lists new blocks as unpriced.
+    pub(crate) fn wait(&mut self, blocks: &[BlockId]) {
+        self.unknown.extend(blocks);
+    }
+
     /// Drops a block that left the trie.
     pub(crate) fn forget(&mut self, block: BlockId) {
         self.known.remove(&block);
@@ -54,22 +64,10 @@ impl Prices {
 }
 
 impl Manager {
-    /// A block's cost, if the user gave one.
-    pub(crate) fn price(&self, block: BlockId) -> Option<f64> {
-        if self.prices.known.is_empty() { None } else { self.prices.known.get(&block).copied() }
-    }
-
     /// Restores a cost that a store kept, unless the user has given a new one.
     pub(crate) fn restore_price(&mut self, block: BlockId, cost: f64) {
         if self.settings.priced && sound(cost).is_some() && self.prices.unknown.remove(&block) {
             self.prices.known.insert(block, cost);
-        }
-    }
-
-    /// Lists new blocks as unpriced.
-    pub(crate) fn await_prices(&mut self, blocks: &[BlockId]) {
-        if self.settings.priced {
-            self.prices.unknown.extend(blocks);
         }
     }
 

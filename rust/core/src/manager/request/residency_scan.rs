@@ -119,12 +119,6 @@ impl Manager {
         (tier > 0 && self.blocks.table(tier).all_idle(blocks.clone())).then_some(tier)
     }
 
-    /// Whether all blocks of the trie are fully resident on a tier.
-    pub(crate) fn holds_all(&self, tier: TierId) -> bool {
-        let here = &self.blocks.table(tier);
-        here.overflow() == 0 && here.copies() == self.trie().len() as u64
-    }
-
     /// Whether a block is fully resident on the first tier.
     pub(crate) fn fully_resident(&self, block: BlockId) -> bool {
         self.blocks.table(0).fully_resident(block) && !self.engine_owned()
@@ -326,12 +320,6 @@ impl Manager {
         // Loaded whatever it costs, so the planner needs no price.
         let priced = mode != LoadMode::All;
         plan::Step { compute: if priced { full() } else { 0 }, source }
-    }
-
-    /// Whether `here` is a part of a block whose layers share one slot: computed layers would go to
-    /// another slot, so all of the block is needed there.
-    pub(crate) fn one_slot(&self, here: Layers) -> bool {
-        !self.tiers[0].spec.layer_slots && !here.is_empty() && here != self.all_layers()
     }
 
     /// The layers missing beside `have`: those behind it, or before it on a single tier that drops

@@ -5,15 +5,17 @@
 //! its tenant's resident blocks. Cost: O(log n) per block and tier; O(blocks of the tenant) to set
 //! a quota.
 
+pub(super) mod claims;
+pub(super) mod quotas;
+
 use std::collections::BTreeMap;
 
 use crate::block::{BlockId, TierId};
-use crate::hint::{Answer, Band, HintReply, NORMAL, Priority, Share};
+use crate::hint::{Band, NORMAL, Priority, Share};
+use crate::record::Wanted;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
-use crate::visits;
 
-use super::rejected;
 use crate::manager::Manager;
 
 impl Manager {
@@ -113,63 +115,22 @@ impl Manager {
         }
     }
 
-    /// Ends the claims and pending hints that have expired.
-    pub(crate) fn expire_hints(&mut self, now: Nanos) {
-        while let Some(block) = self.hints.claims.expire(now) {
-            self.reband(block);
+    /// Drops the hints of a block that leaves the trie.
+    pub(super) fn forget_hints(&mut self, block: BlockId, parent: Option<BlockId>) {
+        self.hints.claims.forget(block);
+        self.hints.demoting.remove(&block);
+        // Sequences that waited behind it wait behind its parent again.
+        if self.hints.pending.awaited() {
+            let scope = self.node(block).scope;
+            self.hints.pending.removed(scope, block, parent);
         }
-        self.hints.pending.expire(now);
-        self.free_ended();
     }
 
-    /// The blocks of all scopes of a tenant.
-    fn blocks_of(&self, tenant: &[u8]) -> Vec<BlockId> {
-        let mut blocks: Vec<BlockId> =
-            self.scopes.of(tenant).flat_map(|scope| self.trie().first_blocks(scope.root)).collect();
-        let mut at = 0;
-        while let Some(&block) = blocks.get(at) {
-            blocks.extend(self.trie().children(block));
-            at += 1;
-        }
-        visits::note(at);
-        blocks
-    }
-
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a share of at most one of a capacity below 2^32"
-    )]
-    /// Sets or ends a tenant's quota on a tier.
-    pub(super) fn set_quota(
-        &mut self,
-        tenant: &[u8],
-        tier: TierId,
-        blocks: Option<u64>,
-        share: Option<f64>,
-    ) -> HintReply {
-        let room = self.tiers[tier].spec.blocks;
-        let shared = share.map(|share| (f64::from(room) * share) as u64);
-        let most = [blocks, shared].into_iter().flatten().min();
-        let mut mine = self.blocks_of(tenant);
-        mine.retain(|&block| self.residency(tier, block).state != ResidencyState::Absent);
-        let number = match most {
-            Some(most) => Some(self.hints.quotas.bound(tenant, tier, most)),
-            None => self.hints.quotas.unbound(tenant, tier),
-        };
-        // Only ending a quota can fail: there may be none.
-        let Some(number) = number else { return rejected("the tenant has no quota there") };
-        for &block in &mine {
-            self.attend(tier, block);
-            self.refresh_on(tier, block);
-        }
-        let excess = self.hints.quotas.excess(number, tier);
-        self.tiers[tier].eviction.exceed(number, excess);
-        HintReply {
-            answer: Answer::Accepted,
-            blocks: mine.len() as u64,
-            left: 0,
-            reason: String::new(),
-        }
+    /// The hint that a store keeps with a block: its strongest claim.
+    pub(super) fn stored_hint(&self, block: BlockId, now: Nanos) -> Option<Wanted> {
+        let (priority, until) = self.hints.claims.strongest(block)?;
+        // An expired claim is not worth a record.
+        let ttl = until.map_or(Nanos::MAX, |until| until.saturating_sub(now));
+        (ttl > 0).then_some(Wanted { priority, ttl })
     }
 }

@@ -57,7 +57,7 @@ impl Manager {
             uses: node.uses,
             session_blocks: self.session_blocks(block).unwrap_or(0),
             wanted: self.stored_hint(block, now),
-            cost: self.price(block),
+            cost: self.prices.of(block),
         };
         Label { record: self.record_behind(block, above), standing }
     }
