@@ -11,9 +11,11 @@ import math
 import numbers
 import operator
 import os
+import re
 import reprlib
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from kvtrie.errors import ConfigError
 
@@ -41,6 +43,7 @@ MOST_NAME = 2**16 - 1
 PAIR = 2
 _PAIR = 2
 _SHORT_BITS = 300
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _Kind = TypeVar("_Kind")
 
 
@@ -172,19 +175,42 @@ def flag(name: str, given: object) -> bool:
 
 
 def folder(name: str, given: object) -> str:
-    """A path that the file system can name.
+    """A path that the file system can name: `~` is expanded, and so is `file://`.
 
     Raises:
-        ConfigError: no path, or one that cannot be encoded.
+        ConfigError: no path, or one that cannot be encoded; another scheme, a variable, an unknown
+            user's home.
     """
     try:
         path: Any = given
         found = os.fsdecode(os.fsencode(path))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name} is {shown(given)!a}, a path wanted: {error}") from error
+    if scheme := _SCHEME.match(found):
+        found = _local(name, found, scheme[1])
+    elif "$" in found:
+        raise ConfigError(f"{name} is {shown(given)}: variables are not expanded, write the value")
+    elif found.startswith("~"):
+        found = os.path.expanduser(found)  # noqa: PTH111 - a str stays one, whatever its encoding
+        if found.startswith("~"):
+            raise ConfigError(
+                f"{name} is {shown(given)}: there is no such user; write './~' for a file"
+            )
     if not found or "\0" in found:
         raise ConfigError(f"{name} is {shown(given)}, a path wanted")
     return found
+
+
+def _local(name: str, url: str, scheme: str) -> str:
+    """The path of a `file` URL."""
+    if scheme.lower() != "file":
+        raise ConfigError(
+            f"{name} is {shown(url)}: {scheme}:// is not supported, a path or file:// wanted"
+        )
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        raise ConfigError(f"{name} is {shown(url)}, file:///path wanted, on this machine")
+    return os.fsdecode(unquote_to_bytes(parts.path))
 
 
 def few(name: str, given: object, most: int) -> tuple[Any, ...]:

@@ -13,8 +13,11 @@ from kvtrie._kvtrie import DiskStore
 from kvtrie.argument import flag, folder, instance, put, real, shown, text, whole, word
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
+from kvtrie.sizes import forgotten, free_disk, free_memory, size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvtrie.shape import ModelShape
 
 __all__ = ["Lane", "Tier"]
@@ -66,7 +69,9 @@ class Tier:
     Attributes:
         kind: "gpu", "host", "disk" or "remote".
         blocks: room in blocks; give either this or `bytes`.
-        bytes: room in bytes, rounded down to whole blocks.
+        bytes: room in bytes, rounded down to whole blocks; also as "8GB" (10^9), "512MiB" (2^20),
+            or "25%" of what is free when the tier is made: of host memory, or of the disk together
+            with what is in `path`. It is an int afterwards.
         path: the folder in which a disk tier keeps its files; the core does not read it.
         second_path: a folder on another device, where a disk tier keeps every other block, so that
             both devices work at once; the room is that of both together. The core does not read it.
@@ -102,7 +107,7 @@ class Tier:
 
     kind: Literal["gpu", "host", "disk", "remote"]
     blocks: int | None = None
-    bytes: int | None = None
+    bytes: int | str | None = None
     path: str | None = None
     second_path: str | None = None
     owner: Literal["kvtrie", "engine", "none"] = "kvtrie"
@@ -111,7 +116,7 @@ class Tier:
     free_low: float = 0.0
     growth_reserve: float = 0.0
     retained_share: float = 0.5
-    io_budget: int | None = None
+    io_budget: int | str | None = None
     read: Lane | None = None
     store: Lane | None = None
     layer_slots: bool = False
@@ -130,8 +135,8 @@ class Tier:
         }
         for name, (given, known) in words.items():
             word(f"{name} of a tier", given, known)
-        self._check_room()
         self._check_places()
+        self._check_room()
         self._check_shares()
         self._check_parts()
 
@@ -143,13 +148,23 @@ class Tier:
             )
         limits = {
             "blocks": (1, _MOST_BLOCKS),
-            "bytes": (1, 2**63 - 1),
             "admit_after": (0, 2**32 - 1),
-            "io_budget": (1, 2**63 - 1),
         }
         for name, (low, high) in limits.items():
             if (given := getattr(self, name)) is not None or name == "admit_after":
                 put(self, **{name: whole(f"{name} of tier {self.kind!r}", given, low, high)})
+        for name, of in (("bytes", self._free()), ("io_budget", None)):
+            if (given := getattr(self, name)) is not None:
+                put(self, **{name: size(f"{name} of tier {self.kind!r}", given, of=of)})
+
+    def _free(self) -> Callable[[], int] | None:
+        """The free bytes that a share of this tier is of, if it can be known."""
+        if self.kind == "host":
+            return free_memory
+        if self.kind == "disk" and self.path is not None:
+            folders = [place for place in (self.path, self.second_path) if place is not None]
+            return lambda: sum(map(free_disk, folders))
+        return None
 
     def _check_places(self) -> None:
         for name in ("path", "second_path"):
@@ -214,17 +229,15 @@ class Tier:
         if self.blocks is not None:
             return self.blocks
         layer = self._layer_bytes(model, block_tokens)
-        size = model.layers * layer
-        blocks = (self.bytes or 0) // size
+        each, room = model.layers * layer, int(self.bytes or 0)
+        blocks = room // each
         if self.kind == "disk" and self.path is not None:
             second = self.second_path is not None
-            blocks = DiskStore.blocks_in(
-                self.bytes or 0, model.layers, layer, block_tokens, second=second
-            )
+            blocks = DiskStore.blocks_in(room, model.layers, layer, block_tokens, second=second)
         if not 1 <= blocks <= _MOST_BLOCKS:
             raise ConfigError(
-                f"tier {self.kind!r} has {self.bytes} bytes, which is {blocks} blocks of {size}: "
-                f"1 to {_MOST_BLOCKS} wanted"
+                f"tier {self.kind!r} has {self.bytes} bytes, which is {blocks} blocks of {each}: "
+                f"1 to {_MOST_BLOCKS} wanted{forgotten(room)}"
             )
         return blocks
 

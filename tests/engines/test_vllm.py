@@ -83,6 +83,21 @@ def test_tiers_are_read_with_sizes_as_json_writes_them(tmp_path):
     assert (tmp_path / "kv").is_dir()
 
 
+def test_sizes_with_units_and_shares_that_the_ranks_of_a_machine_have_together(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rows = [{"kind": "host", "bytes": "8GB"}, {"kind": "disk", "bytes": "1GiB", "path": "~/kv"}]
+    host, disk = Settings.read({"tiers": rows}).tiers
+    assert (host.bytes, disk.bytes) == (8 * 10**9, 1 << 30)
+    assert disk.path == str(tmp_path / "kv")
+    monkeypatch.setattr("kvtrie.engines.vllm.settings.free_memory", lambda: 1000)
+    monkeypatch.setattr("kvtrie.engines.vllm.settings.free_disk", lambda _: 5000)
+    rows = [{"kind": "host", "bytes": "25%"}, {"kind": "disk", "bytes": "50%", "path": "~/kv"}]
+    tiers = Settings.read({"tiers": rows}, ranks=2).tiers
+    assert [tier.bytes for tier in tiers] == [125, 1250]
+
+
 @pytest.mark.parametrize(
     ("extra", "why"),
     [
@@ -94,6 +109,11 @@ def test_tiers_are_read_with_sizes_as_json_writes_them(tmp_path):
         ({"tiers": [{"kind": "disk", "bytes": 1, "path": "kv"}]}, r"\['host', 'disk'\] wanted"),
         ({"tiers": [{"kind": "host", "blocks": 2}] * 2}, r"\['host', 'disk'\] wanted"),
         ({"tiers": [{"kind": "host", "bytes": 8.5}]}, "bytes of tier 0 is 8.5, a whole number"),
+        ({"tiers": [{"kind": "host", "bytes": "8G"}]}, "bytes of tier 0 is '8G', .* units are"),
+        (
+            {"tiers": [{"kind": "host", "blocks": 2}, {"kind": "disk", "path": "s3://kv"}]},
+            "path of tier 1 is 's3://kv': s3:// is not supported",
+        ),
         ({"tiers": [{"kind": "host"}]}, "needs room as blocks or as bytes"),
         ({"tiers": [{"kind": "host", "blocks": 2, "owner": "none"}]}, "tier 0 has no 'owner'"),
         ({"tiers": [{"kind": "host", "blocks": 2}, {"kind": "disk", "blocks": 2}]}, "needs a path"),

@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvtrie._kvtrie import DiskStore
+from kvtrie.argument import folder as path_of
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.shape import require_fingerprint
+from kvtrie.sizes import all_disk, check_exists
 from kvtrie.tiers.block_format import BlockFormat
 
 if TYPE_CHECKING:
@@ -106,6 +108,12 @@ class DiskStorage:
         if len(planes) != 1:
             raise ConfigError("a disk keeps K and V of a layer together: use Layout(kv='joined')")
         about = _about(model, self.block_format.layout, block_tokens, rank)
+        folder = path_of("the folder of a disk", folder)
+        second = None if second is None else path_of("the second folder of a disk", second)
+        folders = [folder] if second is None else [folder, second]
+        for each in folders:
+            room = blocks * model.layers * planes[0] // len(folders)
+            check_exists(f"a disk tier in {each}", room, all_disk(each), "its file system")
         self.store = DiskStore(
             folder,
             identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),

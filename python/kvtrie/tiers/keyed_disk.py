@@ -19,7 +19,10 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from kvtrie._kvtrie import DiskStore, Index
+from kvtrie.argument import folder as path_of
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.sizes import all_disk, check_exists, forgotten, free_disk
+from kvtrie.sizes import size as read_size
 from kvtrie.tiers.opaque_order import OpaqueOrder
 
 if TYPE_CHECKING:
@@ -49,7 +52,7 @@ class KeyedDisk:
         meaning: all that decides what the bytes are: model, layout, rank. Stores of another
             meaning are not found.
         size: bytes of a block.
-        bytes: room of all files together; or
+        bytes: room of all files together, also as "200GB" or "25%" of the disk that is free; or
         blocks: how many blocks.
         durability: the event that a finished write survives, as in `Tier`.
         io: "direct" past the system's page cache, where that is possible, or "buffered".
@@ -69,7 +72,7 @@ class KeyedDisk:
         *,
         meaning: str,
         size: int,
-        bytes: int | None = None,  # noqa: A002 - the name that `Tier` has for it
+        bytes: int | str | None = None,  # noqa: A002 - the name that `Tier` has for it
         blocks: int | None = None,
         durability: Literal["none", "flush", "fsync"] = "flush",
         io: Literal["direct", "buffered"] = "direct",
@@ -77,10 +80,16 @@ class KeyedDisk:
     ) -> None:
         if (bytes is None) == (blocks is None):
             raise ConfigError(f"bytes is {bytes} and blocks is {blocks}: one of them wanted")
+        folder = path_of("the folder of a disk", folder)
         if bytes is not None:
+            bytes = read_size("bytes of a disk", bytes, of=lambda: free_disk(folder))  # noqa: A001
             blocks = DiskStore.blocks_in(bytes, 1, size, _TOKENS)
         if not blocks or blocks < 1:
-            raise ConfigError(f"a budget of {bytes} bytes has no room for a block of {size}")
+            hint = forgotten(bytes or 0)
+            raise ConfigError(
+                f"a budget of {bytes} bytes has no room for a block of {size}: more wanted{hint}"
+            )
+        check_exists(f"a disk in {folder}", blocks * size, all_disk(folder), "its file system")
         about = f"kvtrie keyed blocks of {size} bytes: {meaning}"
         self.store = DiskStore(
             folder,

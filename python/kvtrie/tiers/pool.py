@@ -27,6 +27,7 @@ import torch
 from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.kernels import copy_rows
 from kvtrie.layout import DTYPE_BYTES, Layout
+from kvtrie.sizes import all_memory, check_exists
 from kvtrie.tiers import conversion
 from kvtrie.tiers.block_format import FORMAT, BlockFormat
 
@@ -99,6 +100,10 @@ class Pool:
         sizes, units = block_format.planes(), (blocks + spare) * model.layers
         self.planes: tuple[torch.Tensor, ...]
         if memory is None:
+            if torch.device(device).type == "cpu":
+                # Asked first: the kernel promises more than there is, and ends a process later.
+                wanted = units * sum(sizes)
+                check_exists(f"a pool of {blocks} blocks", wanted, all_memory(), "this machine")
             self.planes = tuple(_paged(units, size, device, pinned=pinned) for size in sizes)
             for plane in self.planes:
                 plane.zero_()  # touch every page now; the first copy would pay for it otherwise

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 
 from kvtrie.errors import ConfigError
+from kvtrie.sizes import free_memory
 
-__all__ = ["Address", "SharedMemory", "free_bytes", "machine"]
+__all__ = ["Address", "SharedMemory", "machine"]
 
 _MARK = 32  # bytes behind the memory that tell it from any other
 
@@ -70,7 +71,7 @@ class SharedMemory:
         if not hasattr(os, "memfd_create"):
             raise ConfigError("this system has no memory that processes share without a file")
         # Asked first: the kernel gives pages until none is left, and ends somebody then.
-        if size > (free := free_bytes()):
+        if size > (free := free_memory()):
             raise ConfigError(f"no room for {size} bytes of shared memory: {free} are free")
         file = os.memfd_create("kvtrie", os.MFD_CLOEXEC)
         try:
@@ -109,22 +110,6 @@ class SharedMemory:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-
-def free_bytes() -> int:
-    """Bytes of the machine's memory that are free, or would be if they were asked for.
-
-    Raises:
-        ConfigError: a system that does not tell.
-    """
-    try:
-        with open("/proc/meminfo", encoding="ascii") as told:  # noqa: PTH123 - no file of ours
-            for line in told:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    raise ConfigError("this system does not tell its free memory: name the tiers")
 
 
 def machine() -> str:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
-from kvtrie.argument import shown, whole
+from kvtrie.argument import folder, shown, whole
 from kvtrie.errors import ConfigError
+from kvtrie.sizes import free_disk
+from kvtrie.sizes import size as size_of
 from kvtrie.tiers.keyed_disk import KeyedDisk
 
 if TYPE_CHECKING:
@@ -69,22 +71,24 @@ class KvtrieHiCache(HiCacheStorage):
         super().register_mem_pool_host(mem_pool_host)
         page = mem_pool_host.get_dummy_flat_data_page()
         size = page.numel() * page.element_size()
-        room = {
-            name: None if self._extra.get(name) is None else whole(name, self._extra[name], 1, _FAR)
-            for name in ("bytes", "blocks")
-        }
+        blocks, path = self._extra.get("blocks"), folder("path", self._extra["path"])
+        # The ranks of a machine share what is free.
+        ranks = max(self._config.tp_size, 1)
+        room = self._extra.get("bytes")
+        if room is not None:
+            room = size_of("bytes", room, of=lambda: free_disk(path) // ranks)
         self._disk = KeyedDisk(
-            self._extra["path"],
+            path,
             meaning=_meaning(self._config, mem_pool_host, page),
             size=size,
             durability=self._extra.get("durability", "flush"),
-            bytes=room["bytes"],
-            blocks=room["blocks"],
+            bytes=room,
+            blocks=None if blocks is None else whole("blocks", blocks, 1, _FAR),
         )
         if self._disk.read_only:
             reason = self._disk.store.refusal
             self._disk.close()
-            raise ConfigError(f"the folder {self._extra['path']} cannot be written: {reason}")
+            raise ConfigError(f"the folder {path} cannot be written: {reason}")
 
     @property
     def disk(self) -> KeyedDisk:

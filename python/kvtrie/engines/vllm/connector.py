@@ -77,7 +77,11 @@ class KvtrieConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: VllmConfig, role: Any, kv_cache_config: KVCacheConfig) -> None:  # noqa: ANN401
         super().__init__(vllm_config, role, kv_cache_config)
-        self._settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config)
+        parallel = vllm_config.parallel_config
+        self._settings = Settings.read(
+            self._kv_transfer_config.kv_connector_extra_config,
+            ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+        )
         deep = self._settings.tiers is not None and len(self._settings.tiers) > 1
         self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=deep)
         self._scheduler: SchedulerHalf | None = None

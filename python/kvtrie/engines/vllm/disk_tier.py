@@ -49,7 +49,7 @@ class KvtrieDiskTier(SecondaryTierManager):
         primary_kv_view: the chunks in host memory, a row each.
         tier_type: its name in the configuration.
         path: the folder.
-        bytes: room of all files together; or
+        bytes: room of all files together, also as "200GB" or "25%" of the disk that is free; or
         blocks: how many chunks.
         durability: what a finished write survives, as in `Tier`.
         threads: how many copies run at once.
@@ -68,7 +68,7 @@ class KvtrieDiskTier(SecondaryTierManager):
         tier_type: str,
         *,
         path: str,
-        bytes: float | None = None,  # noqa: A002 - the name that `Tier` has for it
+        bytes: int | str | None = None,  # noqa: A002 - the name that `Tier` has for it
         blocks: int | None = None,
         durability: Any = "flush",  # noqa: ANN401 - checked by the store
         threads: int = 2,
@@ -76,13 +76,11 @@ class KvtrieDiskTier(SecondaryTierManager):
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality.LOCAL
-        if isinstance(bytes, float) and not bytes.is_integer():
-            raise ConfigError(f"bytes of the disk tier is {bytes}, a whole number wanted")
         self.disk = KeyedDisk(
             path,
             meaning=_meaning(offloading_spec),
             size=primary_kv_view.strides[0] if primary_kv_view.strides else 0,
-            bytes=None if bytes is None else int(bytes),
+            bytes=bytes,
             blocks=blocks,
             durability=durability,
         )

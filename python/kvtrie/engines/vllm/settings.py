@@ -7,14 +7,15 @@ key that is not known is refused, not passed over. Cost: a file written and remo
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from kvtrie import BlockManager
-from kvtrie.argument import flag, real, shown, word
+from kvtrie.argument import flag, folder, real, shown, word
 from kvtrie.errors import ConfigError
+from kvtrie.sizes import free_disk, free_memory, size
 from kvtrie.tier import Tier
 
 __all__ = ["Settings"]
@@ -35,7 +36,6 @@ _TIER_KEYS = (
     "durability",
     "io",
 )
-_WHOLE = ("blocks", "bytes", "admit_after", "io_budget")
 _KINDS = ("host", "disk")
 _DEADLINE_S = 30.0
 
@@ -61,8 +61,12 @@ class Settings:
     events: bool = False
 
     @classmethod
-    def read(cls, extra: Mapping[str, Any] | None) -> Settings:
+    def read(cls, extra: Mapping[str, Any] | None, *, ranks: int = 1) -> Settings:
         """The settings that a configuration names, the others as they are by default.
+
+        Args:
+            extra: what the configuration says.
+            ranks: how many processes share what a tier's `"25%"` is of.
 
         Raises:
             ConfigError: an unknown key or word, a number that cannot be, tiers out of order, or a
@@ -78,7 +82,7 @@ class Settings:
         if "deadline_s" in given:
             given["deadline_s"] = real("deadline_s", given["deadline_s"], 1e-3, 1e6)
         if "tiers" in given:
-            given["tiers"] = _tiers(given["tiers"])
+            given["tiers"] = _tiers(given["tiers"], ranks)
         return cls(**given)
 
 
@@ -90,7 +94,7 @@ def _known(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
         )
 
 
-def _tiers(given: object) -> tuple[Tier, ...]:
+def _tiers(given: object, ranks: int) -> tuple[Tier, ...]:
     if not isinstance(given, list | tuple) or not given:
         raise ConfigError(
             f"tiers are {shown(cast('object', given))}, a list of at least one tier wanted"
@@ -104,31 +108,37 @@ def _tiers(given: object) -> tuple[Tier, ...]:
         if not isinstance(row, Mapping):
             raise ConfigError(f"tier {at} is {shown(row)}, an object wanted")
         last = at == len(rows) - 1
-        tiers.append(_tier(at, dict(cast("Mapping[str, Any]", row)), last=last))
+        tiers.append(_tier(at, dict(cast("Mapping[str, Any]", row)), ranks, last=last))
     order = [tier.kind for tier in tiers]
     if order not in (["host"], ["host", "disk"]):
         raise ConfigError(f"tiers are {order}: ['host'] or ['host', 'disk'] wanted, in this order")
     return tuple(tiers)
 
 
-def _tier(at: int, row: dict[str, Any], *, last: bool) -> Tier:
+def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
     _known(f"tier {at}", row, _TIER_KEYS)
     word(f"kind of tier {at}", row.get("kind"), _KINDS)
-    for name in _WHOLE:
-        # JSON writes 8e9 as a float: a whole one is a size, any other a mistake.
-        if isinstance(row.get(name), float):
-            if not row[name].is_integer():
-                raise ConfigError(f"{name} of tier {at} is {row[name]}, a whole number wanted")
-            row[name] = int(row[name])
     if not last:
         row.setdefault("write", "through")
+    named = [name for name in ("path", "second_path") if name in row]
+    row |= {name: folder(f"{name} of tier {at}", row[name]) for name in named}
+    if row.get("bytes") is not None:
+        row["bytes"] = size(f"bytes of tier {at}", row["bytes"], of=_share(row, ranks))
     tier = Tier(**row)
     if tier.kind == "disk" and tier.path is None:
         raise ConfigError("a disk tier needs a path, the folder of its files")
-    for folder in (tier.path, tier.second_path):
-        if folder is not None:
-            _writable(folder)
+    for place in (tier.path, tier.second_path):
+        if place is not None:
+            _writable(place)
     return tier
+
+
+def _share(row: Mapping[str, Any], ranks: int) -> Callable[[], int] | None:
+    """The bytes that a share of a tier is of: those of the machine, divided among its ranks."""
+    if row["kind"] == "host":
+        return lambda: free_memory() // ranks
+    places = [row[name] for name in ("path", "second_path") if name in row]
+    return (lambda: sum(map(free_disk, places)) // ranks) if places else None
 
 
 def _writable(folder: str) -> None:

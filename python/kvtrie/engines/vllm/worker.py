@@ -27,9 +27,9 @@ from kvtrie.engines.vllm.messages import Opened, StepNews
 from kvtrie.engines.vllm.twins import Twins
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
+from kvtrie.sizes import free_memory
 from kvtrie.tier import Tier
 from kvtrie.tiers import DiskStorage, EnginePool, Pool
-from kvtrie.tiers.shared_memory import free_bytes
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.runner import Runner
 
@@ -353,7 +353,7 @@ def block_axis(tensor: torch.Tensor, blocks: int) -> int:
 
 def _default(model: ServedModel) -> Tier:
     """A host tier of a quarter of the memory that is free, shared by the ranks of a machine."""
-    free = free_bytes() // 4 // model.ranks
+    free = free_memory() // 4 // model.ranks
     return Tier("host", bytes=max(free, 1))
 
 

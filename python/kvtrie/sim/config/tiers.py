@@ -8,6 +8,7 @@ from kvtrie.argument import few
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
 from kvtrie.sim.config.table import Table, made, plain
+from kvtrie.sizes import is_share
 from kvtrie.tier import Lane, Tier
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ def _tier(name: str, given: object, lanes: Mapping[str, Lane]) -> Tier:
     keys = plain(Tier, "path", "second_path", "owner", "io_budget", "durability", "io")
     settings = table.some(*keys)
     table.close()
+    if is_share(settings.get("bytes")):
+        raise ConfigError(
+            f"{name}.bytes is {settings['bytes']!r}, a size wanted: a simulated machine has "
+            "no share of this one's memory or disk"
+        )
     kind = settings.get("kind")
     for way in ("read", "store"):
         if way in settings:
