@@ -1,0 +1,208 @@
+"""Digest of the weights that a process computes with: every bit of every parameter and buffer.
+
+Engines whose worker is not ours (vLLM, SGLang) give no name of their weights, so the digest is
+taken of the tensors after loading: sharding, quantisation and scales are part of it, paths are not.
+On a CPU it is BLAKE2b, by several threads. On a device a row of 2^20 words becomes two sums modulo
+2^64 of each word times an odd number drawn for its place, and the sums go through BLAKE2b on the
+host. An odd factor has an inverse modulo 2^64, so a row of which one word has changed always has
+other sums; a change of several words keeps both with a chance of 2^-64 (if only top bits have
+changed) down to 2^-128.
+Invariant: equal tensors on one kind of device have one digest in every process.
+Cost: a pass over all weights: about 1 GB/s per CPU core, on a GPU a few hundred GB/s and 300 MB of
+memory while it runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+__all__ = ["digest", "files_digest", "owners", "packed_away", "tensors_of"]
+
+_CHUNK = 1 << 25  # bytes that one thread digests at a time
+_ROW = 1 << 20  # words of a row on a device
+_ROWS = 16  # rows that are multiplied at a time
+
+
+def tensors_of(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every parameter and buffer of models with its name, in a fixed order.
+
+    Tensors that consist of others (a quantised one of its numbers and scales) are taken apart.
+    """
+    for at, model in enumerate(models):
+        named = [*model.named_parameters(), *model.named_buffers()]
+        for name, tensor in sorted(named, key=lambda each: each[0]):
+            yield from _parts(f"{at}.{name}", tensor)
+
+
+def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    inner = getattr(tensor, "partitions", None)
+    if isinstance(inner, dict):
+        for at, part in cast("dict[Any, torch.Tensor]", inner).items():
+            yield from _parts(f"{name}.{at}", part)
+    elif is_traceable_wrapper_subclass(tensor):
+        for attribute in tensor.__tensor_flatten__()[0]:
+            yield from _parts(f"{name}.{attribute}", getattr(tensor, attribute))
+    else:
+        yield name, tensor
+
+
+def digest(named: Iterable[tuple[str, torch.Tensor]]) -> bytes:
+    """Return 32 bytes that change with any bit, name, type or shape of the tensors.
+
+    Raises:
+        ConfigError: a tensor whose bytes cannot be read, for example one on the meta device.
+    """
+    whole = hashlib.blake2b(digest_size=32)
+    sums: list[torch.Tensor] = []
+    chunks: list[memoryview] = []
+    with torch.no_grad():
+        for name, tensor in named:
+            flat, strides = _flat(name, tensor)
+            about = [name, str(tensor.dtype), tuple(tensor.shape), strides, tensor.device.type]
+            whole.update(json.dumps(about).encode() + b"\n")
+            if flat.device.type == "cpu":
+                data = flat.numpy().data
+                chunks += [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
+            elif len(flat):
+                sums += _row_sums(flat)
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+            for one in threads.map(_blake, chunks):
+                whole.update(one)
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for each in sums:
+            by_device.setdefault(each.device, []).append(each)
+        for rows in by_device.values():
+            whole.update(torch.cat(rows).cpu().numpy().tobytes())
+    return whole.digest()
+
+
+def _blake(data: memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
+
+
+def _flat(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """The bytes of a tensor in the order of its memory, and its strides if they are not plain."""
+    try:
+        strides = tensor.stride()
+        order = sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)
+        dense = tensor.detach().permute(order)
+        told = () if tensor.is_contiguous() or not dense.is_contiguous() else strides
+        dense = dense if told else tensor.detach()
+        # A number of its own axis can be seen as bytes, whatever its type.
+        flat = dense.contiguous().reshape(-1, 1).view(torch.uint8).reshape(-1)
+        flat[:1].cpu()  # a tensor without memory raises here
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"tensor {name} ({tensor.dtype} on {tensor.device}) cannot be read for a digest of "
+            f"the weights: {error}"
+        ) from error
+    return flat, told
+
+
+def _row_sums(flat: torch.Tensor, row: int = _ROW) -> list[torch.Tensor]:
+    """Two sums modulo 2^64 per row of a tensor's bytes, on its device."""
+    factors = _factors(flat.device)
+    sums: list[torch.Tensor] = []
+    step = _ROWS * row * 4
+    for at in range(0, len(flat), step):
+        piece = flat[at : at + step]
+        if len(piece) % 4 or piece.data_ptr() % 4:
+            piece = torch.nn.functional.pad(piece, (0, -len(piece) % 4)).clone()
+        words = piece.view(torch.int32).to(torch.int64)
+        full = len(words) // row * row
+        for rows in (words[:full].view(-1, row), words[full:].view(1, -1)):
+            if rows.numel():
+                width = rows.shape[1]
+                sums += [(rows * factor[:width]).sum(1) for factor in factors]
+    return sums
+
+
+_FACTORS: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+def _factors(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Odd numbers by place, equal in every process: SplitMix64 of the place, two lanes."""
+    if device not in _FACTORS:
+        lanes: list[torch.Tensor] = []
+        for lane in (1, 2):
+            words = torch.arange(lane << 40, (lane << 40) + _ROW, dtype=torch.int64)
+            for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+                high = (words >> shift) & ((1 << (64 - shift)) - 1)
+                words = (words ^ high) * factor
+            lanes.append((words | 1).to(device))
+        _FACTORS[device] = lanes[0], lanes[1]
+    return _FACTORS[device]
+
+
+def files_digest(paths: Iterable[Path]) -> bytes:
+    """Return 32 bytes that change with any bit of files; where they are does not count.
+
+    Raises:
+        OSError: a file that cannot be read.
+    """
+    whole = hashlib.blake2b(digest_size=32)
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+        for path in paths:
+            size = path.stat().st_size
+            pieces = threads.map(partial(_piece, path), range(0, size, _CHUNK))
+            whole.update(f"{path.name} {size}\n".encode() + b"".join(pieces))
+    return whole.digest()
+
+
+def _piece(path: Path, at: int) -> bytes:
+    with path.open("rb") as opened:
+        opened.seek(at)
+        return hashlib.blake2b(opened.read(_CHUNK), digest_size=32).digest()
+
+
+def owners(layers: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the outermost modules of this process that contain any of some layers.
+
+    An engine gives a plug-in the layers that keep KV, not the models that contain them; a draft
+    model is one more. Cost: a walk over all objects of the process, some tenths of a second.
+    """
+    parents: dict[int, list[torch.nn.Module]] = {}
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.nn.Module):
+            inside = cast("dict[str, Any]", vars(each)).get("_modules", {})
+            for child in inside.values():
+                parents.setdefault(id(child), []).append(each)
+    roots: dict[int, torch.nn.Module] = {}
+    seen: set[int] = set()
+    left = list(layers)
+    while left:
+        module = left.pop(0)
+        if id(module) not in seen:
+            seen.add(id(module))
+            above = parents.get(id(module), [])
+            left += above
+            if not above:
+                roots[id(module)] = module
+    return sorted(roots.values(), key=lambda root: type(root).__name__)
+
+
+def packed_away(models: Iterable[torch.nn.Module]) -> bool:
+    """Whether a kernel keeps weights where no parameter shows them.
+
+    Such kernels (those of vLLM for x86 CPUs, some for 4 bits) leave an empty parameter.
+    """
+    return any(
+        "weight" in name.rpartition(".")[2] and not parameter.numel()
+        for model in models
+        for name, parameter in model.named_parameters()
+    )
