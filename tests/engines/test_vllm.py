@@ -219,30 +219,29 @@ def test_what_cannot_be_served_is_refused():
 def request(**more):
     told = {
         "prompt_embeds": None,
-        "lora_request": None,
         "mm_features": [],
         "cache_salt": None,
     }
     return SimpleNamespace(**(told | more))
 
 
-def test_salt_adapter_and_images_part_requests():
+def test_salt_identity_and_images_part_requests():
     def image(at, name):
         return SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=at))
 
-    lora = SimpleNamespace(lora_name="l", lora_path="/l")
     scopes = [
-        scope_of(request()),
-        scope_of(request(cache_salt="s")),
-        scope_of(request(lora_request=lora)),
-        scope_of(request(mm_features=[image(3, "x")])),
-        scope_of(request(mm_features=[image(3, "y")])),
-        scope_of(request(mm_features=[image(4, "x")])),
-        scope_of(request(mm_features=[image(3, "x"), image(3, "y")])),
+        scope_of(request(), ""),
+        scope_of(request(cache_salt="s"), ""),
+        scope_of(request(), "other weights or an adapter"),
+        scope_of(request(mm_features=[image(3, "x")]), ""),
+        scope_of(request(mm_features=[image(3, "y")]), ""),
+        scope_of(request(mm_features=[image(4, "x")]), ""),
+        scope_of(request(mm_features=[image(3, "x"), image(3, "y")]), ""),
     ]
     assert scopes[0] == Scope()
     assert len(set(scopes)) == len(scopes)
-    assert scope_of(request(prompt_embeds=object())) is None
+    assert scope_of(request(prompt_embeds=object()), "") is None
+    assert scope_of(request(), None) is None
 
 
 def test_tokens_grow_in_place_and_the_last_one_sampled_is_not_written():

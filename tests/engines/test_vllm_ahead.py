@@ -9,6 +9,7 @@ from tests.engines.test_vllm_halves import BLOCKS, SIZE, Asked, Engine, play
 
 from kvtrie import Moves
 from kvtrie.engines.vllm.device_reports import DeviceReports
+from kvtrie.engines.vllm.messages import StepNews
 from kvtrie.tiers import Pool
 from kvtrie.transfer.report import MoveReport
 
@@ -129,12 +130,12 @@ def test_drafts_are_stored_once_they_are_accepted():
     one.half.match(request, 0)
     one.half.admit(request, [1, 2, 3], 0)
     assert stores(one.half.orders(planned({"one": 6}))) == (0, 1)
-    one.half.hear({0: SimpleNamespace(step=0, reports=b"")})
+    one.half.hear({0: StepNews(0, b"")})
     request.all_token_ids.append(6)
     drafted = planned({"one": 4}, 6, {"one": [9, 9, 9]})
     assert stores(one.half.orders(drafted)) == (0, 0)  # position 7 may not be what was drafted
     request.all_token_ids += [7, 8]  # one of them was right
-    one.half.hear({0: SimpleNamespace(step=1, reports=b"")})
+    one.half.hear({0: StepNews(1, b"")})
     assert stores(one.half.orders(planned({"one": 1}, 8))) == (0, 1)
     assert stores(one.half.orders(planned({"one": 0}, 9))) == (0, 0)
 

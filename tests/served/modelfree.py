@@ -25,6 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvtrie.engines.vllm import KvtrieConnector
+from kvtrie.engines.vllm.weights import combined
 from kvtrie.engines.vllm.worker import WorkerHalf
 
 SIZE, LAYERS, WORDS = 16, ("a", "b"), 300
@@ -74,11 +75,23 @@ class Engine:
         ahead: whether a step is scheduled before the last one is known.
         drafts: whether tokens are guessed, some of them rightly.
         policy: what vLLM does with requests whose load has failed.
+        weights: a name of each rank's weights, as its worker digests them.
     """
 
     def __init__(
-        self, model, extra, *, blocks, ranks=1, seed=0, ahead=False, drafts=False, policy="fail"
+        self,
+        model,
+        extra,
+        *,
+        blocks,
+        ranks=1,
+        seed=0,
+        ahead=False,
+        drafts=False,
+        policy="fail",
+        weights=b"one",
     ):
+        self.weights = [weights] * ranks
         self.draw = random.Random(seed)
         transfer = KVTransferConfig(
             kv_connector="KvtrieConnector",
@@ -123,8 +136,14 @@ class Engine:
         for rank, tensors in enumerate(self.memory):
             worker = KvtrieConnector(config, KVConnectorRole.WORKER, caches)
             worker._worker = WorkerHalf(
-                worker._settings, worker._model, rank, tensors, engine="modelfree"
+                worker._settings,
+                worker._model.with_weights(combined(self.weights)),
+                rank,
+                tensors,
+                engine="modelfree",
+                weights=lambda rank=rank: self.weights[rank],
             )
+            worker._digest = self.weights[rank]
             worker._rank = rank
             self.workers.append(worker)
         connector = self.scheduler.get_kv_connector()

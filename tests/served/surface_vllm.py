@@ -43,6 +43,7 @@ USED = {
         *OVERRIDDEN,
         "_get_connector_metadata",
         "_kv_transfer_config",
+        "_vllm_config",
     ),
     (_V1, "KVConnectorMetadata"): (),
     (_V1, "KVConnectorHandshakeMetadata"): (),
@@ -203,7 +204,19 @@ USED = {
     ("vllm.v1.kv_hints", "KvHintsEnvelope"): ("actions",),
     ("vllm.v1.kv_hints", "KvHintAction"): ("action_type", "action_version", "payload"),
     ("vllm.v1.request", "RequestStatus"): ("PREEMPTED",),
-    ("vllm.lora.request", "LoRARequest"): ("lora_name", "lora_path"),
+    ("vllm.lora.request", "LoRARequest"): (
+        "lora_name",
+        "lora_path",
+        "lora_int_id",
+        "load_inplace",
+        "is_3d_lora_weight",
+    ),
+    ("vllm.v1.engine.core", "EngineCore"): (
+        "collective_rpc",
+        "wake_up",
+        "add_lora",
+        "remove_lora",
+    ),
     ("vllm.multimodal.inputs", "MultiModalFeatureSpec"): ("identifier", "mm_position"),
     ("vllm.multimodal.inputs", "PlaceholderRange"): ("offset",),
     ("vllm.platforms.interface", "Platform"): ("is_cpu",),
@@ -212,6 +225,8 @@ USED = {
         "model_config",
         "cache_config",
         "load_config",
+        "lora_config",
+        "compilation_config",
     ),
     ("vllm.v1.core.kv_cache_manager", "KVCacheBlocks"): ("get_block_ids",),
     (_OUTPUT, "SchedulerOutput"): (
@@ -252,7 +267,8 @@ USED = {
         "seed",
     ),
     ("vllm.config", "CacheConfig"): ("cache_dtype", "enable_prefix_caching"),
-    ("vllm.config", "LoadConfig"): ("load_format",),
+    ("vllm.config", "LoadConfig"): ("load_format", "download_dir"),
+    ("vllm.config", "CompilationConfig"): ("static_forward_context",),
 }
 
 NAMES = (

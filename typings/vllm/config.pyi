@@ -9,6 +9,8 @@ class VllmConfig:
     model_config: ModelConfig
     cache_config: CacheConfig
     load_config: LoadConfig
+    lora_config: Any | None
+    compilation_config: CompilationConfig
 
 @dataclass(init=False)
 class ParallelConfig:
@@ -42,3 +44,8 @@ class CacheConfig:
 @dataclass(init=False)
 class LoadConfig:
     load_format: str
+    download_dir: str | None
+
+@dataclass(init=False)
+class CompilationConfig:
+    static_forward_context: dict[str, Any]

@@ -26,6 +26,8 @@ from kvtrie.engines.vllm.scheduler import SchedulerHalf
 from kvtrie.engines.vllm.served import ServedModel, window_cost
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.statistics import KvtrieProm, KvtrieStats
+from kvtrie.engines.vllm.watch import watch
+from kvtrie.engines.vllm.weights import WorkerWeights, combined
 from kvtrie.engines.vllm.worker import WorkerHalf
 from kvtrie.errors import ConfigError
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     import torch
     from vllm.config import VllmConfig
+    from vllm.lora.request import LoRARequest
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -86,6 +89,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=deep)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
+        self._digest = b""  # of this worker's weights, at start
         self._cost = window_cost(vllm_config.model_config)
         self._counts = Counts()
         self._halves: bool = vllm_config.parallel_config.use_ubatching
@@ -121,7 +125,24 @@ class KvtrieConnector(KVConnectorBase_V1):
             raise ConfigError(f"{len(opened)} workers have told of their tiers, of {ranks}")
         if self._cost:
             _LOG.warning("kvtrie: %s", self._cost)
-        self._scheduler = SchedulerHalf(self._settings, self._model, opened)
+        weights = combined(opened[rank].weights for rank in sorted(opened))
+        self._scheduler = SchedulerHalf(self._settings, self._model.with_weights(weights), opened)
+        watch(self)
+
+    def doubt_weights(self) -> None:
+        """Have the workers name their weights again before anything is found or kept."""
+        if self._scheduler is not None:
+            self._scheduler.identity.doubt()
+
+    def adapter_loaded(self, adapter: LoRARequest) -> None:
+        """Note that an adapter was loaded outside of a request."""
+        if self._scheduler is not None:
+            self._scheduler.identity.loaded(adapter)
+
+    def adapter_removed(self, ident: int) -> None:
+        """Note that an adapter was removed."""
+        if self._scheduler is not None:
+            self._scheduler.identity.removed(ident)
 
     def get_num_new_matched_tokens(
         self,
@@ -209,13 +230,22 @@ class KvtrieConnector(KVConnectorBase_V1):
             )
             return values
 
+        weights = WorkerWeights(self._vllm_config, kv_caches)
+        self._digest = weights.digest()
+        stages: list[Any] = [gather(self._digest)]
+        if self._model.stages > 1:
+            stages = [None] * self._model.stages
+            distributed.all_gather_object(  # pyright: ignore[reportUnknownMemberType] - untyped
+                stages, gather(self._digest), group=get_pp_group().cpu_group
+            )
         self._worker = WorkerHalf(
             self._settings,
-            self._model,
+            self._model.with_weights(combined(each for stage in stages for each in stage)),
             self._rank,
             kv_caches,
             engine=f"vllm {version} {device}",
             gather=gather,
+            weights=weights.digest,
         )
 
     @property
@@ -225,8 +255,10 @@ class KvtrieConnector(KVConnectorBase_V1):
         return self._worker
 
     def get_handshake_metadata(self) -> _Handshake:
-        """What this worker's tiers are."""
-        return _Handshake(self._mine.opened())
+        """What this worker's tiers are, and its weights."""
+        opened = self._mine.opened()
+        opened.weights = self._digest
+        return _Handshake(opened)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:  # noqa: ANN401 - vLLM's own
         """Copy out what the step may overwrite, before it touches anything."""

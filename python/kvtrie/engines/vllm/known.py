@@ -46,6 +46,7 @@ class Known:
     Attributes:
         tokens: its tokens.
         scope: who may share them; None where it has no blocks.
+        identity: the name of the weights and adapter that the scope was formed of.
         session: the conversation that it belongs to.
         ends: whether that is over with it.
         waits_until: the time up to which it waits for what is to come; 0 before it waits.
@@ -60,6 +61,7 @@ class Known:
 
     tokens: GrowingTokens
     scope: Scope | None
+    identity: str | None = ""
     session: str | None = None
     ends: bool = False
     waits_until: int = 0

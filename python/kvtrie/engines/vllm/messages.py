@@ -23,6 +23,8 @@ class StepOrders:
         forget: whether all that lower tiers hold is to be forgotten.
         computes: whether the step computes anything.
         used: blocks on disk whose ages are to be written down, as `Opened.rows`.
+        weights: the number of times that the digest of the weights was asked for; one that the
+            worker has not seen asks it to answer.
     """
 
     step: int
@@ -34,6 +36,7 @@ class StepOrders:
     used: list[tuple[bytes, int, int, int]] = field(
         default_factory=list[tuple[bytes, int, int, int]]
     )
+    weights: int = 0
 
 
 @dataclass(slots=True)
@@ -43,10 +46,12 @@ class StepNews:
     Attributes:
         step: the step's number.
         reports: reports as `MoveReport.to_bytes` gave them; empty if there are none.
+        weights: the number of the question and the digest, if the step asked for it.
     """
 
     step: int
     reports: bytes
+    weights: tuple[int, bytes] | None = None
 
 
 @dataclass(slots=True)
@@ -56,7 +61,9 @@ class Opened:
     Attributes:
         rooms: blocks of each tier below vLLM's memory.
         rows: label and slot of the whole blocks that its disk found again; None without a disk.
+        weights: the digest of the weights that it has loaded.
     """
 
     rooms: list[int]
     rows: list[tuple[bytes, int]] | None = None
+    weights: bytes = b""

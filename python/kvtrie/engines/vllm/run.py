@@ -71,6 +71,7 @@ class Run:
         lease: kvtrie's hold.
         table: its slots of vLLM's memory, in order.
         begun: the step that admitted it.
+        identity: the name of the weights and adapter that it was admitted under.
         full: the tokens with which a further block is full.
         written: so many tokens were written by steps that have finished.
         dead: a load of it has failed: nothing of it is committed any more.
@@ -82,6 +83,7 @@ class Run:
     lease: Lease
     table: list[int]
     begun: int
+    identity: str | None
     full: int
     written: int = 0
     dead: bool = False

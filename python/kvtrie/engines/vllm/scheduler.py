@@ -28,6 +28,7 @@ from kvtrie import BlockManager, Index, Moves
 from kvtrie.engines.vllm.announced import Announced, Change
 from kvtrie.engines.vllm.envelope import advice_of
 from kvtrie.engines.vllm.hints import asked_of, hints_of, kept_by_rank
+from kvtrie.engines.vllm.identity import Identity
 from kvtrie.engines.vllm.known import Answer, Known, Promise
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.run import GrowingTokens, Run
@@ -86,6 +87,7 @@ class SchedulerHalf:
         manager: the manager.
         dispatch: its moves that are under way.
         tally: counters.
+        identity: the weights and adapters that requests compute with.
     """
 
     def __init__(
@@ -99,6 +101,9 @@ class SchedulerHalf:
         rooms = [min(each.rooms[at] for each in opened.values()) for at in range(_tiers(settings))]
         below = settings.tiers or (Tier("host", blocks=rooms[0]),)
         first = Tier("gpu", blocks=model.blocks, owner="engine", write="through")
+        self.identity = Identity(
+            {rank: each.weights for rank, each in opened.items()}, model.blocks
+        )
         self._size = model.block_tokens
         self._layers = model.shape.layers
         self._deadline_ns = int(settings.deadline_s * _NS)
@@ -149,6 +154,9 @@ class SchedulerHalf:
             local: tokens that vLLM has itself, whole blocks.
         """
         known, now, generation = self._know(request), self._clock(), self.manager.generation
+        if known.scope is not None and not self.identity.known:
+            known.promise = Promise(local, local)
+            return None
         if (answer := known.told(generation, local, now)) is not None:
             known.promise = answer.promise
             return answer.found
@@ -256,6 +264,12 @@ class SchedulerHalf:
         if known.scope is None:
             return
         local = known.promise.local
+        own, new = table[: local // self._size], table[local // self._size :]
+        if not self.identity.known or self.identity.reads_stale(request, own):
+            self._unpin(known, now)
+            self._lose(table, local, local + loaded, "blocks of other weights")
+            return
+        self.identity.written(new)
         end, tokens = local + loaded, known.tokens.read()
         self.tally.tokens["asked"] += len(tokens) - local
         try:
@@ -275,7 +289,7 @@ class SchedulerHalf:
         if self._deep:
             self._used.use(lease.handles)
         full = lease.tokens + self._size
-        run = Run(request, known.tokens, lease, list(table), self._step, full)
+        run = Run(request, known.tokens, lease, list(table), self._step, known.identity, full)
         lease.bind(0, table)
         self._runs[request.request_id] = run
         if not loaded:
@@ -329,6 +343,7 @@ class SchedulerHalf:
             self._forget,
             output.total_num_scheduled_tokens > 0,
             list(self._used.take(now, idle=not self._runs)) if self._used else [],
+            self.identity.asked,
         )
         self._lost, self._forget = [], False
         self._step += 1
@@ -357,6 +372,8 @@ class SchedulerHalf:
                 continue
             run.lease.bind(len(run.table), new[0])
             run.table += new[0]
+            if not run.dead:
+                self.identity.written(new[0])
 
     def _plan(self, output: SchedulerOutput) -> list[tuple[Run, int]]:
         """Note which blocks this step will have filled, once it has finished."""
@@ -381,7 +398,7 @@ class SchedulerHalf:
         begun = False
         for run, upto in rows:
             first, last = run.lease.tokens // self._size, upto // self._size
-            if run.dead:
+            if run.dead or not self.identity.known:
                 run.lease.drop_ahead(now=now)
             elif first < (last := min(last, len(run.table))):
                 begun |= len(run.lease.store_ahead((first, last), now=now)) > 0
@@ -415,6 +432,8 @@ class SchedulerHalf:
         """Take in what the workers tell of a step: how moves fared, and that it is finished."""
         now, failed = self._clock(), set[int]()
         for rank, one in news.items():
+            if one.weights is not None:
+                self.identity.hear(rank, *one.weights)
             if not one.reports:
                 continue
             reports = MoveReport.from_bytes(one.reports)
@@ -466,6 +485,7 @@ class SchedulerHalf:
 
     def reset(self) -> bool:
         """Forget all that is kept; whether that was possible: nothing may be under way."""
+        self.identity.doubt()
         self._let_go(self._clock())
         if self._runs or self._pinned or self.dispatch.pending or self.manager.stats().moves:
             return False
@@ -497,11 +517,17 @@ class SchedulerHalf:
 
     def _know(self, request: Request) -> Known:
         known = self._known.get(request.request_id)
+        identity = self.identity.name(request)
+        if known is not None and known.identity != identity:
+            known.scope, known.identity = scope_of(request, identity), identity
+            known.answer = None
+            self._unpin(known, self._clock())
         if known is None:
             asked = asked_of(request)
             session = asked.get("session") or request.session_id
             ends = bool(asked.get("end"))
-            known = Known(GrowingTokens(request), scope_of(request), session, ends)
+            scope = scope_of(request, identity)
+            known = Known(GrowingTokens(request), scope, identity, session, ends)
             self._known[request.request_id] = known
             if known.scope is not None:
                 self._take_hints(known, request)
@@ -550,6 +576,9 @@ class SchedulerHalf:
 
     def _commit(self, run: Run, now: int) -> None:
         """Commit the full blocks that finished steps have written; the rest stays due."""
+        if not self.identity.known:
+            return
+        run.dead |= run.identity != self.identity.name(run.request)
         upto = min(run.written, run.tokens.surely_written())
         upto = min(upto, len(run.table) * self._size) // self._size * self._size
         if run.dead:

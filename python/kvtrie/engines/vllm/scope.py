@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 __all__ = ["scope_of"]
 
 
-def scope_of(request: Request) -> Scope | None:
+def scope_of(request: Request, identity: str | None) -> Scope | None:
     """The scope of a request; None where it neither matches nor stores.
 
-    A salt, an adapter, and the digests of images at the tokens that stand for them part requests. A
-    prompt of embeddings has no tokens to be found by.
+    A salt, the identity of weights and adapter, and the digests of images at the tokens that stand
+    for them part requests. A prompt of embeddings has no tokens to be found by.
+
+    Args:
+        request: the request.
+        identity: what `Identity.name` returned for it.
     """
-    if request.prompt_embeds is not None:
+    if request.prompt_embeds is not None or identity is None:
         return None
-    adapter = request.lora_request
-    lora = "" if adapter is None else f"{adapter.lora_name} {getattr(adapter, 'lora_path', '')}"
     extra: dict[int, bytes] = {}
     features: list[MultiModalFeatureSpec] = request.mm_features or []
     for feature in features:
@@ -35,5 +37,7 @@ def scope_of(request: Request) -> Scope | None:
         # Two inputs at one token are one digest of both.
         extra[at] = hashlib.blake2b(extra.get(at, b"") + feature.identifier.encode()).digest()
     return Scope(
-        tenant=(request.cache_salt or "").encode(), lora=lora, extra=tuple(sorted(extra.items()))
+        tenant=(request.cache_salt or "").encode(),
+        lora=identity,
+        extra=tuple(sorted(extra.items())),
     )

@@ -1,8 +1,7 @@
 """ServedModel: the KV of the model that a server serves, as both halves of the connector see it.
 
 What cannot be served rightly is refused here, at start.
-Invariant: all processes of a server make the same of one configuration. Cost: with a disk, two
-mebibytes are read of each file of weights, once per process.
+Invariant: all processes of a server make the same of one configuration. Cost: none per step.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvtrie.errors import ConfigError
 from kvtrie.shape import ModelShape
@@ -20,12 +18,10 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
-__all__ = ["ServedModel", "weights_name", "window_cost"]
+__all__ = ["ServedModel", "window_cost"]
 
 _SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _SILENT = ("_name_or_path", "architectures", "transformers_version", "use_cache")
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +56,8 @@ class ServedModel:
         Args:
             config: a `VllmConfig`.
             caches: a `KVCacheConfig`.
-            name_weights: whether KV may be found by another process, which needs a name of the
-                weights.
+            name_weights: whether KV may be found by another process; `with_weights` completes the
+                name.
 
         Raises:
             ConfigError: caches, or ranks, that the connector does not serve.
@@ -92,10 +88,18 @@ class ServedModel:
             shape = replace(shape, hidden=hidden)
         names, stages = tuple(groups[0].layer_names), parallel.pipeline_parallel_size
         if name_weights:
-            whose = weights_name(config) if stages == 1 else f"{weights_name(config)} of {names}"
+            whose = _settings_name(config)
+            whose = whose if stages == 1 else f"{whose} of {names}"
             shape = replace(shape, fingerprint=whose)
         alike = kinds[0] == "MLAAttentionSpec"
         return cls(shape, spec.block_size, caches.num_blocks, names, stages, alike)
+
+    def with_weights(self, digest: bytes) -> ServedModel:
+        """This model with the weights of all ranks in its name, if it has one."""
+        if not self.shape.fingerprint:
+            return self
+        whose = f"{self.shape.fingerprint} weights {digest.hex()}"
+        return replace(self, shape=replace(self.shape, fingerprint=whose))
 
 
 def window_cost(model: ModelConfig) -> str:
@@ -135,12 +139,8 @@ def _shape(spec: FullAttentionSpec, layers: int, ranks: int) -> ModelShape:
     return ModelShape(layers, 1, size // tokens, "uint8", latent=True, tp=ranks)
 
 
-def weights_name(config: VllmConfig) -> str:
-    """A name of the weights and of all that decides what KV they compute.
-
-    Files of a local folder are named by their sizes and by their first and last mebibyte; a model
-    of the hub by its name and revision.
-    """
+def _settings_name(config: VllmConfig) -> str:
+    """A name of all but the weights that decides what KV a model computes."""
     model = config.model_config
     told = model.hf_config.to_dict()
     about = {
@@ -148,31 +148,6 @@ def weights_name(config: VllmConfig) -> str:
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
         "cache": str(config.cache_config.cache_dtype),
-        "format": str(config.load_config.load_format),
-        "weights": _weights(model),
     }
-    if "dummy" in about["format"]:
-        about["seed"] = str(model.seed)
     text = json.dumps(about, sort_keys=True, default=str)
     return f"vllm {hashlib.blake2b(text.encode(), digest_size=32).hexdigest()}"
-
-
-def _weights(model: ModelConfig) -> list[Any]:
-    folder = Path(model.model)
-    if not folder.exists():
-        return [model.model, str(model.revision)]
-    files = [folder] if folder.is_file() else sorted(folder.iterdir())
-    return [
-        [file.name, file.stat().st_size, _ends(file)]
-        for file in files
-        if file.is_file() and file.suffix in _WEIGHTS
-    ]
-
-
-def _ends(file: Path) -> str:
-    digest = hashlib.blake2b(digest_size=32)
-    with file.open("rb") as opened:
-        digest.update(opened.read(_PIECE))
-        opened.seek(max(0, file.stat().st_size - _PIECE))
-        digest.update(opened.read(_PIECE))
-    return digest.hexdigest()

@@ -62,6 +62,7 @@ class WorkerHalf:
         engine: the engine's name, version and kind of memory; part of what names a block's bytes.
         gather: exchanges values with the ranks of its tensor-parallel group; latent KV is kept
             once for those of a machine then.
+        weights: returns the digest of the weights that the rank computes with now.
         runners: threads that exchange blocks with a disk.
         wall: the wall clock in nanoseconds, by which ages grow between two servers.
 
@@ -78,6 +79,7 @@ class WorkerHalf:
         *,
         engine: str,
         gather: Callable[[Any], list[Any]] | None = None,
+        weights: Callable[[], bytes] = bytes,
         runners: int = 2,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -125,6 +127,8 @@ class WorkerHalf:
             layers_per_report=model.shape.layers,
             progress=self._heard,
         )
+        self._weights, self._asked = weights, 0
+        self._answer: tuple[int, bytes] | None = None
         self._layerwise = settings.layerwise
         self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
         self._step = -1
@@ -161,6 +165,9 @@ class WorkerHalf:
         if orders.step == self._step:
             return
         self._step = orders.step
+        if orders.weights != self._asked:
+            self._asked = orders.weights
+            self._answer = self._asked, self._weights()
         self._bad = set(orders.lost)
         self._loads, self._layers_in, self._layers_out = [], 0, 0
         self._ahead = [self._own(Moves.from_bytes(data)) for data in orders.ahead]
@@ -222,7 +229,8 @@ class WorkerHalf:
             self._news.wait(_IDLE_S)
         self._news.clear()
         reports += self.runner.reports()
-        return StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"")
+        answer, self._answer = self._answer, None
+        return StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"", answer)
 
     def close(self) -> None:
         """Let running copies end, and give the folder back. Closing twice does nothing."""

@@ -1,0 +1,105 @@
+"""Identity: the weights and the adapter that a request computes with, as the scheduler knows them.
+
+Workers name their weights at start, and again when they are asked because a call of vLLM's may have
+changed them. Until all have answered nothing is found and nothing is committed.
+Invariant: KV of two identities never matches. Blocks in vLLM's memory that were written before a
+change are stale until a request of the new identity writes them: vLLM's own prefix cache may still
+serve them, and a request that reads one stores nothing.
+Cost: a comparison per request and step; with adapters, see `Adapters`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtrie.engines.vllm.adapters import Adapters
+from kvtrie.engines.vllm.weights import combined
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.request import Request
+
+__all__ = ["Identity"]
+
+_ALL = 0  # vLLM's numbers of adapters begin at 1
+
+
+class Identity:
+    """What requests compute with.
+
+    Args:
+        digests: of the weights of each rank, at start.
+        slots: blocks of vLLM's memory.
+
+    Attributes:
+        asked: the number of times that workers were asked.
+        known: whether all have answered.
+    """
+
+    def __init__(self, digests: Mapping[int, bytes], slots: int) -> None:
+        self.asked, self.known = 0, True
+        self._ranks, self._slots = sorted(digests), slots
+        self._first = combined(digests[rank] for rank in self._ranks)
+        self._weights = ""  # the name of other weights than the first
+        self._heard: dict[int, bytes] = {}
+        self._adapters = Adapters()
+        self._stale: dict[int, set[int]] = {}
+
+    def doubt(self) -> None:
+        """Ask workers again."""
+        self.asked, self.known, self._heard = self.asked + 1, False, {}
+
+    def hear(self, rank: int, asked: int, digest: bytes) -> None:
+        """Take in a worker's answer to the question of a number."""
+        if self.known or asked != self.asked:
+            return
+        self._heard[rank] = digest
+        if len(self._heard) == len(self._ranks):
+            self.known = True
+            now = combined(self._heard[rank] for rank in self._ranks)
+            weights = "" if now == self._first else now.hex()
+            if weights != self._weights:
+                self._weights = weights
+                self._change(_ALL)
+
+    def loaded(self, adapter: LoRARequest) -> None:
+        """Note that vLLM was told to load an adapter."""
+        if self._adapters.loaded(adapter):
+            self._change(adapter.lora_int_id)
+
+    def removed(self, ident: int) -> None:
+        """Note that vLLM has removed an adapter."""
+        self._adapters.removed(ident)
+
+    def name(self, request: Request) -> str | None:
+        """Return the name of what a request computes with; None if that is not known.
+
+        It is empty for the weights that the server began with: they are part of the model's name.
+        """
+        adapter = request.lora_request
+        if adapter is None:
+            return self._weights
+        if self._adapters.reload(adapter):
+            self._change(adapter.lora_int_id)
+        told = self._adapters.name(adapter)
+        return None if told is None else f"{self._weights} {told}"
+
+    def reads_stale(self, request: Request, slots: Iterable[int]) -> bool:
+        """Whether any of the slots that a request reads was written by something else."""
+        if not self._stale:
+            return False
+        ident = _ALL if request.lora_request is None else request.lora_request.lora_int_id
+        stale = [self._stale.get(key, set[int]()) for key in {_ALL, ident}]
+        return not all(each.isdisjoint(slots) for each in stale)
+
+    def written(self, slots: Iterable[int]) -> None:
+        """Note that a request writes slots."""
+        for ident, stale in list(self._stale.items()):
+            stale.difference_update(slots)
+            if not stale:
+                del self._stale[ident]
+
+    def _change(self, ident: int) -> None:
+        self._stale[ident] = set(range(self._slots))

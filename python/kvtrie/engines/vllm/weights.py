@@ -1,0 +1,145 @@
+"""WorkerWeights: the identity of the weights that one worker of vLLM computes with.
+
+It is the digest of every parameter and buffer of the models whose layers keep KV, draft models
+included, as they were loaded and sharded. Kernels for CPUs, and some for 4 bits, pack weights into
+memory of their own: then the files that the weights were loaded from are digested too, in full.
+Invariant: after a change of any bit that the worker computes with, `digest` returns another value.
+Weights that were packed again while the server ran get a random one: nothing older matches, and
+what is stored from then on is not found after a restart.
+Cost: see `kvtrie.engines.weights`; every call is measured and logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+
+from kvtrie.engines.weights import digest, files_digest, owners, packed_away, tensors_of
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vllm.config import VllmConfig
+
+__all__ = ["WorkerWeights", "combined"]
+
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+class WorkerWeights:
+    """The weights of one worker.
+
+    Args:
+        config: vLLM's.
+        layers: names of the layers that keep KV.
+
+    Attributes:
+        adapters: whether the models take adapters.
+
+    Raises:
+        ConfigError: none of the layers is known to vLLM.
+    """
+
+    def __init__(self, config: VllmConfig, layers: Iterable[str]) -> None:
+        known = config.compilation_config.static_forward_context
+        modules = [known[name] for name in layers if name in known]
+        self._models = owners(each for each in modules if isinstance(each, torch.nn.Module))
+        if not self._models:
+            raise ConfigError(
+                "none of the layers that keep KV is in vLLM's static_forward_context: the weights "
+                "cannot be digested"
+            )
+        self.adapters = config.lora_config is not None
+        self._config = config
+        self._packed: bytes | None = None
+        self._objects: dict[tuple[int, str], ref[Any]] = {}
+
+    def digest(self) -> bytes:
+        """Return 32 bytes that name what is loaded now."""
+        begun, tensors = time.monotonic(), list(tensors_of(self._models))
+        told = hashlib.blake2b(digest(tensors), digest_size=32)
+        hidden = packed_away(self._models) or any(one.device.type == "cpu" for _, one in tensors)
+        if hidden:
+            told.update(self._packed_digest())
+        size = sum(one.numel() * one.element_size() for _, one in tensors)
+        _LOG.info(
+            "kvtrie: the digest of %d tensors, %.2f GB%s, took %.2f s",
+            len(tensors),
+            size / 1e9,
+            ", and of the files of weights" if hidden else "",
+            time.monotonic() - begun,
+        )
+        return told.digest()
+
+    def _packed_digest(self) -> bytes:
+        """What packed weights are made of: the files at start, random once they were repacked."""
+        objects = _objects(self._models)
+        # Attributes that have come since are of no account: compilation adds some.
+        same = all(
+            at in objects and objects[at]() is one() is not None
+            for at, one in self._objects.items()
+        )
+        if self._packed is None:
+            self._packed = _checkpoint(self._config)
+        elif not same:
+            self._packed = os.urandom(32)
+        self._objects = objects
+        return self._packed
+
+
+def _objects(models: list[torch.nn.Module]) -> dict[tuple[int, str], ref[Any]]:
+    """The functions and kernels that modules hold; one that packs weights again makes new ones."""
+    found: dict[tuple[int, str], ref[Any]] = {}
+    modules = [module for model in models for module in model.modules()]
+    for at, module in enumerate(modules):
+        for name, one in vars(module).items():
+            if not name.startswith("_") and not isinstance(one, torch.Tensor | type):
+                try:
+                    found[at, name] = ref(one)
+                except TypeError:  # numbers, strings, lists
+                    continue
+    return found
+
+
+def _checkpoint(config: VllmConfig) -> bytes:
+    """The digest of the files of weights; random if there are none on this machine."""
+    model = config.model_config
+    folder = Path(model.model)
+    if "dummy" in str(config.load_config.load_format):
+        return f"dummy {model.seed}".encode()
+    if not folder.exists():
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType] - its own
+
+        try:
+            folder = Path(
+                snapshot_download(
+                    model.model,
+                    revision=model.revision,
+                    cache_dir=config.load_config.download_dir,
+                    local_files_only=True,
+                )
+            )
+        except (OSError, ValueError) as error:
+            _LOG.warning(
+                "kvtrie: a kernel has packed the weights and the files of %s are not here: KV will "
+                "not be found after a restart: %s",
+                model.model,
+                error,
+            )
+            return os.urandom(32)
+    files = [folder] if folder.is_file() else sorted(folder.iterdir())
+    return files_digest(file for file in files if file.is_file() and file.suffix in _WEIGHTS)
+
+
+def combined(digests: Iterable[bytes]) -> bytes:
+    """One digest of those of all ranks, in their order."""
+    return hashlib.blake2b(b"".join(digests), digest_size=32).digest()
