@@ -74,3 +74,17 @@ def test_a_policy_is_a_short_trait():
     names = re.findall(r"(?m)^    fn (\w+)", trait.group())
     assert {"terms", "compare"} <= set(names)
     assert len(names) <= 14
+
+
+def test_functions_of_the_core_fit_a_screen():
+    heads = re.compile(r"^(\s*)(?:pub(?:\([^)]*\))? )?(?:const )?fn (\w+)")
+    long = []
+    for path in sorted(CORE.rglob("*.rs")):
+        lines = path.read_text().partition("#[cfg(test)]\nmod ")[0].splitlines()
+        for at, line in enumerate(lines):
+            if path.name == "tests.rs" or not (head := heads.match(line)):
+                continue
+            size = next((n for n, end in enumerate(lines[at:], 1) if end == head[1] + "}"), 1)
+            if size > 60:
+                long.append(f"{path.relative_to(CORE)}: {head[2]} has {size} lines")
+    assert not long, long

@@ -6,7 +6,7 @@
 //!
 //! Modules depend on one another in one direction: nouns (`block`, `error`, `histogram`, `time`,
 //! `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`,
-//! `eviction`, `tier`, `arrival`, `residency`, `private_slots`, `lane`, `cost`), `policy`, `plan`, `manager`.
+//! `eviction`, `tier`, `arrival`, `residency`, `private_slots`, `lane`, `cost`), `policy`, `tiers`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
 
@@ -29,7 +29,9 @@ pub mod record;
 pub mod residency;
 pub mod scope;
 pub mod tier;
+mod tiers;
 pub mod time;
+mod transfer;
 pub mod trie;
 pub mod u32_map;
 pub mod visits;

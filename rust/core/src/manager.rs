@@ -32,21 +32,21 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use rustc_hash::FxHashMap;
 
 use crate::arrival::Arrival;
-use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, Structure, TierId};
+use crate::block::{BlockId, Handle, Layers, LeaseId, Slot, Structure, TierId};
 use crate::error::{Error, Result};
-use crate::eviction::EvictionIndex;
-use crate::lane::{LaneId, Lanes};
+use crate::lane::Lanes;
 use crate::memory;
-use crate::policy;
 use crate::private_slots::PrivateSlots;
 use crate::residency::Blocks;
 use crate::scope::Scopes;
-use crate::tier::{Residency, TierSpec};
+use crate::tier::Residency;
+use crate::tiers::Tiers;
 use crate::time::{Clock, Nanos};
+use crate::transfer::Moves;
 use crate::trie::Trie;
 
-pub use kinds::{Action, Cause, LoadMode, MoveKind, Reason, Span};
-pub use moves::Move;
+pub use crate::transfer::{Move, MoveKind};
+pub use kinds::{Action, Cause, LoadMode, Reason, Span};
 pub use moves::complete::{Failed, MOST_FAILED, Outcome};
 pub use observe::block_event::{BlockEvent, BlockEventKind};
 pub use observe::explain::Explanation;
@@ -69,8 +69,6 @@ use evict::set::EvictionSet;
 use hints::Hints;
 use kinds::Ahead;
 use moves::awaits::Awaits;
-use moves::in_flight::InFlight;
-use moves::recent_results::RecentResults;
 use node::Node;
 use observe::block_event::BlockEvents;
 use observe::meter::Meter;
@@ -81,16 +79,6 @@ use request::price::Prices;
 use request::refused::Refused;
 use request::session::Sessions;
 
-#[derive(Debug)]
-struct Tier {
-    spec: TierSpec,
-    eviction: EvictionIndex,
-    read: LaneId,
-    store: LaneId,
-    /// Slots known to be free or clean since `write_ahead` last looked at `free_low`.
-    credit: u64,
-}
-
 /// The block manager of one machine.
 #[derive(Debug)]
 pub struct Manager {
@@ -98,7 +86,7 @@ pub struct Manager {
     clock: Clock,
     blocks: Blocks<Node>,
     scopes: Scopes,
-    tiers: Vec<Tier>,
+    tiers: Tiers,
     lanes: Lanes,
     private_slots: PrivateSlots,
     leases: FxHashMap<LeaseId, Box<Lease>>,
@@ -106,21 +94,13 @@ pub struct Manager {
     ahead: BTreeMap<Slot, Ahead>,
     awaits: Awaits,
     next_lease: LeaseId,
-    moves: InFlight,
-    /// By move: the moves that depend on it.
-    waiters: FxHashMap<MoveId, Vec<MoveId>>,
-    next_move: MoveId,
-    /// Moves ready to be handed out, in topological order.
-    queue: VecDeque<MoveId>,
-    /// Moves that still depend on more than one other, or whose slots are not all known.
-    parked: BTreeSet<MoveId>,
+    moves: Moves,
     /// Copies that `mark` announced and no move brings, by ready time.
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
     /// The latest failures that no call of `failed` has taken.
     failed: VecDeque<Failed>,
     /// Steps that the call at hand has still to carry out.
     consequences: Consequences,
-    recent_results: RecentResults,
     sessions: Sessions,
     ages: Ages,
     feed: PolicyFeed,
@@ -146,20 +126,8 @@ impl Manager {
     pub fn new(settings: Settings) -> Result<Self> {
         settings.check()?;
         let mut lanes = Lanes::default();
-        let mut tiers = Vec::with_capacity(settings.tiers.len());
-        for spec in &settings.tiers {
-            let name = spec.policy.as_deref().unwrap_or(&settings.policy);
-            tiers.push(Tier {
-                eviction: EvictionIndex::new(
-                    policy::by_name(name, settings.reuse)?,
-                    settings.epsilon,
-                ),
-                read: lanes.add(spec.read.clone()),
-                store: lanes.add(spec.store.clone()),
-                credit: 0,
-                spec: spec.clone(),
-            });
-        }
+        let Settings { policy, reuse, epsilon, .. } = &settings;
+        let tiers = Tiers::new(&settings.tiers, policy, *reuse, *epsilon, &mut lanes)?;
         let mut blocks =
             Blocks::new(settings.block_tokens as usize, settings.layers, &settings.tiers);
         if settings.block_events > 0 {
@@ -183,15 +151,10 @@ impl Manager {
             ahead: BTreeMap::new(),
             awaits: Awaits::default(),
             next_lease: 1,
-            moves: InFlight::default(),
-            waiters: FxHashMap::default(),
-            next_move: 1,
-            queue: VecDeque::new(),
-            parked: BTreeSet::new(),
+            moves: Moves::default(),
             marked: BTreeSet::new(),
             failed: VecDeque::new(),
             consequences: Consequences::default(),
-            recent_results: RecentResults::default(),
             sessions: Sessions::default(),
             ages: Ages::default(),
             feed,
@@ -312,7 +275,7 @@ impl Manager {
         self.lanes = old.lanes;
         self.lanes.reset();
         self.next_lease = old.next_lease;
-        self.next_move = old.next_move;
+        self.moves = Moves::starting_after(old.moves.latest());
         self.meter = old.meter;
         self.block_events = old.block_events;
         self.blocks.follow(old.blocks.generation());
@@ -350,7 +313,7 @@ impl Manager {
         }
         if self.marked.len() < marked {
             // Loads may have waited for what is there now.
-            self.unpark();
+            self.moves.unpark(now);
         }
         self.expire_hints(now);
         now
@@ -362,10 +325,6 @@ impl Manager {
 
     fn all_layers(&self) -> Layers {
         Layers::new(0, self.settings.layers)
-    }
-
-    fn last(&self) -> TierId {
-        self.tiers.len() - 1
     }
 
     fn structure(&self, block: BlockId) -> Structure {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use crate::block::{BlockId, Handle, LeaseId, MoveId};
 
 use crate::manager::kinds::Ahead;
-use crate::manager::moves::in_flight::InFlightMove;
 use crate::private_slots::PrivateSlotId;
+use crate::transfer::InFlightMove;
 
 /// A failure of a move and why it failed.
 #[derive(Clone, Debug)]

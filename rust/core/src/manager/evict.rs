@@ -20,13 +20,15 @@ use std::ops::Range;
 use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, Structure, TierId};
 use crate::error::Error;
+use crate::private_slots::PrivateSlotId;
 use crate::tier::{Residency, ResidencyState};
 use crate::time::Nanos;
 
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
-use crate::manager::kinds::{Cause, End, MoveKind, Reason};
-use crate::manager::moves::in_flight::Leaves;
+use crate::manager::kinds::{Cause, Reason};
 use crate::manager::{Manager, moves};
+use crate::transfer::Leaves;
+use crate::transfer::{End, MoveKind};
 
 impl Manager {
     /// Carries out every decision, in order, and links the entries again that the set took out.
@@ -159,22 +161,7 @@ impl Manager {
             let mut from = (tier, slot, end);
             let mut deps: MoveIds = waits.into_iter().collect();
             if let Some(host) = transit {
-                // Disk and remote do not touch: the block goes up to host and down again.
-                let private = self.new_private(host, self.all_layers());
-                let passing = self.private_slot(private, piece.lo);
-                let up = self.add_move(
-                    moves::NewMove {
-                        kind: MoveKind::Load,
-                        lease: 0,
-                        block: Some(block),
-                        src: from,
-                        dst: (host, passing, End::PrivateSlot(private)),
-                        layers: piece,
-                        tokens: self.settings.block_tokens,
-                        deps: self.private_waits(private),
-                    },
-                    now,
-                );
+                let (up, passing, private) = self.pass_up(block, from, host, piece, now);
                 deps.push(up);
                 from = (host, passing, End::PrivateSlot(private));
             }
@@ -287,5 +274,30 @@ impl Manager {
             }
             self.prune(block);
         }
+    }
+
+    /// Begins the first half of a store that passes through host, because disk and remote do not
+    /// exchange bytes: the block goes up to host and down again. Returns the move and where it ends.
+    fn pass_up(
+        &mut self,
+        block: BlockId,
+        src: (TierId, Slot, End),
+        host: TierId,
+        piece: Layers,
+        now: Nanos,
+    ) -> (MoveId, Slot, PrivateSlotId) {
+        let private = self.new_private(host, self.all_layers());
+        let passing = self.private_slot(private, piece.lo);
+        let up = moves::NewMove {
+            kind: MoveKind::Load,
+            lease: 0,
+            block: Some(block),
+            src,
+            dst: (host, passing, End::PrivateSlot(private)),
+            layers: piece,
+            tokens: self.settings.block_tokens,
+            deps: self.private_waits(private),
+        };
+        (self.add_move(up, now), passing, private)
     }
 }

@@ -155,7 +155,7 @@ impl Manager {
                 self.check_target(target)?;
                 self.check_tier(*tier)?;
                 // The last tier has none below to load from, the first none above to demote from.
-                self.check_way(*tier, *tier == self.last(), "below")
+                self.check_way(*tier, *tier == self.tiers.last(), "below")
             }
             Hint::Demote { target, tier } => {
                 self.check_target(target)?;

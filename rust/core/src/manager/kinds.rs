@@ -78,28 +78,6 @@ pub enum LoadMode {
     None,
 }
 
-/// Direction of a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MoveKind {
-    /// Towards a faster tier.
-    Load,
-    /// Towards a slower tier.
-    Store,
-    /// Within the first tier, before a shared partial block is written.
-    Copy,
-}
-
-/// Kind of a move's source or destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// The block's residency on that tier.
-    Here,
-    /// A lease's private slot, or one reserved for transit.
-    PrivateSlot(PrivateSlotId),
-    /// A slot whose block was evicted from it and is written back by this move.
-    Leaving,
-}
-
 /// Copy of a block that is not committed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ahead {

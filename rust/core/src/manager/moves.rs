@@ -15,60 +15,21 @@ pub(super) mod awaits;
 pub(super) mod batch;
 pub(super) mod complete;
 pub(super) mod fail;
-pub(super) mod in_flight;
 pub(super) mod load;
-pub(super) mod recent_results;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::arrival::{Arrival, MoveIds};
-use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Transmission};
-use crate::record::{BlockKey, Label};
+use crate::record::BlockKey;
 use crate::tier::{Kind, ResidencyState};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::kinds::{End, MoveKind};
-use crate::manager::moves::in_flight::InFlightMove;
-
-/// Copies `layers` of one block from one slot to another.
-#[derive(Clone, Debug)]
-pub struct Move {
-    /// Its id, never used twice.
-    pub id: MoveId,
-    /// Direction.
-    pub kind: MoveKind,
-    /// The lease that asked for it, or the first one that waits for it; 0 if none does.
-    pub lease: LeaseId,
-    /// The block; `None` for one that is partial or not committed yet, and so not in the trie.
-    pub block: Option<Handle>,
-    /// Content hash of the block; zeros unless a disk or remote tier takes part.
-    pub key: BlockKey,
-    /// Record that a disk or remote tier keeps beside the block; `None` unless it is the
-    /// destination.
-    pub label: Option<Box<Label>>,
-    /// Source tier.
-    pub src: TierId,
-    /// Destination tier.
-    pub dst: TierId,
-    /// The source's slot.
-    pub src_slot: Slot,
-    /// The destination's slot.
-    pub dst_slot: Slot,
-    /// Layers to copy.
-    pub layers: Layers,
-    /// The move that must have finished before this one starts; 0 if none.
-    pub after: MoveId,
-    /// How many tokens of the block are valid.
-    pub tokens: u32,
-    /// Predicted end of its first layer.
-    pub first: Nanos,
-    /// Predicted end.
-    pub ready: Nanos,
-}
+use crate::transfer::{End, InFlightMove, Move, MoveKind};
 
 /// Route of moves of one kind between two tiers, computed once per batch.
 #[derive(Clone, Copy)]
@@ -112,24 +73,18 @@ impl Manager {
         give: impl Fn(&Move, LeaseId) -> T,
     ) -> Result<Vec<T>> {
         self.open()?;
-        let number = limit.min(self.queue.len());
-        let unowned = |&id: &MoveId| self.moves.get(id).is_some_and(|known| known.lease == 0);
-        let any = self.queue.iter().take(number).any(unowned);
+        let number = limit.min(self.moves.queued());
+        let any = self.moves.peek(number).any(|known| known.lease == 0);
         // Looking for the waiting leases takes O(leases): only if a move has none.
         let first = if any { self.first_to_await() } else { FxHashMap::default() };
         let mut out = Vec::with_capacity(number);
-        for id in self.queue.drain(..number) {
-            let known = self.moves.get_mut(id).ok_or_else(|| {
-                Error::invariant(format!("move {id} is queued and does not exist"))
-            })?;
-            known.issued = true;
-            known.handed = self.clock.last();
+        self.moves.hand_out(number, self.clock.last(), |known| {
             let lease = match known.lease {
-                0 => first.get(&id).copied().unwrap_or(0),
+                0 => first.get(&known.id).copied().unwrap_or(0),
                 asked => asked,
             };
-            out.push(give(&known.spec, lease));
-        }
+            out.push(give(known, lease));
+        });
         Ok(out)
     }
 
@@ -157,7 +112,7 @@ impl Manager {
     /// The moves that wait to be handed out, and all that are in flight.
     #[must_use]
     pub fn pending(&self) -> (usize, usize) {
-        (self.queue.len(), self.moves.len())
+        (self.moves.queued(), self.moves.len())
     }
 
     /// The predicted first-layer and last-layer ready times of moves in flight; a move that has
@@ -166,7 +121,7 @@ impl Manager {
     /// # Errors
     /// [`Error::Config`] for an id that was never given out.
     pub fn predict(&self, ids: &[MoveId], now: Nanos) -> Result<Vec<(Nanos, Nanos)>> {
-        if let Some(id) = ids.iter().find(|&&id| id == NO_MOVE || id >= self.next_move) {
+        if let Some(id) = ids.iter().find(|&&id| !self.moves.issued_id(id)) {
             return Err(Error::config(format!("there is no move {id}")));
         }
         let now = self.clock.read(now);
@@ -204,22 +159,11 @@ impl Manager {
         route: Route,
         now: Nanos,
     ) -> (MoveId, Transmission) {
-        let id = self.next_move;
-        self.next_move += 1;
+        let id = self.moves.next_id();
         let NewMove { kind, lease, block, src, dst, layers, tokens, mut deps } = new;
         let Route { lane, keyed, labelled } = route;
         let since = if self.marked.is_empty() { 0 } else { self.marked_until(src, block) };
-        let mut start = now.max(since);
-        if !deps.is_empty() {
-            deps.retain(|dep| self.moves.contains(*dep));
-            // One store may both bring the source and free the destination.
-            deps.sort_unstable();
-            deps.dedup();
-            start = deps.iter().map(|dep| self.moves[*dep].ready).fold(start, Nanos::max);
-            for &dep in &deps {
-                self.waiters.entry(dep).or_default().push(id);
-            }
-        }
+        let start = self.moves.depend(id, &mut deps, now.max(since));
         let full = self.settings.layer_bytes * u64::from(layers.len());
         // A partial block transfers only its tokens.
         let bytes = if tokens == self.settings.block_tokens {
@@ -234,10 +178,8 @@ impl Manager {
         };
         let kept = block.filter(|_| labelled);
         let label = kept.map(|block| Box::new(self.label(block, now)));
-        // A slot that the engine has not named parks the move.
-        let named = dst.1 != NO_SLOT && src.1 != NO_SLOT;
-        let turn = if named && since <= now { self.turn(&deps) } else { None };
-        self.moves.push(InFlightMove {
+        self.meter.tier(dst.0).moves += 1;
+        self.moves.add(InFlightMove {
             spec: Move {
                 id,
                 kind,
@@ -250,7 +192,7 @@ impl Manager {
                 src_slot: src.1,
                 dst_slot: dst.1,
                 layers,
-                after: turn.unwrap_or(NO_MOVE),
+                after: NO_MOVE,
                 tokens,
                 first: times.first,
                 ready: times.end,
@@ -269,25 +211,7 @@ impl Manager {
             started: now,
             handed: now,
         });
-        self.meter.tier(dst.0).moves += 1;
-        // Executors wait for `after` only, so a move with a second dependency is held back here.
-        if turn.is_some() {
-            self.queue.push_back(id);
-        } else {
-            self.parked.insert(id);
-        }
         (id, times)
-    }
-
-    /// The `after` of a move with these dependencies once it may be queued: when all but one have
-    /// ended and that one is queued. Behind one that failed and still runs it stays parked:
-    /// executors take a failed `after` for their own failure.
-    fn turn(&self, deps: &[MoveId]) -> Option<MoveId> {
-        match *deps {
-            [] => Some(NO_MOVE),
-            [dep] if !self.parked.contains(&dep) && !self.moves[dep].failed => Some(dep),
-            _ => None,
-        }
     }
 
     /// When a source that was marked and is still arriving is there; 0 for any other.
@@ -295,26 +219,6 @@ impl Manager {
         let coming = block.filter(|_| src.2 == End::Here);
         let coming = coming.and_then(|block| self.arrival(src.0, block));
         coming.filter(|arrival| arrival.moves.is_empty()).map_or(0, |arrival| arrival.ready)
-    }
-
-    /// Queues the parked moves whose dependencies allow it.
-    // A move that is queued may allow the next one: repeat until none does.
-    pub(super) fn unpark(&mut self) {
-        let mut ready = true;
-        while ready {
-            ready = false;
-            for id in self.parked.iter().copied().collect::<Vec<_>>() {
-                let known = &self.moves[id];
-                let named = known.src_slot != NO_SLOT && known.dst_slot != NO_SLOT;
-                let there = known.since <= self.clock.last();
-                if let (true, Some(after)) = (named && there, self.turn(&known.deps)) {
-                    self.moves.get_mut(id).expect("a parked move").after = after;
-                    self.queue.push_back(id);
-                    self.parked.remove(&id);
-                    ready = true;
-                }
-            }
-        }
     }
 
     /// Marks an end as read or written by one more move.

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
 use crate::policy::{Entry, Facts, LastUse, Needs, Reload};
 use crate::scope::{Known, ScopeId};
-use crate::tier::{Owner, ResidencyState, Write};
+use crate::tier::{Owner, ResidencyState};
 use crate::time::{Nanos, Stamp, stamp};
 use crate::trie::GroupSlice;
 
@@ -61,29 +61,19 @@ impl Manager {
         self.arrival(tier, block).is_some_and(|arrival| arrival.failed)
     }
 
-    /// Whether a tier writes its victims back to the tier below.
-    pub(super) fn writes(&self, tier: TierId) -> bool {
-        tier < self.last() && self.tiers[tier].spec.write != Write::Never
-    }
-
-    /// How victims leave a tier.
-    pub(super) fn departure(&self, tier: TierId) -> Departure {
-        if self.writes(tier) { Departure::Demote } else { Departure::Drop }
-    }
-
     /// The layers that an eviction takes next from `have`, the layers resident on a tier.
     pub(super) fn next_out(&self, tier: TierId, block: BlockId, have: Layers) -> Layers {
         if !self.tiers[tier].spec.layer_slots {
             return have;
         }
         let back = Layers::new(have.hi - 1, have.hi);
-        match self.departure(tier) {
+        match self.tiers.departure(tier) {
             Departure::Demote => back,
             // A leaf-only block is of use only with all its layers.
             Departure::Drop if self.structure(block) == Structure::LeafOnly => have,
             Departure::Drop if self.settings.drop_order == DropOrder::Seed => back,
             // On the last tier the shallow layer goes: recomputation passes through it anyway.
-            Departure::Drop if tier == self.last() => Layers::new(have.lo, have.lo + 1),
+            Departure::Drop if tier == self.tiers.last() => Layers::new(have.lo, have.lo + 1),
             Departure::Drop => have,
         }
     }
@@ -123,7 +113,7 @@ impl Manager {
             // The source document weighs every layer as if it were demoted.
             departure: match self.settings.drop_order {
                 DropOrder::Seed => Departure::Demote,
-                DropOrder::Shallow => self.departure(tier),
+                DropOrder::Shallow => self.tiers.departure(tier),
             },
             price: self.prices.of(block).filter(|_| self.settings.objective == Objective::Cost),
             reload: if index.needs(Needs::RELOAD) { self.reload(tier) } else { Reload::default() },
@@ -142,7 +132,7 @@ impl Manager {
         Reload {
             tokens: u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight),
             here: if tier == 0 { 0 } else { time(tier) },
-            below: self.writes(tier).then(|| time(tier + 1)),
+            below: self.tiers.writes(tier).then(|| time(tier + 1)),
         }
     }
 
@@ -228,16 +218,7 @@ impl Manager {
             return;
         }
         let band = self.band(tier, block);
-        if known != wanted || (known.is_some() && self.tiers[tier].eviction.band(block) != band) {
-            let index = &mut self.tiers[tier].eviction;
-            // An entry's value or band is part of its place in the index: link it anew.
-            if known.is_some() {
-                index.unlink(block);
-            }
-            if let Some(entry) = wanted {
-                index.link(entry, band);
-            }
-        }
+        self.tiers.set_entry(tier, block, known, wanted, band);
     }
 
     /// Updates policy, hints, the block's entry and its parent's after its residency on a tier

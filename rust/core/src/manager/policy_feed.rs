@@ -14,7 +14,8 @@ use crate::policy::{LastUse, MOST_USES, Needs, pack, unpack};
 use crate::tier::ResidencyState;
 use crate::trie::GroupSlice;
 
-use crate::manager::{Manager, Tier};
+use crate::manager::Manager;
+use crate::tiers::Tier;
 use reuse::Uses;
 
 /// Context of the request that is served.

@@ -101,59 +101,57 @@ impl Settings {
         for policy in policies.filter(|_| self.objective == Objective::Hits) {
             policy::check_values(policy)?;
         }
-        for (at, tier) in tiers.iter().enumerate() {
-            let name = tier.kind.name();
-            if let Some(policy) = &tier.policy {
-                policy::check(policy)?;
-            }
-            // `Kind` is ordered from fast to slow.
-            if tiers[..at].iter().any(|above| above.kind >= tier.kind) {
-                return Err(Error::config(format!(
-                    "tier {at} is '{name}': tiers go gpu, host, disk, remote, each at most once"
-                )));
-            }
-            let slots =
-                u64::from(tier.blocks) * if tier.layer_slots { u64::from(self.layers) } else { 1 };
-            if tier.blocks == 0 || slots >= u64::from(Token::MAX) {
-                return Err(Error::config(format!(
-                    "tier '{name}' has {} blocks and {slots} slots, 1 to 2^32 - 2 wanted",
-                    tier.blocks
-                )));
-            }
-            for (what, share) in
-                [("free_low", tier.free_low), ("growth_reserve", tier.growth_reserve)]
-            {
-                if !(0.0..1.0).contains(&share) {
-                    return Err(Error::config(format!(
-                        "{what} of tier '{name}' is {share}, 0 to below 1 wanted"
-                    )));
-                }
-            }
-            if !(0.0..=1.0).contains(&tier.retained_share) {
-                return Err(Error::config(format!(
-                    "retained_share of tier '{name}' is {}, 0 to 1 wanted",
-                    tier.retained_share
-                )));
-            }
-            // A tier that keeps blocks in one slot could not give single layers to the tier below.
-            if tier.layer_slots && at > 0 && !tiers[at - 1].layer_slots {
-                return Err(Error::config(format!(
-                    "tier '{name}' has layer_slots, so '{}' above it must have them too",
-                    tiers[at - 1].kind.name()
-                )));
-            }
-            if tier.layer_slots && matches!(tier.kind, Kind::Disk | Kind::Remote) {
-                return Err(Error::config(format!(
-                    "tier '{name}' stores whole objects and cannot have layer_slots"
-                )));
-            }
-            if tier.owner == Owner::Engine && (at > 0 || tiers.len() == 1 || tier.layer_slots) {
-                return Err(Error::config(format!(
-                    "tier '{name}' has owner 'engine': only a first tier of several, without \
-                     layer_slots, can"
-                )));
-            }
+        for at in 0..tiers.len() {
+            self.check_tier(at)?;
         }
+        self.check_remote()
+    }
+
+    /// Checks one tier and its place among the others.
+    fn check_tier(&self, at: usize) -> Result<()> {
+        let (tiers, tier) = (&self.tiers, &self.tiers[at]);
+        let name = tier.kind.name();
+        if let Some(policy) = &tier.policy {
+            policy::check(policy)?;
+        }
+        // `Kind` is ordered from fast to slow.
+        if tiers[..at].iter().any(|above| above.kind >= tier.kind) {
+            return Err(Error::config(format!(
+                "tier {at} is '{name}': tiers go gpu, host, disk, remote, each at most once"
+            )));
+        }
+        let slots =
+            u64::from(tier.blocks) * if tier.layer_slots { u64::from(self.layers) } else { 1 };
+        if tier.blocks == 0 || slots >= u64::from(Token::MAX) {
+            return Err(Error::config(format!(
+                "tier '{name}' has {} blocks and {slots} slots, 1 to 2^32 - 2 wanted",
+                tier.blocks
+            )));
+        }
+        // A tier that keeps blocks in one slot could not give single layers to the tier below.
+        if tier.layer_slots && at > 0 && !tiers[at - 1].layer_slots {
+            return Err(Error::config(format!(
+                "tier '{name}' has layer_slots, so '{}' above it must have them too",
+                tiers[at - 1].kind.name()
+            )));
+        }
+        if tier.layer_slots && matches!(tier.kind, Kind::Disk | Kind::Remote) {
+            return Err(Error::config(format!(
+                "tier '{name}' stores whole objects and cannot have layer_slots"
+            )));
+        }
+        if tier.owner == Owner::Engine && (at > 0 || tiers.len() == 1 || tier.layer_slots) {
+            return Err(Error::config(format!(
+                "tier '{name}' has owner 'engine': only a first tier of several, without \
+                 layer_slots, can"
+            )));
+        }
+        check_shares(tier)
+    }
+
+    /// Checks that blocks can pass through host to remote.
+    fn check_remote(&self) -> Result<()> {
+        let tiers = &self.tiers;
         let remote = tiers.iter().any(|tier| tier.kind == Kind::Remote);
         if remote && !tiers.iter().any(|tier| tier.kind == Kind::Host) {
             return Err(Error::config(
@@ -175,4 +173,23 @@ impl Settings {
         }
         Ok(())
     }
+}
+
+/// Checks a tier's shares of its capacity.
+fn check_shares(tier: &TierSpec) -> Result<()> {
+    let name = tier.kind.name();
+    for (what, share) in [("free_low", tier.free_low), ("growth_reserve", tier.growth_reserve)] {
+        if !(0.0..1.0).contains(&share) {
+            return Err(Error::config(format!(
+                "{what} of tier '{name}' is {share}, 0 to below 1 wanted"
+            )));
+        }
+    }
+    if !(0.0..=1.0).contains(&tier.retained_share) {
+        return Err(Error::config(format!(
+            "retained_share of tier '{name}' is {}, 0 to 1 wanted",
+            tier.retained_share
+        )));
+    }
+    Ok(())
 }

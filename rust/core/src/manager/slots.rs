@@ -14,11 +14,6 @@ use crate::manager::consequence::Consequence;
 use crate::manager::kinds::Ahead;
 
 impl Manager {
-    /// Whether the engine allocates the slots of the first tier.
-    pub(super) fn engine_owned(&self) -> bool {
-        self.tiers[0].spec.owner == Owner::Engine
-    }
-
     /// The slot of one layer, or of all, of a residency.
     pub(super) fn slot_of(&self, tier: TierId, block: BlockId, layer: u16) -> Slot {
         self.blocks.layer_slot(tier, self.residency(tier, block).slot, layer)

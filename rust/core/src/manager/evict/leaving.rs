@@ -11,9 +11,9 @@ use crate::block::{BlockId, Layers, MoveId, Slot, TierId};
 use crate::tier::ResidencyState;
 
 use crate::manager::Manager;
-use crate::manager::kinds::End;
-use crate::manager::moves::in_flight::Leaves;
 use crate::manager::request::residency_scan::MissingBlock;
+use crate::transfer::End;
+use crate::transfer::Leaves;
 
 /// The stores that read a leaving block, with their slots; with layer slots one per layer.
 type Leaving = SmallVec<[(MoveId, Leaves); 1]>;
@@ -24,7 +24,7 @@ impl Manager {
     pub(crate) fn leaving(&self, tier: TierId, block: BlockId) -> Leaving {
         let mut leaving = Leaving::new();
         // Nothing is written below the last tier, so no copy is ever leaving it.
-        if tier == self.last() {
+        if tier == self.tiers.last() {
             return leaving;
         }
         let have = self.residency(tier, block).have;

@@ -347,7 +347,7 @@ impl Manager {
 
     /// Refreshes the entries of the blocks that a set decided one by one.
     pub(crate) fn refresh_touched(&mut self, set: &EvictionSet) {
-        for tier in &mut self.tiers {
+        for tier in self.tiers.iter_mut() {
             tier.eviction.end_selection();
         }
         for &(tier, block) in &set.touched {
@@ -450,7 +450,7 @@ impl Manager {
             self.add_victim(set, Victim::one(tier, block, out, Fate::Demote(dirty)));
         } else {
             // Without a copy below the order of dropping holds, not that of demoting.
-            let single = tier == self.last();
+            let single = tier == self.tiers.last();
             self.drop_whole(set, tier, block, if single { out } else { have });
         }
     }
@@ -464,7 +464,7 @@ impl Manager {
         out: Layers,
     ) -> Option<Layers> {
         // On the lowest tier a copy above counts too: dropping this one loses nothing.
-        let others = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
+        let others = if tier == self.tiers.last() { 0..tier } else { tier + 1..self.tiers.len() };
         others
             .into_iter()
             .try_fold(out, |left, other| left.without(self.usable_view(set, other, block)))
@@ -495,7 +495,7 @@ impl Manager {
         let spec = &self.tiers[tier].spec;
         // A block used too rarely, or refused by the tier below, is not worth a store.
         let worth = node.uses >= spec.admit_after && self.refused.may_write(block, tier + 1);
-        if tier == self.last() || spec.write == Write::Never || !worth {
+        if tier == self.tiers.last() || spec.write == Write::Never || !worth {
             return false;
         }
         let below = tier + 1;

@@ -18,13 +18,14 @@ use crate::time::{Nanos, Stamp};
 
 use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
-use crate::manager::kinds::{Cause, End, MoveKind};
+use crate::manager::kinds::Cause;
 use crate::manager::moves::batch::TransferBatch;
+use crate::transfer::{End, MoveKind};
 
 impl Manager {
     /// Whether blocks that become resident on a tier are copied down at once.
     pub(crate) fn writes_through(&self, tier: TierId) -> bool {
-        self.writes(tier) && self.tiers[tier].spec.write == Write::Through
+        self.tiers.writes(tier) && self.tiers[tier].spec.write == Write::Through
     }
 
     /// Copies a block down once it is resident on a tier that writes through.
@@ -135,7 +136,7 @@ impl Manager {
         let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut set, host));
         let fits = passes && self.room(&mut set, below, units, now);
         // A clean victim above the last tier costs nothing: its bytes are below.
-        let costs = |v: &Victim| v.tier == self.last() || !matches!(v.fate, Fate::Clean);
+        let costs = |v: &Victim| v.tier == self.tiers.last() || !matches!(v.fate, Fate::Clean);
         let young = |v: &Victim| self.node(v.block).access > younger;
         // A flush must not evict a younger block for an older one.
         if !fits || set.victims.iter().any(|v| costs(v) && young(v)) {
@@ -177,10 +178,10 @@ impl Manager {
     pub fn flush(&mut self, now: Nanos) -> Result<u64> {
         self.open()?;
         let now = self.tick(now);
-        let before = self.next_move;
+        let before = self.moves.latest();
         // From the lowest tier up, so that a block moves one tier per flush and room is made once.
-        for tier in (usize::from(self.engine_owned())..self.last()).rev() {
-            if self.writes(tier) {
+        for tier in (usize::from(self.tiers.engine_owned())..self.tiers.last()).rev() {
+            if self.tiers.writes(tier) {
                 for block in self.youngest(tier) {
                     // Room for a younger block may have removed it.
                     if self.trie().alive(block) {
@@ -190,7 +191,7 @@ impl Manager {
                 }
             }
         }
-        Ok(self.next_move - before)
+        Ok(self.moves.latest() - before)
     }
 
     /// The resident blocks of a tier, the youngest first and parents before their children.
@@ -209,8 +210,8 @@ impl Manager {
     /// the next one. The copies above stay valid.
     pub(crate) fn write_ahead(&mut self, now: Nanos) {
         for tier in 0..self.tiers.len() {
-            let ours = tier > 0 || !self.engine_owned();
-            let straight = self.writes(tier) && self.transit(tier, tier + 1).is_none();
+            let ours = tier > 0 || !self.tiers.engine_owned();
+            let straight = self.tiers.writes(tier) && self.transit(tier, tier + 1).is_none();
             // An engine evicts from its own tier; writes through host would need transit slots.
             if self.tiers[tier].spec.free_low > 0.0 && ours && straight {
                 self.write_ahead_on(tier, now);
@@ -254,7 +255,7 @@ impl Manager {
 
     /// Writes blocks that only the engine's slots hold one tier down, before it takes them back.
     pub(crate) fn store_engine_blocks(&mut self, id: LeaseId, now: Nanos) {
-        if !self.engine_owned() || !self.writes(0) || self.leases[&id].suspended() {
+        if !self.tiers.engine_owned() || !self.tiers.writes(0) || self.leases[&id].suspended() {
             return;
         }
         let exceptions: Vec<_> = self.leases[&id].path.exceptions().collect();

@@ -11,10 +11,10 @@ use crate::time::Nanos;
 
 use super::rejected;
 use crate::manager::Manager;
-use crate::manager::kinds::{End, MoveKind};
 use crate::manager::moves::NewMove;
 use crate::manager::request::path::PathBlock;
 use crate::manager::request::residency_scan::Prefill;
+use crate::transfer::{End, MoveKind};
 
 /// One in so many blocks of a tier may be in flight for prefetches.
 const ARRIVING_SHARE: u64 = 4;

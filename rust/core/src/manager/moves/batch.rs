@@ -14,8 +14,8 @@ use crate::block::{BlockId, LeaseId, MoveId, NO_MOVE, TierId};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::kinds::{End, MoveKind};
 use crate::manager::moves::NewMove;
+use crate::transfer::{End, MoveKind};
 
 /// Transfer batch: blocks fully resident and idle on one tier and absent on another, which has
 /// room.
@@ -38,7 +38,7 @@ impl Manager {
         let single = |tier: TierId| self.tiers[tier].spec.layer_slots;
         !single(src)
             && !single(dst)
-            && !self.engine_owned()
+            && !self.tiers.engine_owned()
             && !self.feed.arrivals
             && self.hints.all_normal()
             && self.transit(src, dst).is_none()
@@ -47,7 +47,7 @@ impl Manager {
     /// Begins the moves of a batch.
     pub(crate) fn start_batch(&mut self, batch: &TransferBatch, now: Nanos) -> Range<MoveId> {
         let TransferBatch { kind, lease, src, dst, ref blocks } = *batch;
-        let (first, all) = (self.next_move, self.all_layers());
+        let (first, all) = (self.moves.latest() + 1, self.all_layers());
         // Blocks that are read are no victims; only those at the edge of the run have an entry.
         for block in self.edge(src, blocks.clone(), self.structure(blocks.start)) {
             self.tiers[src].eviction.unlink(block);
@@ -80,7 +80,7 @@ impl Manager {
             MoveKind::Store => self.meter.tier(dst).demoted += number,
             MoveKind::Load | MoveKind::Copy => self.meter.tier(src).promoted += number,
         }
-        first..self.next_move
+        first..self.moves.latest() + 1
     }
 
     /// Ends the moves at the front of `ids`, which went well, as far as they bring consecutive
@@ -97,7 +97,7 @@ impl Manager {
         let number =
             follow.take_while(|&(block, &id)| self.move_class(id) == Some((class, block))).count();
         self.end_moves(class, &ids[..number], now);
-        self.ended(&ids[..number], true);
+        self.moves.ended(&ids[..number], true);
         let blocks = first..first + u32::try_from(number).expect("no more than the run has");
         self.blocks.arrived(src, dst, blocks.clone());
         if kind == MoveKind::Store {

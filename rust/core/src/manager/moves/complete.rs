@@ -10,15 +10,16 @@
 //!    +------------------+--------- evicted -------+-----------------------+
 //! ```
 
-use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, TierId};
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, TierId};
 use crate::error::{Error, Result};
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
 use crate::manager::Manager;
 use crate::manager::consequence::{Consequence, Failure};
-use crate::manager::kinds::{Cause, End, MoveKind};
-use crate::manager::moves::in_flight::{InFlightMove, Leaves};
+use crate::manager::kinds::Cause;
+use crate::transfer::{End, MoveKind};
+use crate::transfer::{InFlightMove, Leaves};
 
 /// Result that an executor reports for moves.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +91,7 @@ impl Manager {
             rest = others;
         }
         self.awaits.end(awaited);
-        self.unpark();
+        self.moves.unpark(now);
         self.continue_demotions(now);
         self.write_ahead(now);
         Ok(ended)
@@ -157,12 +158,12 @@ impl Manager {
                 outcome.rank, self.settings.ranks
             )));
         }
-        if id == NO_MOVE || id >= self.next_move {
+        if !self.moves.issued_id(id) {
             return Err(Error::config(format!("there is no move {id}")));
         }
         let Some(known) = self.moves.get(id) else {
             // An ended move: a repeated report is fine, an opposite one is an error.
-            return match self.recent_results.of(id) {
+            return match self.moves.result(id) {
                 Some(ok) if ok != outcome.ok => Err(Error::config(format!(
                     "move {id} was reported {} before",
                     if ok { "done" } else { "failed" }
@@ -253,26 +254,7 @@ impl Manager {
             self.refused.took(known.dst, 1);
         }
         self.end(&known, now);
-        self.ended(&[id], true);
-    }
-
-    /// Records how moves ended, and removes them from the dependencies of others.
-    pub(crate) fn ended(&mut self, ids: &[MoveId], ok: bool) {
-        self.recent_results.remember(ids, ok);
-        if self.waiters.is_empty() {
-            return;
-        }
-        for id in ids {
-            for waiter in self.waiters.remove(id).unwrap_or_default() {
-                // The waiting move may have failed and ended first.
-                let Some(other) = self.moves.get_mut(waiter) else { continue };
-                other.deps.retain(|dep| dep != id);
-                // A move that was handed out keeps the `after` that the executor knows.
-                if other.after == *id && !other.issued {
-                    other.after = NO_MOVE;
-                }
-            }
-        }
+        self.moves.ended(&[id], true);
     }
 
     /// Frees both ends of a move that no longer runs, and settles their blocks.
@@ -375,7 +357,7 @@ impl Manager {
     pub(crate) fn end_move(&mut self, id: MoveId, now: Nanos) {
         if let Some(known) = self.moves.remove(id) {
             self.end(&known, now);
-            self.ended(&[id], false);
+            self.moves.ended(&[id], false);
             // Leases kept awaiting it while it could still write their slots.
             if known.kind != MoveKind::Store {
                 self.awaits.end(vec![id]);

@@ -18,11 +18,12 @@ use crate::time::Nanos;
 
 use crate::manager::Manager;
 use crate::manager::consequence::{Consequence, FailedMove, Failure};
-use crate::manager::kinds::{Ahead, End, MoveKind};
+use crate::manager::kinds::Ahead;
 use crate::manager::moves::complete::{Failed, MOST_FAILED};
-use crate::manager::moves::in_flight::{InFlightMove, Leaves};
 use crate::manager::request::lease::{Lease, TailFrom};
 use crate::manager::request::open_slot::OpenSlot;
+use crate::transfer::{End, MoveKind};
+use crate::transfer::{InFlightMove, Leaves};
 
 impl Manager {
     /// Carries out all consequences that were found, and those that follow from them.
@@ -57,25 +58,17 @@ impl Manager {
         {
             self.refused.failed(block, store.dst);
         }
-        // A move with two dependencies may have failed with the other one.
-        let Some(known) = self.moves.get_mut(id).filter(|known| !known.failed) else { return };
-        known.failed = true;
-        let known = known.clone();
-        self.queue.retain(|queued| *queued != id);
-        self.parked.remove(&id);
+        let Some((known, dependents)) = self.moves.fail(id) else { return };
         self.meter.tier(known.dst).failed += 1;
-        let waiters = self.waiters.get(&id).into_iter().flatten();
-        for &other in waiters {
-            if self.moves.get(other).is_some_and(|m| !m.failed) {
-                self.consequences.push(Consequence::Fail(Failure {
-                    id: other,
-                    reason: format!("move {id} before it failed: {}", failure.reason),
-                    blame: false,
-                    silent: failure.silent,
-                    cause: known.block.filter(|_| failure.blame),
-                }));
-                self.consequences.push(Consequence::End(other));
-            }
+        for other in dependents {
+            self.consequences.push(Consequence::Fail(Failure {
+                id: other,
+                reason: format!("move {id} before it failed: {}", failure.reason),
+                blame: false,
+                silent: failure.silent,
+                cause: known.block.filter(|_| failure.blame),
+            }));
+            self.consequences.push(Consequence::End(other));
         }
         self.consequences.push(Consequence::Failed(Arc::new((known, failure))));
     }

@@ -12,10 +12,10 @@ use crate::error::Result;
 use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
-use crate::manager::kinds::{End, MoveKind};
 use crate::manager::moves::batch::TransferBatch;
 use crate::manager::request::residency_scan::MissingBlock;
 use crate::manager::{Manager, moves};
+use crate::transfer::{End, MoveKind};
 
 /// Transit slots, each with the moves that leave it last.
 #[derive(Debug, Default)]
@@ -148,8 +148,7 @@ impl Manager {
         self.meter.tier(from).promoted += 1;
         let host = self.transit(0, from);
         let turn = transit.next % transit.slots.len().max(1);
-        let mut moves = MoveIds::new();
-        let mut leaving = MoveIds::new();
+        let (mut moves, mut leaving) = (MoveIds::new(), MoveIds::new());
         for piece in self.pieces(from, 0, host, layers) {
             let copy = |src, dst, deps| moves::NewMove {
                 kind: MoveKind::Load,
@@ -175,7 +174,7 @@ impl Manager {
                 src = through;
             }
             // A store may still read the slot that is to be written.
-            if slot != NO_SLOT && !self.engine_owned() {
+            if slot != NO_SLOT && !self.tiers.engine_owned() {
                 deps.extend(self.blocks.space(0).drained_by(slot));
             }
             let mut up = copy(src, (0, slot, end), deps);

@@ -12,10 +12,11 @@ use crate::scope::ScopeId;
 use crate::tier::{Owner, ResidencyState};
 
 use crate::manager::Manager;
-use crate::manager::kinds::{Ahead, End, MoveKind};
-use crate::manager::moves::in_flight::Leaves;
+use crate::manager::kinds::Ahead;
 use crate::manager::request::lease::TailFrom;
 use crate::manager::request::open_slot::OpenSlot;
+use crate::transfer::Leaves;
+use crate::transfer::{End, MoveKind};
 
 impl Manager {
     /// Checks every invariant.
@@ -228,18 +229,8 @@ impl Manager {
                     _ => {}
                 }
             }
-            if known.deps.iter().any(|dep| *dep >= known.id) {
-                broken.push(format!("move {} waits for a later one", known.id));
-            }
-            let queued = self.queue.contains(&known.id);
-            let parked = self.parked.contains(&known.id);
-            let places = u8::from(queued) + u8::from(parked) + u8::from(known.issued);
-            if !known.failed && places != 1 {
-                broken.push(format!("move {} is in {places} places", known.id));
-            }
         }
-        let over = self.waiters.keys().filter(|&&id| !self.moves.contains(id));
-        broken.extend(over.map(|id| format!("move {id} has ended and is waited for")));
+        self.moves.audit(broken);
         for block in self.living() {
             for tier in 0..self.tiers.len() {
                 let seen = busy.get(&(tier, block)).copied().unwrap_or(0);

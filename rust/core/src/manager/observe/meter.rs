@@ -16,11 +16,12 @@ use crate::tier::ResidencyState;
 use crate::time::{Nanos, Stamp, stamp};
 
 use crate::manager::Manager;
-use crate::manager::kinds::{Action, Cause, MoveKind, Reason};
+use crate::manager::kinds::{Action, Cause, Reason};
 use crate::manager::moves::batch::MoveClass;
-use crate::manager::moves::in_flight::InFlightMove;
 use crate::manager::observe::log::Log;
 use crate::manager::request::lease::Plan;
+use crate::transfer::InFlightMove;
+use crate::transfer::MoveKind;
 
 impl Cause {
     /// All of them, in the order of [`TierStats::evicted`].

@@ -43,7 +43,7 @@ impl Manager {
         for flight in in_flight {
             writeln!(out, "{flight:?}")?;
         }
-        writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
+        writeln!(out, "{} {:?}", self.moves.queues(), self.marked)?;
         writeln!(out, "{:?}", self.failed)?;
         writeln!(out, "{:?} {:?} {:?}", self.sessions, self.ages, self.refused)?;
         self.write_hints(out)?;

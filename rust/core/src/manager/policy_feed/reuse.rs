@@ -96,7 +96,7 @@ impl Manager {
     pub(crate) fn pass_request(&mut self) {
         let Some(uses) = &mut self.feed.uses else { return };
         let learned = uses.lives.learn(self.feed.requests);
-        for tier in &mut self.tiers {
+        for tier in self.tiers.iter_mut() {
             tier.eviction.on_request(self.feed.requests, learned.as_ref());
         }
     }

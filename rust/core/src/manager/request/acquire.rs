@@ -5,20 +5,21 @@
 //! victim.
 
 use crate::arrival::MoveIds;
-use crate::block::{LeaseId, MoveId, Structure, TierId, Token};
+use crate::block::{BlockId, LeaseId, MoveId, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
 use crate::trie::Query;
 
 use crate::manager::Manager;
-use crate::manager::kinds::{End, LoadMode};
+use crate::manager::kinds::LoadMode;
 use crate::manager::moves::load::{Load, Transit};
 use crate::manager::observe::late_hits::Undecided;
 use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
 use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::{LeasePath, PathBlock};
 use crate::manager::request::residency_scan::{MissingBlock, Prefill};
+use crate::transfer::End;
 
 /// Bound, in tokens, of the growth for which a path's memory is allocated in advance.
 const FAR: usize = 1 << 20;
@@ -177,15 +178,7 @@ impl Manager {
         id: LeaseId,
         now: Nanos,
     ) -> Result<Taken> {
-        let mut path = match scope {
-            Some(scope) => {
-                let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
-                // The path will grow into this; the reserve may be far larger than what is written.
-                let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));
-                self.path(scope, Query::Tokens(&content), ask.keep, beyond)
-            }
-            None => Vec::new(),
-        };
+        let mut path = scope.map_or_else(Vec::new, |scope| self.asked_path(ask, scope));
         let mut missing = self.scan(&path, now);
         let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
         let mut open = self.behind(path.len(), ask)?;
@@ -213,14 +206,7 @@ impl Manager {
             }
         };
         // From here on nothing fails.
-        let run = if self.feed.learns() {
-            let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
-            self.next_turn(scope, &path, &content)
-        } else {
-            0
-        };
-        self.feed.begin_request(ask.tokens.len() / self.block_tokens(), run);
-        self.pass_request();
+        self.feed_request(ask, scope, &path);
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             self.reclaim(miss.block);
         }
@@ -230,6 +216,49 @@ impl Manager {
             awaits: Vec::new(),
             plan: Plan::default(),
         };
+        let moves = self.begin_missing(ask, id, &missing, &mut taken.path, &mut transit, now);
+        self.close_transit(transit);
+        taken.awaits = moves.iter().flatten().copied().collect();
+        // Layers in flight for other requests must arrive too.
+        for miss in missing.iter().filter(|miss| !miss.load || miss.lacks != self.all_layers()) {
+            taken.awaits.extend(self.bringing(0, miss.block, self.all_layers()));
+        }
+        self.spans(taken.path.len(), &missing, &moves, &mut plan, now);
+        taken.plan = plan;
+        taken.open = self.new_open_slots(open);
+        Ok(taken)
+    }
+
+    /// The blocks of a request's tokens that are in the trie.
+    fn asked_path(&self, ask: &Acquire<'_>, scope: ScopeId) -> Vec<BlockId> {
+        let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
+        // The path will grow into this; the reserve may be far larger than what is written.
+        let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));
+        self.path(scope, Query::Tokens(&content), ask.keep, beyond)
+    }
+
+    /// Feeds a request that found `path` to the policies.
+    fn feed_request(&mut self, ask: &Acquire<'_>, scope: Option<ScopeId>, path: &[BlockId]) {
+        let run = if self.feed.learns() {
+            let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
+            self.next_turn(scope, path, &content)
+        } else {
+            0
+        };
+        self.feed.begin_request(ask.tokens.len() / self.block_tokens(), run);
+        self.pass_request();
+    }
+
+    /// Begins to load or compute the missing blocks of a path. Returns the moves of each.
+    fn begin_missing(
+        &mut self,
+        ask: &Acquire<'_>,
+        id: LeaseId,
+        missing: &[MissingBlock],
+        path: &mut LeasePath,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> Vec<MoveIds> {
         let mut moves = vec![MoveIds::new(); missing.len()];
         // Loads take the slots that are free at once; computation can wait for slots that drain.
         let mut at = 0;
@@ -243,9 +272,8 @@ impl Manager {
                 continue;
             }
             if miss.load {
-                let begin =
-                    |step: &mut PathBlock| self.begin_load(miss, step, id, &mut transit, now);
-                moves[at] = taken.path.change(miss.at, begin);
+                let begin = |step: &mut PathBlock| self.begin_load(miss, step, id, transit, now);
+                moves[at] = path.change(miss.at, begin);
             }
             at += 1;
         }
@@ -254,20 +282,11 @@ impl Manager {
         {
             let begin = |step: &mut PathBlock| {
                 step.deferred = ask.load == LoadMode::None;
-                self.begin_compute(&missing[at], step, id, &mut transit, now)
+                self.begin_compute(&missing[at], step, id, transit, now)
             };
-            moves[at] = taken.path.change(missing[at].at, begin);
+            moves[at] = path.change(missing[at].at, begin);
         }
-        self.close_transit(transit);
-        taken.awaits = moves.iter().flatten().copied().collect();
-        // Layers in flight for other requests must arrive too.
-        for miss in missing.iter().filter(|miss| !miss.load || miss.lacks != self.all_layers()) {
-            taken.awaits.extend(self.bringing(0, miss.block, self.all_layers()));
-        }
-        self.spans(taken.path.len(), &missing, &moves, &mut plan, now);
-        taken.plan = plan;
-        taken.open = self.new_open_slots(open);
-        Ok(taken)
+        moves
     }
 
     /// The planner's request for a prompt of which `matched` blocks are known.
@@ -284,7 +303,7 @@ impl Manager {
         let rest = (ask.tokens.len() - matched * self.block_tokens())
             .checked_add(ask.reserve)
             .ok_or_else(|| Error::config(format!("reserve of {} tokens", ask.reserve)))?;
-        let open = if self.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) };
+        let open = if self.tiers.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) };
         self.check_memory(open)?;
         Ok(open)
     }
@@ -307,7 +326,7 @@ impl Manager {
     fn room_for(&mut self, missing: &[MissingBlock], open: usize, now: Nanos) -> Result<Transit> {
         let mut units = self.units(0, self.all_layers()) * open as u64;
         // An engine has slots of its own for what it loads.
-        if !self.engine_owned() {
+        if !self.tiers.engine_owned() {
             let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
             units += lacking.map(|miss| self.units(0, miss.lacks)).sum::<u64>();
         }
@@ -342,7 +361,7 @@ impl Manager {
         transit: &mut Transit,
         now: Nanos,
     ) -> MoveIds {
-        if self.engine_owned() {
+        if self.tiers.engine_owned() {
             let private = self.new_private(0, miss.lacks);
             step.private = Some(private);
             step.fresh = true;

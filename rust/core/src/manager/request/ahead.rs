@@ -29,9 +29,10 @@ use crate::time::Nanos;
 
 use crate::manager::consequence::Consequence;
 use crate::manager::evict::set::Fate;
-use crate::manager::kinds::{Ahead, Cause, End, MoveKind};
+use crate::manager::kinds::{Ahead, Cause};
 use crate::manager::request::lease::TailFrom;
 use crate::manager::{Manager, moves};
+use crate::transfer::{End, MoveKind};
 
 /// The tier that the copies are made from, and the one that takes them.
 const FROM: TierId = 0;
@@ -54,7 +55,7 @@ impl Manager {
         now: Nanos,
     ) -> Result<Vec<MoveId>> {
         let lease = self.active(id)?;
-        if !self.engine_owned() {
+        if !self.tiers.engine_owned() {
             return Err(Error::config("store_ahead on a first tier whose owner is not 'engine'"));
         }
         let (known, open) = (lease.path.len(), lease.open.len());

@@ -8,12 +8,13 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::kinds::{Action, End, Span};
-use crate::manager::moves::in_flight::InFlightMove;
+use crate::manager::kinds::{Action, Span};
 use crate::manager::observe::late_hits::Undecided;
 use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
 use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::LeasePath;
+use crate::transfer::End;
+use crate::transfer::InFlightMove;
 
 impl Manager {
     /// Makes `n` leases over the same tokens, which share full blocks and the partial one. All of
@@ -230,12 +231,12 @@ impl Manager {
         let lease = self.lease_mut(id);
         let mut dropped = lease.path.split_off(at);
         lease.matched = lease.matched.min(at * size);
-        if self.engine_owned() {
+        if self.tiers.engine_owned() {
             self.reopen(id, &mut dropped);
         }
         self.release_path(&dropped, None);
         self.truncate_plan(id, at);
-        if self.engine_owned() {
+        if self.tiers.engine_owned() {
             return stop;
         }
         let units = self.units(0, self.all_layers()) * dropped.len() as u64;

@@ -195,7 +195,7 @@ impl Manager {
         if !private_tail {
             return 0;
         }
-        if self.engine_owned() {
+        if self.tiers.engine_owned() {
             return usize::MAX;
         }
         let shared = usize::from(!matches!(lease.tail_from, TailFrom::OpenSlot));
@@ -236,7 +236,7 @@ impl Manager {
         out: &mut Committed,
     ) -> Option<PrivateSlotId> {
         // The engine keeps its slot; only the tiers below are ours.
-        if self.engine_owned() {
+        if self.tiers.engine_owned() {
             self.forget_bad_copies(block);
             if self.ahead.is_empty() || !self.adopt_ahead(block, private, now) {
                 self.write_through(0, block, Some(private), now);

@@ -189,7 +189,7 @@ impl Manager {
             DropOrder::Shallow => layers.hi == all.hi,
             DropOrder::Seed => layers.lo == 0,
         };
-        let edge = if tier == self.last() { lowest } else { tier > 0 || layers.lo == 0 };
+        let edge = if tier == self.tiers.last() { lowest } else { tier > 0 || layers.lo == 0 };
         !layers.is_empty() && all.covers(layers) && edge
     }
 

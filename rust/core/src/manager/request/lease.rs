@@ -381,7 +381,7 @@ impl Manager {
 
     /// The moves that still touch slots that the engine has named for a lease.
     pub(crate) fn reads_of(&self, lease: &Lease) -> Vec<MoveId> {
-        if !self.engine_owned() {
+        if !self.tiers.engine_owned() {
             return Vec::new();
         }
         let tail = match lease.tail_from {
@@ -393,7 +393,7 @@ impl Manager {
         let named = |private: &PrivateSlotId| self.private_slots[*private].slot != NO_SLOT;
         let private_slots: BTreeSet<PrivateSlotId> =
             all.chain(lease.open.iter().filter_map(|open| open.private())).filter(named).collect();
-        let touches = |end| matches!(end, crate::manager::kinds::End::PrivateSlot(private) if private_slots.contains(&private));
+        let touches = |end| matches!(end, crate::transfer::End::PrivateSlot(private) if private_slots.contains(&private));
         let under_way = self.moves.values().filter(|m| touches(m.from) || touches(m.to));
         let mut reads: Vec<MoveId> = under_way.map(|m| m.id).collect();
         reads.sort_unstable();

@@ -8,18 +8,19 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 
 use crate::arrival::MoveIds;
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
-use crate::manager::kinds::{Action, End, MoveKind};
+use crate::manager::kinds::Action;
 use crate::manager::moves::load::Transit;
 use crate::manager::request::lease::TailFrom;
 use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::PathBlock;
 use crate::manager::request::residency_scan::{MissingBlock, Prefill};
 use crate::manager::{Manager, moves};
+use crate::transfer::{End, MoveKind};
 
 impl Manager {
     /// Makes room for `tokens` more tokens behind the lease's end, and copies a shared partial
@@ -31,7 +32,7 @@ impl Manager {
         self.active(id)?;
         let now = self.tick(now);
         // The engine makes room for itself.
-        if self.engine_owned() || tokens == 0 {
+        if self.tiers.engine_owned() || tokens == 0 {
             return Ok(());
         }
         // A tail that no fork shares any more needs no copy.
@@ -121,7 +122,7 @@ impl Manager {
     /// [`Error::Config`] if the first tier is not the engine's or a slot is bound already.
     pub fn bind(&mut self, id: LeaseId, first: usize, slots: &[Slot]) -> Result<()> {
         let lease = self.active(id)?;
-        if !self.engine_owned() {
+        if !self.tiers.engine_owned() {
             return Err(Error::config("bind on a first tier whose owner is not 'engine'"));
         }
         let known = lease.path.len();
@@ -170,7 +171,7 @@ impl Manager {
             known.dst_slot = named(known.to).unwrap_or(known.dst_slot);
             known.src_slot = named(known.from).unwrap_or(known.src_slot);
         }
-        self.unpark();
+        self.moves.unpark(self.clock.last());
         Ok(())
     }
 
@@ -283,6 +284,27 @@ impl Manager {
         let moves = self.load_private(miss, wanted, private, id, transit, now);
         let first = moves.iter().map(|&id| self.moves[id].first).min().unwrap_or(now);
         let ready = moves.iter().map(|&id| self.moves[id].ready).max().unwrap_or(now);
+        let hit = self.plan_load(id, at, miss, wanted, rest, (first, ready));
+        if let Some(tier) = hit {
+            self.count_late_hit(id, at, tier);
+        }
+        let lease = self.lease_mut(id);
+        lease.path.change(at, |step| (step.deferred, step.compute) = (!rest.is_empty(), rest));
+        self.awaits.add(id, moves.iter().copied());
+        moves
+    }
+
+    /// Replaces a deferred block's spans: layers `wanted` are loaded by these times, `rest` are left.
+    /// Returns the tier that the block is a hit of, if nothing is left.
+    fn plan_load(
+        &mut self,
+        id: LeaseId,
+        at: usize,
+        miss: &MissingBlock,
+        wanted: Layers,
+        rest: Layers,
+        (first, ready): (Nanos, Nanos),
+    ) -> Option<TierId> {
         let plan = &self.leases[&id].plan;
         let here = u32::try_from(at).unwrap_or(u32::MAX);
         // Spans of earlier loads of this block stay.
@@ -306,12 +328,6 @@ impl Manager {
             parts.push((rest, Action::Recompute, 0, plan.resident_at, plan.resident_at));
         }
         self.replan_block(id, at, parts);
-        if let Some(tier) = hit {
-            self.count_late_hit(id, at, tier);
-        }
-        let lease = self.lease_mut(id);
-        lease.path.change(at, |step| (step.deferred, step.compute) = (!rest.is_empty(), rest));
-        self.awaits.add(id, moves.iter().copied());
-        moves
+        hit
     }
 }

@@ -90,13 +90,13 @@ impl Manager {
     pub(crate) fn scan(&self, path: &[BlockId], now: Nanos) -> Vec<MissingBlock> {
         let mut missing = Vec::new();
         // The usual case of a cache that is not full yet: no table is read.
-        if self.holds_all(0) && !self.engine_owned() {
+        if self.holds_all(0) && !self.tiers.engine_owned() {
             return missing;
         }
         let (mut at, all) = (0, self.all_layers());
         for run in self.runs(path) {
             let lacks = self.blocks.table(0).first_not_full(run.clone());
-            let rest = if self.engine_owned() { run.clone() } else { lacks..run.end };
+            let rest = if self.tiers.engine_owned() { run.clone() } else { lacks..run.end };
             let lacking = (at + (rest.start - run.start) as usize..).zip(rest.clone());
             // Mostly a run was evicted as a whole: all its blocks get the same entry.
             if let Some(tier) = self.idle_below(&rest) {
@@ -121,7 +121,7 @@ impl Manager {
 
     /// Whether a block is fully resident on the first tier.
     pub(crate) fn fully_resident(&self, block: BlockId) -> bool {
-        self.blocks.table(0).fully_resident(block) && !self.engine_owned()
+        self.blocks.table(0).fully_resident(block) && !self.tiers.engine_owned()
     }
 
     /// Decides for each missing block whether it is loaded or computed.
@@ -199,7 +199,7 @@ impl Manager {
 
     /// The entry of one block, reclaimed if it is leaving the first tier.
     fn reclaim_or_miss(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
-        if self.engine_owned() || !self.can_reclaim(block) {
+        if self.tiers.engine_owned() || !self.can_reclaim(block) {
             return self.find_missing(at, block, now);
         }
         let (here, none) = (self.all_layers(), Layers::NONE);
@@ -219,7 +219,7 @@ impl Manager {
 
     /// The entry of one block.
     pub(crate) fn find_missing(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
-        let here = if self.engine_owned() { Layers::NONE } else { self.expected(0, block) };
+        let here = if self.tiers.engine_owned() { Layers::NONE } else { self.expected(0, block) };
         let lacks = self.lacks(here);
         let mut sources: SmallVec<[(TierId, Layers); 1]> = SmallVec::new();
         let mut gap_end = 0;

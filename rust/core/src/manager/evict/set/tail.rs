@@ -24,29 +24,9 @@ impl Manager {
         wanted: u64,
         now: Nanos,
     ) -> bool {
+        let Some(fate) = self.tail_fate(set, tier, tail.id) else { return false };
         let last = tail.id;
         let run = self.trie().run(last);
-        let plain = set.preview.is_none()
-            && set.added.is_empty()
-            && !set.guards(tier, run.start..last + 1)
-            && set.moving.is_empty()
-            && !self.tiers[tier].spec.layer_slots
-            && self.node(last).refs == 0
-            && self.structure(last) == Structure::LeafOnly
-            // Blocks that leave count against a quota one by one.
-            && self.band(tier, last).share == 0;
-        // A partial, arriving or busy block needs decisions of its own.
-        if !plain || !self.blocks.table(tier).all_idle(last..last + 1) {
-            return false;
-        }
-        // A block that must be written needs room below: `decide` makes it.
-        let Some(fate) = self.fate(set, tier, last..last + 1) else { return false };
-        // A drop removes its children from the trie too. A block that was lost while its children
-        // were in flight stays for them.
-        let over = |child| set.in_tail(tier, child) && self.absent(set, child);
-        if fate == Fate::Drop && !self.trie().children(last).all(over) {
-            return false;
-        }
         let mut first = last;
         set.spare[tier] += 1;
         // If no block of the stretch costs more than the tail, the stretch leaves first, but for
@@ -59,29 +39,24 @@ impl Manager {
             && self.ranks_by_place()
             && index.policy().deepens()
             && alone()
-            && self.blocks.table(tier).all_idle(front..last)
-            && self.fate(set, tier, front..last) == Some(fate)
+            && self.leave_alike(set, tier, front..last, fate)
         {
             set.spare[tier] += more;
             first = front;
         }
-        let (mut next, mut chosen, band) = (None, tail, self.band(tier, last));
+        let mut chosen = tail;
         let alike = self.alike(tier, run.start..last, &tail).min(u32::try_from(more).unwrap_or(0));
-        if alike > 0
-            && self.blocks.table(tier).all_idle(last - alike..last)
-            && self.fate(set, tier, last - alike..last) == Some(fate)
-        {
+        if alike > 0 && self.leave_alike(set, tier, last - alike..last, fate) {
             set.spare[tier] += u64::from(alike);
             first = last - alike;
             chosen = self.entry(tier, first, self.all_layers());
         }
         // The policy could not tell: compare block by block, as the index would.
+        let (mut next, band) = (None, self.band(tier, last));
         while first > run.start {
             let block = first - 1;
-            let here = self.blocks.table(tier).all_idle(block..first);
-            let full = set.spare[tier] >= wanted;
             // From here on the blocks differ, or there is room enough.
-            if full || !here || self.fate(set, tier, block..first) != Some(fate) {
+            if set.spare[tier] >= wanted || !self.leave_alike(set, tier, block..first, fate) {
                 break;
             }
             let entry = self.entry(tier, block, self.all_layers());
@@ -98,6 +73,42 @@ impl Manager {
         set.victims.push(Victim { tier, block: last, blocks, layers, fate, idle: true });
         set.add_tail(tier, first..last + 1);
         true
+    }
+
+    /// How the last block of a run leaves, if its eviction concerns nothing but its slot.
+    fn tail_fate(&self, set: &EvictionSet, tier: TierId, last: BlockId) -> Option<Fate> {
+        let run = self.trie().run(last);
+        let plain = set.preview.is_none()
+            && set.added.is_empty()
+            && !set.guards(tier, run.start..last + 1)
+            && set.moving.is_empty()
+            && !self.tiers[tier].spec.layer_slots
+            && self.node(last).refs == 0
+            && self.structure(last) == Structure::LeafOnly
+            // Blocks that leave count against a quota one by one.
+            && self.band(tier, last).share == 0;
+        // A partial, arriving or busy block needs a decision for itself.
+        if !plain || !self.blocks.table(tier).all_idle(last..last + 1) {
+            return None;
+        }
+        // A block that must be written needs room below: `decide` makes it.
+        let fate = self.fate(set, tier, last..last + 1)?;
+        // A drop removes its children from the trie too. A block that was lost while its children
+        // were in flight stays for them.
+        let over = |child| set.in_tail(tier, child) && self.absent(set, child);
+        (fate != Fate::Drop || self.trie().children(last).all(over)).then_some(fate)
+    }
+
+    /// Whether blocks of one run are idle and leave in the same way.
+    fn leave_alike(
+        &self,
+        set: &EvictionSet,
+        tier: TierId,
+        blocks: Range<BlockId>,
+        fate: Fate,
+    ) -> bool {
+        self.blocks.table(tier).all_idle(blocks.clone())
+            && self.fate(set, tier, blocks) == Some(fate)
     }
 
     /// How many of the blocks before a chosen one leave next, as their last uses tell.
@@ -163,11 +174,11 @@ impl Manager {
     fn fate(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
         // On the last tier a copy above counts too: dropping this one loses nothing.
-        let mut safe = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
+        let mut safe = if tier == self.tiers.last() { 0..tier } else { tier + 1..self.tiers.len() };
         if safe.any(|other| self.blocks.table(other).all_full(blocks.clone())) {
             return Some(Fate::Clean);
         }
-        let dropped = tier == self.last() || set.dropping || !self.writes(tier);
+        let dropped = tier == self.tiers.last() || set.dropping || !self.tiers.writes(tier);
         let alone = others.all(|other| self.blocks.table(other).none_present(blocks.clone()));
         (dropped && alone).then_some(Fate::Drop)
     }

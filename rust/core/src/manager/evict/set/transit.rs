@@ -45,7 +45,7 @@ impl Manager {
 
     /// Slots of a tier that only write-backs from disk to remote may take.
     pub(crate) fn transit_reserve(&self, tier: TierId) -> u64 {
-        let passes = (tier + 1..self.last()).any(|at| self.transit(at, at + 1) == Some(tier));
+        let passes = (tier + 1..self.tiers.last()).any(|at| self.transit(at, at + 1) == Some(tier));
         if !passes {
             return 0;
         }

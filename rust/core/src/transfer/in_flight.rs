@@ -14,8 +14,7 @@ use crate::arrival::MoveIds;
 use crate::block::{Layers, MoveId, Slot, TierId};
 use crate::time::Nanos;
 
-use crate::manager::kinds::End;
-use crate::manager::moves::Move;
+use super::{End, Move};
 
 /// Empty places that the ring may have, however few moves it holds.
 const SLACK: usize = 1024;
@@ -198,9 +197,8 @@ mod tests {
     use super::{InFlight, InFlightMove, SLACK};
     use crate::arrival::MoveIds;
     use crate::block::{Layers, MoveId, NO_MOVE, NO_SLOT};
-    use crate::manager::kinds::{End, MoveKind};
-    use crate::manager::moves::Move;
     use crate::record::BlockKey;
+    use crate::transfer::{End, Move, MoveKind};
 
     fn flight(id: MoveId) -> InFlightMove {
         let spec = Move {

@@ -1,0 +1,112 @@
+//! Tiers of a machine: what the user said of each, with its eviction index and its lanes.
+//!
+//! Invariant: tiers go from fast to slow, as given. Cost: O(1); an entry is moved in its index only if
+//! it changed.
+
+use std::ops::{Deref, DerefMut};
+
+use crate::block::{BlockId, Departure, TierId};
+use crate::error::Result;
+use crate::eviction::EvictionIndex;
+use crate::hint::Band;
+use crate::lane::{LaneId, Lanes};
+use crate::policy::{self, Entry};
+use crate::tier::{Owner, TierSpec, Write};
+
+/// Tier with its index and lanes.
+#[derive(Debug)]
+pub(crate) struct Tier {
+    pub(crate) spec: TierSpec,
+    pub(crate) eviction: EvictionIndex,
+    pub(crate) read: LaneId,
+    pub(crate) store: LaneId,
+    /// Slots known to be free or clean since `write_ahead` last looked at `free_low`.
+    pub(crate) credit: u64,
+}
+
+/// All tiers, from fast to slow.
+#[derive(Debug)]
+pub(crate) struct Tiers(Vec<Tier>);
+
+impl Tiers {
+    /// Empty tiers under their policies, `policy` where a tier names none, with their lanes.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Config`] for an unknown policy.
+    pub(crate) fn new(
+        specs: &[TierSpec],
+        policy: &str,
+        reuse: bool,
+        epsilon: f64,
+        lanes: &mut Lanes,
+    ) -> Result<Self> {
+        let mut tiers = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let policy = policy::by_name(spec.policy.as_deref().unwrap_or(policy), reuse)?;
+            tiers.push(Tier {
+                eviction: EvictionIndex::new(policy, epsilon),
+                read: lanes.add(spec.read.clone()),
+                store: lanes.add(spec.store.clone()),
+                credit: 0,
+                spec: spec.clone(),
+            });
+        }
+        Ok(Self(tiers))
+    }
+
+    /// The slowest tier.
+    pub(crate) fn last(&self) -> TierId {
+        self.0.len() - 1
+    }
+
+    /// Whether the engine allocates the slots of the first tier.
+    pub(crate) fn engine_owned(&self) -> bool {
+        self.0[0].spec.owner == Owner::Engine
+    }
+
+    /// Whether a tier writes its victims back to the tier below.
+    pub(crate) fn writes(&self, tier: TierId) -> bool {
+        tier < self.last() && self.0[tier].spec.write != Write::Never
+    }
+
+    /// How victims leave a tier.
+    pub(crate) fn departure(&self, tier: TierId) -> Departure {
+        if self.writes(tier) { Departure::Demote } else { Departure::Drop }
+    }
+
+    /// Brings the index of a tier in line: the block has this entry, in this band, or none.
+    pub(crate) fn set_entry(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        known: Option<Entry>,
+        wanted: Option<Entry>,
+        band: Band,
+    ) {
+        let index = &mut self.0[tier].eviction;
+        if known == wanted && (known.is_none() || index.band(block) == band) {
+            return;
+        }
+        // An entry's value or band is part of its place in the index, so it is linked again.
+        if known.is_some() {
+            index.unlink(block);
+        }
+        if let Some(entry) = wanted {
+            index.link(entry, band);
+        }
+    }
+}
+
+impl Deref for Tiers {
+    type Target = [Tier];
+
+    fn deref(&self) -> &[Tier] {
+        &self.0
+    }
+}
+
+impl DerefMut for Tiers {
+    fn deref_mut(&mut self) -> &mut [Tier] {
+        &mut self.0
+    }
+}
