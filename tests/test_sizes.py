@@ -40,7 +40,8 @@ UNITS = {"B": 1} | {
 )
 def test_sizes(text, bytes_):
     assert size("bytes", text) == bytes_
-    assert Tier("host", bytes=text).bytes == bytes_
+    tier = Tier("host", bytes=text, io_budget=text)
+    assert (tier.bytes, tier.io_budget) == (bytes_, bytes_)
 
 
 @given(st.decimals(0, 10**6, places=3), st.sampled_from(sorted(UNITS)))

@@ -117,6 +117,10 @@ def test_sizes_with_units_and_shares_that_the_ranks_of_a_machine_have_together(
         ({"tiers": [{"kind": "host"}]}, "needs room as blocks or as bytes"),
         ({"tiers": [{"kind": "host", "blocks": 2, "owner": "none"}]}, "tier 0 has no 'owner'"),
         ({"tiers": [{"kind": "host", "blocks": 2}, {"kind": "disk", "blocks": 2}]}, "needs a path"),
+        (
+            {"tiers": [{"kind": "host", "blocks": 2}, {"kind": "disk", "blocks": 2, "path": None}]},
+            "needs a path",
+        ),
         ({"policy": "best"}, "best"),
         ({"layerwise": 1}, "layerwise"),
         ({"deadline_s": 0}, "deadline_s"),

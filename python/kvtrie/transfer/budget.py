@@ -29,7 +29,7 @@ class Budget:
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
-        self._rates = [tier.io_budget for tier in tiers]
+        self._rates = [None if tier.io_budget is None else int(tier.io_budget) for tier in tiers]
         self._free = [0] * len(tiers)
 
     @property

@@ -17,6 +17,7 @@ import numpy as np
 
 from kvtrie.argument import whole
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.sizes import size
 from kvtrie.tiers import BlockFormat, HasBlockFormat, NotesUses, PersistentStorage, Pool, agree
 from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
@@ -245,21 +246,21 @@ class Executor:
             self.runner.take()
             return self.runner.cancel(ids)
 
-    def set_io_budget(self, tier: int, bytes_per_s: int | None) -> None:
+    def set_io_budget(self, tier: int, bytes_per_s: int | str | None) -> None:
         """Give a tier another `io_budget`, from now on.
 
         Args:
             tier: index of the tier.
-            bytes_per_s: bytes per second that background copies may take; None does not limit them.
+            bytes_per_s: bytes per second that background copies may take, also as "500MB"; None does
+                not limit them.
 
         Raises:
             ConfigError: no such tier, or a budget below 1.
         """
         whole("tier", tier, 0, len(self.pools) - 1)
-        if bytes_per_s is not None:
-            whole("io_budget", bytes_per_s, 1, 2**63 - 1)
+        rate = None if bytes_per_s is None else size("io_budget", bytes_per_s)
         with self._section:
-            self.runner.schedule.budget.set(tier, bytes_per_s)
+            self.runner.schedule.budget.set(tier, rate)
             self._section.notify_all()
 
     def flush(self) -> None:

@@ -120,7 +120,7 @@ def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
     word(f"kind of tier {at}", row.get("kind"), _KINDS)
     if not last:
         row.setdefault("write", "through")
-    named = [name for name in ("path", "second_path") if name in row]
+    named = [name for name in ("path", "second_path") if row.get(name) is not None]
     row |= {name: folder(f"{name} of tier {at}", row[name]) for name in named}
     if row.get("bytes") is not None:
         row["bytes"] = size(f"bytes of tier {at}", row["bytes"], of=_share(row, ranks))
@@ -137,7 +137,7 @@ def _share(row: Mapping[str, Any], ranks: int) -> Callable[[], int] | None:
     """The bytes that a share of a tier is of: those of the machine, divided among its ranks."""
     if row["kind"] == "host":
         return lambda: free_memory() // ranks
-    places = [row[name] for name in ("path", "second_path") if name in row]
+    places = [row[name] for name in ("path", "second_path") if row.get(name) is not None]
     return (lambda: sum(map(free_disk, places)) // ranks) if places else None
 
 
