@@ -251,8 +251,8 @@ class Executor:
 
         Args:
             tier: index of the tier.
-            bytes_per_s: bytes per second that background copies may take, also as "500MB"; None does
-                not limit them.
+            bytes_per_s: bytes per second that background copies may take, also as "500MB"; None
+                does not limit them.
 
         Raises:
             ConfigError: no such tier, or a budget below 1.
