@@ -10,7 +10,7 @@ way per piece; beside the pools at most `PIECE_BYTES` of rows, and as many units
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -27,12 +27,35 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie.tiers.block_format import BlockFormat
-    from kvtrie.tiers.pool import Pool
 
 __all__ = ["PIECE_BYTES", "agree", "check", "convert", "pages"]
 
 PIECE_BYTES = 8 << 20
 """Rows that are under way at once."""
+
+
+class Units(Protocol):
+    """Memory cut into units, as a pool is."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the memory."""
+        ...
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """Format of a unit."""
+        ...
+
+    @property
+    def planes(self) -> Sequence[torch.Tensor]:
+        """Bytes of the units, uint8 `(units, bytes per unit)` each."""
+        ...
+
+    @property
+    def pages(self) -> Pages:
+        """All units as blocks of one layer."""
+        ...
 
 
 def pages(fmt: BlockFormat, memory: Sequence[torch.Tensor], units: int) -> Pages:
@@ -105,7 +128,7 @@ def _above(named: Iterable[tuple[str, BlockFormat, bool]]) -> Iterator[tuple[str
 
 
 def convert(
-    source: Pool, source_units: NDArray[np.int64], target: Pool, units: NDArray[np.int64]
+    source: Units, source_units: NDArray[np.int64], target: Units, units: NDArray[np.int64]
 ) -> None:
     """Copy whole units from pool to pool, each in its format; on a GPU without waiting for it.
 
@@ -134,7 +157,7 @@ def convert(
 
 
 def _read(
-    pool: Pool, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
+    pool: Units, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
 ) -> None:
     if pool.device == device:
         gather(pool.pages, _slots(pool.block_format, units), *rows)
@@ -147,7 +170,7 @@ def _read(
 
 
 def _write(
-    pool: Pool, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
+    pool: Units, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
 ) -> None:
     if pool.device == device:
         scatter(pool.pages, _slots(pool.block_format, units), *rows)
@@ -159,7 +182,7 @@ def _write(
         copy_rows(part, near, plane, units)
 
 
-def _staging(pool: Pool, units: int, device: torch.device) -> list[torch.Tensor]:
+def _staging(pool: Units, units: int, device: torch.device) -> list[torch.Tensor]:
     """Units beside the device; padding stays zero."""
     return [
         torch.zeros((units, plane.shape[1]), dtype=torch.uint8, device=device)

@@ -223,35 +223,33 @@ class CellCache(KVCache):
         """Whether rows become less exact behind their step."""
         return self._rounded is not None
 
-    def _chosen(self, new: int, filled: int | None = None) -> torch.Tensor:
-        """The rows that the next step overwrites, int64 `(batch, kv_heads, new)`."""
-        rows = self._log.rows[self.step]
+    def _chosen(self, new: int, filled: int | None = None, step: int | None = None) -> torch.Tensor:
+        """The rows that a step overwrites, by default the next, int64 `(batch, kv_heads, new)`."""
+        rows = self._log.rows[self.step if step is None else step]
         if rows is not None:
             return rows.to(self.place.device, torch.int64)
         start = self.filled if filled is None else filled
         places = torch.arange(start, start + new, device=self.place.device)
         return places.expand(*self.place.shape[:2], new)
 
-    def _turn(self, new: int) -> tuple[int, torch.Tensor]:
-        """How many rows of the grace ring a step takes, and which."""
+    def _turn(self, new: int, start: int | None = None) -> tuple[int, torch.Tensor]:
+        """How many rows of the grace ring a step takes, and which, from `start` on."""
         turning = min(new, self.grace)
-        places = torch.arange(turning, device=self.place.device) + self._ring
+        first = self._ring if start is None else start
+        places = torch.arange(turning, device=self.place.device) + first
         ring = places % max(1, self.grace) + self.place.shape[2] - self.grace
         return turning, ring.expand(*self.place.shape[:2], turning)
 
     def _written(self, new: int) -> torch.Tensor:
         """The rows that the last step's tokens are in, in their order."""
-        self.step -= 1
-        rows = self._chosen(new, filled=self.filled - new)
-        if self._log.rows[self.step] is not None:
-            before = self._ring
-            turning = min(new, self.grace)
-            if turning == new and self.grace:
-                self._ring = (self._ring - new) % self.grace
-            rows = torch.cat((rows[:, :, turning:], self._turn(new)[1]), dim=2)
-            self._ring = before
-        self.step += 1
-        return rows
+        step = self.step - 1
+        rows = self._chosen(new, filled=self.filled - new, step=step)
+        if self._log.rows[step] is None:
+            return rows
+        turning, ring = min(new, self.grace), self._ring
+        if turning == new and self.grace:
+            ring = (ring - new) % self.grace
+        return torch.cat((rows[:, :, turning:], self._turn(new, ring)[1]), dim=2)
 
     # ------------------------------------------------------------------------- where it stands
 
