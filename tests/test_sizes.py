@@ -13,6 +13,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.sizes import all_disk, all_memory, check_exists, free_disk, free_memory, size
 from kvtrie.tiers import DiskStorage, open_pools
 from kvtrie.tiers.keyed_disk import KeyedDisk
+from kvtrie.transfer import Layerwise
 
 SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=16, fingerprint="sized")
 UNITS = {"B": 1} | {
@@ -41,7 +42,8 @@ UNITS = {"B": 1} | {
 def test_sizes(text, bytes_):
     assert size("bytes", text) == bytes_
     tier = Tier("host", bytes=text, io_budget=text)
-    assert (tier.bytes, tier.io_budget) == (bytes_, bytes_)
+    staged = Layerwise(staging_bytes=text).staging_bytes
+    assert (tier.bytes, tier.io_budget, staged) == (bytes_, bytes_, bytes_)
 
 
 @given(st.decimals(0, 10**6, places=3), st.sampled_from(sorted(UNITS)))
@@ -160,7 +162,7 @@ def test_free_memory_is_that_of_the_control_group(tmp_path, groups, files, free,
 def test_more_than_there_is_is_refused_before_anything_is_made(tmp_path):
     memory, disk = all_memory(), all_disk(tmp_path)
     block = SHAPE.block_bytes(16)
-    with pytest.raises(ConfigError, match=f"this machine has {memory}"):
+    with pytest.raises(ConfigError, match=f"the memory of cpu has {memory}"):
         open_pools(SHAPE, [Tier("host", blocks=memory // block + 2)], 16)
     if disk // block < 2**32 - 2:
         with pytest.raises(ConfigError, match="its file system has"):

@@ -100,10 +100,9 @@ class Pool:
         sizes, units = block_format.planes(), (blocks + spare) * model.layers
         self.planes: tuple[torch.Tensor, ...]
         if memory is None:
-            if torch.device(device).type == "cpu":
-                # Asked first: the kernel promises more than there is, and ends a process later.
-                wanted = units * sum(sizes)
-                check_exists(f"a pool of {blocks} blocks", wanted, all_memory(), "this machine")
+            # Asked first: the kernel promises more memory than there is, and ends a process later.
+            wanted, there = units * sum(sizes), _memory(torch.device(device))
+            check_exists(f"a pool of {blocks} blocks", wanted, there, f"the memory of {device}")
             self.planes = tuple(_paged(units, size, device, pinned=pinned) for size in sizes)
             for plane in self.planes:
                 plane.zero_()  # touch every page now; the first copy would pay for it otherwise
@@ -364,6 +363,13 @@ def _given(
         if int(told):
             raise ConfigError(f"{memory.nbytes} bytes of given memory cannot be pinned: {told}")
     return memory.view(units, sizes[0])
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of a device's memory, taken or not; 0 where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return all_memory() if device.type == "cpu" else 0
 
 
 def _paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:

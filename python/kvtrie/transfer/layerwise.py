@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvtrie.argument import put
 from kvtrie.errors import ConfigError
+from kvtrie.sizes import size
 from kvtrie.tiers import Pool
 from kvtrie.transfer.connector import BufferedConnector, PagedConnector
 from kvtrie.transfer.layer_loads import LayerLoads
@@ -48,7 +50,7 @@ class Layerwise:
         use_gpu: copy through staging buffers beside the first tier, instead of straight.
         look_ahead: layers that are on their way while one computes; with `blending` as many as
             staging holds.
-        staging_bytes: the most that staging buffers of one direction take.
+        staging_bytes: the most that staging buffers of one direction take, also as "64MiB".
         readers: threads that read from storages, per request.
 
     Raises:
@@ -59,14 +61,14 @@ class Layerwise:
     blending: bool = False
     use_gpu: bool = False
     look_ahead: int = 2
-    staging_bytes: int = 256 << 20
+    staging_bytes: int | str = 256 << 20
     readers: int = 4
 
     def __post_init__(self) -> None:
-        if self.look_ahead < 0 or self.staging_bytes < 1 or self.readers < 1:
+        put(self, staging_bytes=size("staging_bytes", self.staging_bytes))
+        if self.look_ahead < 0 or self.readers < 1:
             raise ConfigError(
-                f"look_ahead is {self.look_ahead}, staging_bytes {self.staging_bytes}, readers "
-                f"{self.readers}: at least 0, 1 and 1 wanted"
+                f"look_ahead is {self.look_ahead}, readers {self.readers}: at least 0 and 1 wanted"
             )
 
 
@@ -112,7 +114,7 @@ class LayerwiseEngine:
         self.layers = pool.layers
         path = BufferedConnector if self.settings.blending else PagedConnector
         self.connector = path(
-            pool, use_gpu=self.settings.use_gpu, staging_bytes=self.settings.staging_bytes
+            pool, use_gpu=self.settings.use_gpu, staging_bytes=int(self.settings.staging_bytes)
         )
         self.current = Current(pool.device)
         self.load = Stream("kvtrie-load", pool.device)
