@@ -368,7 +368,7 @@ def _given(
 def _memory(device: torch.device) -> int:
     """Bytes of a device's memory, taken or not; 0 where that is not known."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        return torch.cuda.mem_get_info(device)[1]
     return all_memory() if device.type == "cpu" else 0
 
 
