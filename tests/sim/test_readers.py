@@ -1,5 +1,8 @@
 """Readers: what each format's lines become, and which lines are refused or left out."""
 
+import gzip
+import importlib
+import io
 import itertools
 import json
 import sys
@@ -11,6 +14,7 @@ from kvtrie.cli import main
 from kvtrie.errors import ConfigError
 from kvtrie.sim.arrivals import Arrivals
 from kvtrie.sim.config import TraceSource
+from kvtrie.sim.readers import lines, sharegpt
 from kvtrie.sim.readers.lines import Skipped
 from kvtrie.sim.readers.sharegpt import sharegpt_requests, words
 from kvtrie.sim.readers.tables import Prompts, azure_requests, burstgpt_requests
@@ -278,6 +282,56 @@ def test_replay_and_sim_read_all_formats(tmp_path, capsys, kind, text, hits):
         assert f"line {text.count(chr(10)) + 1}: " in capsys.readouterr().err
 
 
+def zstd_of(data):
+    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    return importlib.import_module(name).compress(data)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd_of])
+@pytest.mark.parametrize(
+    ("kind", "text"), [("azure", AZURE), ("sharegpt", json.dumps(CHATS)), ("burstgpt", BURST)]
+)
+def test_compressed_traces_are_read_as_they_are(tmp_path, pack, kind, text):
+    plain, packed = write(tmp_path, text, "plain"), tmp_path / "packed"
+    packed.write_bytes(pack(text.encode()[:70]) + pack(text.encode()[70:]))
+    found, same = (plain_rows(TraceSource(path, kind)) for path in (plain, packed))
+    assert found == same
+    assert len(found) >= 3
+
+
+def plain_rows(source):
+    return plain(trace_requests(source, 16))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd_of])
+@pytest.mark.parametrize("kind", ["mooncake", "sharegpt", "azure"])
+@pytest.mark.parametrize("spoil", [lambda data: data[:-9], lambda data: data[:20] + b"?" * 90])
+def test_damaged_compression_is_one_error(tmp_path, pack, kind, spoil):
+    path = tmp_path / "packed"
+    path.write_bytes(spoil(pack(np.random.default_rng(0).bytes(999))))
+    with pytest.raises(ConfigError, match=r"cannot read the trace .*packed: "):
+        list(trace_requests(TraceSource(path, kind), 16))
+
+
+@pytest.mark.parametrize("kind", ["tokens", "mooncake", "azure", "sharegpt"])
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path, monkeypatch, kind):
+    for module in (lines, sharegpt):
+        monkeypatch.setattr(module, "MOST_CHARACTERS", 2**16)
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(b"[" + b'"' * (kind == "sharegpt") + b"0" * 2**24))
+    with pytest.raises(ConfigError, match=r"bomb\.gz, line 1: .* 65536 characters"):
+        list(trace_requests(TraceSource(path, kind), 16))
+
+
+def test_zstd_without_its_module_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "backports.zstd", None)
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    path = tmp_path / "packed"
+    path.write_bytes(b"\x28\xb5\x2f\xfd rest")
+    with pytest.raises(ConfigError, match=r"pip install 'kvtrie\[cli\]'"):
+        read_trace(path)
+
+
 def test_unknown_formats_are_refused(tmp_path, capsys):
     assert main(["replay", str(write(tmp_path, AZURE)), "--format", "csv"]) == 2
     assert "--format is one of tokens, mooncake, azure" in capsys.readouterr().err
@@ -289,21 +343,34 @@ class Endless:
     def __init__(self, head, line, lines):
         self.head, self.line, self.lines = head, line, lines
 
-    def open(self, **_):
-        return self
+    def open(self, mode):
+        assert mode == "rb"
+        return io.BufferedReader(
+            Lines(itertools.chain(self.head, map(self.line, range(self.lines))))
+        )
 
-    def __enter__(self):
-        return itertools.chain(self.head, (self.line(n) for n in range(self.lines)))
 
-    def __exit__(self, *_):
-        pass
+class Lines(io.RawIOBase):
+    """A file of lines, made as they are read."""
+
+    def __init__(self, lines):
+        self.lines, self.left = lines, b""
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        self.left = self.left or next(self.lines, "").encode()
+        part, self.left = self.left[: len(buffer)], self.left[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
 
 
 TOKENS = Endless((), lambda n: f'{{"arrival_ns": {n}, "tokens": [1, 2, {n}]}}\n', 10**5)
 MOONCAKE = Endless(
     (),
     lambda n: (
-        f'{{"timestamp": {n}, "input_length": 700, "output_length": 1, "hash_ids": [1, {n}]}}'
+        f'{{"timestamp": {n}, "input_length": 700, "output_length": 1, "hash_ids": [1, {n}]}}\n'
     ),
     10**5,
 )

@@ -10,6 +10,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from kvtrie.sim.readers.compressed import compressed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
     from pathlib import Path
@@ -64,11 +66,16 @@ def counting(what: str) -> Generator[Callable[[], object]]:
 
 
 def lines_in(path: Path) -> int | None:
-    """How many lines a file has, by reading it once; None without a terminal to draw for."""
+    """How many lines a file has, by reading it once.
+
+    None for a compressed file, and without a terminal to draw for.
+    """
     if not sys.stderr.isatty():
         return None
     try:
         with path.open("rb") as file:
+            if compressed(file.peek(4)):
+                return None
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK), b""))
     except OSError:
         return None

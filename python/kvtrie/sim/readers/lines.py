@@ -13,6 +13,7 @@ import numpy as np
 
 from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
+from kvtrie.sim.readers.compressed import open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +21,22 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MOST", "Ascending", "Skipped", "checked", "ids_of", "lines_of", "row_of"]
+__all__ = [
+    "MOST",
+    "MOST_CHARACTERS",
+    "Ascending",
+    "Skipped",
+    "checked",
+    "ids_of",
+    "lines_of",
+    "row_of",
+]
 
 MOST = 2**32 - 1
 """The greatest token, id and count."""
+
+MOST_CHARACTERS = 2**26
+"""The longest line, and the longest conversation of ShareGPT."""
 
 _Parsed = TypeVar("_Parsed")
 
@@ -47,19 +60,21 @@ class Skipped:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file that are not empty, with their numbers from 1 on.
+    """Yield the lines of a file that are not empty, with their numbers from 1 on.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or a line has more than `MOST_CHARACTERS`: a small
+            compressed file can expand to one line that fills the memory.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read the trace {path}: {reason}") from error
+    with open_trace(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MOST_CHARACTERS + 1), ""), 1):
+            if len(line) > MOST_CHARACTERS:
+                raise ConfigError(
+                    f"{path}, line {number}: more than {MOST_CHARACTERS} characters, the most "
+                    "that are read as one line"
+                )
+            if line.strip():
+                yield number, line
 
 
 def checked(

@@ -22,6 +22,8 @@ import numpy as np
 from kvtrie.argument import shown, text
 from kvtrie.errors import ConfigError
 from kvtrie.sim.arrivals import thoughts
+from kvtrie.sim.readers.compressed import open_trace
+from kvtrie.sim.readers.lines import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -187,29 +189,30 @@ def _values(path: Path) -> Iterator[tuple[int, object]]:
     """The values of an array, or values that follow each other, with the lines they begin on."""
     decoder = json.JSONDecoder()
     line, held, at, ended, wanted = 1, "", 0, False, 0
-    try:
-        with path.open(encoding="utf-8") as file:
-            while True:
-                begin = cast("re.Match[str]", _BETWEEN.match(held, at)).end()
-                line += held.count("\n", at, begin)
-                at = begin
-                if at < len(held) and (ended or len(held) - at >= wanted):
-                    try:
-                        value, end = decoder.raw_decode(held, at)
-                    except (ValueError, RecursionError) as error:
-                        if ended or isinstance(error, RecursionError):
-                            raise ConfigError(f"{path}, line {line}: no JSON: {error}") from error
-                        # Cut off: read as much again, so that a long value is not decoded often.
-                        wanted = 2 * (len(held) - at)
-                    else:
-                        yield line, value
-                        line += held.count("\n", at, end)
-                        at, wanted = end, 0
-                        continue
-                if ended:
-                    return
-                chunk = file.read(max(_CHUNK, wanted))
-                held, at, ended = held[at:] + chunk, 0, not chunk
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read the trace {path}: {reason}") from error
+    with open_trace(path) as file:
+        while True:
+            begin = cast("re.Match[str]", _BETWEEN.match(held, at)).end()
+            line += held.count("\n", at, begin)
+            at = begin
+            if at < len(held) and (ended or len(held) - at >= wanted):
+                try:
+                    value, end = decoder.raw_decode(held, at)
+                except (ValueError, RecursionError) as error:
+                    if ended or isinstance(error, RecursionError):
+                        raise ConfigError(f"{path}, line {line}: no JSON: {error}") from error
+                    if len(held) - at > MOST_CHARACTERS:
+                        raise ConfigError(
+                            f"{path}, line {line}: no end of the JSON value within "
+                            f"{MOST_CHARACTERS} characters, the most that are read as one"
+                        ) from error
+                    # Cut off: read as much again, so that a long value is not decoded often.
+                    wanted = 2 * (len(held) - at)
+                else:
+                    yield line, value
+                    line += held.count("\n", at, end)
+                    at, wanted = end, 0
+                    continue
+            if ended:
+                return
+            chunk = file.read(max(_CHUNK, wanted))
+            held, at, ended = held[at:] + chunk, 0, not chunk

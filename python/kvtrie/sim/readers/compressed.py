@@ -1,0 +1,70 @@
+"""Open a trace as text, decompressing gzip and zstd.
+
+The first bytes of the file say how it is compressed, so its name does not matter and a pipe works.
+Invariant: a file that cannot be read, is damaged or ends early raises one `ConfigError` with its
+name. Cost: one pass; a buffer of the decompressor.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import sys
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+__all__ = ["compressed", "open_trace"]
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+def compressed(head: bytes) -> bool:
+    """Return whether a file that begins with these bytes is gzip or zstd."""
+    return head.startswith((_GZIP, _ZSTD))
+
+
+@contextmanager
+def open_trace(path: Path) -> Generator[io.TextIOWrapper]:
+    """Open a trace for reading as UTF-8; a byte order mark is skipped.
+
+    Raises:
+        ConfigError: the file cannot be opened; its compression or its text is damaged or cut
+            short, found while the caller reads; or no installed module reads zstd.
+    """
+    errors: tuple[type[Exception], ...] = (OSError, UnicodeDecodeError, zlib.error)
+    try:
+        with path.open("rb") as file:
+            head, plain = file.peek(len(_ZSTD)), cast("Any", file)
+            if head.startswith(_GZIP):
+                plain = gzip.GzipFile(fileobj=file)
+            elif head.startswith(_ZSTD):
+                zstd = _zstd(path)
+                plain, errors = zstd.ZstdFile(file), (*errors, zstd.ZstdError)
+            with io.TextIOWrapper(plain, encoding="utf-8-sig") as text:
+                yield text
+    except EOFError:
+        raise ConfigError(
+            f"cannot read the trace {path}: its compressed data is cut short"
+        ) from None
+    except errors as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read the trace {path}: {reason}") from error
+
+
+def _zstd(path: Path) -> Any:  # noqa: ANN401 - one module under two names
+    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"the trace {path} is compressed with zstd; reading it needs: pip install 'kvtrie[cli]'"
+        ) from error
