@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrie import ModelShape, Tier
+from kvtrie import ModelShape, Tier, sizes
 from kvtrie.argument import folder
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import all_disk, all_memory, check_exists, free_disk, free_memory, size
@@ -101,14 +101,29 @@ def test_a_share_is_of_what_is_free(tmp_path):
 
 
 def test_what_a_folder_holds_counts_as_free_so_that_a_restart_finds_the_same_room(tmp_path):
-    (tmp_path / "kv").mkdir()
-    before = free_disk(tmp_path / "kv")
-    (tmp_path / "kv" / "file").write_bytes(os.urandom(4 << 20))
-    taken = (tmp_path / "kv" / "file").stat().st_blocks * 512
-    after = free_disk(tmp_path / "kv")
+    store = tmp_path / "kv" / "0123456789abcdef"
+    store.mkdir(parents=True)
+    (store / "segment-00000").write_bytes(os.urandom(4 << 20))
+    (tmp_path / "kv" / "another file").write_bytes(os.urandom(4 << 20))
+    taken = (store / "segment-00000").stat().st_blocks * 512
+    assert sum(sizes._taken(tmp_path / "kv")) == taken
+    assert list(sizes._taken(tmp_path / "none")) == []
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     # Other processes use the same disk.
-    assert after - free_disk(tmp_path / "another") >= taken
-    assert after > 0 < before
+    assert free_disk(tmp_path / "kv") == pytest.approx(free + taken, abs=1 << 30)
+
+
+def test_a_relative_folder_in_a_directory_that_is_gone(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for refuse in (
+        lambda: DiskStorage("kv", SHAPE, 4, 16),
+        lambda: KeyedDisk("kv", meaning="a model", size=4096, bytes="1MB"),
+        lambda: Tier("disk", bytes="1%", path="kv"),
+    ):
+        with pytest.raises(ConfigError, match="the folder kv cannot be looked at: No such file"):
+            refuse()
 
 
 def system(root, *, total, available, groups="", files=()):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ _NAMES = {name.lower(): factor for name, factor in _UNITS.items()}
 _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,2})?)\s*([a-z%]*)", re.IGNORECASE)
 _SMALL = 1_000_000  # a number below was meant in another unit
 _ALL = 100  # per cent
+_STORE = re.compile(r"[0-9a-f]{16}(\.second)?")
 _WANTED = "a whole number of bytes or a size as '8GB' or '512MiB' wanted"
 
 
@@ -144,34 +146,44 @@ def all_memory(root: Path = Path("/")) -> int:
 
 
 def free_disk(folder: str | Path) -> int:
-    """Bytes that files in a folder may take: those that are free and those that they take now."""
-    there = _existing(Path(folder))
-    found = os.statvfs(there)
-    taken = sum(_taken(Path(folder)))
-    return found.f_bavail * found.f_frsize + taken
+    """Bytes that the stores of a folder may take: those that are free and those that they have now.
+
+    Raises:
+        ConfigError: the folder cannot be looked at.
+    """
+    found = _file_system(folder)
+    return found.f_bavail * found.f_frsize + sum(_taken(folder))
 
 
 def all_disk(folder: str | Path) -> int:
-    """Bytes of the file system of a folder, taken or not; 0 where it does not say."""
-    found = os.statvfs(_existing(Path(folder)))
+    """Bytes of the file system of a folder, taken or not; 0 where it does not say.
+
+    Raises:
+        ConfigError: the folder cannot be looked at.
+    """
+    found = _file_system(folder)
     return found.f_blocks * found.f_frsize
 
 
-def _taken(folder: Path) -> Iterator[int]:
-    for above, _, names in os.walk(folder):
-        for name in names:
-            try:
-                yield 512 * os.lstat(os.path.join(above, name)).st_blocks  # noqa: PTH118
-            except FileNotFoundError:  # a process that uses the folder removes files
-                continue
+def _file_system(folder: str | Path) -> os.statvfs_result:
+    """The file system of a folder, or of the next one above it that is there."""
+    try:
+        there = Path(folder).absolute()
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        return os.statvfs(there)
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be looked at: {error.strerror}") from error
 
 
-def _existing(folder: Path) -> Path:
-    """The folder, or the next one above it that is there."""
-    folder = folder.absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
+def _taken(folder: str | Path) -> Iterator[int]:
+    """The bytes of each file of the stores in a folder."""
+    # Neither the folder nor a file need be there: a process that uses it removes files.
+    with suppress(OSError):
+        for store in Path(folder).iterdir():
+            if _STORE.fullmatch(store.name):
+                with suppress(OSError):
+                    yield from (512 * file.lstat().st_blocks for file in store.iterdir())
 
 
 def _memory(root: Path, row: str) -> int:
