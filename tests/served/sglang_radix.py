@@ -263,8 +263,8 @@ def test_events_under_pressure_say_what_stands():
 
 def standing(world):
     """Tokens of the pages in the tree: what their slots hold says which."""
-    for page in world.cache._pages.values():
-        number = world.holds[page][-1]
+    for first in world.cache.all_values_flatten()[::PAGE].tolist():
+        number = world.holds[first // PAGE][-1]
         yield [number * 1000 + at for at in range(PAGE)]
 
 

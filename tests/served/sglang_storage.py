@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, HiCacheStorageExtraInfo
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolName,
+)
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 import benches.peers.stand_ins  # noqa: F401 - without it sglang does not load
@@ -144,6 +148,15 @@ def test_a_damaged_page_is_a_miss(tmp_path):
 def test_what_cannot_be_is_refused(tmp_path, more, told):
     with pytest.raises(ConfigError, match=told):
         opened(tmp_path, **more)
+
+
+@pytest.mark.parametrize("name", ["mamba", "swa", "draft", "indexer"])
+def test_a_hybrid_models_pools_are_refused_at_start(tmp_path, name):
+    storage = opened(tmp_path)
+    storage.register_mem_host_pool_v2(HostPool(), PoolName.KV)
+    with pytest.raises(ConfigError, match=f"SGLang has a pool '{name}'"):
+        storage.register_mem_host_pool_v2(HostPool(), PoolName(name))
+    opened(tmp_path).close()  # the folder was given back
 
 
 def test_a_real_pool_has_what_is_asked_of_it():

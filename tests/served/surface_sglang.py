@@ -21,11 +21,13 @@ OVERRIDDEN = {
         "protected_size",
         "total_size",
         "dfs_weight_order",
+        "all_values_flatten",
         "pretty_print",
     ),
     (_STORAGE, "HiCacheStorage"): (
         "__init__",
         "register_mem_pool_host",
+        "register_mem_host_pool_v2",
         "exists",
         "get",
         "batch_get",
@@ -54,6 +56,7 @@ USED = {
     ),
     (_STORAGE, "HiCacheStorage"): (*OVERRIDDEN[_STORAGE, "HiCacheStorage"], "mem_pool_host"),
     (f"{_CACHE}.radix_cache", "RadixKey"): (
+        "__init__",
         "__getitem__",
         "raw_token_ids",
         "extra_key",

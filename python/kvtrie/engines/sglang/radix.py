@@ -1,14 +1,16 @@
 """KvtrieRadixCache: kvtrie's trie in place of SGLang's radix tree. A page is a block.
 
-SGLang owns the pages and says which of them new blocks stand in; the manager knows which blocks
-there are and which of them leaves first, and its own slots are only counted.
-Invariant: a block stands in one page until it is evicted; a locked path is never evicted.
-Cost: a lookup per match, a request of the manager per insert, a reservation per eviction.
+SGLang owns the pages and passes the token slots of each new block; the manager knows the blocks and
+chooses which of them are evicted, and its own slots are only counted.
+Invariant: a block keeps its token slots until it is evicted; a locked path is never evicted.
+Cost: a lookup per match, a request of the manager per insert, a reservation per eviction; 8 B per
+token of the pool.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     InsertResult,
     MatchResult,
 )
-from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.engines.sglang.told import Told
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
         MatchPrefixParams,
     )
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 __all__ = ["KvtrieRadixCache", "Path"]
@@ -52,12 +53,14 @@ class Path:
 
     Args:
         blocks: handles of the blocks, in order.
+        key: tokens; the root's are empty, other paths do not keep theirs.
     """
 
-    __slots__ = ("blocks", "locks")
+    __slots__ = ("blocks", "key", "locks")
 
-    def __init__(self, blocks: NDArray[np.uint64]) -> None:
+    def __init__(self, blocks: NDArray[np.uint64], key: RadixKey | None = None) -> None:
         self.blocks = blocks
+        self.key = key
         self.locks: list[int] = []
 
 
@@ -107,7 +110,7 @@ class KvtrieRadixCache(RadixCache):
     def reset(self) -> None:
         """Forget all; SGLang takes the pages back by itself."""
         super().reset()
-        self.root_node = Path(np.empty(0, dtype=np.uint64))
+        self.root_node = Path(np.empty(0, dtype=np.uint64), RadixKey(array("q")))
         self._empty_match_result = _found(0, self.root_node)
         # Only numbers of tokens and blocks matter here: the bytes are SGLang's.
         shape = ModelShape(layers=1, kv_heads=1, head_dim=16)
@@ -118,7 +121,10 @@ class KvtrieRadixCache(RadixCache):
             policy=self._policy,
             events=self._blocks + 1,
         )
-        self._pages: dict[int, int] = {}
+        # Token slots by row, the row of each block, and rows without a block.
+        self._slots = np.empty((self._blocks, self.page_size), dtype=np.int64)
+        self._rows: dict[int, int] = {}
+        self._free = list(range(self._blocks))
         self._locked: Counter[int] = Counter()
         self._told = Told(self.kv_events, self.page_size)
 
@@ -131,6 +137,7 @@ class KvtrieRadixCache(RadixCache):
         match = self.manager.lookup(tokens, now=time.monotonic_ns(), scope=scope, keep=0)
         if not match.tokens:
             return self._empty_match_result
+        self._told.split(int(match.handles[match.tokens // self.page_size - 1]))
         return _found(match.tokens, Path(match.handles[: match.tokens // self.page_size]))
 
     def touch_prefix(self, key: RadixKey) -> None:
@@ -148,16 +155,20 @@ class KvtrieRadixCache(RadixCache):
     def insert(self, params: InsertParams) -> InsertResult:
         """Take in the pages of a key that are not there; how many tokens were."""
         key, value = params.key, params.value
-        if self.disable or key is None or value is None or (told := self._tokens(key)) is None:
+        if self.disable or key is None or (told := self._tokens(key)) is None:
             return InsertResult(prefix_len=0, last_device_node=self.root_node)
         tokens, scope = told
         now, size = time.monotonic_ns(), self.page_size
         lease = self.manager.acquire(tokens, now=now, scope=scope, keep=0, load="none")
         there = lease.matched
         if there < len(tokens):
+            # Without values, SGLang's simulations take token ids for slots.
+            slots = tokens if value is None else np.asarray(value[: len(tokens)].cpu())
+            slots = slots[there:].reshape(-1, size)
             new = lease.commit(tokens[there:], now=now).new.tolist()
-            pages = np.asarray(value[there : len(tokens) : size].cpu()) // size
-            self._pages.update(zip(new, pages.tolist(), strict=True))
+            rows = [self._free.pop() for _ in new]
+            self._slots[rows] = slots
+            self._rows.update(zip(new, rows, strict=True))
         lease.release(now=now)
         match = self.manager.lookup(tokens, now=now, scope=scope, keep=0)
         self._told.stored(match.handles.tolist(), there // size, key)
@@ -166,18 +177,19 @@ class KvtrieRadixCache(RadixCache):
     def evict(self, params: EvictParams) -> EvictResult:
         """Give back at least so many tokens, as far as they are not locked."""
         begun, size = time.perf_counter(), self.page_size
-        count = min(-(-params.num_tokens // size), len(self._pages) - len(self._locked))
+        count = min(-(-params.num_tokens // size), len(self._rows) - len(self._locked))
         if self.disable or count <= 0:
             return EvictResult()
         now = time.monotonic_ns()
         free = self.manager.stats().tiers["gpu"].free
-        # A request of one token that asks for all that is free, and as much again as is to leave.
+        # A request that reserves all free blocks, and as many more as should be evicted.
         with self.manager.acquire(np.zeros(1, np.uint32), now=now, load="none") as room:
-            room.reserve((free + count) * size - 1, now=now)
+            room.reserve((free + count) * size, now=now)
             room.release(now=now)
         gone = [event.block for event in self.manager.take_events()]
-        pages = np.asarray([self._pages.pop(block) for block in gone], dtype=np.int64)
-        self.token_to_kv_pool_allocator.free_segment(self._slots(pages), start_pos=0)
+        rows = [self._rows.pop(block) for block in gone]
+        self.token_to_kv_pool_allocator.free_segment(self._slots_of(rows), start_pos=0)
+        self._free.extend(rows)
         self._told.removed(gone)
         self.update_eviction_metrics(len(gone) * size, begun)
         return EvictResult(num_tokens_evicted=len(gone) * size)
@@ -211,12 +223,16 @@ class KvtrieRadixCache(RadixCache):
         """Token slots of a path, in order."""
         if not len(node.blocks):
             return self._empty_device_indices
-        pages = [self._pages[block] for block in node.blocks.tolist()]
-        return self._slots(np.asarray(pages, dtype=np.int64)).to(self.device)
+        rows = [self._rows[block] for block in node.blocks.tolist()]
+        return self._slots_of(rows).to(self.device)
+
+    def all_values_flatten(self) -> torch.Tensor:
+        """Return the token slots of all blocks, in no order."""
+        return self._slots_of(list(self._rows.values()))
 
     def evictable_size(self) -> int:
         """Tokens that could be given back."""
-        return (len(self._pages) - len(self._locked)) * self.page_size
+        return (len(self._rows) - len(self._locked)) * self.page_size
 
     def protected_size(self) -> int:
         """Tokens that are locked."""
@@ -224,7 +240,7 @@ class KvtrieRadixCache(RadixCache):
 
     def total_size(self) -> int:
         """Tokens that are there."""
-        return len(self._pages) * self.page_size
+        return len(self._rows) * self.page_size
 
     def dfs_weight_order(self, node_handles: Sequence[Path]) -> list[int]:
         """Requests in an order that has those of one beginning side by side."""
@@ -248,9 +264,8 @@ class KvtrieRadixCache(RadixCache):
         salt = (key.cache_salt or "").encode()
         return raw.astype(np.uint32), Scope(tenant=salt, lora=key.extra_key or "")
 
-    def _slots(self, pages: NDArray[np.int64]) -> torch.Tensor:
-        size = self.page_size
-        return torch.as_tensor((pages[:, None] * size + np.arange(size)).reshape(-1))
+    def _slots_of(self, rows: list[int]) -> torch.Tensor:
+        return torch.from_numpy(self._slots[rows].reshape(-1))  # pyright: ignore[reportUnknownMemberType] - torch's
 
 
 def _found(tokens: int, path: Path) -> MatchResult:

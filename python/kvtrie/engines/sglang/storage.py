@@ -90,6 +90,20 @@ class KvtrieHiCache(HiCacheStorage):
             self._disk.close()
             raise ConfigError(f"the folder {path} cannot be written: {reason}")
 
+    def register_mem_host_pool_v2(self, host_pool: HostKVCache, host_pool_name: str) -> None:
+        """Refuse pools other than that of KV.
+
+        Raises:
+            ConfigError: a pool of states, windows, an indexer or a draft model.
+        """
+        if str(host_pool_name) != "kv":
+            self.close()
+            raise ConfigError(
+                f"SGLang has a pool {str(host_pool_name)!r}: the storage kvtrie keeps the pool "
+                "'kv' only; models with states, windows or drafts are not supported"
+            )
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+
     @property
     def disk(self) -> KeyedDisk:
         """The files.

@@ -1,9 +1,9 @@
-"""Told: pages that SGLang's listeners to KV events know of.
+"""Told: the pages that were published as KV events.
 
-SGLang's own recorder makes the events, with its own hashes; it reads what it needs off a `Page`, as
-off a node of its tree. Invariant: a page is told stored once, behind the one before it, and removed
-when it was evicted. Cost: none unless events are wanted; then a page's tokens and hashes, until it
-is evicted.
+SGLang's own recorder makes the events, with its own hashes; it reads a `Page` as it reads a node of
+its tree. Invariant: a page is published as stored once, after its parent, and as removed when it is
+evicted, in the order in which SGLang's nodes would be. Cost: none unless events are wanted; then a
+page's tokens and hashes, until it is evicted.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ class Page:
     Args:
         key: its tokens.
         parent: the page before it; None for the root, which has no tokens.
+
+    Attributes:
+        ends: SGLang's tree ends a node at this page: an insert ended here or branched off here.
     """
 
-    __slots__ = ("event_hash_value", "hash_value", "key", "parent")
+    __slots__ = ("ends", "event_hash_value", "hash_value", "key", "parent")
 
     def __init__(self, key: RadixKey, parent: Page | None) -> None:
         self.key = key
         self.parent = parent
+        self.ends = False
         self.hash_value: list[str] | None = None if parent else []  # the recorder fills both in
         self.event_hash_value: list[str] | None = None
 
 
 class Told:
-    """The books of what was told.
+    """The published pages, by block.
 
     Args:
         recorder: SGLang's; None where it has none.
@@ -50,23 +54,51 @@ class Told:
         self._pages: dict[int, Page] = {}
 
     def stored(self, blocks: Sequence[int], first: int, key: RadixKey) -> None:
-        """Tell of pages that have come.
+        """Publish new pages.
 
         Args:
             blocks: handles of all blocks of a key, in order.
-            first: index of the first that is new; all behind it are.
+            first: index of the first new block; all blocks after it are new.
             key: the key.
         """
         if self._recorder is None:
             return
-        before = self._pages[blocks[first - 1]] if first else Page(key[:0], None)
+        if first:
+            self.split(blocks[first - 1])
+        before = self._pages.get(blocks[first - 1]) if first else Page(key[:0], None)
+        if before is None:
+            return  # a child whose parent is not published would be lost by a router
         for at in range(first, len(blocks)):
             page = Page(key[at * self._size : (at + 1) * self._size], before)
-            self._pages[blocks[at]] = before = page
             self._recorder.record_store(page)
+            self._pages[blocks[at]] = before = page
+        self.split(blocks[-1])
+
+    def split(self, block: int) -> None:
+        """End a node of SGLang's tree at a block."""
+        if block in self._pages:
+            self._pages[block].ends = True
 
     def removed(self, blocks: Iterable[int]) -> None:
-        """Tell of blocks that were evicted."""
-        if self._recorder is not None:
-            for block in blocks:
-                self._recorder.record_remove(self._pages.pop(block))
+        """Publish evictions: pages of one node from its first to its last, as SGLang does.
+
+        Args:
+            blocks: handles in the order of their eviction, ends of sequences first.
+        """
+        if self._recorder is None:
+            return
+        node: list[Page] = []
+        for block in blocks:
+            page = self._pages.pop(block, None)
+            if page is None:
+                continue
+            if node and (page.ends or node[-1].parent is not page):
+                self._publish_removed(self._recorder, node)
+            node.append(page)
+        self._publish_removed(self._recorder, node)
+
+    @staticmethod
+    def _publish_removed(recorder: KVCacheEventRecorder, node: list[Page]) -> None:
+        for page in reversed(node):
+            recorder.record_remove(page)
+        node.clear()
