@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtrie.engines import weights
-from kvtrie.engines.weights import digest, files_digest, owners, packed_away, tensors_of
+from kvtrie.engines.weights import (
+    checkpoint_digest,
+    digest,
+    files_digest,
+    owners,
+    packed_away,
+    tensors_of,
+)
 from kvtrie.errors import ConfigError
 
 pytestmark = pytest.mark.engine
@@ -192,3 +199,19 @@ def test_any_bit_of_a_file_changes_its_digest_and_its_folder_does_not(tmp_path, 
     for at in (0, 99, 100, 128, 255):
         here.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         assert files_digest([here]) != before
+
+
+def test_a_checkpoint_is_its_files_of_weights_wherever_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model-1.safetensors").write_bytes(b"one")
+        (tmp_path / name / "model-2.safetensors").write_bytes(b"two")
+    (tmp_path / "b" / "README.md").write_text(tmp_path.name)
+    first = checkpoint_digest(str(tmp_path / "a"), None, None)
+    assert checkpoint_digest(str(tmp_path / "b"), None, None) == first
+    (tmp_path / "b" / "model-2.safetensors").write_bytes(b"twp")
+    assert checkpoint_digest(str(tmp_path / "b"), None, None) not in {first, None}
+    (tmp_path / "none").mkdir()
+    assert checkpoint_digest(str(tmp_path / "none"), None, None) is None
+    assert checkpoint_digest("nobody/nothing", None, str(tmp_path)) is None

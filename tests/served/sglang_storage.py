@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 import benches.peers.stand_ins  # noqa: F401 - without it sglang does not load
+from kvtrie.engines.sglang import weights
+from kvtrie.engines.sglang.weights import UPDATES
 from kvtrie.errors import ConfigError
 
 PAGE, PAGES = 8, 32
@@ -38,6 +42,30 @@ class HostPool:
 
     def set_from_flat_data_page(self, index, page):
         self.kv[:, :, index : index + PAGE] = page.view(2, 3, PAGE, 4)
+
+
+class Attention(torch.nn.Module):
+    """An attention layer; SGLang's own asks for its engine."""
+
+
+class Updater:
+    """SGLang's updater of weights, whose module asks for its engine."""
+
+
+for each in UPDATES:
+    setattr(Updater, each, lambda _self, request: request)
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch):
+    """A model in this process, as SGLang's workers have one."""
+    monkeypatch.setattr(weights, "RadixAttention", Attention)
+    module = SimpleNamespace(SchedulerWeightUpdaterManager=Updater)
+    monkeypatch.setitem(sys.modules, weights._UPDATER, module)
+    layer = torch.nn.Module()
+    layer.attn, layer.proj = Attention(), torch.nn.Linear(4, 4)
+    layer.register_buffer("scale", torch.ones(2))
+    return layer
 
 
 def config(folder, **more):
@@ -84,9 +112,57 @@ def test_pages_go_and_come_and_are_found_after_a_restart(tmp_path):
     page = again.get(keys[3], again.mem_pool_host.get_dummy_flat_data_page())
     assert (page == pool.get_data_page(3 * PAGE)).all()
     again.close()
-    other = opened(tmp_path, model_name="another")
-    assert not other.exists(keys[0])
-    other.close()
+    elsewhere = opened(tmp_path, model_name="another path of the same weights")
+    assert elsewhere.exists(keys[0])
+    elsewhere.close()
+
+
+def test_pages_of_other_weights_are_not_found(tmp_path, model):
+    storage = opened(tmp_path)
+    assert storage.set("a", HostPool().get_data_page(0))
+    storage.close()
+    tensors = [*model.parameters(), *model.buffers()]
+    for tensor in tensors:
+        bits = tensor.detach().view(torch.int32).view(-1)
+        bits[-1] ^= 1 << 3
+        storage = opened(tmp_path)
+        assert not storage.exists("a")
+        storage.close()
+        bits[-1] ^= 1 << 3
+    storage = opened(tmp_path)
+    assert storage.exists("a")
+    storage.close()
+
+
+def test_adapters_of_the_command_line_count_by_their_files(tmp_path, monkeypatch):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"one")
+    monkeypatch.setattr(weights, "_paths", lambda: [str(adapter)])
+    storage = opened(tmp_path / "kv")
+    assert storage.set("a", HostPool().get_data_page(0))
+    storage.close()
+    for content, there in ((b"two", False), (b"one", True)):
+        (adapter / "adapter_model.safetensors").write_bytes(content)
+        storage = opened(tmp_path / "kv")
+        assert storage.exists("a") == there
+        storage.close()
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_after_an_update_in_place_nothing_is_found_or_written(tmp_path, update):
+    page = HostPool().get_data_page(0)
+    storage = opened(tmp_path)
+    assert storage.set("a", page)
+    assert getattr(Updater(), update)("answer") == "answer"
+    assert not storage.exists("a")
+    assert storage.get("a", HostPool().get_dummy_flat_data_page()) is None
+    assert not storage.set("b", page)
+    storage.close()
+    again = opened(tmp_path)
+    assert again.exists("a")
+    assert not again.exists("b")
+    again.close()
 
 
 def test_the_older_interface_does_the_same(tmp_path):
@@ -165,3 +241,7 @@ def test_a_real_pool_has_what_is_asked_of_it():
     source = Path(spec.origin).read_text()
     for name in ("get_dummy_flat_data_page", "get_data_page", "set_from_flat_data_page"):
         assert f"def {name}(" in source
+    root = Path(spec.origin).parents[3]
+    updater = root.joinpath(*weights._UPDATER.split(".")[1:]).with_suffix(".py").read_text()
+    for name in UPDATES:
+        assert f"    def {name}(self, " in updater.replace("(\n        self,", "(self, ")

@@ -92,7 +92,6 @@ USED = {
         "enable_hierarchical_cache",
     ),
     (_STORAGE, "HiCacheStorageConfig"): (
-        "model_name",
         "is_mla_model",
         "extra_config",
         "tp_rank",
@@ -110,10 +109,15 @@ USED = {
         "get_dummy_flat_data_page",
         "set_from_flat_data_page",
     ),
+    ("sglang.srt.distributed.parallel_state", "GroupCoordinator"): ("world_size", "cpu_group"),
 }
 
 NAMES = (
     (f"{_CACHE}.registry", "get_radix_cache_factory"),
     (f"{_CACHE}.registry", "register_radix_cache_backend"),
+    ("sglang.srt.distributed.parallel_state", "get_world_group"),
+    ("sglang.srt.layers.radix_attention", "RadixAttention"),
+    ("sglang.srt.runtime_context", "get_lora"),
+    ("sglang.srt.runtime_context", "get_server_args"),
 )
 """Functions and constants, by module."""

@@ -119,12 +119,13 @@ USED = {
     ),
     (f"{_OFFLOAD}.config", "OffloadingParallelConfig"): (
         "rank",
+        "world_size",
         "tp_size",
         "pp_size",
         "pcp_size",
         "dcp_size",
     ),
-    (f"{_OFFLOAD}.config", "OffloadingModelConfig"): ("name", "dtype"),
+    (f"{_OFFLOAD}.config", "OffloadingModelConfig"): ("dtype",),
     (f"{_OFFLOAD}.config", "OffloadingCacheConfig"): ("blocks_per_chunk",),
     (f"{_OFFLOAD}.config", "OffloadingGroupConfig"): ("layer_names", "tokens_per_block"),
     (f"{_OFFLOAD}.factory", "OffloadingSpecFactory"): ("register_spec",),
@@ -277,6 +278,7 @@ NAMES = (
     ("vllm.distributed.kv_events", "MEDIUM_STORAGE"),
     ("vllm.distributed.parallel_state", "get_pp_group"),
     ("vllm.distributed.parallel_state", "get_tp_group"),
+    ("vllm.config", "get_current_vllm_config"),
     ("vllm.platforms", "current_platform"),
 )
 """Functions and constants, by module."""

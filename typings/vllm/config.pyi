@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+def get_current_vllm_config() -> VllmConfig: ...
+
 @dataclass(init=False)
 class VllmConfig:
     parallel_config: ParallelConfig

@@ -20,6 +20,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -29,12 +30,12 @@ from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
-__all__ = ["digest", "files_digest", "owners", "packed_away", "tensors_of"]
+__all__ = ["checkpoint_digest", "digest", "files_digest", "owners", "packed_away", "tensors_of"]
 
 _CHUNK = 1 << 25  # bytes that one thread digests at a time
 _ROW = 1 << 20  # words of a row on a device
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _ROWS = 16  # rows that are multiplied at a time
 
 
@@ -162,6 +163,32 @@ def files_digest(paths: Iterable[Path]) -> bytes:
             pieces = threads.map(partial(_piece, path), range(0, size, _CHUNK))
             whole.update(f"{path.name} {size}\n".encode() + b"".join(pieces))
     return whole.digest()
+
+
+def checkpoint_digest(model: str, revision: str | None, cache: str | None) -> bytes | None:
+    """Return `files_digest` of a model's files of weights; None if they are not on this machine.
+
+    Args:
+        model: a folder, a file, or the name of a model of the hub that was downloaded.
+        revision: of the hub's model.
+        cache: the folder of downloaded models; None for the usual one.
+
+    Raises:
+        OSError: a file that cannot be read.
+    """
+    folder = Path(model)
+    if not folder.exists():
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType] - its own
+
+        try:
+            folder = Path(
+                snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True)
+            )
+        except (OSError, ValueError):
+            return None
+    files = [folder] if folder.is_file() else sorted(folder.iterdir())
+    files = [file for file in files if file.is_file() and file.suffix in _WEIGHTS]
+    return files_digest(files) if files else None
 
 
 def _piece(path: Path, at: int) -> bytes:

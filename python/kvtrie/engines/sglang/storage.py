@@ -1,19 +1,23 @@
 """KvtrieHiCache: kvtrie's disk as a `dynamic` storage of SGLang's HiCache.
 
 `--hicache-storage-backend dynamic` loads it; `--hicache-storage-backend-extra-config` has `path`
-and `bytes` or `blocks`. Invariant: the files take no more than their room; every byte is proved on
-every read, so a damaged page is a miss; a later server of the same model finds the pages.
+and `bytes` or `blocks`. Pages belong to the weights that all ranks have loaded; once weights were
+updated in place nothing is found or written until the server starts again.
+Invariant: the files take no more than their room; every byte is proved on every read, so a damaged
+page is a miss; a later server of the same model finds the pages.
 Cost: a digest per page and call, and the read or write.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from kvtrie.argument import folder, shown, whole
+from kvtrie.engines.sglang.weights import identity, watch
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_disk
 from kvtrie.sizes import size as size_of
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KvtrieHiCache"]
 
+_LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
 _KEYS = ("path", "bytes", "blocks", "durability")
 _FAR = 2**62
@@ -65,6 +70,7 @@ class KvtrieHiCache(HiCacheStorage):
             )
         self._config, self._extra = storage_config, extra
         self._disk: KeyedDisk | None = None
+        self._updated = False  # SGLang's memory may have KV of other weights than the files
 
     def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
         """Open the files: the pool says how large a page is."""
@@ -79,7 +85,7 @@ class KvtrieHiCache(HiCacheStorage):
             room = size_of("bytes", room, of=lambda: free_disk(path) // ranks)
         self._disk = KeyedDisk(
             path,
-            meaning=_meaning(self._config, mem_pool_host, page),
+            meaning=f"{_meaning(self._config, mem_pool_host, page)} weights {identity()}",
             size=size,
             durability=self._extra.get("durability", "flush"),
             bytes=room,
@@ -89,6 +95,7 @@ class KvtrieHiCache(HiCacheStorage):
             reason = self._disk.store.refusal
             self._disk.close()
             raise ConfigError(f"the folder {path} cannot be written: {reason}")
+        watch(self)
 
     def register_mem_host_pool_v2(self, host_pool: HostKVCache, host_pool_name: str) -> None:
         """Refuse pools other than that of KV.
@@ -104,6 +111,12 @@ class KvtrieHiCache(HiCacheStorage):
             )
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
+    def weights_updated(self) -> None:
+        """Find and write nothing any more: other ranks' weights are not known here."""
+        if not self._updated:
+            _LOG.warning("kvtrie: weights were updated in place: the disk is off until a restart")
+        self._updated = True
+
     @property
     def disk(self) -> KeyedDisk:
         """The files.
@@ -117,7 +130,7 @@ class KvtrieHiCache(HiCacheStorage):
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
-        return key.encode() in self.disk
+        return not self._updated and key.encode() in self.disk
 
     def get(
         self,
@@ -139,6 +152,8 @@ class KvtrieHiCache(HiCacheStorage):
             self.mem_pool_host.get_dummy_flat_data_page() if target is None else target
             for target in (target_locations or [None] * len(keys))
         ]
+        if self._updated:
+            return [None] * len(keys)
         rows = [(key.encode(), _bytes(to)) for key, to in zip(keys, targets, strict=True)]
         told = self.disk.read_many(rows)
         return [to if good else None for to, good in zip(targets, told, strict=True)]
@@ -204,6 +219,8 @@ class KvtrieHiCache(HiCacheStorage):
     def _write(
         self, keys: list[str], values: Sequence[torch.Tensor], before: list[str] | None
     ) -> list[bool]:
+        if self._updated:
+            return [False] * len(keys)
         rows = [
             (key.encode(), _bytes(value.contiguous()))
             for key, value in zip(keys, values, strict=True)
@@ -219,12 +236,11 @@ def _bytes(page: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def _meaning(config: HiCacheStorageConfig, pool: HostKVCache, page: torch.Tensor) -> str:
-    """All that says what a page's bytes are; SGLang's hashes name tokens, salt and adapter."""
+    """The form of a page's bytes; SGLang's hashes name tokens, salt and adapter."""
     ranks = {
         name: getattr(config, name)
         for name in ("tp_rank", "tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size")
     }
     return (
-        f"sglang {config.model_name} {page.dtype} {tuple(page.shape)} {pool.layout} "
-        f"pages of {pool.page_size} {ranks}"
+        f"sglang {page.dtype} {tuple(page.shape)} {pool.layout} pages of {pool.page_size} {ranks}"
     )

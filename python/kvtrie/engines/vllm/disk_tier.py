@@ -1,7 +1,11 @@
 """KvtrieDiskTier: kvtrie's disk under vLLM's CPU cache, as a secondary tier of its manager.
 
-It runs in the scheduler's process, on threads of its own. Invariant: the files take no more than
-their room; what is read is proved before vLLM hears that it is there, so a damaged chunk is a miss.
+It runs in the scheduler's process, on threads of its own. Chunks belong to the weights that workers
+name on the `Board`. After a call that may have changed weights nothing is found or written until
+all workers have named them again; if they are others, until vLLM resets the cache, because its
+memory still has KV of the old ones.
+Invariant: the files take no more than their room; what is read is proved before vLLM hears that it
+is there, so a damaged chunk is a miss.
 Cost: a dictionary entry per chunk under way; vLLM's step waits for nothing.
 """
 
@@ -23,6 +27,9 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvtrie.argument import whole
+from kvtrie.engines.vllm.offloading import KvtrieOffloadingSpec
+from kvtrie.engines.vllm.watch import watch
+from kvtrie.engines.vllm.weights import combined
 from kvtrie.errors import ConfigError
 from kvtrie.tiers.keyed_disk import KeyedDisk
 
@@ -31,12 +38,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
+    from vllm.lora.request import LoRARequest
     from vllm.v1.kv_offload.base import ReqContext
     from vllm.v1.kv_offload.tiering.base import TransferJob
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
     _Row = NDArray[np.uint8]
-    _Copy = Callable[[list[bytes], list[_Row], TransferJob], list[bool]]
+    _Copy = Callable[[list[bytes], list[_Row], TransferJob, bytes], list[bool]]
 
 __all__ = ["KvtrieDiskTier"]
 
@@ -56,7 +64,8 @@ class KvtrieDiskTier(SecondaryTierManager):
         backpressure_detector: vLLM's own.
 
     Raises:
-        ConfigError: no room for one chunk, or a folder that another process writes to.
+        ConfigError: no room for one chunk, a folder that another process writes to, or workers that
+            do not name their weights.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -75,10 +84,24 @@ class KvtrieDiskTier(SecondaryTierManager):
         backpressure_detector: Any = None,  # noqa: ANN401 - vLLM's own
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        if not isinstance(offloading_spec, KvtrieOffloadingSpec):
+            raise ConfigError(
+                f"the disk tier is below {type(offloading_spec).__name__}, whose workers do not "
+                "name their weights, so KV of other weights would be found: spec_name has to be "
+                "KvtrieOffloadingSpec"
+            )
+        self._board = offloading_spec.board()
+        digests = self._board.read()
+        if digests is None:
+            raise ConfigError("vLLM's workers have not named their weights on this machine")
+        self._first = self._weights = combined(digests)
+        self._known = True  # whether the weights are known
+        self._used = False  # whether requests came since vLLM's cache was empty
+        self._off = False  # whether vLLM's cache may have KV of other weights
         self.locality = Locality.LOCAL
         self.disk = KeyedDisk(
             path,
-            meaning=_meaning(offloading_spec),
+            meaning=f"{_meaning(offloading_spec)} weights {self._first.hex()}",
             size=primary_kv_view.strides[0] if primary_kv_view.strides else 0,
             bytes=bytes,
             blocks=blocks,
@@ -95,15 +118,51 @@ class KvtrieDiskTier(SecondaryTierManager):
         self._done: list[JobResult] = []
         self._coming: dict[bytes, int] = {}  # keys whose store has not ended
         self._events: list[OffloadingEvent] = []
+        watch(self)
+
+    def doubt_weights(self) -> None:
+        """Find and write nothing until all workers have named their weights again."""
+        self._board.ask()
+        self._known = False
+
+    def adapter_loaded(self, adapter: LoRARequest) -> None:
+        """Nothing: there are no adapters with a disk."""
+
+    def adapter_removed(self, ident: int) -> None:
+        """Nothing: there are no adapters with a disk."""
+
+    def _serves(self) -> bool:
+        """Whether chunks can be found and written."""
+        if not self._known and (digests := self._board.read()) is not None:
+            self._known = True
+            if (now := combined(digests)) != self._weights:
+                self._weights, self._off = now, self._used
+        return self._known and not self._off
+
+    def _key(self, key: bytes, weights: bytes | None = None) -> bytes:
+        """A chunk's key under weights, those of now if none are given.
+
+        The weights of the start are in the folder's meaning.
+        """
+        weights = self._weights if weights is None else weights
+        return key if weights == self._first else key + weights
 
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:  # noqa: ARG002
         """Whether a chunk is here."""
+        self._used = True
+        if not self._serves():
+            return LookupResult.MISS
         if key in self._coming:
             return LookupResult.RETRY
-        return LookupResult.HIT if key in self.disk else LookupResult.MISS
+        return LookupResult.HIT if self._key(key) in self.disk else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Write chunks from host memory."""
+        self._used = True
+        if not self._serves():
+            with self._lock:
+                self._done.append(JobResult(job_metadata.job_id, success=False))
+            return
         with self._lock:
             for key in job_metadata.keys:
                 self._coming[key] = self._coming.get(key, 0) + 1
@@ -126,19 +185,22 @@ class KvtrieDiskTier(SecondaryTierManager):
 
     def touch(self, keys: Collection[bytes], req_context: ReqContext) -> None:
         """Note a use of chunks, in the order of their sequence."""
+        if not self._serves():
+            return
         behind, before = None, 0
         for key in keys:
             end = req_context.get_offload_key_position(key)
-            self.disk.use(key, before, behind)
-            behind, before = key, before if end is None else end
+            self.disk.use(self._key(key), before, behind)
+            behind, before = self._key(key), before if end is None else end
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:  # noqa: ARG002
         """Chunks may come one by one."""
         return RequestOffloadingContext()
 
     def drain_jobs(self) -> None:
-        """Wait until no copy touches host memory."""
+        """Wait until no copy touches host memory; vLLM empties its cache now."""
         wait(list(self._under_way))
+        self._used = self._off = False
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Chunks that were stored since the last call."""
@@ -150,9 +212,10 @@ class KvtrieDiskTier(SecondaryTierManager):
         """End the threads and give the folder back."""
         self._threads.shutdown()
         self.disk.close()
+        self._board.close()
 
     def _begin(self, copy: _Copy, job: TransferJob) -> None:
-        future = self._threads.submit(self._run, copy, job)
+        future = self._threads.submit(self._run, copy, job, self._weights)
         with self._lock:
             self._under_way.add(future)
         future.add_done_callback(self._end)
@@ -161,11 +224,11 @@ class KvtrieDiskTier(SecondaryTierManager):
         with self._lock:
             self._under_way.discard(future)
 
-    def _run(self, copy: _Copy, job: TransferJob) -> None:
+    def _run(self, copy: _Copy, job: TransferJob, weights: bytes) -> None:
         begun, keys = time.monotonic(), list(job.keys)
         well: list[bytes] = []
         try:
-            told = copy(keys, [self._rows[at] for at in job.chunk_ids], job)
+            told = copy(keys, [self._rows[at] for at in job.chunk_ids], job, weights)
             well = [key for key, good in zip(keys, told, strict=True) if good]
         finally:
             result = JobResult(
@@ -178,11 +241,16 @@ class KvtrieDiskTier(SecondaryTierManager):
             with self._lock:
                 self._done.append(result)
 
-    def _store(self, keys: list[bytes], rows: list[_Row], job: TransferJob) -> list[bool]:
+    def _store(
+        self, keys: list[bytes], rows: list[_Row], job: TransferJob, weights: bytes
+    ) -> list[bool]:
         ends = [job.req_context.get_offload_key_position(key) for key in keys]
         places = [0 if end is None else end for end in ends]
         try:
-            told = self.disk.write_many(list(zip(keys, rows, strict=True)), positions=places)
+            told = self.disk.write_many(
+                [(self._key(key, weights), row) for key, row in zip(keys, rows, strict=True)],
+                positions=places,
+            )
         finally:
             with self._lock:
                 for key in keys:
@@ -196,18 +264,26 @@ class KvtrieDiskTier(SecondaryTierManager):
                 self._events.append(event)
         return told
 
-    def _load(self, keys: list[bytes], rows: list[_Row], job: TransferJob) -> list[bool]:  # noqa: ARG002
-        return self.disk.read_many(list(zip(keys, rows, strict=True)))
+    def _load(
+        self,
+        keys: list[bytes],
+        rows: list[_Row],
+        job: TransferJob,  # noqa: ARG002
+        weights: bytes,
+    ) -> list[bool]:
+        return self.disk.read_many(
+            [(self._key(key, weights), row) for key, row in zip(keys, rows, strict=True)]
+        )
 
 
 def _meaning(spec: TieringOffloadingSpec) -> str:
-    """All that says what a chunk's bytes are; vLLM's keys name tokens, salt and adapter."""
+    """The form of a chunk's bytes; vLLM's keys name tokens and salt, the board the model."""
     config = spec.config
     parallel = config.parallel
     ranks = (parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size)
     layers = [group.layer_names for group in config.groups]
     return (
-        f"vllm {config.model.name} {config.model.dtype} {config.kv_cache_layout} ranks {ranks} "
+        f"vllm {config.model.dtype} {config.kv_cache_layout} ranks {ranks} "
         f"layers {layers} blocks {config.cache.blocks_per_chunk} of "
         f"{[group.tokens_per_block for group in config.groups]} "
         f"canonical {config.canonical_layout} replicated {spec.replicated_layout}"

@@ -3,6 +3,7 @@
 `spec_name: "KvtrieOffloadingSpec"`, `spec_module_path: "kvtrie.engines.vllm.offloading"`. vLLM's
 own manager of host memory decides with `KvtrieCachePolicy`; `disk` puts a `KvtrieDiskTier` below.
 Where vLLM has no kernels for copies, on CPUs, plain ones are made.
+Workers write the digest of their weights on a `Board`, where the disk tier reads it.
 Invariant: copies into and out of vLLM's memory have ended when they are submitted, on CPUs.
 Cost: a copy per chunk and tensor.
 """
@@ -10,20 +11,25 @@ Cost: a copy per chunk and tensor.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kvtrie.argument import shown
+from kvtrie.engines.vllm.board import Board
+from kvtrie.engines.vllm.served import settings_name
+from kvtrie.engines.vllm.weights import WorkerWeights, combined
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from vllm.v1.kv_offload.base import (
         BlockIDsLoadStoreSpec,
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
     )
     from vllm.v1.kv_offload.config import OffloadingConfig
 
-__all__ = ["KvtrieOffloadingSpec", "PlainWorker"]
+__all__ = ["KvtrieOffloadingSpec", "NamedWorker", "PlainWorker"]
 
 _DISK_KEYS = ("path", "bytes", "blocks", "durability", "threads")
 
@@ -50,8 +56,16 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
-        super().__init__(replace(config, extra_config=_with_tiers(config.extra_config)))
-        self._worker: PlainWorker | None = None
+        extra = _with_tiers(config.extra_config)
+        super().__init__(replace(config, extra_config=extra))
+        self._plain: PlainWorker | None = None
+        self._named: NamedWorker | None = None
+        kinds = [str(tier.get("type")) for tier in extra.get("secondary_tiers", ())]
+        self._disk = any(kind in ("KvtrieDiskTier", "kvtrie") for kind in kinds)
+
+    def board(self) -> Board:
+        """Where this engine's workers name their weights."""
+        return Board(self._engine_id, self.config.parallel.world_size)
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
@@ -59,10 +73,35 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         return super().build_metric_definitions(dict(_with_tiers(extra_config)))
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """What copies between vLLM's memory and the host's."""
+        """What copies between vLLM's memory and the host's.
+
+        Raises:
+            ConfigError: a disk and adapters: a tier is not given the adapter of a request.
+        """
+        if not self._disk:
+            return self._copier(kv_caches)
+        if self._named is None:
+            layers = [name for group in self.config.groups for name in group.layer_names]
+            config = get_current_vllm_config()
+            weights = WorkerWeights(config, layers)
+            if weights.adapters:
+                raise ConfigError(
+                    "a disk below vLLM's OffloadingConnector and LoRA adapters: vLLM names chunks "
+                    "by the adapter's name only, so KV of an adapter that was trained again would "
+                    "be found; use KvtrieConnector, or leave the disk out"
+                )
+            self._named = NamedWorker(
+                self._copier(kv_caches),
+                partial(_identity, weights, settings_name(config)),
+                self.board(),
+                self.config.parallel.rank,
+            )
+        return self._named
+
+    def _copier(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if not current_platform.is_cpu():
             return super().get_worker(kv_caches)
-        if self._worker is None:
+        if self._plain is None:
             region = SharedOffloadRegion(
                 engine_id=self._engine_id,
                 num_chunks=self.num_chunks,
@@ -70,8 +109,55 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            self._worker = PlainWorker(kv_caches, self.blocks_per_chunk, region)
-        return self._worker
+            self._plain = PlainWorker(kv_caches, self.blocks_per_chunk, region)
+        return self._plain
+
+
+class NamedWorker(OffloadingWorker):
+    """A worker that names its weights on a board, at start and whenever it is asked.
+
+    Args:
+        worker: copies.
+        identity: returns the digest of what the worker computes with.
+        board: where the names are.
+        rank: this worker's.
+    """
+
+    def __init__(
+        self, worker: OffloadingWorker, identity: Callable[[], bytes], board: Board, rank: int
+    ) -> None:
+        self._inner, self._identity, self._board, self._rank = worker, identity, board, rank
+        self._answered = -1
+        self._answer()
+
+    def _answer(self) -> None:
+        asked = self._board.asked
+        if asked != self._answered:
+            self._board.answer(self._rank, asked, self._identity())
+            self._answered = asked
+
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
+        """Copy blocks to host memory."""
+        return self._inner.submit_store(job_id, src_spec, dst_spec)
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        """Copy blocks out of host memory."""
+        return self._inner.submit_load(job_id, src_spec, dst_spec)
+
+    def get_finished(self) -> list[TransferResult]:
+        """The jobs that have ended; vLLM asks once per step."""
+        self._answer()
+        return self._inner.get_finished()
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Wait for jobs."""
+        self._inner.wait(job_ids)
+
+    def shutdown(self) -> None:
+        """Give host memory back."""
+        self._inner.shutdown()
 
 
 class PlainWorker(OffloadingWorker):
@@ -146,6 +232,10 @@ class PlainWorker(OffloadingWorker):
             first += count
             chunk += -(-(part + count) // self._per_chunk) if count else 0
         return rows
+
+
+def _identity(weights: WorkerWeights, settings: str) -> bytes:
+    return combined([settings.encode(), weights.digest()])
 
 
 def _with_tiers(extra: Mapping[str, Any]) -> dict[str, Any]:

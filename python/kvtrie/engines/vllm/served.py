@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
-__all__ = ["ServedModel", "window_cost"]
+__all__ = ["ServedModel", "settings_name", "window_cost"]
 
 _SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 _SILENT = ("_name_or_path", "architectures", "transformers_version", "use_cache")
@@ -88,7 +88,7 @@ class ServedModel:
             shape = replace(shape, hidden=hidden)
         names, stages = tuple(groups[0].layer_names), parallel.pipeline_parallel_size
         if name_weights:
-            whose = _settings_name(config)
+            whose = settings_name(config)
             whose = whose if stages == 1 else f"{whose} of {names}"
             shape = replace(shape, fingerprint=whose)
         alike = kinds[0] == "MLAAttentionSpec"
@@ -139,7 +139,7 @@ def _shape(spec: FullAttentionSpec, layers: int, ranks: int) -> ModelShape:
     return ModelShape(layers, 1, size // tokens, "uint8", latent=True, tp=ranks)
 
 
-def _settings_name(config: VllmConfig) -> str:
+def settings_name(config: VllmConfig) -> str:
     """A name of all but the weights that decides what KV a model computes."""
     model = config.model_config
     told = model.hf_config.to_dict()

@@ -15,13 +15,12 @@ import hashlib
 import logging
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 
-from kvtrie.engines.weights import digest, files_digest, owners, packed_away, tensors_of
+from kvtrie.engines.weights import checkpoint_digest, digest, owners, packed_away, tensors_of
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["WorkerWeights", "combined"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 class WorkerWeights:
@@ -112,32 +110,17 @@ def _objects(models: list[torch.nn.Module]) -> dict[tuple[int, str], ref[Any]]:
 
 def _checkpoint(config: VllmConfig) -> bytes:
     """The digest of the files of weights; random if there are none on this machine."""
-    model = config.model_config
-    folder = Path(model.model)
-    if "dummy" in str(config.load_config.load_format):
+    model, load = config.model_config, config.load_config
+    if "dummy" in str(load.load_format):
         return f"dummy {model.seed}".encode()
-    if not folder.exists():
-        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType] - its own
-
-        try:
-            folder = Path(
-                snapshot_download(
-                    model.model,
-                    revision=model.revision,
-                    cache_dir=config.load_config.download_dir,
-                    local_files_only=True,
-                )
-            )
-        except (OSError, ValueError) as error:
-            _LOG.warning(
-                "kvtrie: a kernel has packed the weights and the files of %s are not here: KV will "
-                "not be found after a restart: %s",
-                model.model,
-                error,
-            )
-            return os.urandom(32)
-    files = [folder] if folder.is_file() else sorted(folder.iterdir())
-    return files_digest(file for file in files if file.is_file() and file.suffix in _WEIGHTS)
+    told = checkpoint_digest(model.model, model.revision, load.download_dir)
+    if told is None:
+        _LOG.warning(
+            "kvtrie: a kernel has packed the weights and the files of %s are not on this machine: "
+            "KV will not be found after a restart",
+            model.model,
+        )
+    return told or os.urandom(32)
 
 
 def combined(digests: Iterable[bytes]) -> bytes:

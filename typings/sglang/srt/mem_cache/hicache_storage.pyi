@@ -53,7 +53,6 @@ class HiCacheStorage:
 
 @dataclass(init=False)
 class HiCacheStorageConfig:
-    model_name: str | None
     is_mla_model: bool
     extra_config: dict[Any, Any] | None
     tp_rank: int

@@ -17,6 +17,7 @@ class OffloadingConfig:
 @dataclass(init=False)
 class OffloadingParallelConfig:
     rank: int
+    world_size: int
     tp_size: int
     pp_size: int
     pcp_size: int
@@ -24,7 +25,6 @@ class OffloadingParallelConfig:
 
 @dataclass(init=False)
 class OffloadingModelConfig:
-    name: str
     dtype: str
 
 @dataclass(init=False)

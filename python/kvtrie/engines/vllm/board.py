@@ -1,0 +1,71 @@
+"""Board: digests of all ranks' weights in memory that a server's processes share.
+
+vLLM's `OffloadingConnector` carries nothing from workers to secondary tiers in the scheduler's
+process before the first request. Both sides share this machine's memory already, for the chunks, so
+the digests have a small file of their own next to them: a counter of questions, and per rank the
+number of the question that it has answered and the digest.
+Invariant: `read` returns digests that were all computed after the last question, or None. A worker
+writes its digest before the number, so no half of one is read. Cost: a read of memory per step.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+
+__all__ = ["Board"]
+
+_ROOT = Path("/dev/shm")  # noqa: S108 - vLLM's own region of chunks is there
+_NUMBER = struct.Struct("<Q")
+_DIGEST = 32
+_RANK = _NUMBER.size + _DIGEST
+
+
+class Board:
+    """The digests of one engine.
+
+    Args:
+        engine: vLLM's name of the engine, unique on this machine.
+        ranks: workers of the engine.
+        root: the folder of the file.
+    """
+
+    def __init__(self, engine: str, ranks: int, root: Path = _ROOT) -> None:
+        self._path, self._ranks = root / f"kvtrie_weights_{engine}", ranks
+        file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            size = _NUMBER.size + ranks * _RANK
+            os.ftruncate(file, size)
+            self._memory = mmap.mmap(file, size)
+        finally:
+            os.close(file)
+
+    @property
+    def asked(self) -> int:
+        """The number of the last question."""
+        return _NUMBER.unpack_from(self._memory, 0)[0]
+
+    def ask(self) -> None:
+        """Ask all ranks; only the scheduler's process does."""
+        _NUMBER.pack_into(self._memory, 0, self.asked + 1)
+
+    def answer(self, rank: int, asked: int, digest: bytes) -> None:
+        """Answer a question for a rank."""
+        at = _NUMBER.size + rank * _RANK
+        self._memory[at + _NUMBER.size : at + _RANK] = digest
+        _NUMBER.pack_into(self._memory, at, asked + 1)
+
+    def read(self) -> list[bytes] | None:
+        """Return the digests of all ranks; None until each has answered the last question."""
+        wanted, digests = self.asked + 1, list[bytes]()
+        for at in range(_NUMBER.size, len(self._memory), _RANK):
+            if _NUMBER.unpack_from(self._memory, at)[0] != wanted:
+                return None
+            digests.append(self._memory[at + _NUMBER.size : at + _RANK])
+        return digests
+
+    def close(self) -> None:
+        """Remove the file; mappings stay valid."""
+        self._path.unlink(missing_ok=True)

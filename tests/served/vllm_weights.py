@@ -1,0 +1,133 @@
+"""KV of other weights or adapters is not found: after a restart, and after an update in place."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import servers
+import torch
+from safetensors.torch import load_file, save_file
+from servers import BLOCK, prompt, same
+from vllm_offloading import offloading
+
+from kvtrie.errors import ConfigError
+
+PROMPTS = [prompt(seed, 200) for seed in range(2)]
+ALL = 2 * 6 * BLOCK
+LAST = "model.layers.3.self_attn.v_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return servers.tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+def copied(model, folder, change=None):
+    """A copy of a model elsewhere, with files of the same sizes; changed if that is asked."""
+    shutil.copytree(model, folder)
+    if change is not None:
+        file = folder / "model.safetensors"
+        size, tensors = file.stat().st_size, load_file(file)
+        change(tensors)
+        save_file(tensors, file, metadata={"format": "pt"})
+        assert file.stat().st_size == size
+    return str(folder)
+
+
+def one_bit(tensors):
+    bits = tensors[LAST].view(torch.int32).view(-1)
+    bits[len(bits) // 2] ^= 1
+
+
+def others(tensors):
+    for tensor in tensors.values():
+        if tensor.dim() == 2:
+            tensor.copy_(tensor.flip(0))
+
+
+def connected(folder):
+    tiers = [{"kind": "host", "blocks": 64}, {"kind": "disk", "blocks": 256, "path": str(folder)}]
+    return {"tiers": tiers}
+
+
+def ask(server):
+    """The tokens that were found below vLLM's memory, and the answers."""
+    server.forget()
+    answers = server.answers(PROMPTS)
+    for _ in range(200):
+        server.llm.llm_engine.step()
+    return server.found, answers
+
+
+def flip_a_norm(model):
+    """As a trainer does that writes through `.data`, of which torch counts no change."""
+    weight = dict(model.named_parameters())["model.layers.1.input_layernorm.weight"]
+    weight.data.view(torch.int32)[7] ^= 1
+
+
+def nothing(model):
+    return type(model).__name__
+
+
+def test_the_connector_over_restarts_and_updates(model, tmp_path):
+    kv = connected(tmp_path / "kv")
+    changed = copied(model, tmp_path / "changed", others)
+    with servers.serve(changed) as server:
+        _, right = ask(server)
+    with servers.serve(model, kv) as server:
+        assert ask(server)[0] == 0
+    with servers.serve(copied(model, tmp_path / "bit", one_bit), kv) as server:
+        assert ask(server)[0] == 0
+    with servers.serve(copied(model, tmp_path / "elsewhere"), kv) as server:
+        found, before = ask(server)
+        assert found == ALL
+        # A call that changes nothing costs nothing that was kept.
+        server.llm.apply_model(nothing)
+        assert ask(server) == (ALL, before)
+        server.llm.apply_model(flip_a_norm)
+        assert ask(server)[0] == 0
+        assert ask(server)[0] == ALL
+        server.llm.apply_model(flip_a_norm)  # back again
+        assert ask(server) == (ALL, before)
+        server.llm.collective_rpc("reload_weights", kwargs={"weights_path": changed})
+        found, answers = ask(server)
+        assert found == 0
+        same(answers, right)
+        found, answers = ask(server)
+        assert found == ALL
+        same(answers, right)
+        server.check()
+
+
+def test_vllms_offloading_over_restarts_and_updates(model, tmp_path):
+    kv = offloading(tmp_path / "kv", chunks=32)
+    with servers.offload(model, kv) as server:
+        assert ask(server)[0] == 0
+    with servers.offload(copied(model, tmp_path / "bit", one_bit), kv) as server:
+        assert ask(server)[0] == 0
+    with servers.offload(copied(model, tmp_path / "elsewhere"), kv) as server:
+        assert ask(server)[0] > ALL // 2
+        server.llm.apply_model(nothing)
+        assert ask(server)[0] == ALL
+        server.llm.apply_model(flip_a_norm)
+        # vLLM's host memory has KV of the weights before until vLLM resets it.
+        chunks = len(server.disk)
+        ask(server)
+        server.answers([prompt(9, 100)])
+        assert len(server.disk) == chunks
+        assert server.llm.reset_prefix_cache(reset_connector=True)
+        assert ask(server)[0] == 0
+        assert ask(server)[0] > ALL // 2
+
+
+def test_a_disk_below_vllms_offloading_is_refused_with_adapters_and_other_specs(model, tmp_path):
+    with (
+        pytest.raises(Exception, match="use KvtrieConnector"),
+        servers.offload(model, offloading(tmp_path / "kv"), enable_lora=True),
+    ):
+        pass
+    from kvtrie.engines.vllm.disk_tier import KvtrieDiskTier
+
+    with pytest.raises(ConfigError, match="spec_name has to be KvtrieOffloadingSpec"):
+        KvtrieDiskTier(None, memoryview(bytearray(64)), "kvtrie", path=str(tmp_path), blocks=3)
