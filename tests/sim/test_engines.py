@@ -30,7 +30,7 @@ def played(path, engine, *, blocks, output=True):
     }
     lines = []
     figures = run_config(config_of(document, Path()), lines.append)
-    return {**figures, "wall_s": 0}, lines
+    return figures, lines
 
 
 def generated(folder):

@@ -56,7 +56,7 @@ def _run(given: argparse.Namespace) -> int:
         from kvtrie.demo.run import Options, demo
     except ImportError as error:
         raise ConfigError(
-            f"{error.name} is not installed; the demo needs: pip install 'kvtrie[hf,cli]'"
+            f"{error.name} is not installed; the demo needs: pip install 'kvtrie[demo]'"
         ) from error
     names = ("structure", "tiny", "seed", "answer_tokens", "gpu_share", "host_share", "disk_share")
     chosen = {name: getattr(given, name) for name in (*names, "disk", "picture", "save", "json")}

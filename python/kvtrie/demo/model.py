@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,6 +213,8 @@ def _converted(console: Console) -> Path:
 
 
 def _gguf() -> tuple[Path, str]:
+    if find_spec("gguf") is None:
+        raise ConfigError(f"gguf is not installed; {_NAME} needs: pip install 'kvtrie[demo]'")
     try:
         package = metadata.distribution(_PACKAGE)
     except metadata.PackageNotFoundError:

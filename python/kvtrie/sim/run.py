@@ -6,7 +6,6 @@ Cost: that of the managers' calls, and what `figures` keeps of each request.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvtrie._kvtrie import Simulation
@@ -76,13 +75,12 @@ def run_config(
         best: machines that were not chosen in each decision, the best ones first.
 
     Returns:
-        The figures of `figures_of`, and the seconds that the run took as `wall_s`.
+        The figures of `figures_of`: the same from run to run.
 
     Raises:
         ConfigError: settings or a line of the trace that cannot be.
     """
     simulation = simulation or open_simulation(config)
-    begun = time.perf_counter()
     skipped = Skipped() if config.trace.lenient else None
     requests: Iterable[Asked | AskedToEnd]
     requests = watched = watch(trace_requests(config.trace, config.block_tokens, skipped))
@@ -93,7 +91,7 @@ def run_config(
     figures = figures_of(config, simulation, counts)
     if skipped is not None:
         figures["skipped_lines"] = skipped.lines
-    return {**figures, "wall_s": time.perf_counter() - begun}
+    return figures
 
 
 def play(
