@@ -120,6 +120,24 @@ def test_blocks_go_up_and_down_as_hints_say():
     assert manager.acquire(tokens(2), now=7, keep=0).ready()
 
 
+def test_each_reply_has_a_code_that_no_name_can_forge():
+    manager = two_tiers(gpu=8, host=8)
+    serve(manager, tokens(4), now=1)
+    name = "a quarter of the tier is in flight already"
+    late, few = Prefetch(tokens=tokens(4), deadline=9), Prefetch(tokens=tokens(4))
+    hints = [
+        (Retain(tokens=tokens(4), priority=50), "accepted"),
+        (Retain(tokens=tokens(5), priority=40), "waiting"),
+        (Release(session=name), "absent"),
+        (Demote(tokens=tokens(4)), "accepted"),
+    ]
+    codes = [manager.hint([hint], now=2)[0].code for hint, _ in hints]
+    assert codes == [code for _, code in hints]
+    settle(manager, 3)
+    assert [manager.hint([hint], now=9)[0].code for hint in (late, few)] == ["late", "crowded"]
+    assert "code=" in repr(manager.hint([few], now=9)[0])
+
+
 def test_a_quota_is_a_number_of_blocks_or_a_share():
     manager = one_tier(blocks=4)
     big = Scope(tenant=b"big")

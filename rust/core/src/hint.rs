@@ -166,6 +166,50 @@ impl Answer {
     }
 }
 
+/// Reason of a reply, for programs: why a hint is not in force for all blocks that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HintCode {
+    /// It is in force for all of them.
+    Accepted,
+    /// Its path, session, lease or owner has no such block.
+    Absent,
+    /// Some are not cached yet; it is in force for each once the block is committed.
+    Waiting,
+    /// A tier retains as many blocks as its share allows.
+    Share,
+    /// The scope has as many pending hints as it may have.
+    Full,
+    /// As many loads as may be are in flight to the tier.
+    Crowded,
+    /// They would arrive after the deadline.
+    Late,
+    /// The tier has no room.
+    NoRoom,
+    /// No tier has all layers that the load needs.
+    Incomplete,
+    /// They are in use, or no tier can take them.
+    InUse,
+}
+
+impl HintCode {
+    /// The name users read.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Absent => "absent",
+            Self::Waiting => "waiting",
+            Self::Share => "share",
+            Self::Full => "full",
+            Self::Crowded => "crowded",
+            Self::Late => "late",
+            Self::NoRoom => "no-room",
+            Self::Incomplete => "incomplete",
+            Self::InUse => "in-use",
+        }
+    }
+}
+
 /// The answer to one hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintReply {
@@ -175,6 +219,8 @@ pub struct HintReply {
     pub blocks: u64,
     /// Number of blocks that it names and is not in force for: clipped, or not cached yet.
     pub left: u64,
-    /// Reason why not for all of them; empty if it is accepted.
+    /// The last reason why not for all of them, for programs.
+    pub code: HintCode,
+    /// Reason why not for all of them, for people; empty if it is accepted.
     pub reason: String,
 }

@@ -45,15 +45,22 @@ impl HintReply {
         self.0.left
     }
 
-    /// Why it is not in force for all; empty if it is accepted.
+    /// The last reason why it is not in force for all, one of a few words.
+    #[getter]
+    fn code(&self) -> &'static str {
+        self.0.code.name()
+    }
+
+    /// Why it is not in force for all, for people; empty if it is accepted.
     #[getter]
     fn reason(&self) -> &str {
         &self.0.reason
     }
 
     fn __repr__(&self) -> String {
-        let hint::HintReply { answer, blocks, left, reason } = &self.0;
-        format!("HintReply({}, blocks={blocks}, left={left}, reason={reason:?})", answer.name())
+        let hint::HintReply { answer, blocks, left, code, reason } = &self.0;
+        let (answer, code) = (answer.name(), code.name());
+        format!("HintReply({answer}, blocks={blocks}, left={left}, code={code}, reason={reason:?})")
     }
 }
 

@@ -62,7 +62,6 @@ _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _NS = 1_000_000_000
 _MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it waits to be taken
 _HOST, _DISK = 1, 2
-_CROWDED = "in flight already"  # how the manager's answer to `Prefetch` ends then
 _THERE, _COMING, _DEEPER = "there", "coming", "deeper"
 
 
@@ -231,7 +230,7 @@ class SchedulerHalf:
         # So much may come for others that nothing may for this one: that ends by itself. Who was
         # given something and stands no further afterwards gives up: else requests would bring
         # blocks up in turns for ever, where memory is smaller than what they wait for.
-        held_up = reply.reason.endswith(_CROWDED) and reply.blocks <= near
+        held_up = reply.code == "crowded" and reply.blocks <= near
         if not (held_up and self.manager.stats().moves):
             known.asked = host
         return True

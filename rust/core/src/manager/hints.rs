@@ -24,7 +24,9 @@ use std::sync::Arc;
 
 use crate::block::{BlockId, Handle, LeaseId, Structure, TierId, Token};
 use crate::error::{Error, Result};
-use crate::hint::{Answer, HIGHEST, Hint, HintReply, NORMAL, Priority, Release, Share, Target};
+use crate::hint::{
+    Answer, HIGHEST, Hint, HintCode, HintReply, NORMAL, Priority, Release, Share, Target,
+};
 use crate::record::Wanted;
 use crate::scope::{Scope, ScopeId};
 use crate::tier::{ResidencyState, TierSpec};
@@ -343,8 +345,15 @@ impl Manager {
     }
 }
 
+/// The reply to a hint that names nothing.
 fn rejected(reason: impl Into<String>) -> HintReply {
-    HintReply { answer: Answer::Rejected, blocks: 0, left: 0, reason: reason.into() }
+    HintReply {
+        answer: Answer::Rejected,
+        blocks: 0,
+        left: 0,
+        code: HintCode::Absent,
+        reason: reason.into(),
+    }
 }
 
 /// Fails for a priority above the highest.

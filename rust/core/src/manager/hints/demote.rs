@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 
 use crate::block::{BlockId, TierId};
-use crate::hint::{Answer, HintReply, Target};
+use crate::hint::{Answer, HintCode, HintReply, Target};
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
@@ -42,13 +42,13 @@ impl Manager {
             }
         }
         let left = path.len() as u64 - blocks;
-        let (answer, reason) = match (blocks, left) {
+        let (answer, code, reason) = match (blocks, left) {
             (_, 0) if path.is_empty() => return rejected("no block of the path is cached"),
-            (_, 0) => (Answer::Accepted, String::new()),
-            (0, _) => (Answer::Rejected, staying(left)),
-            _ => (Answer::Clipped, staying(left)),
+            (_, 0) => (Answer::Accepted, HintCode::Accepted, String::new()),
+            (0, _) => (Answer::Rejected, HintCode::InUse, staying(left)),
+            _ => (Answer::Clipped, HintCode::InUse, staying(left)),
         };
-        HintReply { answer, blocks, left, reason }
+        HintReply { answer, blocks, left, code, reason }
     }
 
     /// Demotes a block one tier down, and lists it if it has further to go.

@@ -5,7 +5,7 @@
 //! request's loads.
 
 use crate::block::{BlockId, Layers, LeaseId, NO_MOVE, TierId};
-use crate::hint::{Answer, HintReply, Target};
+use crate::hint::{Answer, HintCode, HintReply, Target};
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
@@ -27,7 +27,7 @@ enum Fetched {
     /// It is resident or in flight.
     Yes,
     /// It is not loaded, for this reason.
-    No(&'static str),
+    No(HintCode, &'static str),
 }
 
 impl Manager {
@@ -47,7 +47,7 @@ impl Manager {
             return rejected("no block of the path is cached");
         }
         let mut fetched = 0;
-        let mut why = "";
+        let (mut code, mut why) = (HintCode::Accepted, "");
         // Pinned, so that no block is evicted for a later one.
         self.pin(&path);
         for &block in &path {
@@ -58,8 +58,8 @@ impl Manager {
             };
             match one {
                 Fetched::Yes => fetched += 1,
-                Fetched::No(reason) => {
-                    why = reason;
+                Fetched::No(kind, reason) => {
+                    (code, why) = (kind, reason);
                     // Blocks behind a hole of a leaf-only path would be useless.
                     if self.breaks(block) {
                         break;
@@ -75,7 +75,7 @@ impl Manager {
             _ => Answer::Clipped,
         };
         let reason = if left > 0 { format!("{left} blocks stay: {why}") } else { String::new() };
-        HintReply { answer, blocks: fetched, left, reason }
+        HintReply { answer, blocks: fetched, left, code, reason }
     }
 
     /// Whether too many blocks are in flight to a tier already.
@@ -105,17 +105,17 @@ impl Manager {
         let [miss] = &missing;
         // Prefetches compute nothing, so all layers must be resident below.
         if !miss.load || !miss.compute.is_empty() {
-            return Fetched::No("they cannot be loaded");
+            return Fetched::No(HintCode::Incomplete, "they cannot be loaded");
         }
         if miss.loads().any(|(from, layers)| self.late(from, layers, deadline, now)) {
-            return Fetched::No("they would arrive too late");
+            return Fetched::No(HintCode::Late, "they would arrive too late");
         }
         if self.crowded(0) {
-            return Fetched::No("a quarter of the tier is in flight already");
+            return Fetched::No(HintCode::Crowded, "a quarter of the tier is in flight already");
         }
         let units = self.units(0, miss.lacks);
         let Ok(mut transit) = self.open_transit(&missing, units, now) else {
-            return Fetched::No("there is no room");
+            return Fetched::No(HintCode::NoRoom, "there is no room");
         };
         let mut step = PathBlock::shared(block);
         self.begin_load(&missing[0], &mut step, NO_LEASE, &mut transit, now);
@@ -143,21 +143,24 @@ impl Manager {
                 && self.transit(tier, *from).is_none()
         };
         let Some(from) = (tier + 1..self.tiers.len()).find(full) else {
-            return Fetched::No("no tier that it reads from has them in full");
+            return Fetched::No(
+                HintCode::Incomplete,
+                "no tier that it reads from has them in full",
+            );
         };
         // Completing a part could need layers from two tiers.
         if self.residency(tier, block).state != ResidencyState::Absent {
-            return Fetched::No("a part of them is resident there");
+            return Fetched::No(HintCode::Incomplete, "a part of them is resident there");
         }
         if self.late(from, all, deadline, now) {
-            return Fetched::No("they would arrive too late");
+            return Fetched::No(HintCode::Late, "they would arrive too late");
         }
         if self.crowded(tier) {
-            return Fetched::No("a quarter of the tier is in flight already");
+            return Fetched::No(HintCode::Crowded, "a quarter of the tier is in flight already");
         }
         let units = self.units(tier, all);
         if self.make_room(&[(tier, units)], &[(from, block..block + 1)], now).is_err() {
-            return Fetched::No("there is no room");
+            return Fetched::No(HintCode::NoRoom, "there is no room");
         }
         let row = self.blocks.take_slots(tier, self.residency(tier, block).slot, all);
         self.blocks.alter(tier, block, |here| here.slot = row);

@@ -4,7 +4,7 @@
 //! end a quota.
 
 use crate::block::{BlockId, TierId};
-use crate::hint::{Answer, HintReply};
+use crate::hint::{Answer, HintCode, HintReply};
 use crate::tier::ResidencyState;
 use crate::visits;
 
@@ -46,6 +46,7 @@ impl Manager {
             answer: Answer::Accepted,
             blocks: mine.len() as u64,
             left: 0,
+            code: HintCode::Accepted,
             reason: String::new(),
         }
     }

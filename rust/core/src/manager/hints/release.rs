@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::block::{BlockId, Token};
-use crate::hint::{Answer, HintReply, Release};
+use crate::hint::{Answer, HintCode, HintReply, Release};
 use crate::scope::{Scope, ScopeId};
 
 use super::rejected;
@@ -171,9 +171,9 @@ fn reply(released: u64, wanted: u64) -> HintReply {
         (_, 1..) => Answer::Clipped,
         _ => Answer::Accepted,
     };
-    let reason = match wanted {
-        0 => String::new(),
-        _ => format!("{wanted} blocks are wanted by others"),
+    let (code, reason) = match wanted {
+        0 => (HintCode::Accepted, String::new()),
+        _ => (HintCode::InUse, format!("{wanted} blocks are wanted by others")),
     };
-    HintReply { answer, blocks: released, left: wanted, reason }
+    HintReply { answer, blocks: released, left: wanted, code, reason }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::block::{BlockId, LeaseId, Token};
 use crate::error::{Error, Result};
-use crate::hint::{Answer, HintReply, NORMAL, Priority, Retain, Target};
+use crate::hint::{Answer, HintCode, HintReply, NORMAL, Priority, Retain, Target};
 use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
 
@@ -317,21 +317,27 @@ impl Reach {
         if blocks + clipped + waiting == 0 && !empty.is_empty() {
             reason.push(empty.to_owned());
         }
-        let answer = match (clipped, reason.is_empty()) {
-            (1.., _) => Answer::Clipped,
-            (0, false) => Answer::Deferred,
+        let (answer, code) = match (clipped, reason.is_empty()) {
+            (1.., _) => (Answer::Clipped, HintCode::Share),
+            (0, false) => (Answer::Deferred, HintCode::Waiting),
             (0, true) if blocks == 0 => {
                 return rejected("no full block begins in that range");
             }
-            (0, true) => Answer::Accepted,
+            (0, true) => (Answer::Accepted, HintCode::Accepted),
         };
-        HintReply { answer, blocks, left: clipped + waiting, reason: reason.join("; ") }
+        HintReply { answer, blocks, left: clipped + waiting, code, reason: reason.join("; ") }
     }
 
     /// The reply if absent blocks cannot be pending.
     fn refuse(self, why: &str) -> HintReply {
         let answer = if self.blocks > 0 { Answer::Clipped } else { Answer::Rejected };
         let left = self.clipped + self.waiting;
-        HintReply { answer, blocks: self.blocks, left, reason: why.to_owned() }
+        HintReply {
+            answer,
+            blocks: self.blocks,
+            left,
+            code: HintCode::Full,
+            reason: why.to_owned(),
+        }
     }
 }
