@@ -102,7 +102,7 @@ def fuse(options: FuseOptions) -> int:
         torch.nn.Module.to(speaker.model, default_device())  # where the first tier is
         return _run(options, speaker, texts, question, console)
     except KvtrieError as error:
-        console.print(f"[red]{error}[/]")
+        console.print(str(error), style="red", markup=False)
         return 2
 
 

@@ -98,7 +98,7 @@ def demo(options: Options) -> int:
         torch.nn.Module.to(speaker.model, default_device())  # where the first tier is
         return _run(options, speaker, console)
     except KvtrieError as error:
-        console.print(f"[red]{error}[/]")
+        console.print(str(error), style="red", markup=False)
         return 2
     except KeyboardInterrupt:
         console.print("\nStopped.")
