@@ -163,7 +163,7 @@ def test_a_missing_model_is_told_with_the_command(monkeypatch, capsys):
 
 
 def test_the_reader_of_the_model_is_named_where_it_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(model, "find_spec", dict().get)
+    monkeypatch.setattr(model, "find_spec", {}.get)
     assert demo(Options(picture=None, disk=None)) == 2
     assert "pip install 'kvtrie[demo]'" in capsys.readouterr().out
 
