@@ -175,7 +175,7 @@ $(ENGINES): $(LOCKED) pyproject.toml $(RUST) $(shell find python -name '*.py')
 	$(BIN)/maturin build --quiet --release --out $(WHEEL)
 	for engine in vllm sglang; do \
 	    $(BIN)/uv pip install --quiet --no-deps --reinstall --python benches/peers/envs/$$engine/bin/python \
-	        $(WHEEL)/kvtrie-*.whl $$(sed -n -E 's/^((pytest|pluggy|iniconfig|pygments|pytest-timeout)==[^ ]*).*/\1/p' requirements.lock) || exit 1; \
+	        $(WHEEL)/kvtrie-*.whl $$(sed -n -E 's/^((pytest|pluggy|iniconfig|pygments|pytest-timeout|hypothesis|sortedcontainers)==[^ ]*).*/\1/p' requirements.lock) || exit 1; \
 	done
 	mkdir -p .engines
 	ln -sfn ../benches/peers/envs/vllm .engines/vllm

@@ -1,5 +1,6 @@
 """Where the files beside this one are found, and `--next`: vLLM's next version in place of ours."""
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -26,3 +27,18 @@ def sources():
 
     root = Path(__file__).parents[2]
     return Sources(next_wheel(root / "target" / "vllm-next", root / ".venv" / "bin" / "python"))
+
+
+@pytest.fixture
+def page_hashes(monkeypatch):
+    """A chain of digests in place of SGLang's own, which it would have to compile here."""
+
+    def chained(ids, before, page_size):
+        raw, hashes = ids.raw_token_ids(), []
+        for first in range(0, len(ids), page_size):
+            page = raw[first : first + page_size].tobytes()
+            before = hashlib.sha256((before or b"") + page).digest()
+            hashes.append(before.hex())
+        return hashes
+
+    monkeypatch.setattr("sglang.srt.mem_cache.utils.get_native_hash", chained)

@@ -5,7 +5,6 @@ SGLang's engine has no CPU kernels; its classes stand on `benches/peers/stand_in
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 from array import array
@@ -183,21 +182,6 @@ def test_random_operations_under_pressure(kind):
     assert world.pool.free_blocks == world.blocks
     world.cache.reset()
     assert world.cache.total_size() == 0
-
-
-@pytest.fixture
-def page_hashes(monkeypatch):
-    """A chain of digests in place of SGLang's own, which it would have to compile here."""
-
-    def chained(ids, before, page_size):
-        raw, told = ids.raw_token_ids(), []
-        for first in range(0, len(ids), page_size):
-            page = raw[first : first + page_size].tobytes()
-            before = hashlib.sha256((before or b"") + page).digest()
-            told.append(before.hex())
-        return told
-
-    monkeypatch.setattr("sglang.srt.mem_cache.utils.get_native_hash", chained)
 
 
 def replayed(events, there):

@@ -226,6 +226,19 @@ def test_what_cannot_be_is_refused(tmp_path, more, told):
         opened(tmp_path, **more)
 
 
+def test_a_key_that_is_no_text_is_a_miss(tmp_path):
+    storage = opened(tmp_path)
+    for key in ("\ud800", 5, None):
+        assert not storage.exists(key)
+        assert storage.get(key) is None
+        assert storage.batch_set_v1([key], indices([0])) == [False]
+        assert storage.batch_get_v1([key], indices([0])) == [False]
+    assert storage.batch_set_v1(["good"], indices([0])) == [True]
+    assert storage.exists("good")
+    assert storage.boundary.failures == 12
+    storage.close()
+
+
 @pytest.mark.parametrize("name", ["mamba", "swa", "draft", "indexer"])
 def test_a_hybrid_models_pools_are_refused_at_start(tmp_path, name):
     storage = opened(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from array import array
 from types import SimpleNamespace
@@ -18,7 +17,10 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
 from kvtrie.engines.sglang import KvtrieRadixCache
 
-pytestmark = pytest.mark.parametrize("kind", ["ours", "theirs"])
+pytestmark = [
+    pytest.mark.parametrize("kind", ["ours", "theirs"]),
+    pytest.mark.usefixtures("page_hashes"),
+]
 
 
 def make_cache(kind, page_size=1, *, events=False, disable=False, blocks=64):
@@ -48,21 +50,6 @@ def found(cache, ids, **scope):
     slots = cache.path_device_indices(match.last_device_node).tolist()
     assert len(slots) == match.device_prefix_len
     return slots
-
-
-@pytest.fixture(autouse=True)
-def page_hashes(monkeypatch):
-    """A chain of digests in place of SGLang's own, which it would have to compile here."""
-
-    def chained(ids, before, page_size):
-        raw, hashes = ids.raw_token_ids(), []
-        for first in range(0, len(ids), page_size):
-            page = raw[first : first + page_size].tobytes()
-            before = hashlib.sha256((before or b"") + page).digest()
-            hashes.append(before.hex())
-        return hashes
-
-    monkeypatch.setattr("sglang.srt.mem_cache.utils.get_native_hash", chained)
 
 
 @pytest.mark.parametrize(("page_size", "disable", "events"), [(1, 0, 0), (4, 0, 1), (1, 1, 0)])

@@ -13,6 +13,7 @@ OVERRIDDEN = {
         "match_prefix",
         "touch_prefix",
         "insert",
+        "checkpoint",
         "evict",
         "inc_lock_ref",
         "dec_lock_ref",

@@ -9,10 +9,11 @@ token of the pool.
 
 from __future__ import annotations
 
+import logging
 import time
 from array import array
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
 from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.argument import text, whole
+from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.sglang.told import Told
 from kvtrie.errors import ConfigError
 from kvtrie.scope import Scope
@@ -45,7 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KvtrieRadixCache", "Path"]
 
+_LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
 _MOST_TOKEN = 2**32
+_FAR = 2**63
 
 
 class Path:
@@ -89,6 +94,7 @@ class KvtrieRadixCache(RadixCache):
         allocator = params.token_to_kv_pool_allocator
         self._blocks = blocks or int(allocator.size) // int(params.page_size)
         self._policy = policy
+        self.boundary = Boundary("the radix cache kvtrie", _LOG)
         super().__init__(params)
 
     @classmethod
@@ -130,7 +136,12 @@ class KvtrieRadixCache(RadixCache):
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """The longest prefix of whole pages that is there."""
-        told = None if self.disable else self._tokens(params.key)
+        with self.boundary:
+            return self._match(params.key)
+        return self._empty_match_result
+
+    def _match(self, key: RadixKey) -> MatchResult:
+        told = None if self.disable else self._tokens(key)
         if told is None:
             return self._empty_match_result
         tokens, scope = told
@@ -142,8 +153,10 @@ class KvtrieRadixCache(RadixCache):
 
     def touch_prefix(self, key: RadixKey) -> None:
         """Note a use of what is there of a key."""
-        told = None if self.disable else self._tokens(key)
-        if told is not None:
+        with self.boundary:
+            told = None if self.disable else self._tokens(key)
+            if told is None:
+                return
             tokens, scope = told
             now = time.monotonic_ns()
             match = self.manager.lookup(tokens, now=now, scope=scope, keep=0)
@@ -154,25 +167,50 @@ class KvtrieRadixCache(RadixCache):
 
     def insert(self, params: InsertParams) -> InsertResult:
         """Take in the pages of a key that are not there; how many tokens were."""
-        key, value = params.key, params.value
+        with self.boundary:
+            return self._insert(params.key, params.value)
+        return InsertResult(prefix_len=0, last_device_node=self.root_node)
+
+    def _insert(self, key: RadixKey | None, value: torch.Tensor | None) -> InsertResult:
         if self.disable or key is None or (told := self._tokens(key)) is None:
             return InsertResult(prefix_len=0, last_device_node=self.root_node)
         tokens, scope = told
         now, size = time.monotonic_ns(), self.page_size
-        lease = self.manager.acquire(tokens, now=now, scope=scope, keep=0, load="none")
-        there = lease.matched
-        if there < len(tokens):
-            # Without values, SGLang's simulations take token ids for slots.
-            slots = tokens if value is None else np.asarray(value[: len(tokens)].cpu())
-            slots = slots[there:].reshape(-1, size)
-            new = lease.commit(tokens[there:], now=now).new.tolist()
-            rows = [self._free.pop() for _ in new]
-            self._slots[rows] = slots
-            self._rows.update(zip(new, rows, strict=True))
-        lease.release(now=now)
-        match = self.manager.lookup(tokens, now=now, scope=scope, keep=0)
-        self._told.stored(match.handles.tolist(), there // size, key)
-        return InsertResult(prefix_len=there, last_device_node=Path(match.handles))
+        # Without values, SGLang's simulations take token ids for slots.
+        slots = tokens if value is None else np.asarray(value[: len(tokens)].cpu())
+        if len(slots) < len(tokens):
+            raise ConfigError(f"{len(tokens)} tokens have {len(slots)} slots")
+        with self.manager.acquire(tokens, now=now, scope=scope, keep=0, load="none") as lease:
+            there = lease.matched
+            count = (len(tokens) - there) // size
+            if count > len(self._free):
+                raise ConfigError(
+                    f"{count} new pages, {len(self._free)} of {self._blocks} are free"
+                )
+            # Nothing may fail from the commit on until the rows are entered.
+            slots = slots[there:].astype(np.int64).reshape(-1, size)
+            if count:
+                new = lease.commit(tokens[there:], now=now).new.tolist()
+                rows = [self._free.pop() for _ in new]
+                self._slots[rows] = slots
+                self._rows.update(zip(new, rows, strict=True))
+            blocks = lease.handles
+            lease.release(now=now)
+        with self.boundary:
+            self._told.stored(blocks.tolist(), there // size, key)
+        return InsertResult(prefix_len=there, last_device_node=Path(blocks))
+
+    def checkpoint(self, req: Any, *, up_to: int) -> None:  # noqa: ANN401 - SGLang's `Req`
+        """Take in what a request has computed, unless its content cannot be cached."""
+        if self.disable:
+            return
+        with self.boundary:
+            ids = req.full_untruncated_fill_ids[:up_to]
+            key = RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
+            # SGLang inserts first and computes with the priority then.
+            whole("priority", req.priority or 0, -_FAR, _FAR - 1)
+            if self._tokens(key) is not None:
+                super().checkpoint(req, up_to=up_to)
 
     def evict(self, params: EvictParams) -> EvictResult:
         """Give back at least so many tokens, as far as they are not locked."""
@@ -256,13 +294,20 @@ class KvtrieRadixCache(RadixCache):
 
         Ids beyond 32 bits, which SGLang makes of images, have no place in the trie: such a key
         neither matches nor is kept.
+
+        Raises:
+            ConfigError: a salt or an extra key that is no scope.
         """
         raw = np.asarray(key.raw_token_ids(), dtype=np.int64)
         raw = raw[: len(raw) // self.page_size * self.page_size]
         if not len(raw) or raw.min() < 0 or raw.max() >= _MOST_TOKEN:
             return None
-        salt = (key.cache_salt or "").encode()
-        return raw.astype(np.uint32), Scope(tenant=salt, lora=key.extra_key or "")
+        # An empty name is no name for SGLang, and anything else that is no str is refused.
+        salt, extra = (
+            "" if given is None else text(name, given)
+            for name, given in (("cache_salt", key.cache_salt), ("extra_key", key.extra_key))
+        )
+        return raw.astype(np.uint32), Scope(tenant=salt.encode(), lora=extra)
 
     def _slots_of(self, rows: list[int]) -> torch.Tensor:
         return torch.from_numpy(self._slots[rows].reshape(-1))  # pyright: ignore[reportUnknownMemberType] - torch's

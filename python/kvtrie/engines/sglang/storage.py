@@ -17,6 +17,7 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from kvtrie.argument import folder, shown, whole
+from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.sglang.weights import identity, watch
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_disk
@@ -71,6 +72,7 @@ class KvtrieHiCache(HiCacheStorage):
         self._config, self._extra = storage_config, extra
         self._disk: KeyedDisk | None = None
         self._updated = False  # SGLang's memory may have KV of other weights than the files
+        self.boundary = Boundary("the storage kvtrie", _LOG)
 
     def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
         """Open the files: the pool says how large a page is."""
@@ -130,7 +132,10 @@ class KvtrieHiCache(HiCacheStorage):
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
-        return not self._updated and key.encode() in self.disk
+        disk = self.disk
+        with self.boundary:
+            return not self._updated and key.encode() in disk
+        return False
 
     def get(
         self,
@@ -148,15 +153,18 @@ class KvtrieHiCache(HiCacheStorage):
         target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
     ) -> list[torch.Tensor | None]:
         """Pages, as `get` gives each."""
-        targets = [
-            self.mem_pool_host.get_dummy_flat_data_page() if target is None else target
-            for target in (target_locations or [None] * len(keys))
-        ]
+        disk = self.disk
         if self._updated:
             return [None] * len(keys)
-        rows = [(key.encode(), _bytes(to)) for key, to in zip(keys, targets, strict=True)]
-        told = self.disk.read_many(rows)
-        return [to if good else None for to, good in zip(targets, told, strict=True)]
+        with self.boundary:
+            targets = [
+                self.mem_pool_host.get_dummy_flat_data_page() if target is None else target
+                for target in (target_locations or [None] * len(keys))
+            ]
+            rows = [(key.encode(), _bytes(to)) for key, to in zip(keys, targets, strict=True)]
+            told = disk.read_many(rows)
+            return [to if good else None for to, good in zip(targets, told, strict=True)]
+        return [None] * len(keys)
 
     def set(
         self,
@@ -219,16 +227,19 @@ class KvtrieHiCache(HiCacheStorage):
     def _write(
         self, keys: list[str], values: Sequence[torch.Tensor], before: list[str] | None
     ) -> list[bool]:
+        disk = self.disk
         if self._updated:
             return [False] * len(keys)
-        rows = [
-            (key.encode(), _bytes(value.contiguous()))
-            for key, value in zip(keys, values, strict=True)
-        ]
-        behind = before[-1].encode() if before else None
-        first, size = len(before or ()), self.mem_pool_host.page_size
-        positions = [(first + at) * size for at in range(len(rows))]
-        return self.disk.write_many(rows, positions=positions, behind=behind)
+        with self.boundary:
+            rows = [
+                (key.encode(), _bytes(value.contiguous()))
+                for key, value in zip(keys, values, strict=True)
+            ]
+            behind = before[-1].encode() if before else None
+            first, size = len(before or ()), self.mem_pool_host.page_size
+            positions = [(first + at) * size for at in range(len(rows))]
+            return disk.write_many(rows, positions=positions, behind=behind)
+        return [False] * len(keys)
 
 
 def _bytes(page: torch.Tensor) -> NDArray[np.uint8]:
