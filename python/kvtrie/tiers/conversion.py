@@ -10,6 +10,7 @@ way per piece; beside the pools at most `PIECE_BYTES` of rows, and as many units
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -52,7 +53,7 @@ class Units(Protocol):
         """Bytes of the units, uint8 `(units, bytes per unit)` each."""
         ...
 
-    @property
+    @cached_property
     def pages(self) -> Pages:
         """All units as blocks of one layer."""
         ...
