@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import benches.peers.stand_ins  # noqa: F401 # isort: skip - without it sglang does not load
+
 import importlib.util
 import sys
 from pathlib import Path
@@ -16,7 +18,6 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
-import benches.peers.stand_ins  # noqa: F401 - without it sglang does not load
 from kvtrie.engines.sglang import weights
 from kvtrie.engines.sglang.weights import UPDATES
 from kvtrie.errors import ConfigError
