@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
+import threading
 
 import pytest
 import torch
@@ -342,6 +344,28 @@ def opened(model, name="h2o-default", **more):
     return SelectiveCache(model, CacheSettings(name, **{"cache_length": 16, **more}))
 
 
+def again(model, ids=None, *, name="h2o-default", cache_length=16, **given):
+    """A pass behind five tokens that a cache has read."""
+    with opened(model, name, cache_length=cache_length) as cache, torch.no_grad():
+        cache.read(tokens(2, 1, 5))
+        return model(tokens(1, 1, 6) if ids is None else ids, past_key_values=cache, **given)
+
+
+def embedded(model):
+    """A pass over embeddings that ask for gradients."""
+    given = torch.zeros(1, 4, 64, requires_grad=True)
+    with opened(model) as cache:
+        return model(inputs_embeds=given, past_key_values=cache)
+
+
+def lookup(model, **given):
+    """transformers' own generate over a cache that has read all but the last token."""
+    ids = tokens(3, 1, 10)
+    with opened(model, cache_length=64) as cache:
+        cache.read(ids[:, :-1])
+        return model.generate(ids, past_key_values=cache, max_new_tokens=4, **given)
+
+
 REFUSED = {
     "a long prompt in the model's own generate": (
         lambda m: m.generate(tokens(1, 1, 40), past_key_values=opened(m), max_new_tokens=2),
@@ -359,7 +383,7 @@ REFUSED = {
         lambda m: SelectiveCache(m, CacheSettings("h2o-default", cache_length=8), 2).read(
             tokens(1, 3, 4)
         ),
-        "a batch of 3 does not continue 2 rows",
+        "a batch of 3 for a SelectiveCache of 2 rows: open one with batch=3",
     ),
     "a mask with holes": (
         lambda m: opened(m).read(tokens(1, 1, 4), torch.tensor([[1, 0, 1, 1]])),
@@ -402,6 +426,51 @@ REFUSED = {
             m, tokens(1, 1, 30), CacheSettings("dense-default", 32), max_new_tokens=9
         ),
         "a sequence of 39 tokens is longer than the 32 rows",
+    ),
+    "a pass from the start": (
+        lambda m: again(m, tokens(1, 1, 4), position_ids=torch.arange(4)[None]),
+        "position_ids say 0 at token 5",
+    ),
+    "a prompt that repeats what was read": (
+        lambda m: again(m, tokens(1, 1, 9), position_ids=torch.arange(9)[None]),
+        "a pass of 9 tokens from position 0 on, and this cache has read 5",
+    ),
+    "gradients": (
+        lambda m: m(tokens(1, 1, 4), past_key_values=opened(m)),
+        "carry no gradient.*torch.no_grad",
+    ),
+    "gradients of embeddings": (
+        lambda _: embedded(make().requires_grad_(requires_grad=False)),
+        "carry no gradient",
+    ),
+    "training mode": (lambda _: again(make().train()), "model is in training mode"),
+    "a dense cache that is full": (
+        lambda m: again(m, tokens(1, 1, 1), name="dense-default", cache_length=5),
+        "a sequence of 6 tokens is longer than the 5 rows of a dense cache",
+    ),
+    "prompt lookup": (
+        lambda m: generate(
+            m, tokens(1, 1, 9), CacheSettings(cache_length=64), prompt_lookup_num_tokens=3
+        ),
+        "leave prompt_lookup_num_tokens out",
+    ),
+    "an assistant": (
+        lambda m: generate(m, tokens(1, 1, 9), CacheSettings(cache_length=64), assistant_model=m),
+        "leave assistant_model out",
+    ),
+    "prompt lookup over an open cache": (
+        lambda m: lookup(m, prompt_lookup_num_tokens=3),
+        "a pass of 10 tokens from position 0 on, and this cache has read 9",
+    ),
+    "an uncached generate over an open cache": (
+        lambda m: lookup(m, use_cache=False),
+        "a pass of 11 tokens from position 0 on, and this cache has read 10",
+    ),
+    "a mask of another prompt": (
+        lambda m: generate(
+            m, tokens(1, 1, 9), CacheSettings(cache_length=64), attention_mask=torch.ones(1, 12)
+        ),
+        r"attention_mask is \(1, 12\), input_ids \(1, 9\)",
     ),
     "a cache for generate": (
         lambda m: generate(
@@ -447,3 +516,149 @@ def test_what_is_refused(llama, what):
     with pytest.raises(ConfigError, match=message):
         call(llama)
     assert llama.config._attn_implementation == "sdpa"
+
+
+def test_generate_is_right_whatever_a_configuration_says_of_caches():
+    model, ids = make(), tokens(5, 1, 30)
+    truth = answer(model, ids)
+    model.generation_config.use_cache = False
+    settings = CacheSettings("dense-default", cache_length=64, chunk_size=8)
+    given = {"max_new_tokens": 8, "do_sample": False}
+    assert torch.equal(generate(model, ids, settings, **given), truth)
+    model.generation_config.prompt_lookup_num_tokens = 3
+    with pytest.raises(ConfigError, match="leave prompt_lookup_num_tokens out"):
+        generate(model, ids, settings, **given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "message"),
+    [
+        ("Doge", {"keep_window_size": 16}, "DogeAttention has a mask of its own"),
+        ("Doge", {"keep_window_size": 2048}, "DogeAttention has a mask of its own"),
+        ("DiffLlama", {}, "DiffLlama.*"),
+    ],
+)
+def test_attention_that_is_more_than_a_causal_softmax_is_refused(kind, more, message):
+    config = getattr(transformers, f"{kind}Config")(**ONE | more)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with pytest.raises(ConfigError, match=message):
+        opened(model)
+    assert model.config._attn_implementation != "kvtrie"
+    assert not model.get_decoder()._forward_pre_hooks
+
+
+def test_a_layer_that_attends_otherwise_is_seen_at_opening(monkeypatch):
+    """One that scales what attention gives, whichever way its attention is called."""
+    model = make()
+    layer = model.model.layers[2].self_attn
+    forward = type(layer).forward
+
+    def louder(self, *given, **more):
+        out, weights = forward(self, *given, **more)
+        return (out * 1.5 if more.get("past_key_values") is not None else out), weights
+
+    monkeypatch.setattr(layer, "forward", louder.__get__(layer))
+    with pytest.raises(ConfigError, match="more than a causal softmax"):
+        opened(model)
+    monkeypatch.undo()
+    opened(model).close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_is_no_difference_in_attention(dtype):
+    opened(make(num_hidden_layers=8).to(dtype)).close()
+
+
+def test_threads_on_one_model_wait_for_one_another(llama):
+    settings = CacheSettings("h2o-default", cache_length=20)
+    ids = [tokens(seed, 1, 40) for seed in range(2)]
+    truth = []
+    for each in ids:
+        with SelectiveCache(llama, settings) as cache:
+            truth.append(cache.read(each))
+    found, inside, waits = {}, threading.Event(), threading.Event()
+
+    def pause(*_):
+        """Hold the first thread in its first pass until the second one begins its own."""
+        if not inside.is_set():
+            inside.set()
+            waits.wait(20)
+
+    def first():
+        with SelectiveCache(llama, settings) as cache:
+            found[0] = cache.read(ids[0])
+
+    def second():
+        with SelectiveCache(llama, settings) as cache:
+            inside.wait(20)
+            waits.set()
+            found[1] = cache.read(ids[1])
+
+    hook = llama.model.layers[1].register_forward_pre_hook(pause)
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    hook.remove()
+    assert [torch.equal(found[at], truth[at]) for at in range(2)] == [True, True]
+    assert llama.config._attn_implementation == "sdpa"
+
+
+def test_a_pass_that_was_interrupted_leaves_the_model_to_others(llama):
+    """Neither Ctrl-C nor another BaseException runs torch's hooks behind a pass."""
+    settings = CacheSettings("h2o-default", cache_length=20)
+    with SelectiveCache(llama, settings) as cache:
+        truth = cache.read(tokens(1, 1, 5))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    hook = llama.model.layers[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt), SelectiveCache(llama, settings) as cache:
+        cache.read(tokens(1, 1, 5))
+    assert llama.config._attn_implementation == "sdpa"
+    assert torch.is_grad_enabled()
+    with SelectiveCache(llama, settings) as cache:
+        with pytest.raises(KeyboardInterrupt):
+            cache.read(tokens(1, 1, 5))
+        hook.remove()
+        with pytest.raises(ClosedError, match="ended midway"):
+            cache.read(tokens(1, 1, 5))
+        cache.reset()
+        assert torch.equal(cache.read(tokens(1, 1, 5)), truth)
+
+
+@pytest.mark.parametrize("name", ["h2o-torch-quantized8", "snapkv-default", "mix-h2o+keydiff-int8"])
+def test_a_copy_goes_on_by_itself(llama, name):
+    ids, more = tokens(20, 2, 50), tokens(21, 2, 9)
+    mask = (torch.arange(50) >= torch.tensor([[0], [7]])).long()
+    settings = CacheSettings(name, cache_length=20, cache_kwargs={"grace_period": 3})
+    with SelectiveCache(llama, settings, 2) as cache:
+        cache.read(ids, mask)
+        with copy.deepcopy(cache) as other, copy.copy(cache) as third:
+            assert other.get_seq_length() == 50
+            told = other.read(more)
+            other.read(tokens(22, 2, 9))
+            assert torch.equal(cache.read(more), told)
+            assert torch.equal(third.read(more), told)
+        assert cache.read(more).isfinite().all()
+        cache.shrink(12)
+        with copy.deepcopy(cache) as shrunk:
+            assert torch.equal(cache.read(more), shrunk.read(more))
+
+
+def test_a_reset_brings_the_batch_back_that_was_opened(llama):
+    with SelectiveCache(llama, CacheSettings("h2o-default", cache_length=20)) as cache:
+        truth = cache.read(tokens(1, 1, 9))
+        for rows in ([0, 0, 0], [0, 0]):
+            cache.reorder_cache(torch.tensor(rows))
+            cache.reset()
+            assert torch.equal(cache.read(tokens(1, 1, 9)), truth)
+    with SelectiveCache(llama, CacheSettings("h2o-default", cache_length=20), 2) as cache:
+        cache.read(tokens(1, 2, 9))
+        cache.batch_select_indices(torch.tensor([1]))
+        cache.reset()
+        with pytest.raises(ConfigError, match="a batch of 1 for a SelectiveCache of 2 rows"):
+            cache.read(tokens(1, 1, 9))
+        assert cache.read(tokens(1, 2, 9)).shape == (2, 211)

@@ -76,6 +76,9 @@ def test_a_chat_returns_bit_for_bit(llama, name, arguments):
             assert all(torch.equal(one, other) for one, other in zip(now, tensors, strict=True))
         assert torch.equal(again.read(more), truth)
         again.close()
+        with parked.resume(llama) as once_more:
+            assert torch.equal(once_more.read(more), truth)
+        parked.drop()
         with pytest.raises(ClosedError):
             parked.resume(llama)
 
@@ -100,6 +103,9 @@ def test_a_chat_waits_on_a_disk(llama, tmp_path, host):
         assert torch.equal(again.read(more), truth)
         again.close()
         assert executor.manager.stats().tiers["disk"].promoted > before
+        push_down(executor, 5)
+        with parked.resume(llama) as once_more:
+            assert torch.equal(once_more.read(more), truth)
         executor.manager.audit()
 
 
@@ -128,7 +134,7 @@ def test_a_chat_goes_to_a_disk_at_once(llama, tmp_path):
         again.close()
 
 
-@pytest.mark.parametrize(("host", "disk_blocks"), [(30, None), (30, 30), (2, 10), (2, None)])
+@pytest.mark.parametrize(("host", "disk_blocks"), [(30, None), (30, 30), (2, 8), (2, None)])
 def test_what_was_evicted_meanwhile_is_none(llama, tmp_path, host, disk_blocks):
     settings = CacheSettings("h2o-default", cache_length=64)
     disk = None if disk_blocks is None else tmp_path
@@ -197,8 +203,24 @@ def test_a_parked_cache_keeps_its_rope_and_batch():
         again = parked.resume(model)
         assert again.rope_factor == 200 / 64
         assert again.caches[0].first.tolist() == [0, 11]
-        assert again.read(more).shape == (2, 211)
+        found = again.read(more)
         again.close()
+    with SelectiveCache(model, settings, 2) as cache:
+        cache.steps(200)
+        cache.read(ids, mask)
+        assert torch.equal(cache.read(more, torch.cat((mask, torch.ones_like(more)), 1)), found)
+
+
+def test_a_parked_cache_that_is_collected_gives_its_leases_back(llama):
+    with serving(llama) as executor:
+        cache = SelectiveCache(llama, CacheSettings("h2o-default", cache_length=24))
+        cache.read(tokens(6, 1, 50))
+        parked = cache.park(executor)
+        (lease,) = parked._blocks._leases
+        parked.resume(llama).close()
+        assert lease.state == "suspended"
+        del parked
+        assert lease.state == "released"
 
 
 def test_no_plain_scope_matches_what_is_parked(llama):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvtrie.tiers import Pool
 
-__all__ = ["Guard", "Pass", "named", "remainder", "states"]
+__all__ = ["Guard", "Pass", "columns", "named", "no_gradients", "remainder", "states"]
 
 _READ = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
 # These change what a pass returns, not what it computes; so do all that begin with "output_".
@@ -35,6 +35,10 @@ _RETURNS = frozenset({"past_key_values", "use_cache", "return_dict", "logits_to_
 # Their masks see all tokens, transformers' own cache only those of the window: what such a model
 # says behind a prompt longer than that depends on how the prompt was cut into passes.
 _TORN = frozenset({"moshi"})
+_NO_GRADIENTS = (
+    "cached K and V carry no gradient, so weights would silently miss theirs: run the model under "
+    "torch.no_grad(), or train without this cache"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,29 +160,64 @@ class Guard:
             )
         if batch % len(pads):
             raise ConfigError(f"a batch of {batch} does not continue {len(pads)} rows")
-        pad = torch.tensor(pads, device=ids.device).repeat_interleave(batch // len(pads))[:, None]
-        tokens = torch.arange(past + queries, device=ids.device) - pad
-        mask = given.get("attention_mask")
-        _hides_padding(mask, tokens)  # before positions, which generate() counts by the mask
-        repeats = _positions(given.get("position_ids"), past, tokens, queries)
+        pad = torch.tensor(pads, device=ids.device).repeat_interleave(batch // len(pads))
+        repeats = columns(given, queries, past, pad)
         end = past + queries - repeats
-        said = given.get("cache_position")
-        if said is not None and said.tolist() != list(range(past - repeats, end)):
-            raise ConfigError(
-                f"cache_position says {said.tolist()}, the pass is over columns {past - repeats} "
-                f"to {end - 1}"
-            )
-        if mask is not None and mask.shape != (batch, end):
-            raise ConfigError(
-                f"attention_mask is {tuple(mask.shape)}, {(batch, end)} wanted: rows and columns, "
-                "cached ones included"
-            )
         if any(pads) and not self.recovers(end):
             raise ConfigError(
                 f"this model scales attention by columns from {self._counts_from} on: a pass up to "
                 f"column {end} takes no padding"
             )
         return Pass(ids, end - min(pads), repeats)
+
+
+def columns(given: Mapping[str, Any], queries: int, past: int, pad: torch.Tensor) -> int:
+    """Compare the mask and positions of a pass with the columns that it computes.
+
+    Args:
+        given: all arguments by name.
+        queries: columns of the pass.
+        past: columns that the cache holds.
+        pad: int64 `(batch,)`, the columns before each row's first token.
+
+    Returns:
+        Columns at the start of the pass that the cache holds already: none, or all.
+
+    Raises:
+        ConfigError: the mask hides something else than padding, or the positions are not the
+            indices of the tokens.
+    """
+    tokens = torch.arange(past + queries, device=pad.device) - pad[:, None]
+    mask = given.get("attention_mask")
+    _hides_padding(mask, tokens)  # before positions, which generate() counts by the mask
+    repeats = _positions(given.get("position_ids"), past, tokens, queries)
+    end = past + queries - repeats
+    said = given.get("cache_position")
+    if said is not None and said.tolist() != list(range(past - repeats, end)):
+        raise ConfigError(
+            f"cache_position says {said.tolist()}, the pass is over columns {past - repeats} "
+            f"to {end - 1}"
+        )
+    if mask is not None and mask.shape != (len(pad), end):
+        raise ConfigError(
+            f"attention_mask is {tuple(mask.shape)}, {(len(pad), end)} wanted: rows and columns, "
+            "cached ones included"
+        )
+    return repeats
+
+
+def no_gradients(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
+    """Refuse a pass through which a module's weights or its input would expect gradients.
+
+    Raises:
+        ConfigError: autograd is on, and they ask for gradients.
+    """
+    if not torch.is_grad_enabled():
+        return
+    embeds = given.get("inputs_embeds")
+    asks = isinstance(embeds, torch.Tensor) and embeds.requires_grad
+    if asks or any(weight.requires_grad for weight in module.parameters()):
+        raise ConfigError(_NO_GRADIENTS)
 
 
 def named(
@@ -207,10 +246,7 @@ def states(keys: torch.Tensor, values: torch.Tensor, pool: Pool) -> None:
         ConfigError: they await gradients, or are of another type, shape or device.
     """
     if keys.requires_grad or values.requires_grad:
-        raise ConfigError(
-            "cached K and V carry no gradient, so weights would silently miss theirs: run the "
-            "model under torch.no_grad(), or train without KvtrieCache"
-        )
+        raise ConfigError(_NO_GRADIENTS)
     for name, each, held in (("K", keys, pool.keys), ("V", values, pool.values)):
         mine = (each.shape[1], each.shape[3], each.dtype, each.device.type)
         theirs = (*held.shape[1:], held.dtype, held.device.type)

@@ -3,8 +3,8 @@
 While a pass over a selective cache runs, the model's configuration names this function, and the
 function hands queries, keys and values to the layer's cache. A pass ends by putting the
 configuration back, also when it fails.
-Invariant: passes without a selective cache never see this function; one thread of a model at a time
-runs a pass with one. Cost: two assignments per pass.
+Invariant: passes without a selective cache never see this function; passes over selective caches of
+one model wait for one another. Cost: a lock and two assignments per pass.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -13,7 +13,7 @@ runs a pass with one. Cost: two assignments per pass.
 
 from __future__ import annotations
 
-from threading import local
+from threading import Lock, local
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -32,6 +32,8 @@ _NAME = "kvtrie"
 # What some models add to attention and rows in any order do not know.
 _STRANGE = ("softcap", "s_aux", "position_bias", "sliding_window")
 _running = local()
+# Of each configuration, which threads of a model share, the lock of its passes.
+_locks: dict[int, Lock] = {}
 
 
 class Layers(Protocol):
@@ -52,10 +54,11 @@ class Passing:
 
     def __init__(self, config: Any) -> None:  # noqa: ANN401 - a PretrainedConfig
         self._config = config
-        self._before: tuple[str, bool] | None = None
+        self._lock = _locks.setdefault(id(config), Lock())  # an id that returns finds a free one
+        self._before: tuple[str, bool | None] | None = None
 
     def begin(self, layers: Layers, *, grad: bool = False) -> None:
-        """Let attention go to these caches.
+        """Let attention go to these caches, once no other thread runs such a pass.
 
         Args:
             layers: the caches.
@@ -66,7 +69,10 @@ class Passing:
         """
         if getattr(_running, "layers", None) is not None:
             raise ConfigError("a pass over a selective cache is running: passes do not nest")
-        self._before = self._config._attn_implementation, torch.is_grad_enabled()  # noqa: SLF001
+        self._lock.acquire()
+        before = torch.is_grad_enabled()
+        # Where nothing changes nothing is put back: an interrupted pass ends in other contexts.
+        self._before = self._config._attn_implementation, None if before is grad else before  # noqa: SLF001
         self._config._attn_implementation = _NAME  # noqa: SLF001 - has no public name
         torch.set_grad_enabled(grad)
         _running.layers = layers
@@ -77,8 +83,10 @@ class Passing:
             return False
         _running.layers = None
         self._config._attn_implementation, grad = self._before  # noqa: SLF001
-        torch.set_grad_enabled(grad)
+        if grad is not None:
+            torch.set_grad_enabled(grad)
         self._before = None
+        self._lock.release()
         return True
 
 
@@ -95,11 +103,17 @@ def _attention(
     attention_mask: torch.Tensor | None,
     **given: Any,  # noqa: ANN401 - what transformers passes on
 ) -> tuple[torch.Tensor, None]:
-    del attention_mask  # rows are masked by their positions
     layers: Layers | None = getattr(_running, "layers", None)
     if layers is None:
         raise ConfigError(
             "another thread runs this model over a selective cache: let passes follow one another"
+        )
+    # Rows are masked by their positions; no mask is made for this function, so one of four axes
+    # comes from the layer itself.
+    if attention_mask is not None and attention_mask.dim() > 2:  # noqa: PLR2004 - rows and columns
+        raise ConfigError(
+            f"attention of {type(module).__name__} has a mask of its own, which selective caches "
+            "do not know"
         )
     strange = [name for name in _STRANGE if given.get(name) is not None]
     if strange or given.get("dropout"):

@@ -58,12 +58,17 @@ def generate(
         raise ConfigError("generate makes a cache of its own: leave past_key_values out")
     if generate_arguments.get("use_cache") is False:
         raise ConfigError("generate reads through a cache: leave use_cache out")
+    _refuse_rereading(model, generate_arguments)
     instance("input_ids", input_ids, torch.Tensor)
     if input_ids.dim() != 2 or not input_ids.shape[1]:  # noqa: PLR2004 - rows and columns
         raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
     batch, prompt = input_ids.shape
     mask = generate_arguments.pop("attention_mask", None)
     mask = torch.ones_like(input_ids) if mask is None else mask
+    if mask.shape != input_ids.shape:
+        raise ConfigError(
+            f"attention_mask is {tuple(mask.shape)}, input_ids {tuple(input_ids.shape)}"
+        )
     with SelectiveCache(
         model,
         settings,
@@ -74,12 +79,30 @@ def generate(
         cache.steps(prompt + _new_tokens(model, generate_arguments, prompt))
         if prompt > 1:
             cache.read(input_ids[:, :-1], mask[:, :-1])
+        given = {**generate_arguments, "use_cache": True}  # whatever a configuration says
         made = cast("Any", model).generate(
-            input_ids, attention_mask=mask, past_key_values=cache, **generate_arguments
+            input_ids, attention_mask=mask, past_key_values=cache, **given
         )
         if hasattr(made, "past_key_values"):
             made.past_key_values = None  # it ends with this call
         return made
+
+
+def _refuse_rereading(model: PreTrainedModel, given: dict[str, Any]) -> None:
+    """Refuse ways to generate that read the prompt by themselves, or take tokens back.
+
+    Raises:
+        ConfigError: an assistant, prompt lookup, or a prompt that is no tokens.
+    """
+    config = vars(given.get("generation_config") or model.generation_config)
+    for name in ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit"):
+        if given.get(name, config.get(name)) is not None:
+            raise ConfigError(
+                f"generate with {name} takes tokens back, and rows that made room for them are "
+                f"gone: leave {name} out"
+            )
+    if given.get("inputs_embeds") is not None:
+        raise ConfigError("generate reads input_ids in steps: leave inputs_embeds out")
 
 
 def _new_tokens(model: PreTrainedModel, given: dict[str, Any], prompt: int) -> int:

@@ -24,15 +24,17 @@ from transformers import Cache
 
 from kvtrie.argument import flag, instance, whole
 from kvtrie.engines.fingerprint import fingerprint
-from kvtrie.engines.guard import named
+from kvtrie.engines.guard import Guard, columns, named, no_gradients
 from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.selective.attention import Passing, running
 from kvtrie.selective.buffers import WorkingCopy
 from kvtrie.selective.names import make_cache
+from kvtrie.selective.padding import first_columns
 from kvtrie.selective.park import Blocks, park_blocks
 from kvtrie.selective.rope import Yarn
 from kvtrie.selective.settings import CacheSettings
-from kvtrie.selective.steps import cut
+from kvtrie.selective.steps import cut, too_long
+from kvtrie.selective.trial import trial
 from kvtrie.shape import ModelShape
 from kvtrie.transfer import Executor
 
@@ -105,7 +107,9 @@ class SelectiveCache(Cache):
             for length in lengths
         ]
         self._model = model
-        self._batch = batch
+        self._guard = Guard(model)
+        self._batch = self._opened = batch
+        self._temp_size_gb = attention_forward_temp_size_gb
         self._torn = False
         self._yarn_rope = yarn_rope
         self._yarn: Yarn | None = None
@@ -120,6 +124,15 @@ class SelectiveCache(Cache):
         ]
         self._end_of_life = weakref.finalize(self, _let_go, hooks, self.caches)
         self._end_of_life.atexit = False
+        try:
+            trial(model, self._dense)
+        except BaseException:
+            self.close()
+            raise
+
+    def _dense(self, rows: int) -> SelectiveCache:
+        """An exact cache of the same model, for a comparison with passes without one."""
+        return SelectiveCache(self._model, CacheSettings("dense-default", rows), yarn_rope=False)
 
     # ------------------------------------------------------------------------------ reading
 
@@ -145,7 +158,8 @@ class SelectiveCache(Cache):
 
         Args:
             input_ids: int64 `(batch, n)`, what follows the tokens that the cache has seen.
-            attention_mask: `(batch, all columns up to these)`, 0 before each row's first token.
+            attention_mask: `(batch, all columns up to these)`, 0 before each row's first token;
+                None goes on with the padding of the passes before.
 
         Returns:
             The logits behind the last token, `(batch, vocabulary)`.
@@ -159,6 +173,10 @@ class SelectiveCache(Cache):
         if input_ids.dim() != 2 or not input_ids.shape[1]:  # noqa: PLR2004 - rows and columns
             raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
         columns = None
+        held = self.caches[0].first
+        if attention_mask is None and held is not None and start:
+            places = torch.arange(start + input_ids.shape[1], device=held.device)
+            attention_mask = (places >= held[:, None]).long()
         if attention_mask is not None:
             columns = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
         logits = input_ids
@@ -199,33 +217,60 @@ class SelectiveCache(Cache):
         given = named(decoder, args, kwargs)
         if given.get("past_key_values") is not self:
             return
+        self._after()  # of a pass that was interrupted before its end
         self._open()
+        self._guard.ready()
+        no_gradients(decoder, given)
+        self._passing.begin(self)
+        try:
+            self._admit(given)
+        except BaseException:
+            self._passing.end()
+            raise
+
+    def _admit(self, given: dict[str, Any]) -> None:
+        """Prepare the layers' caches for a pass, or refuse the pass and change nothing."""
         asked = given.get("input_ids")
         if asked is None:
             asked = given.get("inputs_embeds")
         if asked is None:
             raise ConfigError("a pass has neither input_ids nor inputs_embeds")
         batch, new = asked.shape[:2]
-        past = self.get_seq_length()
+        past, times = self.get_seq_length(), batch // self._batch
+        if batch % self._batch:
+            raise ConfigError(self._other_batch(batch))
+        first = first_columns(
+            given.get("attention_mask"), batch, past, new, self.caches[0].first, times
+        )
+        pad = asked.new_zeros(batch, dtype=torch.int64) if first is None else first
+        if columns(given, new, past, pad.to(asked.device)):
+            raise ConfigError(
+                f"a pass of {new} tokens from position 0 on, and this cache has read {past}: pass "
+                "only what follows them; assisted generation and prompt lookup begin so, and take "
+                "tokens back, which no cache does that evicts"
+            )
         most = self.largest_step
+        if not most:
+            raise too_long(self.caches, past, past + new)
         if not 0 < new <= most:
             raise ConfigError(
                 f"a pass of {new} tokens behind {past}, and the next step of this cache has 1 to "
                 f"{most}: let kvtrie.selective.generate or SelectiveCache.read cut it"
             )
-        if batch % self._batch:
-            raise ConfigError(f"a batch of {batch} does not continue {self._batch} rows")
-        first = _first(given.get("attention_mask"), batch, past + new)
-        if batch != self._batch:
-            self.batch_repeat_interleave(batch // self._batch)
-        if past == 0:
-            if self._yarn is None:
-                self._expect(new)
-        else:
-            first = _continued(first, self.caches[0].first, past)
+        if times > 1:
+            self.batch_repeat_interleave(times)
+        if past == 0 and self._yarn is None:
+            self._expect(new)
         for cache in self.caches:
             cache.pad(first)
-        self._passing.begin(self)
+
+    def _other_batch(self, batch: int) -> str:
+        if self.get_seq_length():
+            return f"a batch of {batch} does not continue {self._batch} rows"
+        return (
+            f"a batch of {batch} for a SelectiveCache of {self._batch} rows: open one with "
+            f"batch={batch}"
+        )
 
     def _after(self, *_: object) -> None:
         """Behind a pass, also one that failed."""
@@ -309,10 +354,14 @@ class SelectiveCache(Cache):
             cache.crop(-tokens_to_remove)
 
     def reset(self) -> None:
-        """Forget everything, the scaling of RoPE included."""
+        """Forget everything, the scaling of RoPE included; the batch is again the one opened."""
         self._alive()
+        rows = torch.arange(self._opened) % self._batch
         for cache in self.caches:
+            if self._batch != self._opened:
+                cache.select(rows)
             cache.reset()
+        self._batch = self._opened
         self._yarn = None
         self._torn = False
 
@@ -333,6 +382,29 @@ class SelectiveCache(Cache):
         for cache in self.caches:
             cache.select(rows)
         self._batch = len(rows)
+
+    def __copy__(self) -> Self:
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Another cache of the same model with the same rows; the two go on independently."""
+        self._open()
+        lengths = tuple(cache.cache_length for cache in self.caches)
+        made = type(self)(
+            self._model,
+            replace(self.settings, cache_length=lengths),
+            self._batch,
+            yarn_rope=self._yarn_rope,
+            attention_forward_temp_size_gb=self._temp_size_gb,
+        )
+        made.settings = self.settings
+        made._opened = self._opened  # noqa: SLF001 - of the same class
+        made.scaled_by(self._yarn)
+        for mine, other in zip(self.caches, made.caches, strict=True):
+            tensors, numbers = mine.state()
+            other.load_state({name: each.clone() for name, each in tensors.items()}, numbers)
+        memo[id(self)] = made
+        return made
 
     def shrink(self, cache_length: int | Sequence[int]) -> None:
         """Have fewer rows from now on, one number or one per layer; the least worth go.
@@ -401,7 +473,10 @@ class SelectiveCache(Cache):
 
 
 class Parked:
-    """A selective cache that waits on lower tiers; see `SelectiveCache.park`."""
+    """A selective cache that waits on lower tiers; see `SelectiveCache.park`.
+
+    It can be resumed any number of times, each time into another cache, until it is dropped.
+    """
 
     def __init__(  # noqa: PLR0917 - made by `park` alone
         self,
@@ -424,7 +499,7 @@ class Parked:
 
         Raises:
             ConfigError: another model.
-            ClosedError: it was resumed or dropped before.
+            ClosedError: it was dropped before, by `drop` or because a block was evicted.
             NoSpaceError: the first tier has no room now; the cache goes on waiting.
         """
         if (name := fingerprint(model)) != self._model:
@@ -471,40 +546,6 @@ def _shape(model: PreTrainedModel) -> ModelShape:
             "take decoders like Llama's, Mistral's, Qwen2's and Qwen3's"
         )
     return shape
-
-
-def _first(mask: torch.Tensor | None, batch: int, columns: int) -> torch.Tensor | None:
-    """Where each row of a batch begins, int64 `(batch,)`; None where no mask says so."""
-    if mask is None:
-        return None
-    if mask.shape != (batch, columns):
-        raise ConfigError(
-            f"attention_mask is {tuple(mask.shape)}, {(batch, columns)} wanted: rows and all "
-            "columns that were read"
-        )
-    seen = mask != 0
-    first = columns - seen.sum(dim=1)
-    places = torch.arange(columns, device=mask.device)
-    if not torch.equal(seen, places >= first[:, None]):
-        raise ConfigError(
-            "attention_mask hides columns behind a row's first token: pad on the left"
-        )
-    return first
-
-
-def _continued(
-    first: torch.Tensor | None, held: torch.Tensor | None, past: int
-) -> torch.Tensor | None:
-    """Where rows begin, now that more columns are known; refuses other padding than before."""
-    if first is None:
-        return held
-    before = [0] * len(first) if held is None else held.clamp(max=past).tolist()
-    if first.clamp(max=past).tolist() != before:
-        raise ConfigError(
-            f"attention_mask says {first.tolist()} columns of padding, that of the passes before "
-            f"said {before}"
-        )
-    return first
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ class _Piece:
 
 
 class Blocks:
-    """The bytes of a cache's layers, in blocks of a manager.
+    """The bytes of a cache's layers, in blocks of a manager, until it is dropped or collected.
 
     Args:
         executor: of the manager.
@@ -64,24 +65,26 @@ class Blocks:
         layers: Sequence[tuple[Sequence[_Piece], Mapping[str, int]]],
     ) -> None:
         self._executor = executor
-        self._leases: list[Lease] | None = list(leases)
+        mine = list(leases)
+        self._leases: list[Lease] | None = mine
         self._taken: list[torch.Tensor] = []
         self.layers = layers
+        self._end_of_life = weakref.finalize(self, _release, mine)
+        self._end_of_life.atexit = False
 
     def load(self, caches: Sequence[KVCacheWithBuffers]) -> bool:
-        """Bring the blocks back into caches, and forget them; False where some were evicted.
+        """Copy the blocks back into caches; False where some were evicted, which drops the rest.
 
         Raises:
-            ClosedError: they were brought back or dropped before.
+            ClosedError: they were dropped before.
             NoSpaceError: the first tier has no room now; the blocks stay where they are, or in
                 memory where they had come back.
             TransferError: a move failed for good.
         """
         if self._leases is None:
-            raise ClosedError("the parked cache was resumed or dropped before")
+            raise ClosedError("the parked cache was dropped, or some of its blocks were evicted")
         executor = self._executor
-        while self._leases:
-            lease = self._leases[0]
+        for lease in self._leases[len(self._taken) :]:
             wanted = lease.tokens
             lease.resume(now=executor.clock(), load="all")  # no room: it goes on waiting
             there = False
@@ -90,14 +93,17 @@ class Blocks:
                 there = lease.matched == wanted and not len(lease.plan.recompute())
                 if there:
                     self._taken.append(_bytes_of(executor, lease).cpu())
+                    lease.commit([], now=executor.clock())
+                    lease.suspend(to=executor.manager.tiers[1].kind, now=executor.clock())
             finally:
                 if not there:
                     self.drop()
             if not there:
                 return False
-            self._leases.pop(0).release(now=executor.clock())
+            if len(self._leases) > 1:  # the next piece needs the room
+                executor.drain()
         taken = torch.cat(self._taken)
-        self.drop()
+        self._taken = []
         at = 0
         for cache, (pieces, numbers) in zip(caches, self.layers, strict=True):
             tensors: dict[str, torch.Tensor] = {}
@@ -111,8 +117,7 @@ class Blocks:
 
     def drop(self) -> None:
         """Forget the blocks. Dropping twice does nothing."""
-        for lease in self._leases or ():
-            lease.release(now=self._executor.clock())
+        self._end_of_life()
         self._leases = None
         self._taken = []
 
@@ -194,6 +199,11 @@ def _put(executor: Executor, part: torch.Tensor, scope: Scope, at: int) -> Lease
         lease.release(now=executor.clock())
         raise
     return lease
+
+
+def _release(leases: Sequence[Lease]) -> None:
+    for lease in leases:
+        lease.release()
 
 
 def _bytes_of(executor: Executor, lease: Lease) -> torch.Tensor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvtrie.selective.cache import KVCacheWithBuffers
     from kvtrie.selective.settings import CacheSettings
 
-__all__ = ["cut"]
+__all__ = ["cut", "too_long"]
 
 _SIZES = 5
 
@@ -46,11 +46,16 @@ def cut(
             wanted = min(wanted, max(1, draw.choice(sizes)))
         most = min(cache.step_at(at) for cache in caches)
         if not most:
-            short = min(cache.cache_length for cache in caches if not cache.step_at(at))
-            raise ConfigError(
-                f"a sequence of {total} tokens is longer than the {short} rows of a dense cache: "
-                "give it more rows, or take a policy that evicts"
-            )
+            raise too_long(caches, at, total)
         steps.append(min(wanted, most))
         at += steps[-1]
     return steps
+
+
+def too_long(caches: Sequence[KVCacheWithBuffers], at: int, total: int) -> ConfigError:
+    """The error of a sequence of `total` tokens that a cache takes no further than `at`."""
+    short = min(cache.cache_length for cache in caches if not cache.step_at(at))
+    return ConfigError(
+        f"a sequence of {total} tokens is longer than the {short} rows of a dense cache: "
+        "give it more rows, or take a policy that evicts"
+    )

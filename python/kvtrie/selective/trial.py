@@ -1,0 +1,85 @@
+"""Trial: a short pass that shows whether a model's attention is what selective caches compute.
+
+Configurations do not say all: layers add terms to attention, subtract one softmax from another or
+make masks. A model is tried once, when its first cache is opened.
+Invariant: a dense cache says of a few tokens, read in two passes, what the model says without one.
+Cost: three short passes per model object.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (transformers leaves parts untyped)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
+
+import torch
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel
+
+__all__ = ["trial"]
+
+_FIRST, _ALL = 8, 12  # tokens of the first pass, and of both
+_APART = 0.02
+"""Largest difference that is rounding, as a share of the largest number."""
+
+_tried: WeakSet[torch.nn.Module] = WeakSet()
+# What a layer raises when attention is another function than it expects.
+_UNFIT = (AttributeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError)
+
+
+@torch.no_grad()
+def trial(model: PreTrainedModel, dense: Callable[[int], Any]) -> None:
+    """Try a model, unless that has been done before.
+
+    Args:
+        model: in any mode; dropout is left out.
+        dense: opens a cache that evicts nothing, for a number of tokens.
+
+    Raises:
+        ConfigError: the model says something else over a dense cache than without one.
+    """
+    decoder: Any = cast("Any", model).get_decoder()
+    if decoder in _tried:
+        return
+    _tried.add(decoder)  # the dense cache is of the same model
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        _compare(decoder, dense)
+    except BaseException:
+        _tried.discard(decoder)
+        raise
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _compare(decoder: Any, dense: Callable[[int], Any]) -> None:  # noqa: ANN401 - a module
+    device = next(decoder.parameters()).device
+    ids = (torch.arange(1, _ALL + 1, device=device) % decoder.config.vocab_size)[None]
+    wanted = decoder(input_ids=ids, use_cache=False).last_hidden_state
+    found: list[torch.Tensor] = []
+    with dense(_ALL) as cache:
+        for part in (ids[:, :_FIRST], ids[:, _FIRST:]):
+            try:
+                found.append(decoder(input_ids=part, past_key_values=cache).last_hidden_state)
+            except (ConfigError, *_UNFIT) as error:
+                raise ConfigError(
+                    f"{type(decoder).__name__} does not run over a selective cache: {error}"
+                ) from error
+    apart = (torch.cat(found, dim=1) - wanted).float().abs().max()
+    allowed = max(_APART, torch.finfo(wanted.dtype).eps ** 0.5) * wanted.float().abs().max()
+    if not apart <= allowed:
+        raise ConfigError(
+            f"attention of {type(decoder).__name__} is more than a causal softmax: over a dense "
+            f"cache its outputs differ by {apart:.3g}, and rounding explains {allowed:.3g}"
+        )
