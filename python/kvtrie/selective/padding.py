@@ -1,6 +1,6 @@
 """Padding: where each row of a batch begins, as the masks of its passes say.
 
-Invariant: a row's first column is the same in all passes that have seen it. Cost: a look at the mask.
+Invariant: a row begins at the same column in all of its passes. Cost: a look at the mask.
 """
 
 # pyright: reportUnknownMemberType=false
