@@ -12,7 +12,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from kvtrie.engines.vllm.hints import Kept, hints_of, retained
+from kvtrie.engines.asked import Kept
+from kvtrie.engines.vllm.hints import hints_of
 from kvtrie.engines.vllm.run import GrowingTokens
 from kvtrie.engines.vllm.scope import scope_of
 from kvtrie.engines.vllm.served import ServedModel, window_cost
@@ -273,19 +274,5 @@ def test_tokens_grow_in_place_and_the_last_one_sampled_is_not_written():
 
 def test_ranges_to_retain_become_hints():
     tokens = np.arange(64, dtype=np.uint32)
-    asked = {"retain": [{"start": 0, "end": 32, "priority": 80, "ttl_s": 60}]}
-    (hint,) = hints_of(asked, tokens, Scope(), "chat")
+    (hint,) = hints_of([Kept(0, 32, 80, 60_000_000_000)], tokens, Scope(), "chat")
     assert (hint.priority, hint.end, hint.ttl, hint.owner) == (80, 32, 60_000_000_000, "chat")
-    with pytest.raises(ConfigError, match="retain has no until"):
-        hints_of({"retain": [{"until": 3}]}, tokens, None, None)
-
-
-def test_hints_over_opaque_keys_are_ranges():
-    far = 2**63 - 1
-    assert retained(None) == []
-    assert retained({"kvtrie": {"end": True}}) == [Kept(0, far, 0, None)]
-    row = {"start": 32, "end": 64, "priority": 80, "ttl_s": 1.5}
-    assert retained({"kvtrie": {"retain": [row]}}) == [Kept(32, 64, 80, 1_500_000_000)]
-    for wrong in ({"begin": 3}, {"priority": 101}, {"end": -1}, {"ttl_s": "soon"}):
-        with pytest.raises(ConfigError):
-            retained({"kvtrie": {"retain": [wrong]}})

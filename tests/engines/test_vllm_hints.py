@@ -7,8 +7,9 @@ import pytest
 from tests.engines.test_vllm_halves import SIZE, Asked, Engine
 
 from kvtrie import Scope
+from kvtrie.engines.asked import FAR, Kept
 from kvtrie.engines.vllm.envelope import advice_of, kept_of
-from kvtrie.engines.vllm.hints import FAR, Kept, kept_by_rank
+from kvtrie.engines.vllm.hints import kept_by_rank
 from kvtrie.hint import Prefetch, Release, Retain
 
 TOKENS = np.arange(64, dtype=np.uint32)

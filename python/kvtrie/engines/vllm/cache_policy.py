@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, cast
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
+from kvtrie.engines.asked import FAR, Kept, asked_of
+from kvtrie.engines.incidents import Incidents
 from kvtrie.engines.vllm.envelope import kept_of
-from kvtrie.engines.vllm.hints import Kept, retained
-from kvtrie.errors import ConfigError
 from kvtrie.tiers.opaque_order import OpaqueOrder
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class KvtrieCachePolicy(CachePolicy):
         super().__init__(cache_capacity)
         self._chunks: dict[bytes, ChunkStatus] = {}
         self._order = OpaqueOrder()
+        self._incidents = Incidents(_LOG)
 
     def get(self, key: bytes) -> ChunkStatus | None:
         """The chunk of a key, or None."""
@@ -58,7 +59,8 @@ class KvtrieCachePolicy(CachePolicy):
 
     def touch(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
         """Note a use of chunks, in the order of their sequence."""
-        self._note(list(keys), req_context)
+        with self._incidents.contained(req_context.req_id):
+            self._note(list(keys), req_context)
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
         """Nothing: chunks that are not there have no place in the order."""
@@ -73,7 +75,8 @@ class KvtrieCachePolicy(CachePolicy):
         """Note where a request's chunks stand; those that it only stored count no further use."""
         del reused_keys
         for keys in key_groups:
-            self._note(keys, req_context, stored=insertion_only_keys)
+            with self._incidents.contained(req_context.req_id):
+                self._note(keys, req_context, stored=insertion_only_keys)
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
         """Take `n` chunks out, or None if fewer may leave."""
@@ -101,7 +104,7 @@ class KvtrieCachePolicy(CachePolicy):
     ) -> None:
         asked = context.get_state(_Asked)
         if asked is None:
-            asked = _asked_of(context)
+            asked = self._asked_of(context)
             context.set_state(asked)
         behind, before = None, 0
         for key in keys:
@@ -113,23 +116,20 @@ class KvtrieCachePolicy(CachePolicy):
                     self._order.keep(key, hint.priority, hint.ttl_ns)
             behind, before = key, before if end is None else end
 
+    def _asked_of(self, context: ReqContext) -> _Asked:
+        kept: list[Kept] = []
+        strange: list[str] = []
+        if context.kv_hints is not None:
+            kept, strange = kept_of(context.kv_hints)
+        asked = asked_of(context.kv_transfer_params)
+        kept += [Kept(0, FAR, 0, None)] * asked.end + list(asked.kept)
+        for why in (*strange, *asked.strange):
+            self._incidents.ignored(context.req_id, why)
+        return _Asked(tuple(kept))
+
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """What a request asks to be kept; vLLM carries it with the request."""
 
     kept: tuple[Kept, ...]
-
-
-def _asked_of(context: ReqContext) -> _Asked:
-    kept: list[Kept] = []
-    strange: list[str] = []
-    if context.kv_hints is not None:
-        kept, strange = kept_of(context.kv_hints)
-    try:
-        kept += retained(context.kv_transfer_params)
-    except ConfigError as error:
-        strange.append(str(error))
-    for why in strange:
-        _LOG.warning("kvtrie: a hint of request %s: %s", context.req_id, why)
-    return _Asked(tuple(kept))

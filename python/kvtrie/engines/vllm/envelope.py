@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from kvtrie.argument import flag, real, shown
-from kvtrie.engines.vllm.hints import FAR, Kept
+from kvtrie.argument import few, flag, real, shown
+from kvtrie.engines.asked import FAR, MOST_RANGES, Kept
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.hint import Prefetch, Release, Retain
 
@@ -73,7 +73,7 @@ def advice_of(
             break
         try:
             _serve(action, advice, tokens, scope, session)
-        except (KvtrieError, TypeError, AttributeError) as error:
+        except (KvtrieError, TypeError, ValueError, AttributeError) as error:
             kind = shown(getattr(action, "action_type", None))
             advice.strange.append(f"{kind}: {error}")
     return advice
@@ -116,7 +116,7 @@ def _serve(
         _known(payload, ("scope", "directives"))
         owner = payload.get("scope") or session
         # All or nothing: a range that makes no sense takes its action along.
-        rows = payload.get("directives") or ()
+        rows = few("directives", payload.get("directives") or (), MOST_RANGES)
         advice.hints += [_retain(row, tokens, scope, owner, session) for row in rows]
         return
     _known(payload, ("session_id",))

@@ -56,6 +56,7 @@ class Known:
         from_disk: tokens that stood on disk only when it came.
         coming: whether a block of it was on its way when it was looked up last.
         promise: what vLLM was told last.
+        shut: an error has taken it out of the cache for good.
         answer: that, if it holds as long as nothing changes.
     """
 
@@ -71,6 +72,7 @@ class Known:
     from_disk: int = 0
     coming: bool = False
     promise: Promise = field(default_factory=lambda: Promise(0, 0))
+    shut: bool = False
     answer: Answer | None = None
 
     def told(self, generation: int, local: int, now: int) -> Answer | None:

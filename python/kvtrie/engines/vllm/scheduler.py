@@ -19,22 +19,25 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtrie import BlockManager, Index, Moves
+from kvtrie.engines.asked import Asked, asked_of
+from kvtrie.engines.incidents import Incidents
 from kvtrie.engines.vllm.announced import Announced, Change
 from kvtrie.engines.vllm.envelope import advice_of
-from kvtrie.engines.vllm.hints import asked_of, hints_of, kept_by_rank
+from kvtrie.engines.vllm.hints import hints_of, kept_by_rank
 from kvtrie.engines.vllm.identity import Identity
 from kvtrie.engines.vllm.known import Answer, Known, Promise
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.run import GrowingTokens, Run
 from kvtrie.engines.vllm.scope import scope_of
 from kvtrie.engines.vllm.tally import Tally
-from kvtrie.errors import KvtrieError, NoSpaceError
+from kvtrie.errors import ConfigError, KvtrieError, NoSpaceError
 from kvtrie.hint import Prefetch, Release
 from kvtrie.tier import Tier
 from kvtrie.transfer.dispatch import Dispatch
@@ -42,7 +45,8 @@ from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.used_blocks import UsedBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.served import ServedModel
     from kvtrie.engines.vllm.settings import Settings
     from kvtrie.hint import Hint
+    from kvtrie.scope import Scope
 
 __all__ = ["SchedulerHalf"]
 
@@ -122,6 +127,7 @@ class SchedulerHalf:
         self._said = 0
         self.dispatch = Dispatch(self.manager, len(opened))
         self.tally = Tally()
+        self._incidents = Incidents(_LOG, clock)
         self._used = UsedBlocks(self.manager, _DISK if self._deep else None)
         self._known: dict[str, Known] = {}
         self._runs: dict[str, Run] = {}
@@ -152,6 +158,11 @@ class SchedulerHalf:
             request: a request that waits.
             local: tokens that vLLM has itself, whole blocks.
         """
+        with self._contained(request.request_id):
+            return self._answer(request, local)
+        return 0
+
+    def _answer(self, request: Request, local: int) -> int | None:
         known, now, generation = self._know(request), self._clock(), self.manager.generation
         if known.scope is not None and not self.identity.known:
             known.promise = Promise(local, local)
@@ -244,10 +255,10 @@ class SchedulerHalf:
             known.pinned = host
 
     def _unpin(self, known: Known, now: int) -> None:
-        for pin in known.pins:
+        pins, known.pins = known.pins, []
+        self._pinned, known.pinned = self._pinned - known.pinned, 0
+        for pin in pins:
             self.manager.unpin_copies(pin, now=now)
-        self._pinned -= known.pinned
-        known.pins, known.pinned = [], 0
 
     def admit(self, request: Request, table: list[int], loaded: int) -> None:
         """Take note that vLLM has given blocks to a request.
@@ -257,6 +268,14 @@ class SchedulerHalf:
             table: all of its blocks.
             loaded: tokens behind vLLM's own hit that it counts on us for.
         """
+        with self._contained(request.request_id):
+            self._admit(request, table, loaded)
+            return
+        known = self._known.get(request.request_id)
+        local = known.promise.local if known is not None else 0
+        self._lost += table[local // self._size : (local + loaded) // self._size]
+
+    def _admit(self, request: Request, table: list[int], loaded: int) -> None:
         known, now = self._know(request), self._clock()
         self._drop(request.request_id)
         known.waits_until, known.asked = 0, -1
@@ -284,13 +303,13 @@ class SchedulerHalf:
             self._lose(table, local, end, f"{type(error).__name__} at admission")
             self._unpin(known, now)
             return
+        full = lease.tokens + self._size
+        run = Run(request, known.tokens, lease, list(table), self._step, known.identity, full)
+        self._runs[request.request_id] = run
         self._unpin(known, now)
         if self._deep:
             self._used.use(lease.handles)
-        full = lease.tokens + self._size
-        run = Run(request, known.tokens, lease, list(table), self._step, known.identity, full)
         lease.bind(0, table)
-        self._runs[request.request_id] = run
         if not loaded:
             return
         first, last = local // self._size, end // self._size
@@ -326,7 +345,8 @@ class SchedulerHalf:
                 self._drop(ident)
         released = self._let_go(now)
         for run in list(self._due):
-            self._commit(run, now)
+            with self._contained(run.request.request_id):
+                self._commit(run, now)
         parts, self._ready = [*self._ready, *self.dispatch.take(now)], []
         self._note_unstored(parts)
         late = self.dispatch.cancel(released, now, "vLLM took the block back before it was stored")
@@ -369,7 +389,8 @@ class SchedulerHalf:
             run = self._runs.get(ident)
             if run is None or run.begun == self._step:
                 continue
-            run.lease.bind(len(run.table), new[0])
+            with self._contained(ident):
+                run.lease.bind(len(run.table), new[0])
             run.table += new[0]
             if not run.dead:
                 self.identity.written(new[0])
@@ -397,10 +418,11 @@ class SchedulerHalf:
         begun = False
         for run, upto in rows:
             first, last = run.lease.tokens // self._size, upto // self._size
-            if run.dead or not self.identity.known:
-                run.lease.drop_ahead(now=now)
-            elif first < (last := min(last, len(run.table))):
-                begun |= len(run.lease.store_ahead((first, last), now=now)) > 0
+            with self._contained(run.request.request_id):
+                if run.dead or not self.identity.known:
+                    run.lease.drop_ahead(now=now)
+                elif first < (last := min(last, len(run.table))):
+                    begun |= len(run.lease.store_ahead((first, last), now=now)) > 0
         ahead: list[Moves] = []
         for moves in self.dispatch.take(now) if begun else ():
             out: NDArray[np.bool_] = moves.src == 0
@@ -468,14 +490,14 @@ class SchedulerHalf:
 
     def end(self, request: Request) -> None:
         """Take note that a request has ended, well or not; vLLM frees its blocks now."""
-        known = self._known.pop(request.request_id, None)
+        known, now = self._known.pop(request.request_id, None), self._clock()
         self._drop(request.request_id)
-        if known is not None:
-            self._unpin(known, self._clock())
-        if known is not None and known.session and known.ends:
-            self.manager.hint(
-                [Release(session=known.session, scope=known.scope)], now=self._clock()
-            )
+        with self._contained(request.request_id):
+            if known is not None:
+                self._unpin(known, now)
+            if known is not None and known.session and known.ends:
+                ended = Release(session=known.session, scope=known.scope)
+                self.manager.hint([ended], now=now)
 
     @property
     def busy(self) -> bool:
@@ -517,22 +539,52 @@ class SchedulerHalf:
     def _know(self, request: Request) -> Known:
         known = self._known.get(request.request_id)
         identity = self.identity.name(request)
-        if known is not None and known.identity != identity:
-            known.scope, known.identity = scope_of(request, identity), identity
+        if known is not None and not known.shut and known.identity != identity:
+            known.scope, known.identity = self._scope_of(request, identity), identity
             known.answer = None
             self._unpin(known, self._clock())
         if known is None:
-            asked = asked_of(request)
-            session = asked.get("session") or request.session_id
-            ends = bool(asked.get("end"))
-            scope = scope_of(request, identity)
-            known = Known(GrowingTokens(request), scope, identity, session, ends)
+            asked = asked_of(request.kv_transfer_params, request.session_id)
+            scope = self._scope_of(request, identity)
+            known = Known(GrowingTokens(request), scope, identity, asked.session, asked.end)
             self._known[request.request_id] = known
+            self._ignored(request, asked.strange)
             if known.scope is not None:
-                self._take_hints(known, request)
+                self._take_hints(known, request, asked)
         return known
 
-    def _take_hints(self, known: Known, request: Request) -> None:
+    def _scope_of(self, request: Request, identity: str | None) -> Scope | None:
+        """The scope of a request; None, which neither matches nor stores, if none can be formed."""
+        try:
+            return scope_of(request, identity)
+        except ConfigError as error:
+            self.tally.lost["a scope that cannot be formed"] += 1
+            self._incidents.ignored(request.request_id, str(error))
+            return None
+
+    def _ignored(self, request: Request, strange: Collection[str]) -> None:
+        for why in strange:
+            self._incidents.ignored(request.request_id, why)
+        self.tally.lost["a hint that says nothing sensible"] += len(strange)
+
+    def _contained(self, request_id: str) -> AbstractContextManager[None]:
+        """Contain an exception that a request's content causes: it is not cached from then on."""
+        return self._incidents.contained(request_id, lambda: self._abandon(request_id))
+
+    def _abandon(self, request_id: str) -> None:
+        """Serve a request without the cache from now on; its lease ends with the next orders."""
+        self.tally.lost["an unexpected error"] += 1
+        run = self._runs.get(request_id)
+        if run is not None:
+            run.dead = True
+            self._drop(request_id)
+        known = self._known.get(request_id)
+        if known is not None:
+            known.scope, known.answer, known.shut = None, None, True
+            with suppress(KvtrieError):  # of a manager that is broken
+                self._unpin(known, self._clock())
+
+    def _take_hints(self, known: Known, request: Request, asked: Asked) -> None:
         tokens, hints = known.tokens.read(), list["Hint"]()
         strange: list[str] = []
         if request.priority:
@@ -542,18 +594,13 @@ class SchedulerHalf:
             hints += advice.hints
             known.ends |= advice.end
             strange += advice.strange
-        try:
-            hints += hints_of(asked_of(request), tokens, known.scope, known.session)
-        except (KvtrieError, TypeError) as error:
-            strange.append(str(error))
+        hints += hints_of(asked.kept, tokens, known.scope, known.session)
         for hint in hints:
             try:
                 self.manager.hint([hint], now=self._clock())
             except (KvtrieError, TypeError) as error:
                 strange.append(str(error))
-        for why in strange:
-            _LOG.warning("kvtrie: a hint of request %s: %s", request.request_id, why)
-        self.tally.lost["a hint that says nothing sensible"] += len(strange)
+        self._ignored(request, strange)
 
     def _drop(self, request_id: str) -> None:
         run = self._runs.pop(request_id, None)
@@ -564,7 +611,8 @@ class SchedulerHalf:
         """End the leases of runs that left; the moves that still use their slots."""
         released: list[int] = []
         for run in self._leaving:
-            self._commit(run, now)
+            with self._incidents.contained(run.request.request_id):
+                self._commit(run, now)
             self._due.pop(run, None)
             run.dead = True
             if self._deep:

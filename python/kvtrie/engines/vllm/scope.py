@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from kvtrie.argument import text
 from kvtrie.scope import Scope
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ def scope_of(request: Request, identity: str | None) -> Scope | None:
     Args:
         request: the request.
         identity: what `Identity.name` returned for it.
+
+    Raises:
+        ConfigError: a salt or an input that a scope cannot name.
     """
     if request.prompt_embeds is not None or identity is None:
         return None
@@ -35,9 +39,11 @@ def scope_of(request: Request, identity: str | None) -> Scope | None:
     for feature in features:
         at = int(feature.mm_position.offset)
         # Two inputs at one token are one digest of both.
-        extra[at] = hashlib.blake2b(extra.get(at, b"") + feature.identifier.encode()).digest()
+        extra[at] = hashlib.blake2b(
+            extra.get(at, b"") + text("identifier of an input", feature.identifier).encode()
+        ).digest()
     return Scope(
-        tenant=(request.cache_salt or "").encode(),
+        tenant=text("cache_salt", request.cache_salt or "").encode(),
         lora=identity,
         extra=tuple(sorted(extra.items())),
     )

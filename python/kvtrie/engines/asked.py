@@ -1,0 +1,127 @@
+"""Asked: the fields of a request that ask for something, read and checked once.
+
+No engine owns this module. Invariant: reading raises nothing; a field that is wrong is left out and
+named in `strange`. Cost: a few checks per range, once per request; at most `MOST_RANGES` are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from kvtrie.argument import flag, real, shown, text, whole
+from kvtrie.errors import ConfigError
+
+__all__ = ["FAR", "MOST_RANGES", "Asked", "Kept", "asked_of"]
+
+FAR = 2**63 - 1
+"""End of a range that has no end."""
+
+MOST_RANGES = 64
+"""Ranges that are read of one request."""
+
+_KEYS = ("session", "end", "retain")
+_RANGE = ("start", "end", "priority", "ttl_s")
+_NORMAL, _HIGHEST = 35, 100
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+
+
+class Kept(NamedTuple):
+    """A range of a prompt that a request asks to be kept.
+
+    Attributes:
+        start: its first token.
+        last: one after its last token.
+        priority: 0 to 100.
+        ttl_ns: for how long, in nanoseconds; None for good.
+    """
+
+    start: int
+    last: int
+    priority: int
+    ttl_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The valid part of a request's hints.
+
+    Attributes:
+        session: the conversation that the request belongs to.
+        end: whether the conversation ends with this request.
+        kept: the ranges of its prompt to be kept.
+        strange: the fields that were left out, and why.
+    """
+
+    session: str | None = None
+    end: bool = False
+    kept: tuple[Kept, ...] = ()
+    strange: tuple[str, ...] = ()
+
+
+def asked_of(params: object, session: object = None) -> Asked:
+    """Read `{"kvtrie": {"session": ..., "end": ..., "retain": [...]}}`.
+
+    Args:
+        params: the parameters of a request, of any type.
+        session: the conversation, where the parameters name none.
+    """
+    strange: list[str] = []
+    given = _section(params, strange)
+    strange += [f"it has no {shown(key)}: {', '.join(_KEYS)}" for key in given if key not in _KEYS]
+    named = given.get("session")
+    if named is None or named == "":
+        named = session
+    found, end, kept = None, False, list[Kept]()
+    try:
+        found = None if named is None or named == "" else text("session", named)
+    except ConfigError as error:
+        strange.append(str(error))
+    try:
+        end = given.get("end") is not None and flag("end", given["end"])
+    except ConfigError as error:
+        strange.append(str(error))
+    rows = given.get("retain")
+    if rows is not None and (not isinstance(rows, Sequence) or isinstance(rows, str)):
+        strange.append(f"retain is {shown(rows)}, a list of ranges wanted")
+        rows = None
+    listed = cast("Sequence[object]", rows or ())
+    if len(listed) > MOST_RANGES:
+        strange.append(f"retain has {len(listed)} ranges, the first {MOST_RANGES} are read")
+    for row in listed[:MOST_RANGES]:
+        try:
+            kept.append(_kept(row))
+        except ConfigError as error:
+            strange.append(str(error))
+    return Asked(found, end, tuple(kept), tuple(strange))
+
+
+def _section(params: object, strange: list[str]) -> Mapping[str, Any]:
+    if not isinstance(params, Mapping):
+        return {}
+    given = cast("Mapping[str, object]", params).get("kvtrie")
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        strange.append(f"kvtrie is {shown(given)}, an object wanted")
+        return {}
+    return cast("Mapping[str, Any]", given)
+
+
+def _kept(row: object) -> Kept:
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"a range is {shown(row)}, an object wanted")
+    given = cast("Mapping[str, object]", row)
+    if strange := [shown(key) for key in given if key not in _RANGE]:
+        raise ConfigError(f"retain has no {', '.join(strange)}: {', '.join(_RANGE)}")
+    start = whole("start", given.get("start", 0), 0, FAR)
+    end, seconds = given.get("end"), given.get("ttl_s")
+    last = FAR if end is None else whole("end", end, 0, FAR)
+    if last < start:
+        raise ConfigError(f"a range of tokens from {start} to {last}")
+    ttl = None
+    if seconds is not None:
+        ttl = int(real("ttl_s", seconds, _SHORTEST_S, _LONGEST_S) * 1e9)
+    priority = whole("priority", given.get("priority", _NORMAL), 0, _HIGHEST)
+    return Kept(start, last, priority, ttl)

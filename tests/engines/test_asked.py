@@ -1,0 +1,140 @@
+"""The hints of a request are read once, and no content of a request raises."""
+
+import logging
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engines.test_vllm_halves import Asked as Request
+from tests.engines.test_vllm_halves import Engine
+
+from kvtrie.engines.asked import FAR, MOST_RANGES, Asked, Kept, asked_of
+from kvtrie.engines.incidents import Incidents
+
+LONG = "x" * 70_000
+
+
+def kvtrie(**section):
+    return {"kvtrie": section}
+
+
+def test_valid_fields_are_read():
+    row = {"start": 32, "end": 64, "priority": 80, "ttl_s": 1.5}
+    assert asked_of(kvtrie(session="s", end=True, retain=[row, {}])) == Asked(
+        "s", end=True, kept=(Kept(32, 64, 80, 1_500_000_000), Kept(0, FAR, 35, None))
+    )
+    assert asked_of(None, "chat") == Asked("chat")
+    assert asked_of({"do_remote_prefill": True}) == Asked()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"retain": [[]]},
+        {"retain": [""]},
+        {"retain": 5},
+        {"retain": "x"},
+        {"retain": [{"ttl_s": 1e300}]},
+        {"retain": [{"ttl_s": math.nan}]},
+        {"retain": [{"ttl_s": 0}]},
+        {"retain": [{"priority": 2**63 - 1}]},
+        {"retain": [{"start": 2**63}]},
+        {"retain": [{"start": 3, "end": 2}]},
+        {"retain": [{"begin": 3}]},
+        {"session": 5},
+        {"session": [1]},
+        {"session": LONG},
+        {"session": "\ud800"},
+        {"end": "yes"},
+        {"conversation": "x"},
+    ],
+)
+def test_each_wrong_field_is_named_and_left_out(section):
+    asked = asked_of({"kvtrie": section})
+    assert len(asked.strange) == 1
+    assert len(asked.strange[0]) < 300
+    assert (asked.session, asked.end, asked.kept) == (None, False, ())
+
+
+def test_a_wrong_range_leaves_the_others():
+    asked = asked_of(kvtrie(retain=[{"priority": 1}, {"priority": 101}, {"priority": 2}]))
+    assert [kept.priority for kept in asked.kept] == [1, 2]
+    assert len(asked_of(kvtrie(retain=[{}] * 10_000)).kept) == MOST_RANGES
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+ROW = st.fixed_dictionaries({}, optional=dict.fromkeys(("start", "end", "priority", "ttl_s"), JSON))
+SECTION = st.fixed_dictionaries(
+    {}, optional={"session": JSON, "end": JSON, "retain": JSON | st.lists(ROW | JSON, max_size=3)}
+)
+
+
+@given(params=JSON | st.fixed_dictionaries({"kvtrie": SECTION | JSON}), session=JSON)
+@settings(max_examples=200, deadline=None)
+def test_reading_raises_nothing(params, session):
+    asked_of(params, session)
+
+
+def test_logging_is_bounded_and_counts_what_it_drops(caplog):
+    now = [0]
+    incidents = Incidents(logging.getLogger("vllm.kvtrie"), lambda: now[0])
+    for _ in range(8):
+        with incidents.contained("r"):
+            raise ValueError("odd")
+    assert len(caplog.records) == 5
+    assert caplog.records[0].exc_info
+    now[0] = 61_000_000_000
+    with incidents.contained("r"):
+        raise ValueError("odd")
+    assert "3 more were not logged" in caplog.records[-1].getMessage()
+    assert incidents.failures == 9
+
+
+class Failing:
+    """A manager one of whose methods raises once."""
+
+    def __init__(self, manager, name):
+        self.manager, self.name = manager, name
+
+    def __getattr__(self, name):
+        if name == self.name:
+            self.name = ""
+            raise RuntimeError("unexpected")
+        return getattr(self.manager, name)
+
+
+@pytest.mark.parametrize("name", ["lookup", "acquire", "hint"])
+def test_an_unexpected_error_takes_one_request_out_of_the_cache(name):
+    engine = Engine("", 1, 0, 1, host=16)
+    manager = engine.half.manager
+    engine.half.manager = Failing(manager, name)
+    odd = Request("odd", [1] * 12, 12, 1)
+    odd.priority = -5
+    engine.waiting.append(odd)
+    engine.add("next", [2] * 12, 1)
+    engine.drain()
+    engine.half.manager = manager
+    assert engine.half.tally.lost["an unexpected error"] == 1
+    for request, found in (("a", 0), ("b", 12)):
+        tokens = [1 + (request == "b")] * 13
+        assert engine.half.match(Request(request, tokens, 13, 1), 0) == found
+    manager.audit()
+    engine.close()
+
+
+@pytest.mark.parametrize("salt", ["\ud800", LONG])
+def test_a_scope_that_cannot_be_formed_neither_matches_nor_stores(salt):
+    engine = Engine("", 1, 0, 1, host=16)
+    odd = Request("odd", [1] * 12, 12, 1)
+    odd.cache_salt = salt
+    engine.waiting.append(odd)
+    engine.drain()
+    assert engine.half.tally.lost["a scope that cannot be formed"] == 1
+    assert engine.half.manager.stats().blocks == 0
+    engine.half.manager.audit()
+    engine.close()
