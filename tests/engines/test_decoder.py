@@ -101,6 +101,32 @@ def test_a_model_in_training_mode_or_with_other_attention_is_refused():
         Decoder(model)
 
 
+def test_a_controller_is_asked_unless_a_ratio_is_given():
+    model, decoder = decoder_of()
+    store, _ = world(model)
+    asked = []
+
+    class Asked:
+        def ratio(self, fetch, query, *, waits):
+            asked.append((len(fetch.parts), query, waits))
+            return 0.5
+
+        def saw(self, _, **of):
+            asked.append(of["waits"])
+
+    context = plain((16, 16, 16))
+    query = len(context.query)
+    with Fusor(decoder, store, controller=Asked()).fuse(context) as fused:
+        assert fused.log.ratio == 0.5
+    # Of 4 layers the default selection reads those up to the one at .65 of the way.
+    assert asked == [(3, query, 3), 3]
+    with Fusor(decoder, store, ratio=0.25, controller=Asked()).fuse(context) as fused:
+        assert fused.log.ratio == 0.25
+    assert asked[2:] == [3]
+    with Fusor(decoder, store).fuse(context) as fused:
+        assert fused.log.ratio == 0.15
+
+
 def test_a_controller_chooses_the_ratio_and_hears_what_it_cost():
     model, decoder = decoder_of()
     store, _ = world(model)
@@ -124,7 +150,10 @@ def test_a_controller_chooses_the_ratio_and_hears_what_it_cost():
         query = len(context.query)
         pairs = int(fused.log.grid.sum())
     assert heard == [
-        (fused.cost_ns, {"pairs": pairs, "layers_full": 2, "tokens": 48, "query": query})
+        (
+            fused.cost_ns,
+            {"pairs": pairs, "layers_full": 2, "tokens": 48, "query": query, "waits": 0},
+        )
     ]
     assert pairs == 2 * (32 + query - 1) + 2 * (12 + query - 1)
     assert np.isfinite(controller.pace)

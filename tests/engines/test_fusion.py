@@ -336,17 +336,89 @@ def test_bad_input_is_refused_with_numbers_and_nothing_is_held():
         Fusor(decoder).fuse(Context([[1, 2]], [3]))
     with pytest.raises(ConfigError, match="no selection is called best"):
         Fusor(decoder, select="first+best")
-    for ratio in (-0.1, 1.1, (0.1, 0.2), None):
-        with pytest.raises(ConfigError, match="ratio is"):
+    for ratio in (-0.1, 1.1, (0.1, 0.2), "0.5", b"1", float("nan"), True, [], [[0.5]], {}, 1j):
+        with pytest.raises(ConfigError, match="ratio"):
             Fusor(decoder, ratio=ratio)
-    with pytest.raises(ConfigError, match=r"layers 2 and \[4\] .* of 4"):
-        Fusor(decoder, heed=(4,))
+    for name, wrong in (
+        *(("heed", heed) for heed in ((4,), (), 1, (0.5,), "1")),
+        *(("at", at) for at in (4, -1, 1.5, "1", True)),
+        *(("reserve", many) for many in (-1, 0.5, "1")),
+        *(("seed", seed) for seed in (-1, 0.5, "1", 2**64)),
+        *(("select", way) for way in (1, b"first", ["first"])),
+        ("monitor", 0.5),
+        ("controller", 0.5),
+        ("store", decoder),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            Fusor(decoder, **{name: wrong})
     other = model_of()
     with torch.no_grad():
         other.model.layers[0].self_attn.k_proj.weight[0, 0] += 1
     with pytest.raises(ConfigError, match="the store keeps KV of"):
         Fusor(Decoder(other), store)
     executor.manager.audit()
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_and_nothing_is_held():
+    model, decoder = decoder_of()
+    most = model.config.vocab_size
+    store, executor = world(model)
+    fusor = Fusor(decoder, store)
+    for chunks, query, said in (
+        ([[1, 2], [most, 3]], [4], f"chunk 1 has token {most}, the model has embeddings of {most}"),
+        ([[1, 2]], [most + 5], f"the query has token {most + 5}"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            fusor.fuse(Context(chunks, query))
+    with pytest.raises(ConfigError, match="context is"):
+        fusor.fuse([[1, 2], [3]])
+    assert executor.manager.stats().leases == 0
+    fusor.fuse(Context([[1, most - 1]], [4])).close()
+
+
+class Bytes:
+    """A tokenizer of bytes."""
+
+    def encode(self, text, *, add_special_tokens):
+        assert not add_special_tokens
+        return list(text.encode())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Context([[1]], [[2, 3]]),
+        lambda: Context([[1]], [1.0]),
+        lambda: Context([[1]], torch.tensor([1.0], requires_grad=True)),
+        lambda: Context([[1]], "text"),
+        lambda: Context([[True]], [1]),
+        lambda: Context([[2**70]], [1]),
+        lambda: Context(7, [1]),
+        lambda: Context(None, [1]),
+        lambda: Chunk([1], at=0.5),
+        lambda: Chunk([1], [(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))], at=2**40),
+        lambda: Chunk([1], [(torch.zeros(1, 1, 1),)]),
+        lambda: Chunk([1], [(None, None)]),
+        lambda: Chunk([1], 7),
+        lambda: Context.of(Bytes(), "a \ud800", "b"),
+        lambda: Context.of(Bytes(), "a", "\ud800"),
+        lambda: Context.of(Bytes(), ["a", b"b"], "c"),
+        lambda: Context.of(Bytes(), None, "c"),
+        lambda: Context.of(Bytes(), "a", None),
+        lambda: Context.of(Bytes(), "a", "b", size=1.5),
+        lambda: Context.of(Bytes(), "a", "b", size="1"),
+        lambda: Context.of(Bytes(), "a", "b", separator=1),
+        lambda: Monitor(rate="0.1"),
+        lambda: Monitor(step=float("nan")),
+        lambda: Monitor(step=0),
+        lambda: Monitor(good=1.5),
+        lambda: Monitor(probe=True),
+        lambda: Monitor(extra=-1),
+    ],
+)
+def test_hostile_arguments_of_fusion_are_config_errors(make):
+    with pytest.raises(ConfigError):
+        make()
 
 
 def test_a_model_without_rotary_positions_is_refused():
@@ -400,5 +472,5 @@ def test_the_monitor_raises_the_ratio_and_lets_it_fall_again():
     assert monitor.raised >= 3
     assert monitor.lowered >= 1
     assert all(0 <= score.score <= 1 for score in scores)
-    with pytest.raises(ConfigError, match="threshold 2"):
+    with pytest.raises(ConfigError, match="threshold is 2"):
         Monitor(threshold=2)

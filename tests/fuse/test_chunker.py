@@ -44,5 +44,18 @@ def test_given_pieces_are_taken_as_they_are():
 def test_settings_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="0 tokens"):
         BySeparator(())
-    with pytest.raises(ConfigError, match="0 tokens: at least 1"):
+    with pytest.raises(ConfigError, match="size is 0, 1 to"):
         BySize(0)
+    for make in (
+        lambda: BySize(2.5),
+        lambda: BySize("2"),
+        lambda: BySize(2, {"."}),
+        lambda: BySeparator("ab"),
+        lambda: BySeparator((1.5,)),
+        lambda: BySize(2)([[1, 2], [3, 4]]),
+        lambda: BySeparator((1,))([0.5]),
+        lambda: Given()([[[1]]]),
+        lambda: Given()(7),
+    ):
+        with pytest.raises(ConfigError):
+            make()

@@ -183,6 +183,52 @@ def test_load_and_recomputation_are_those_of_the_pipeline(store):
     assert measured.recompute_ns(0.15, TOKENS, QUERY) == pytest.approx(wanted + moved)
 
 
+def played(layer_ns, passes, waits, select_ns):
+    """The end of each pass of a pipeline, and the arrival of each layer, step by step.
+
+    The query's pass reads `waits` layers first; then `passes` recompute layer by layer.
+    """
+    arrivals = [(layer + 1) * layer_ns for layer in range(LAYERS)]
+    at, ends = 0.0, []
+    for arrival in arrivals[:waits]:
+        at = max(at, arrival) + select_ns
+    for arrival, took in zip(arrivals, passes, strict=True):
+        at = max(at, arrival) + took
+        ends.append(at)
+    return ends, arrivals
+
+
+@pytest.mark.parametrize("rate", [GB, 4 * GB])
+def test_the_prediction_counts_layers_that_the_selection_waits_for(store, rate):
+    """At r_eq the last layer arrives exactly when the passes before it end."""
+    controller = Controller(profile(), store, floor=0)
+    limit(store, rate)
+    for _ in range(6):
+        request(store, controller, CHUNKS)
+    with store.fetch_many(CHUNKS) as fetch:
+        blocks = Counter()
+        for part in fetch.parts:
+            blocks.update(part.blocks)
+        for waits in range(LAYERS + 1):
+            controller.ratio(fetch, QUERY, waits=waits)
+            found, layer_ns = controller.estimate, controller.load_ns(blocks) / (LAYERS - 1)
+            select = controller.pace * LAYER_NS * QUERY
+            each = controller.recompute_ns(found.r_eq, TOKENS, QUERY) / (LAYERS - 1)
+            ends, arrivals = played(layer_ns, [each] * LAYERS, waits, select)
+            if found.r_eq:
+                assert found.r_eq < 1
+                assert ends[-2] == pytest.approx(arrivals[-1], rel=1e-4)
+            else:  # the query alone takes longer than the loads after the selection
+                assert waits == LAYERS
+                assert ends[-2] > arrivals[-1]
+            stalled, _ = played(layer_ns, [0] * LAYERS, waits, select)
+            assert found.wait_ns == pytest.approx(
+                max(0.0, stalled[0] - layer_ns - waits * select), abs=1
+            )
+        for layer in range(LAYERS):
+            fetch.wait(layer)
+
+
 @pytest.mark.parametrize(("rate", "wanted"), [(64 * GB, 0.2), (GB // 10, 0.5)])
 def test_ratios_are_from_floor_to_ceiling(store, rate, wanted):
     controller = Controller(profile(), store, floor=0.2, ceiling=0.5)
@@ -208,11 +254,22 @@ def test_chunks_that_are_not_asked_for_again_go_to_the_cheapest_tier(store):
 def test_what_cannot_be_is_refused(store):
     with pytest.raises(ConfigError, match="no passes"):
         Controller(Profile(cost=None, lanes={}, both={}), store)
-    for wrong in ({"floor": -1}, {"floor": 0.6, "ceiling": 0.5}, {"ceiling": 2}, {"slack": -1}):
-        with pytest.raises(ConfigError, match="floor <="):
+    for wrong, said in (
+        ({"floor": -1}, "floor is -1, 0 to 1"),
+        ({"floor": 0.6, "ceiling": 0.5}, "floor is 0.6, above the ceiling 0.5"),
+        ({"ceiling": 2}, "ceiling is 2, 0 to 1"),
+        ({"ceiling": float("nan")}, "ceiling is nan"),
+        ({"floor": "0.2"}, "floor is '0.2'"),
+        ({"slack": -1}, "slack is -1"),
+        ({"layers_full": 5}, "layers_full is 5, 0 to 4"),
+        ({"layers_full": 1.5}, "layers_full is 1.5"),
+    ):
+        with pytest.raises(ConfigError, match=said):
             Controller(profile(), store, **wrong)
-    with pytest.raises(ConfigError, match="5 full layers of 4"):
-        Controller(profile(), store, layers_full=5)
+    with pytest.raises(ConfigError, match="store is None"):
+        Controller(profile(), None)
+    with pytest.raises(ConfigError, match="profile is 'kv"):
+        Controller("kvtrie.toml", store)
     for budget in ((3, 1), (DISK, 0)):
         with pytest.raises(ConfigError):
             store.executor.set_io_budget(*budget)

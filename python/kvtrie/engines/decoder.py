@@ -122,6 +122,11 @@ class Decoder:
         """Where it computes."""
         return self.model.device
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model has embeddings of."""
+        return len(cast("Any", self.model).get_input_embeddings().weight)
+
     def identity(self) -> str:
         """Equal as long as weights, adapters and RoPE settings are; see `fingerprint`."""
         return fingerprint(self.model)

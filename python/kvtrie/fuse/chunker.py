@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvtrie.argument import few, put, whole
 from kvtrie.errors import ConfigError
+from kvtrie.fuse.context import as_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["BySeparator", "BySize", "Given"]
+
+_MOST = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,14 @@ class BySeparator:
     separator: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "separator", tuple(self.separator))
+        mark = as_tokens("separator", self.separator)
+        object.__setattr__(self, "separator", tuple(mark.tolist()))
         if not self.separator:
             raise ConfigError("a separator of 0 tokens separates nothing")
 
     def __call__(self, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> list[NDArray[np.int64]]:
         """The pieces of `tokens`, int64 each."""
-        text, mark = np.asarray(tokens, dtype=np.int64), np.array(self.separator)
+        text, mark = as_tokens("text", tokens), np.array(self.separator)
         cuts: list[int] = []
         if len(text) >= len(mark):
             windows = np.lib.stride_tricks.sliding_window_view(text, len(mark))
@@ -67,13 +72,12 @@ class BySize:
     ends: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ends", frozenset(self.ends))
-        if self.size < 1:
-            raise ConfigError(f"pieces of {self.size} tokens: at least 1 wanted")
+        ends = as_tokens("sequence of ends", few("ends", self.ends, _MOST))
+        put(self, ends=frozenset(ends.tolist()), size=whole("size", self.size, 1, _MOST))
 
     def __call__(self, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> list[NDArray[np.int64]]:
         """The pieces of `tokens`, int64 each."""
-        text = np.asarray(tokens, dtype=np.int64)
+        text = as_tokens("text", tokens)
         borders = np.flatnonzero(np.isin(text, list(self.ends))) + 1
         cuts: list[int] = []
         start = 0
@@ -91,7 +95,7 @@ class Given:
         self, chunks: Iterable[Sequence[int] | NDArray[np.integer[Any]]]
     ) -> list[NDArray[np.int64]]:
         """The pieces, int64 each."""
-        pieces = [np.asarray(chunk, dtype=np.int64) for chunk in chunks]
+        pieces = [as_tokens("chunk", chunk) for chunk in few("chunks", chunks, _MOST)]
         return [piece for piece in pieces if len(piece)]
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
+import torch
 
+from kvtrie.argument import few, pairs, shown, whole
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Self
 
-    import torch
     from numpy.typing import NDArray
 
     Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
@@ -26,6 +27,9 @@ __all__ = ["Chunk", "Context", "Tokenizer", "as_tokens"]
 
 _ENDS = ("\n", ". ", "! ", "? ")
 _MOST = 2**32
+_MOST_PIECES = 2**20
+_MOST_LAYERS = 2**16
+_MOST_POSITIONS = 2**24  # tables of cosines and sines are made up to there
 
 
 class Tokenizer(Protocol):
@@ -66,16 +70,21 @@ class Chunk:
         self.tokens = as_tokens("chunk", tokens)
         if not len(self.tokens):
             raise ConfigError("a chunk of 0 tokens")
-        if at < 0 or (at and kv is None):
-            raise ConfigError(f"at is {at}: 0 or more, and only of a chunk that comes with its KV")
-        for layer, (keys, values) in enumerate(kv or ()):
+        self.at = whole("at", at, 0, _MOST_POSITIONS)
+        if self.at and kv is None:
+            raise ConfigError(f"at is {at}: only a chunk that comes with its KV has a position")
+        self.kv = None if kv is None else pairs("kv", kv, _MOST_LAYERS)
+        for layer, (keys, values) in enumerate(self.kv or ()):
+            for name, each in (("K", keys), ("V", values)):
+                if not isinstance(each, torch.Tensor) or not each.dim():
+                    raise ConfigError(
+                        f"layer {layer} of a chunk has {name} {shown(each)}, a tensor wanted"
+                    )
             if len(keys) != len(self.tokens) or len(values) != len(self.tokens):
                 raise ConfigError(
                     f"layer {layer} of a chunk of {len(self.tokens)} tokens has {len(keys)} K and "
                     f"{len(values)} V"
                 )
-        self.kv = None if kv is None else tuple(kv)
-        self.at = at
 
     def __repr__(self) -> str:
         given = "" if self.kv is None else f", kv of {len(self.kv)} layers at {self.at}"
@@ -100,7 +109,8 @@ class Context:
     __slots__ = ("chunks", "query")
 
     def __init__(self, chunks: Iterable[Chunk | Tokens], query: Tokens) -> None:
-        self.chunks = tuple(one if isinstance(one, Chunk) else Chunk(one) for one in chunks)
+        given = few("chunks", chunks, _MOST_PIECES)
+        self.chunks = tuple(one if isinstance(one, Chunk) else Chunk(one) for one in given)
         self.query = as_tokens("query", query)
         if not len(self.query):
             raise ConfigError("a query of 0 tokens: at least 1 wanted, whose answer is computed")
@@ -126,15 +136,19 @@ class Context:
                 else behind its last space, else at `size`. With neither, a text is one chunk.
 
         Raises:
-            ConfigError: both ways to cut, an empty separator, a size below 1, or a query without
-                a token.
+            ConfigError: both ways to cut, an empty separator, a size below 1, a text that is no
+                str or has lone surrogates, or a query without a token.
         """
+        if separator is not None:
+            separator = _text("separator", separator)
+        if size is not None:
+            size = whole("size", size, 1, _MOST)
         if (separator is not None and size is not None) or separator == "":
             raise ConfigError(f"separator {separator!r} and size {size}: one of them, or neither")
-        if size is not None and size < 1:
-            raise ConfigError(f"pieces of {size} characters: at least 1 wanted")
         chunks: list[Chunk] = []
-        for text in [texts] if isinstance(texts, str) else texts:
+        given = [texts] if isinstance(texts, str) else few("texts", texts, _MOST_PIECES)
+        for at, one in enumerate(given):
+            text = _text(f"texts[{at}]", one)
             pieces = [text]
             if separator is not None:
                 pieces = _behind(text, separator)
@@ -142,7 +156,7 @@ class Context:
                 pieces = _within(text, size)
             encoded = (tokenizer.encode(piece, add_special_tokens=False) for piece in pieces)
             chunks += [Chunk(tokens) for tokens in encoded if len(tokens)]
-        return cls(chunks, tokenizer.encode(query, add_special_tokens=False))
+        return cls(chunks, tokenizer.encode(_text("query", query), add_special_tokens=False))
 
     def __repr__(self) -> str:
         tokens = sum(len(chunk.tokens) for chunk in self.chunks)
@@ -157,13 +171,28 @@ def as_tokens(name: str, tokens: Tokens) -> NDArray[np.int64]:
     """
     try:
         given = np.asarray(tokens)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigError(f"a {name} is of tokens: {error}") from error
     if not given.size and given.ndim == 1:
         return np.empty(0, dtype=np.int64)
     if given.ndim != 1 or given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= _MOST:
-        raise ConfigError(f"a {name} is of tokens, integers from 0 to 2**32 - 1, not {tokens!r}")
+        raise ConfigError(
+            f"a {name} is of tokens, integers from 0 to 2**32 - 1, not {shown(tokens)}"
+        )
     return given.astype(np.int64)
+
+
+def _text(name: str, given: object) -> str:
+    """Return a str that a tokenizer can encode."""
+    if not isinstance(given, str):
+        raise ConfigError(f"{name} is {shown(given)}, a str wanted")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{name} has {given[error.start]!a} at {error.start}: {error.reason}"
+        ) from error
+    return given
 
 
 def _behind(text: str, separator: str) -> list[str]:

@@ -2,8 +2,9 @@
 
 Recomputation that is no longer than loading costs nothing: layer i is computed while layer i + 1
 loads. `r = max(r_eq, r*)`, where `T_recompute(r_eq) = T_load` (CacheBlend, section 5.1) and r* is
-the least that keeps answers right. New chunks go to the cheapest tier whose loads still hide behind
-recomputation at r*.
+the least that keeps answers right. A selection by the question reads its layers before anything is
+recomputed: nothing hides its wait, and recomputation hides only the loads after it. New chunks go
+to the cheapest tier whose loads still hide behind recomputation at r*.
 Invariant: lanes that were seen to carry something count with what was seen, declared ones only
 until then; a ratio is from floor to ceiling. Cost: some forty look-ups in the profile's table per
 request.
@@ -11,19 +12,22 @@ request.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvtrie.argument import instance, real, whole
 from kvtrie.errors import ConfigError
+from kvtrie.fuse.store import CacheStore
 from kvtrie.tiers import Pool
+from kvtrie.transfer.profile import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kvtrie import Lane, Tier
     from kvtrie.fuse.fetch import Fetch
-    from kvtrie.fuse.store import CacheStore, Kind
-    from kvtrie.transfer.profile import Profile
+    from kvtrie.fuse.store import Kind
 
 __all__ = ["Controller", "Estimate"]
 
@@ -38,7 +42,10 @@ class Estimate:
     """What the controller expects of the request that it was asked about last.
 
     Attributes:
-        load_ns: T_load: loads of all layers but the first, which nothing hides, nanoseconds.
+        wait_ns: how long the selection waits for the layers that it reads, beyond its own passes
+            and the load of the first layer, nanoseconds. No ratio hides it.
+        load_ns: T_load: the loads that recomputation can hide, nanoseconds: those of all layers
+            but the first, less what is loaded by the end of the selection.
         recompute_ns: T_recompute at the ratio: passes of all layers but the last, which hide
             nothing, with the query, full first layers and the layout of reused K and V.
         r_eq: the ratio at which they are equal; 0 where even the query takes longer than loading, 1
@@ -46,6 +53,7 @@ class Estimate:
         ratio: what was chosen.
     """
 
+    wait_ns: float
     load_ns: float
     recompute_ns: float
     r_eq: float
@@ -86,32 +94,36 @@ class Controller:
     pace: float = field(init=False, default=1.0)
     estimate: Estimate | None = field(init=False, default=None)
     _full: int = field(init=False, default=0)
+    _waits: int = field(init=False, default=0)
     _usual: tuple[float, float] | None = field(init=False, default=None)
     _found: float = field(init=False, default=1.0)
     _counted: tuple[int, int] = field(init=False, default=(0, 0))
 
     def __post_init__(self) -> None:
-        layers = self.store.executor.manager.model.layers
+        instance("profile", self.profile, Profile)
+        layers = instance("store", self.store, CacheStore).executor.manager.model.layers
         if self.profile.passes is None:
             raise ConfigError("the profile has no passes: write it with `kvtrie profile --model`")
-        if not 0 <= self.floor <= self.ceiling <= 1 or self.slack < 0:
-            raise ConfigError(
-                f"floor {self.floor}, ceiling {self.ceiling}, slack {self.slack}: 0 <= floor <= "
-                "ceiling <= 1 wanted, and a slack of at least 0"
-            )
+        for name in ("floor", "ceiling"):
+            setattr(self, name, real(name, getattr(self, name), 0, 1))
+        if self.floor > self.ceiling:
+            raise ConfigError(f"floor is {self.floor}, above the ceiling {self.ceiling}")
+        self.slack = real("slack", self.slack, 0, math.inf)
+        if self.layers_full is not None:
+            self.layers_full = whole("layers_full", self.layers_full, 0, layers)
         self._full = self.layers_full or 0
-        if not 0 <= self._full <= layers:
-            raise ConfigError(f"{self._full} full layers of {layers}")
         self.tier = self.store.tier or self.store.executor.manager.tiers[0].kind
         feedback = self.store.feedback()
         self._counted = (feedback.chunks, feedback.missed)
 
-    def ratio(self, fetch: Fetch, query: int) -> float:
-        """The share of the chunks' tokens to recompute in a request.
+    def ratio(self, fetch: Fetch, query: int, *, waits: int = 0) -> float:
+        """Return the share of the chunks' tokens to recompute in a request.
 
         Args:
             fetch: its chunks; what of them is loaded, and from where, is taken as it is now.
             query: tokens of its query, which are computed at every layer.
+            waits: layers that the selection reads, behind a pass of the query, before the first
+                token is recomputed.
         """
         tokens = sum(len(fetch.parts[at].tokens) for at in fetch.order)
         counted = [part for part in (fetch.prefix, *fetch.parts) if part is not None]
@@ -119,21 +131,28 @@ class Controller:
         for part in counted:
             for kind, many in part.blocks.items():
                 blocks[kind] = blocks.get(kind, 0) + many
-        load = self.load_ns(blocks)
+        wait, load = self._split(self._layer_ns(blocks), waits, tokens, query)
 
         def recompute(ratio: float) -> float:
             return self.recompute_ns(ratio, tokens, query)
 
         r_eq = _crossing(recompute, load)
         ratio = min(self.ceiling, max(self.floor, r_eq))
-        self.estimate = Estimate(load, recompute(ratio), r_eq, ratio)
+        self.estimate = Estimate(wait, load, recompute(ratio), r_eq, ratio)
         self._usual = _blend(self._usual, (float(tokens), float(query)))
         return ratio
 
     def saw(
-        self, recompute_ns: int, *, pairs: int, layers_full: int, tokens: int, query: int
+        self,
+        recompute_ns: int,
+        *,
+        pairs: int,
+        layers_full: int,
+        tokens: int,
+        query: int,
+        waits: int = 0,
     ) -> None:
-        """Hear of a fusion: later ratios and the tier of new chunks follow what it took.
+        """Take the measurements of a fusion; later ratios and the tier of new chunks follow them.
 
         Args:
             recompute_ns: time of its passes, those made to select included.
@@ -141,15 +160,18 @@ class Controller:
             layers_full: layers at which all of the chunks' tokens were computed.
             tokens: tokens of all chunks.
             query: tokens of the query.
+            waits: layers of the query's pass that selected.
         """
         layers = self.store.executor.manager.model.layers
         left = max(0, pairs - layers_full * (tokens + query))
         rest = left / max(1, layers - layers_full)
         expected = self._passes(layers_full, tokens + query, layers - layers_full, rest, tokens)
+        expected += waits * self._query_ns(tokens, query)
         if expected > 0 and recompute_ns > 0:
             self.pace += _FRESH * (recompute_ns / expected - self.pace)
         if self.layers_full is None:
             self._full = layers_full
+        self._waits = waits
         feedback = self.store.feedback()
         chunks, missed = feedback.chunks - self._counted[0], feedback.missed - self._counted[1]
         self._counted = (feedback.chunks, feedback.missed)
@@ -159,12 +181,16 @@ class Controller:
         self._choose()
 
     def load_ns(self, blocks: Mapping[str, int]) -> float:
-        """T_load: what lanes take for all layers but the first, in nanoseconds.
+        """What lanes take for all layers but the first, in nanoseconds.
 
         Args:
             blocks: how many blocks come from each kind of tier. Those below the host pass through
                 it, on both lanes at once; lanes work side by side, those that share a queue do not.
         """
+        return (self.store.executor.manager.model.layers - 1) * self._layer_ns(blocks)
+
+    def _layer_ns(self, blocks: Mapping[str, int]) -> float:
+        """Nanoseconds from the arrival of one layer to that of the next."""
         executor = self.store.executor
         manager, layers = executor.manager, executor.manager.model.layers
         layer_bytes = manager.model.layer_bytes(manager.block_tokens)
@@ -182,7 +208,31 @@ class Controller:
             queue = lane.shares or lane.name
             took = waits + carried * layer_bytes * _NS / lane.bytes_per_s
             queues[queue] = queues.get(queue, 0.0) + took
-        return (layers - 1) * max(queues.values(), default=0.0)
+        return max(queues.values(), default=0.0)
+
+    def _split(
+        self, layer_ns: float, waits: int, tokens: float, query: float
+    ) -> tuple[float, float]:
+        """Split the time of loading into what the selection waits and what it leaves to hide.
+
+        The query's pass at a layer begins when the pass before it has ended and the layer is there,
+        so the last of `waits` passes ends after all of them or after the last load, whichever takes
+        longer. Loading goes on throughout.
+        """
+        layers = self.store.executor.manager.model.layers
+        begun = ended = layer_ns
+        if waits:
+            each = self.pace * self._query_ns(tokens, query) + self._layout_ns(tokens + query)
+            begun += waits * each
+            ended = max(begun, waits * layer_ns + each)
+        return ended - begun, max(0.0, layers * layer_ns - ended)
+
+    def _query_ns(self, tokens: float, query: float) -> float:
+        """A pass of the query at one layer, by the profile."""
+        passes = self.profile.passes
+        assert passes is not None  # noqa: S101 - looked at when this was made
+        before = len(self.store.prefix) + tokens
+        return passes.pass_ns(query, before) / self.store.executor.manager.model.layers
 
     def recompute_ns(self, ratio: float, tokens: int, query: int) -> float:
         """T_recompute: what all layers but the last take, in nanoseconds.
@@ -235,7 +285,9 @@ class Controller:
         blocks = -(-tokens // manager.block_tokens)
         self.tier = manager.tiers[0].kind
         for tier in reversed(manager.tiers[1:]):
-            out = max(0.0, self.load_ns({tier.kind: blocks}) - hidden)
+            layer_ns = self._layer_ns({tier.kind: blocks})
+            wait, load = self._split(layer_ns, self._waits, tokens, query)
+            out = wait + max(0.0, load - hidden)
             if tier.write != "never" and self._found * out <= self.slack * hidden:
                 self.tier = tier.kind
                 break

@@ -122,6 +122,7 @@ class Fusion:
         ids: int64 `(T,)`, prefix, chunks and query.
         log: what it did.
         deviation: per layer, the computed tokens by their deviation.
+        waited: layers whose loads the query's pass waited for before the tokens were chosen.
         mass: of the query's attention to reused tokens that may be wrong, the share on those that
             were not computed; None if no attention was looked at.
         relative: per layer, of V of the probed tokens, the deviation relative to V; none without
@@ -162,6 +163,7 @@ class Fusion:
         self.grid = np.zeros((decoder.layers, self.length - 1), dtype=np.bool_)
         self.deviation: list[Deviation] = []
         self.relative: list[torch.Tensor] = []
+        self.waited = 0
         self.mass: float | None = None
         self._cursor = 0
         self._hidden: torch.Tensor | None = None
@@ -233,6 +235,7 @@ class Fusion:
             (self._first, self._reused),
             self._settings.ratios[0],
             self.watch.read(),
+            waits=self.waited,
         )
 
     def logits(self) -> torch.Tensor:
@@ -340,6 +343,7 @@ class Fusion:
                     with self.watch.part("layout"):
                         self._held.keep(layer)
         self._attention = found[self._candidates.positions]
+        self.waited = max(self._settings.heed) + 1
         return self._attention
 
     def _deviate(self, kind: str) -> torch.Tensor:

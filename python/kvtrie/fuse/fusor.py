@@ -11,6 +11,7 @@ are on their way.
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -19,15 +20,18 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from kvtrie.argument import few, instance, real, shown, whole
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.alone import compute
+from kvtrie.fuse.context import Context
 from kvtrie.fuse.fusion import Fusion, Settings
 from kvtrie.fuse.gate import divergence, pass_gate
 from kvtrie.fuse.held import Leased, Tensors
 from kvtrie.fuse.log import Stopwatch
 from kvtrie.fuse.memory import InMemory
-from kvtrie.fuse.monitor import Quality
+from kvtrie.fuse.monitor import Monitor, Quality
 from kvtrie.fuse.select import way
+from kvtrie.fuse.store import CacheStore
 from kvtrie.tiers import Pool
 
 if TYPE_CHECKING:
@@ -36,34 +40,49 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from kvtrie import Lease
-    from kvtrie.fuse.context import Context
     from kvtrie.fuse.fetch import Fetch
     from kvtrie.fuse.fusion import Deviation
     from kvtrie.fuse.layers import DecoderLayers
     from kvtrie.fuse.log import FusionLog
-    from kvtrie.fuse.monitor import Monitor
     from kvtrie.fuse.part import Part
     from kvtrie.fuse.select import Select
-    from kvtrie.fuse.store import CacheStore
 
 __all__ = ["Fused", "Fusor"]
 
 _FUSED = b"fused"
+_RATIO = 0.15
+"""Share of the chunks' tokens that is recomputed where nothing else chooses (CacheBlend)."""
+
+_MOST = 2**32 - 1
+_MOST_SEED = 2**64 - 1
 _HEEDED = (0.4, 0.65)
 """Where, as parts of the depth, the layers begin and end whose attention "question" ranks by."""
 
 
 class Ratios(Protocol):
-    """Chooses ratios and hears what they cost: `kvtrie.fuse.Controller`."""
+    """Chooses ratios and takes measurements of fusions: `kvtrie.fuse.Controller`."""
 
-    def ratio(self, fetch: Fetch, query: int) -> float:
-        """The ratio for a request whose chunks are fetched, with a query of so many tokens."""
+    def ratio(self, fetch: Fetch, query: int, *, waits: int) -> float:
+        """Return the ratio for a request whose chunks are fetched.
+
+        Args:
+            fetch: its chunks.
+            query: tokens of its query.
+            waits: layers that the selection reads before the first token is recomputed.
+        """
         ...
 
     def saw(
-        self, recompute_ns: int, *, pairs: int, layers_full: int, tokens: int, query: int
+        self,
+        recompute_ns: int,
+        *,
+        pairs: int,
+        layers_full: int,
+        tokens: int,
+        query: int,
+        waits: int,
     ) -> None:
-        """Hear of a fusion.
+        """Take the measurements of a fusion.
 
         Args:
             recompute_ns: time of its passes, those made to select included.
@@ -71,6 +90,7 @@ class Ratios(Protocol):
             layers_full: layers at which all chunks' tokens that may be wrong were computed.
             tokens: tokens of all chunks.
             query: tokens of the query.
+            waits: layers that the selection read before the first token was recomputed.
         """
         ...
 
@@ -136,12 +156,12 @@ class Fusor:
         ratio: share of the chunks' tokens to recompute; a first chunk behind the prefix is exact,
             its share goes to the others. Several, falling: one per layer, from layer 0 on and the
             last one for those behind; each layer keeps those of the layer before that deviated
-            most. None leaves it to the controller.
+            most. By default the controller chooses, and .15 without one.
         at: the layer at which "keys" and "values" look; all below it are computed in full. 2 by
             default, or the last one.
         heed: the layers whose attention "question" ranks by, those from 0.4 to 0.65 of the way up
             by default; the pass of the query's tokens that ranks goes up to the last of them.
-        controller: chooses ratios.
+        controller: chooses the ratio of each request unless `ratio` is given, and measures all.
         monitor: watches the result and adds to the ratio.
         reserve: tokens behind the query to make room for at once; otherwise room grows with every
             pass.
@@ -149,7 +169,7 @@ class Fusor:
 
     Raises:
         ConfigError: an unknown way, ratios that are not from 0 to 1 or that rise, layers that the
-            model does not have, no ratio and no controller, or a store of another model's KV.
+            model does not have, or a store of another model's KV.
     """
 
     def __init__(
@@ -158,7 +178,7 @@ class Fusor:
         store: CacheStore | None = None,
         *,
         select: str | Select = "first+question",
-        ratio: float | Sequence[float] | None = 0.15,
+        ratio: float | Sequence[float] | None = None,
         at: int | None = None,
         heed: Sequence[int] | None = None,
         controller: Ratios | None = None,
@@ -168,39 +188,47 @@ class Fusor:
     ) -> None:
         layers = decoder.layers
         self.decoder = decoder
-        self.store = store
+        self.store = None if store is None else instance("store", store, CacheStore)
         self.controller = controller
-        self.monitor = monitor
+        self.monitor = None if monitor is None else instance("monitor", monitor, Monitor)
+        if controller is not None and not hasattr(controller, "saw"):
+            raise ConfigError(f"controller is {shown(controller)}, a Controller wanted")
         self._select = way(select)
-        if ratio is None and controller is None:
-            raise ConfigError("ratio is None and there is no controller: give one of them")
-        ratios = () if ratio is None else np.atleast_1d(ratio).tolist()
-        falling = all(one >= other for one, other in pairwise(ratios))
-        if not all(0 <= one <= 1 for one in ratios) or not falling:
-            raise ConfigError(f"ratio is {ratio}: from 0 to 1, and several must fall")
-        self._ratios: tuple[float, ...] = tuple(ratios)
-        self._at = min(2, layers - 1) if at is None else at
-        self._heed = _heeded(layers) if heed is None else tuple(heed)
-        if not self._heed or not all(0 <= layer < layers for layer in (self._at, *self._heed)):
-            raise ConfigError(
-                f"layers {self._at} and {list(self._heed)} to select by, of a model of {layers}"
-            )
-        self._reserve = reserve
-        self._seed = seed
+        self._ratios = _ratios(_RATIO if ratio is None and controller is None else ratio)
+        self._at = min(2, layers - 1) if at is None else whole("at", at, 0, layers - 1)
+        self._heed = _heeded(layers)
+        if heed is not None:
+            given = few("heed", heed, layers)
+            self._heed = tuple(whole("heed", layer, 0, layers - 1) for layer in given)
+        if not self._heed:
+            raise ConfigError("heed is (): at least one layer wanted")
+        # A function is known to wait after its first fusion.
+        asks = isinstance(select, str) and "question" in select.split("+")
+        self._waits = max(self._heed) + 1 if asks else 0
+        self._reserve = whole("reserve", reserve, 0, _MOST)
+        self._seed = whole("seed", seed, 0, _MOST_SEED)
         self._check()
 
     def fuse(self, context: Context) -> Fused:
         """Fuse a context.
 
         Raises:
-            ConfigError: the model does not pass the gate at this length, it has changed since the
+            ConfigError: a token that the model has no embedding of, the model does not pass the
+                gate at this length, it has changed since the
                 store's KV was made, or a chunk's own K and V do not fit it.
             NoSpaceError: the first tier has no room; nothing is held then.
             TransferError: moves that all wait for cannot be carried out.
         """
         self._check()
-        self._fits(context)
+        self._fits(instance("context", context, Context))
         prefix = np.empty(0, dtype=np.int64) if self.store is None else self.store.prefix
+        known = self.decoder.vocabulary
+        named = [(f"chunk {at}", chunk.tokens) for at, chunk in enumerate(context.chunks)]
+        for name, tokens in (("the prefix", prefix), *named, ("the query", context.query)):
+            if len(tokens) and tokens.max() >= known:
+                raise ConfigError(
+                    f"{name} has token {tokens.max()}, the model has embeddings of {known} tokens"
+                )
         ids = np.concatenate([prefix, *(one.tokens for one in context.chunks), context.query])
         pass_gate(self.decoder, torch.as_tensor(ids, device=self.decoder.device))
         if self.store is None:
@@ -233,6 +261,7 @@ class Fusor:
                 layers_full=fused.log.layers_full,
                 tokens=stop - first,
                 query=len(context.query),
+                waits=fused.log.waits,
             )
         return fused
 
@@ -263,6 +292,7 @@ class Fusor:
             )
             fusion.run()
             log = fusion.finish(fates)
+            self._waits = log.waits or self._waits
             quality = fusion.quality()
             if monitor is not None:
                 if monitor.samples():
@@ -291,7 +321,7 @@ class Fusor:
         if not ratios:
             if self.controller is None or isinstance(fetch, InMemory):
                 raise ConfigError("a controller chooses ratios for chunks of a store: give a ratio")
-            ratios = (self.controller.ratio(fetch, len(context.query)),)
+            ratios = (self.controller.ratio(fetch, len(context.query), waits=self._waits),)
         if self.monitor is not None:
             ratios = tuple(self.monitor.ratio(one) for one in ratios)
         return ratios
@@ -350,3 +380,17 @@ def _heeded(layers: int) -> tuple[int, ...]:
     """The layers that "question" ranks by where none are given."""
     low, high = (int(part * layers) for part in _HEEDED)
     return tuple(range(low, high + 1))
+
+
+def _ratios(given: object) -> tuple[float, ...]:
+    """Check a ratio, or several that fall; none is for a controller."""
+    if given is None:
+        return ()
+    if isinstance(given, (numbers.Real, str, bytes)):
+        return (real("ratio", given, 0, 1),)
+    ratios = tuple(
+        real(f"ratio[{at}]", one, 0, 1) for at, one in enumerate(few("ratio", given, _MOST))
+    )
+    if not ratios or any(one < other for one, other in pairwise(ratios)):
+        raise ConfigError(f"ratio is {shown(given)}: one wanted, or several that fall")
+    return ratios

@@ -77,6 +77,11 @@ class DecoderLayers(Protocol):
         """Where it computes."""
         ...
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it has embeddings of: ids are below."""
+        ...
+
     def identity(self) -> object:
         """Equal as long as the model computes the same: same weights, same adapters."""
         ...

@@ -59,6 +59,8 @@ class FusionLog:
             "select" ranking and what is not a pass, "recompute" passes of the model, those made
             to select included, "scatter" fresh K and V within them, "absent" computing chunks
             that were not there.
+        waits: layers whose loads the selection waited for before a token was recomputed, to rank by
+            the query's attention.
         load_ns: how long lanes of the manager carried something meanwhile; 0 without a store.
     """
 
@@ -68,6 +70,7 @@ class FusionLog:
     ratio: float
     nanoseconds: dict[Part, int] = field(default_factory=dict[Part, int])
     load_ns: int = 0
+    waits: int = 0
 
     @property
     def reused(self) -> list[int]:
@@ -116,6 +119,7 @@ class FusionLog:
             "overlaps": self.overlaps,
             "nanoseconds": dict(self.nanoseconds),
             "load_ns": self.load_ns,
+            "waits": self.waits,
         }
 
 

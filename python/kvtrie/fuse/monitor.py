@@ -13,9 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from kvtrie.argument import real, whole
 from kvtrie.errors import ConfigError
 
 __all__ = ["Monitor", "Quality"]
+
+_MOST = 2**32 - 1
 
 
 class Quality(NamedTuple):
@@ -67,15 +70,12 @@ class Monitor:
     _row: int = 0
 
     def __post_init__(self) -> None:
-        shares = (self.rate, self.threshold)
-        if not all(0 <= each <= 1 for each in shares) or not 0 < self.step <= 1:
-            raise ConfigError(
-                f"rate {self.rate}, threshold {self.threshold} and step {self.step}: 0 to 1 wanted"
-            )
-        if self.good < 1 or self.probe < 0:
-            raise ConfigError(
-                f"good is {self.good} and probe {self.probe}: at least 1 and 0 wanted"
-            )
+        for name in ("rate", "threshold", "step", "extra"):
+            setattr(self, name, real(name, getattr(self, name), 0, 1))
+        if not self.step:
+            raise ConfigError("step is 0: above 0 and at most 1 wanted")
+        self.good = whole("good", self.good, 1, _MOST)
+        self.probe = whole("probe", self.probe, 0, _MOST)
 
     def samples(self) -> bool:
         """Whether the next request is held against a full prefill: each 1 / rate-th is."""

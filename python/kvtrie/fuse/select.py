@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from kvtrie.argument import text
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ def way(named: str | Select) -> Select:
     Raises:
         ConfigError: a name that is not known.
     """
-    if not isinstance(named, str):
+    if callable(named):
         return named
+    text("select", named)
     parts = named.split("+")
     if unknown := [part for part in parts if part not in WAYS]:
         raise ConfigError(

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from kvtrie.argument import few, instance, shown, word
+from kvtrie.errors import ConfigError
 from kvtrie.fuse.context import Chunk, as_tokens
 from kvtrie.fuse.fetch import Fetch
 from kvtrie.fuse.lookup import ChunkFeedback, Found, Lookup, Miss
@@ -22,6 +24,7 @@ from kvtrie.fuse.placement import check_place
 from kvtrie.hint import Demote
 from kvtrie.scope import Scope
 from kvtrie.shape import require_fingerprint
+from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from kvtrie import Committed, Eviction, Lease, Match
     from kvtrie.fuse.context import Tokens
     from kvtrie.fuse.part import Part
-    from kvtrie.transfer import Executor
 
 __all__ = ["FILLER", "CacheStore"]
 
@@ -41,6 +43,9 @@ Kind: TypeAlias = Literal["gpu", "host", "disk", "remote"]
 
 FILLER = 0
 """The token that fills the last block of a chunk."""
+
+
+_MOST_CHUNKS = 2**20
 
 
 class CacheStore:
@@ -73,12 +78,14 @@ class CacheStore:
         prefix: Sequence[int] = (),
         scope: Scope | None = None,
     ) -> None:
-        self.executor = executor
+        if not callable(chunker):
+            raise ConfigError(f"chunker is {shown(chunker)}, a function that cuts tokens wanted")
+        self.executor = instance("executor", executor, Executor)
         self._manager = executor.manager
         self._chunker = chunker
         require_fingerprint(self._manager.model, "a CacheStore")
         self.prefix = as_tokens("prefix", prefix)
-        self.scope = scope or Scope()
+        self.scope = Scope() if scope is None else instance("scope", scope, Scope)
         self.tier: Kind | None = None
         self._names = Names(self._manager.model.identity(), self.scope, self.prefix)
         self._hits = dict.fromkeys((tier.kind for tier in self._manager.tiers), 0)
@@ -90,7 +97,7 @@ class CacheStore:
 
     def chunks(self, text: Any) -> list[NDArray[np.int64]]:  # noqa: ANN401 - whatever it cuts
         """What the chunker makes of a text."""
-        return [np.asarray(chunk, dtype=np.int64) for chunk in self._chunker(text)]
+        return [as_tokens("chunk", chunk) for chunk in self._chunker(text)]
 
     def key(self, chunk: Tokens) -> bytes:
         """The name of a chunk: a hash of all that decides what matches it.
@@ -110,7 +117,7 @@ class CacheStore:
             Empty for a chunk that is not there. A name that no `lookup`, `fetch_many` or `insert`
             of this store has met lately is looked for among all blocks of all tiers.
         """
-        tokens = self._names.get(key)
+        tokens = self._names.get(instance("key", key, bytes))
         if tokens is None:
             now = self.executor.clock()
             tiers = [at for at, tier in enumerate(self._manager.tiers) if not tier.layer_slots]
@@ -180,7 +187,8 @@ class CacheStore:
                 which holes may be.
             NoSpaceError: the first tier has no room for all of them; none is leased then.
         """
-        given = [one if isinstance(one, Chunk) else Chunk(one) for one in chunks]
+        listed = few("chunks", chunks, _MOST_CHUNKS)
+        given = [one if isinstance(one, Chunk) else Chunk(one) for one in listed]
         return Fetch(self, given)
 
     def fetch(self, chunk: Tokens, *, wait: bool = True) -> Lease:
@@ -260,7 +268,9 @@ class CacheStore:
             chunks: their tokens.
             tier: kind of the tier; None is `self.tier`, and where that is None too nothing moves.
         """
-        kind = tier or self.tier
+        kind = self.tier if tier is None else tier
+        if kind is not None:
+            word("tier", kind, [each.kind for each in self._manager.tiers])
         if kind is None or kind == self._manager.tiers[0].kind:
             return
         hints = [
