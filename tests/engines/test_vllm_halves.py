@@ -47,6 +47,10 @@ class Asked:
     def num_tokens(self):
         return len(self.all_token_ids)
 
+    @property
+    def num_computed_tokens(self):
+        return self.computed
+
 
 def mark(tokens, block):
     """The bytes of a block: they depend on all that comes before its end."""
@@ -168,19 +172,22 @@ class Engine:
             self.schedule(request, count, counts, before)
         while self.waiting and len(self.running) < 4:
             request = self.waiting[0]
-            loaded = self.half.match(request, 0)
+            # The next input of a session is not asked for.
+            loaded = 0 if request.computed else self.half.match(request, 0)
             if loaded is None:
                 self.waiting.rotate(-1)
                 break
-            count = self.some(request.num_tokens - loaded)
-            need = -(-(loaded + count) // SIZE)
+            had = request.computed + loaded
+            count = self.some(request.num_tokens - had)
+            need = -(-(had + count) // SIZE) - len(request.table)
             if need > len(self.free):
                 break
             self.waiting.popleft()
-            request.table, request.computed = self.take(need), loaded
+            request.table += self.take(max(need, 0))
             request.status.name = "RUNNING"
             self.running.append(request)
             self.half.admit(request, list(request.table), loaded)
+            request.computed = had
             self.found += loaded
             new.append(request.request_id)
             self.schedule(request, count, counts, before)
@@ -224,6 +231,14 @@ class Engine:
         self.free += request.table
         request.table, request.computed = [], 0
         self.waiting.appendleft(request)
+
+    def replace(self, request, computed, tokens):
+        """The next input of a session: it replaces the tokens that do not count as computed."""
+        self.running.remove(request)
+        self.waiting.appendleft(request)
+        request.computed = computed
+        request.all_token_ids[computed:] = tokens
+        request.num_prompt_tokens = request.num_tokens
 
     def finish(self, request):
         self.half.end(request)

@@ -181,14 +181,16 @@ class Engine:
             output, told = self.under_way.popleft()
             for outputs in self.scheduler.update_from_output(output, told).values():
                 for one in outputs.outputs:
-                    if one.finish_reason is not None:
-                        self.end(one)
+                    self.hear(one)
             if self.guesses:
                 names = [name for name in output.num_scheduled_tokens if name in self.held]
                 drafts = [list(self.held[name].drafts) for name in names]
                 self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
-    def end(self, told):
+    def hear(self, told):
+        """Compare an answer that is complete."""
+        if told.finish_reason is None:
+            return
         prompt, tokens, request = self.prompts.pop(told.request_id)
         if str(told.finish_reason) == "length":
             assert list(request.output_token_ids) == answer(prompt, tokens)

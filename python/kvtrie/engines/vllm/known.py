@@ -46,6 +46,7 @@ class Known:
     Attributes:
         tokens: its tokens.
         scope: who may share them; None where it has no blocks.
+        prompt: tokens of its prompt when the scope was read.
         identity: the name of the weights and adapter that the scope was formed of.
         session: the conversation that it belongs to.
         ends: whether that is over with it.
@@ -62,6 +63,7 @@ class Known:
 
     tokens: GrowingTokens
     scope: Scope | None
+    prompt: int
     identity: str | None = ""
     session: str | None = None
     ends: bool = False

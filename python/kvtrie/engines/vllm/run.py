@@ -32,12 +32,14 @@ class GrowingTokens:
         self._request = request
         self._array = np.empty(0, dtype=np.uint32)
         self._count = 0
+        self._prompt = request.num_prompt_tokens
 
     def read(self) -> NDArray[np.uint32]:
         """All that vLLM knows of them by now; a view that later reads leave alone."""
         count = self._request.num_tokens
-        if count < self._count:  # drafts that were taken back, or an input that was replaced
-            self._count = 0
+        prompt = self._request.num_prompt_tokens
+        if count < self._count or prompt != self._prompt:  # vLLM has replaced tokens
+            self._array, self._count, self._prompt = np.empty(0, dtype=np.uint32), 0, prompt
         if count > len(self._array):
             grown = np.empty(max(64, count + count // 4), dtype=np.uint32)
             grown[: self._count] = self._array[: self._count]
@@ -71,10 +73,12 @@ class Run:
         lease: kvtrie's hold.
         table: its slots of vLLM's memory, in order.
         begun: the step that admitted it.
+        prompt: tokens of the request's prompt then; a further input of a session adds to them.
         identity: the name of the weights and adapter that it was admitted under.
         full: the tokens with which a further block is full.
         written: so many tokens were written by steps that have finished.
         dead: a load of it has failed: nothing of it is committed any more.
+        drafted: whether its last planned step was to verify drafts.
         loads: the loads into its slots that have not been reported.
     """
 
@@ -83,8 +87,21 @@ class Run:
     lease: Lease
     table: list[int]
     begun: int
+    prompt: int
     identity: str | None
     full: int
     written: int = 0
     dead: bool = False
+    drafted: bool = False
     loads: set[int] = field(default_factory=set[int])
+
+    def committable(self) -> int:
+        """Tokens that finished steps have written, and that the request still has.
+
+        The next input of a session replaces the token that was sampled last, and a step under way
+        may have written that one already. vLLM keeps the tokens that it counts as computed.
+        """
+        sure = min(self.written, self.tokens.surely_written())
+        if self.request.num_prompt_tokens != self.prompt:
+            sure = min(sure, self.request.num_computed_tokens)
+        return sure

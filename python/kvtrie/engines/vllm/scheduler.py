@@ -277,8 +277,7 @@ class SchedulerHalf:
 
     def _admit(self, request: Request, table: list[int], loaded: int) -> None:
         known, now = self._know(request), self._clock()
-        self._drop(request.request_id)
-        known.waits_until, known.asked = 0, -1
+        unsure = self._turn(request, known)
         if known.scope is None:
             return
         local = known.promise.local
@@ -304,7 +303,9 @@ class SchedulerHalf:
             self._unpin(known, now)
             return
         full = lease.tokens + self._size
-        run = Run(request, known.tokens, lease, list(table), self._step, known.identity, full)
+        about = known.prompt, known.identity
+        run = Run(request, known.tokens, lease, list(table), self._step, *about, full)
+        run.dead = unsure
         self._runs[request.request_id] = run
         self._unpin(known, now)
         if self._deep:
@@ -329,6 +330,19 @@ class SchedulerHalf:
             run.loads.add(ident)
             self._loads[ident] = run
             self._new_loads[ident] = slot
+
+    def _turn(self, request: Request, known: Known) -> bool:
+        """End the run before this admission; whether rows that it left may be of other tokens."""
+        last = self._drop(request.request_id)
+        known.waits_until, known.asked = 0, -1
+        if last is not None:
+            last.written = last.committable()  # before vLLM counts what it schedules now
+        if not (computed := request.num_computed_tokens):
+            return False
+        # A session's next input: vLLM asks for no match then.
+        known.promise = Promise(computed, computed)
+        # After a stop amid accepted drafts vLLM counts too many tokens as computed.
+        return last is not None and (last.dead or last.drafted)
 
     def sources(self, request_id: str, loaded: int) -> tuple[int, int]:
         """Tokens of a hit that came from host memory, and from disk."""
@@ -404,6 +418,7 @@ class SchedulerHalf:
         before |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         for ident, count in output.num_scheduled_tokens.items():
             if (run := self._runs.get(ident)) is not None:
+                run.drafted = ident in drafts
                 upto = before[ident] + count - len(drafts.get(ident, ()))
                 if upto >= run.full:
                     rows.append((run, upto))
@@ -539,14 +554,17 @@ class SchedulerHalf:
     def _know(self, request: Request) -> Known:
         known = self._known.get(request.request_id)
         identity = self.identity.name(request)
-        if known is not None and not known.shut and known.identity != identity:
-            known.scope, known.identity = self._scope_of(request, identity), identity
+        about = (identity, request.num_prompt_tokens)
+        if known is not None and not known.shut and (known.identity, known.prompt) != about:
+            # New weights, or a session's next input, which may have images.
+            known.scope, (known.identity, known.prompt) = self._scope_of(request, identity), about
             known.answer = None
             self._unpin(known, self._clock())
         if known is None:
             asked = asked_of(request.kv_transfer_params, request.session_id)
             scope = self._scope_of(request, identity)
-            known = Known(GrowingTokens(request), scope, identity, asked.session, asked.end)
+            tokens = GrowingTokens(request)
+            known = Known(tokens, scope, about[1], identity, asked.session, asked.end)
             self._known[request.request_id] = known
             self._ignored(request, asked.strange)
             if known.scope is not None:
@@ -602,10 +620,11 @@ class SchedulerHalf:
                 strange.append(str(error))
         self._ignored(request, strange)
 
-    def _drop(self, request_id: str) -> None:
+    def _drop(self, request_id: str) -> Run | None:
         run = self._runs.pop(request_id, None)
         if run is not None:
             self._leaving.append(run)
+        return run
 
     def _let_go(self, now: int) -> list[int]:
         """End the leases of runs that left; the moves that still use their slots."""
@@ -626,8 +645,7 @@ class SchedulerHalf:
         if not self.identity.known:
             return
         run.dead |= run.identity != self.identity.name(run.request)
-        upto = min(run.written, run.tokens.surely_written())
-        upto = min(upto, len(run.table) * self._size) // self._size * self._size
+        upto = min(run.committable(), len(run.table) * self._size) // self._size * self._size
         if run.dead:
             self._due.pop(run, None)
         if run.dead or upto < run.full or not run.lease.ready():
