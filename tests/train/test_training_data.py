@@ -6,7 +6,14 @@ import json
 
 import pytest
 import torch
+from masked import make
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
+from kvtrie.demo.model import from_name
 from kvtrie.errors import ConfigError
 from kvtrie.train import IGNORED, JsonLines, LongBenchV2, Recall
 from kvtrie.train.data import Case, collate, epoch
@@ -102,7 +109,7 @@ def test_an_epoch_is_shuffled_and_may_begin_with_the_longest():
 
 def test_json_lines_are_read(tmp_path):
     path = tmp_path / "data.jsonl"
-    lines = [{"prompt": "a b", "answer": "c"}, {"text": "d e f"}, {"prompt": "g", "label": "no"}]
+    lines = [{"prompt": "a b", "answer": "c"}, {"text": "d e f"}, {"prompt": "g h", "label": "no"}]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     data = JsonLines(path=str(path), labels=["yes", "no"], val_split_fraction=0.0)
     data.prepare(words)
@@ -113,7 +120,11 @@ def test_json_lines_are_read(tmp_path):
     assert data.example(2).label == 1
     with pytest.raises(ConfigError, match="without a class"):
         data.prepare(words, classes=True)
-    for wrong in ("{", '{"answer": "x"}', '{"prompt": "g", "label": 7}', '{"prompt": 3}'):
+    wrongs = ["{", '{"answer": "x"}', '{"prompt": "g", "label": 7}', '{"prompt": 3}', "[1]"]
+    wrongs += ['{"prompt": "a"}', '{"prompt": "a", "label": 0.5}', '{"prompt": "a", "label": true}']
+    wrongs += ['{"prompt": "a\\ud800", "answer": "b"}', '{"prompt": "a", "answer": null}']
+    wrongs += ['{"messages": []}', '{"messages": [{"role": "user", "content": "a"}]}']
+    for wrong in wrongs:
         path.write_text(wrong)
         with pytest.raises(ConfigError, match="line 1"):
             JsonLines(path=str(path), labels=["yes"]).prepare(words)
@@ -148,3 +159,79 @@ def test_longbench_reads_a_file(tmp_path):
 def test_data_that_cannot_be(given, said):
     with pytest.raises(ConfigError, match=said):
         Recall(cases=8, words=80, **given).prepare(words)
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0c", "\r"])
+def test_only_a_newline_ends_a_line(tmp_path, separator):
+    path = tmp_path / "data.jsonl"
+    row = json.dumps({"prompt": f"a{separator}b", "answer": "c"}, ensure_ascii=False)
+    path.write_bytes(f"\ufeff{row}\r\n\n{row}".encode())
+    data = JsonLines(path=str(path), val_split_fraction=0.0)
+    data.prepare(words)
+    assert [data.example(at).prompt for at in range(2)] == [f"a{separator}b"] * 2
+    assert data.where(1) == f"{path}, line 3"
+
+
+def test_a_missing_field_is_named_with_what_would_do(tmp_path):
+    path = tmp_path / "data.jsonl"
+    good = json.dumps({"prompt": "a", "answer": "b"})
+    path.write_text(good + "\n" + json.dumps({"instruction": "say hi", "output": "hi"}))
+    with pytest.raises(ConfigError, match="line 2: no prompt and no answer among 'instruction'"):
+        JsonLines(path=str(path)).examples()
+    path.write_text(json.dumps({"instruction": "say hi", "output": "hi"}))
+    (found,) = JsonLines(path=str(path), prompt_key="instruction", answer_key="output").examples()
+    assert (found.prompt, found.answer) == ("say hi", "hi")
+
+
+def test_cases_without_a_target_are_counted_and_left_out(tmp_path, caplog):
+    path = tmp_path / "data.jsonl"
+    rows = [("a b", "c"), ("", "x"), ("q", ""), ("d", "e f"), (" ", " ")]
+    path.write_text("\n".join(json.dumps({"prompt": p, "answer": a}) for p, a in rows))
+    for more in ({}, {"metadata_dir": str(tmp_path)}, {"metadata_dir": str(tmp_path)}):
+        caplog.clear()
+        data = JsonLines(path=str(path), val_split_fraction=0.0, **more)
+        data.prepare(words)
+        assert sorted(data.train.places) == [0, 3]
+        assert (
+            f"3 of 5 cases have no target, or no token before it; the first is {path}, line 2"
+            in (caplog.text)
+        )
+    path.write_text(json.dumps({"prompt": "q", "answer": ""}))
+    with pytest.raises(ConfigError, match=r"1 of 1 cases have no target.*line 1"):
+        JsonLines(path=str(path)).prepare(words)
+
+
+@pytest.mark.parametrize("added", ["", "bos", "bos eos"])
+def test_what_is_trained_is_the_prompt_and_the_answer(tmp_path, added):
+    """Whatever special tokens a tokenizer adds, none comes between the two."""
+    names = ["[UNK]", "<s>", "</s>", *"abcde", "<user>", "<assistant>"]
+    inner = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}))
+    inner.pre_tokenizer = WhitespaceSplit()
+    if added:
+        single = "<s> $A" + (" </s>" if "eos" in added else "")
+        special = [("<s>", 1), ("</s>", 2)]
+        inner.post_processor = TemplateProcessing(single=single, special_tokens=special)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}> {{ m.content }} </s> {% endfor %}"
+        "{% if add_generation_prompt %}<assistant> {% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    make(vocab_size=len(names)).save_pretrained(tmp_path)
+    speaker = from_name(str(tmp_path))
+    path = tmp_path / "data.jsonl"
+    messages = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}]
+    rows = [{"prompt": "a b", "answer": "c d"}, {"messages": messages}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    data = JsonLines(path=str(path), val_split_fraction=0.0)
+    data.prepare(speaker.tokens, continued=speaker.continued, chat=speaker.chat)
+    case, chat = data.case(0), data.case(1)
+    assert case.input_ids + case.targets[-1:] == [*tokenizer("a b").input_ids, 5, 6]
+    assert case.targets == [5, 6]
+    assert chat.input_ids + chat.targets[-1:] == [8, 3, 4, 2, 9, 5, 6, 2]
+    assert chat.targets == [5, 6, 2]
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="line 2: messages take a tokenizer with a chat template"):
+        data.prepare(speaker.tokens, continued=speaker.continued)
+    with pytest.raises(ConfigError, match="without a class, the first is"):
+        data.prepare(speaker.tokens, classes=True)

@@ -67,13 +67,23 @@ def run(mode: str, words: Sequence[str]) -> int:
     if given.plan:
         from kvtrie.train.plan import plan
 
-        data.prepare(speaker.tokens, name=given.model)
+        more = {"continued": speaker.continued, "chat": speaker.chat}
+        data.prepare(speaker.tokens, name=given.model, **more)
         longest = max(data.train.lengths)
         sys.stdout.write(plan(model, made, longest, memory_gb=given.plan_memory_gb))
         return 0
     from kvtrie.train import finetune
 
-    finetune(model, data, made, tokens=speaker.tokens, name=given.model, write=sys.stdout.write)
+    finetune(
+        model,
+        data,
+        made,
+        tokens=speaker.tokens,
+        continued=speaker.continued,
+        chat=speaker.chat,
+        name=given.model,
+        write=sys.stdout.write,
+    )
     return 0
 
 

@@ -45,11 +45,14 @@ def run(words: Sequence[str]) -> int:
     model.to(given.device)
     name = given.head_model or ("next_token_prediction" if about is None else about.head_model)
     classes = name != "next_token_prediction"
-    labels = [speaker.tokens(each) for each in data.labels] if classes else None
+    continued = speaker.continued or speaker.tokens
+    labels = [continued(each) for each in data.labels] if classes else None
     head = make_head(name, model, labels)
     if about is not None and list(head.parameters()):
         saved.load_head(saved.steps()[-1], head)
-    data.prepare(speaker.tokens, classes=classes, name=given.model)
+    data.prepare(
+        speaker.tokens, continued=continued, chat=speaker.chat, classes=classes, name=given.model
+    )
     parts = [data.train, data.validation, data.test]
     chosen = {"train": parts[:1], "validation": parts[1:2], "test": parts[2:], "all": parts}[split]
     places = [at for part in chosen for at in part.places]

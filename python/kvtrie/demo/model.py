@@ -60,6 +60,10 @@ class Speaker:
         turn: tokens from the end of the last message to the start of the model's answer.
         text: what tokens say.
         stop: the token that ends an answer; None if answers always run to their full length.
+        continued: tokens of text that continues other text, without special tokens; None where
+            `tokens` adds none.
+        chat: tokens of messages, with the opening of an answer if the flag is set; None without
+            a chat template.
     """
 
     name: str
@@ -69,6 +73,8 @@ class Speaker:
     turn: Callable[[str], list[int]]
     text: Callable[[list[int]], str]
     stop: int | None
+    continued: Callable[[str], list[int]] | None = None
+    chat: Callable[[Any, bool], list[int]] | None = None
 
 
 def cache_folder() -> Path:
@@ -112,7 +118,23 @@ def from_name(name: str) -> Speaker:
         turn=tokens,
         text=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         stop=tokenizer.eos_token_id,
+        continued=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        chat=_chat(tokenizer),
     )
+
+
+def _chat(tokenizer: Any) -> Callable[[Any, bool], list[int]] | None:  # noqa: ANN401
+    """Tokens of messages by a tokenizer's chat template; None if it has none."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None
+
+    def chat(messages: Any, ask: bool) -> list[int]:  # noqa: ANN401, FBT001 - from JSON
+        text: str = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=ask, tokenize=False
+        )
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return chat
 
 
 def tiny(layers: int = 8, heads: int = 8) -> Speaker:
@@ -179,6 +201,7 @@ def smollm(console: Console) -> Speaker:
         ),
         text=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         stop=end,
+        chat=_chat(tokenizer),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,8 @@ def finetune(
     run: Run,
     *,
     tokens: Callable[[str], list[int]],
+    continued: Callable[[str], list[int]] | None = None,
+    chat: Callable[[Any, bool], list[int]] | None = None,
     name: str = "",
     write: Callable[[str], Any] = lambda _: None,
 ) -> Tuned:
@@ -84,7 +87,9 @@ def finetune(
         model: see `SelectiveCache`; its weights are changed in the modes that train all.
         data: where cases come from.
         run: settings.
-        tokens: of text.
+        tokens: of a prompt, as for inference.
+        continued: of answers and labels, without special tokens; None takes `tokens`.
+        chat: of messages; see `DataModule.prepare`.
         name: of the model, as users write it.
         write: takes lines for people.
 
@@ -93,7 +98,9 @@ def finetune(
             a loss that is not finite, with its step.
     """
     with World(run.devices) as world:
-        return _Tuning(model, data, run, tokens, name, write, world).all()
+        prepare = partial(data.prepare, tokens, continued=continued, chat=chat, name=name)
+        labels = [(continued or tokens)(each) for each in data.labels]
+        return _Tuning(model, data, run, prepare, labels, name, write, world).all()
 
 
 class _Tuning:
@@ -104,7 +111,8 @@ class _Tuning:
         model: PreTrainedModel,
         data: DataModule,
         run: Run,
-        tokens: Callable[[str], list[int]],
+        prepare: Callable[..., None],
+        labels: list[list[int]],
         name: str,
         write: Callable[[str], Any],
         world: World,
@@ -113,7 +121,7 @@ class _Tuning:
         self._write = write if world.leads and run.verbose != "none" else _say_nothing
         torch.manual_seed(run.seed)
         classes = run.head_model != "next_token_prediction"
-        labels = [tokens(each) for each in data.labels] if classes else []
+        labels = labels if classes else []
         about = About(name, fingerprint(model), run.mode, run.head_model, labels)
         self._saved = Saved(Path(run.out_dir))
         start = _start(self._saved, run, about)
@@ -121,7 +129,7 @@ class _Tuning:
         if run.train.tie_embeddings:
             base.config.tie_word_embeddings = True
             base.tie_weights()
-        data.prepare(tokens, classes=classes, name=name)
+        prepare(classes=classes)
         if not run.offloads and (run.device != "cpu" or world.device):
             base.to(world.device or run.device)
         self._head = make_head(run.head_model, base, labels or None)

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.argument import folder
+from kvtrie.argument import few, folder, text
 from kvtrie.errors import ConfigError
 from kvtrie.train.data.module import DataModule, Example
 
@@ -18,20 +18,37 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonLines"]
 
+_BOM = b"\xef\xbb\xbf"
+_MOST_LABELS = 2**20
+
 
 class JsonLines(DataModule):
-    """Objects with `prompt` and `answer`, with `prompt` and `label`, or with `text` alone.
+    """Objects with `prompt` and `answer`, `prompt` and `label`, `messages`, or `text` alone.
 
     Args:
         path: of the file.
         labels: what classes are called, in their order; a `label` is one of them or its place.
+        prompt_key: the field that is the prompt.
+        answer_key: the field that is the answer.
         others: as of `DataModule`.
     """
 
-    def __init__(self, *, path: str, labels: list[str] | None = None, **more: Any) -> None:  # noqa: ANN401 - DataModule's
+    def __init__(
+        self,
+        *,
+        path: str,
+        labels: list[str] | None = None,
+        prompt_key: str = "prompt",
+        answer_key: str = "answer",
+        **more: Any,  # noqa: ANN401 - DataModule's
+    ) -> None:
         super().__init__(**more)
         self.path = Path(folder("path", path))
-        self.labels = tuple(labels or ())  # pyright: ignore[reportAttributeAccessIssue]
+        named = tuple(text("labels", each) for each in few("labels", labels or (), _MOST_LABELS))
+        self.labels = named  # pyright: ignore[reportAttributeAccessIssue]
+        self._prompt = text("prompt_key", prompt_key)
+        self._answer = text("answer_key", answer_key)
+        self._lines: list[int] = []
 
     def examples(self) -> Sequence[Example]:
         """All cases.
@@ -40,26 +57,80 @@ class JsonLines(DataModule):
             ConfigError: the file or one of its lines cannot be read.
         """
         try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            raw = self.path.read_bytes()
+        except OSError as error:
             raise ConfigError(f"cannot read {self.path}: {error}") from error
-        return [self._read(at, line) for at, line in enumerate(lines, 1) if line.strip()]
+        # Only "\n" ends a line: JSON strings may hold other separators of Unicode.
+        lines = raw.removeprefix(_BOM).split(b"\n")
+        self._lines = [at for at, line in enumerate(lines, 1) if line.strip()]
+        return [self._read(at, lines[at - 1]) for at in self._lines]
 
-    def _read(self, at: int, line: str) -> Example:
+    def where(self, place: int) -> str:
+        """Name the line of a case."""
+        return f"{self.path}, line {self._lines[place]}"
+
+    def _read(self, at: int, line: bytes) -> Example:
         try:
-            given: dict[str, Any] = json.loads(line)
-            prompt = given["text"] if "text" in given else given["prompt"]
-            label = given.get("label")
-            if isinstance(label, str):
-                label = self.labels.index(label)
-            answer = given.get("answer", "")
-            fits = label is None or 0 <= label < len(self.labels)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{self.path}, line {at}: {error}") from error
-        if not (isinstance(prompt, str) and isinstance(answer, str)):
-            raise ConfigError(f"{self.path}, line {at}: prompt and answer are text")
-        if not fits:
-            raise ConfigError(
-                f"{self.path}, line {at}: label {label}, and there are {len(self.labels)}"
+            given = json.loads(line.decode("utf-8"))
+            json.dumps(given, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise self._wrong(at, "half of a surrogate pair, which is no character") from error
+        except (ValueError, RecursionError) as error:
+            raise self._wrong(at, str(error)) from error
+        if not isinstance(given, dict):
+            raise self._wrong(at, f"a {type(given).__name__}, an object is wanted")
+        row: dict[str, Any] = given
+        if self._prompt not in row and "messages" in row:
+            return Example("", messages=self._messages(at, row["messages"]))
+        if self._prompt not in row and "text" in row:
+            return Example(self._text(at, row, "text"), label=self._label(at, row))
+        label = self._label(at, row)
+        missing = [name for name in (self._prompt, self._answer) if name not in row]
+        if self._prompt in missing or (missing and label is None):
+            raise self._wrong(
+                at,
+                f"no {' and no '.join(missing)} among {', '.join(map(repr, row)) or 'no fields'}: "
+                "a row has prompt and answer (--data.prompt_key and --data.answer_key name "
+                "others), prompt and label, messages, or text",
             )
+        answer = self._text(at, row, self._answer) if not missing else ""
+        prompt = self._text(at, row, self._prompt)
+        if not missing and not answer and label is None:
+            return Example("")  # no target; a prompt alone would be one
         return Example(prompt, answer, label)
+
+    def _text(self, at: int, row: dict[str, Any], name: str) -> str:
+        if not isinstance(row[name], str):
+            raise self._wrong(at, f"{name} is {json.dumps(row[name])[:40]}, text is wanted")
+        return row[name]
+
+    def _label(self, at: int, row: dict[str, Any]) -> int | None:
+        label = row.get("label")
+        if isinstance(label, str) and label in self.labels:
+            return self.labels.index(label)
+        whole = isinstance(label, int) and not isinstance(label, bool)
+        if label is None or (whole and 0 <= label < len(self.labels)):
+            return label
+        raise self._wrong(
+            at,
+            f"label {json.dumps(label)[:40]}, one of {len(self.labels)} labels or its place from 0 "
+            "on is wanted",
+        )
+
+    def _messages(self, at: int, given: Any) -> tuple[dict[str, Any], ...]:  # noqa: ANN401
+        fits = isinstance(given, list) and all(
+            isinstance(each, dict)
+            and isinstance(each.get("role"), str)
+            and isinstance(each.get("content"), str)
+            for each in given
+        )
+        if not fits or len(given) < 2 or given[-1]["role"] != "assistant":  # noqa: PLR2004
+            raise self._wrong(
+                at,
+                "messages are objects with role and content as text, at least one before the "
+                "assistant's answer, which comes last",
+            )
+        return tuple(given)
+
+    def _wrong(self, at: int, what: str) -> ConfigError:
+        return ConfigError(f"{self.path}, line {at}: {what}")

@@ -53,7 +53,7 @@ class LongBenchV2(DataModule):
     def _objects(self) -> Sequence[Any]:
         if self.path is not None:
             try:
-                found = json.loads(self.path.read_text(encoding="utf-8"))
+                found = json.loads(self.path.read_text(encoding="utf-8-sig"))
             except (OSError, ValueError) as error:
                 raise ConfigError(f"cannot read {self.path}: {error}") from error
             if not isinstance(found, list):
@@ -75,6 +75,7 @@ class LongBenchV2(DataModule):
         try:
             context, question, *choices, answer = (str(given[key]).strip() for key in _KEYS)
             label = _CHOICES.index(answer)
+            "".join((context, question, *choices)).encode("utf-8")
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"LongBenchV2, case {at}: {error!r}") from error
         listed = "\n".join(f"({name}) {each}" for name, each in zip(_CHOICES, choices, strict=True))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvtrie.argument import flag, folder, real, whole, word
 from kvtrie.errors import ConfigError
@@ -20,9 +21,11 @@ from kvtrie.train.data.batches import Case
 from kvtrie.train.files import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["DataModule", "Example", "Split"]
+
+log = logging.getLogger(__name__)
 
 _MOST = 2**31 - 1
 
@@ -35,11 +38,14 @@ class Example:
         prompt: what is read.
         answer: what is to be said behind it; "" where the next token of all text is the target.
         label: the class, a place in the module's `labels`; None where there are no classes.
+        messages: a chat that ends with the answer, each with `role` and `content`; `prompt` and
+            `answer` are not used then.
     """
 
     prompt: str
     answer: str = ""
     label: int | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,8 @@ class DataModule(ABC):
             raise ConfigError("test_set_tag 'rest' needs a max_seq_length that cases are above")
         self.seed = whole("seed", seed, 0, _MOST)
         self._tokens: Callable[[str], list[int]] = lambda _: []
+        self._continued = self._tokens
+        self._chat: Callable[[Any, bool], list[int]] | None = None
         self._classes = False
         self._examples: Sequence[Example] = ()
         self._cases: dict[int, Case] = {}
@@ -108,32 +116,57 @@ class DataModule(ABC):
             ConfigError: they cannot be read.
         """
 
+    def where(self, place: int) -> str:
+        """Name a case in messages to people."""
+        return f"{type(self).__name__}, case {place}"
+
     def prepare(
-        self, tokens: Callable[[str], list[int]], *, classes: bool = False, name: str = ""
+        self,
+        tokens: Callable[[str], list[int]],
+        *,
+        continued: Callable[[str], list[int]] | None = None,
+        chat: Callable[[Any, bool], list[int]] | None = None,
+        classes: bool = False,
+        name: str = "",
     ) -> None:
-        """Read, measure and split.
+        """Read, measure and split; cases without a target are left out, with one warning.
 
         Args:
-            tokens: of text.
+            tokens: of a prompt, as for inference.
+            continued: of an answer, without special tokens; None takes `tokens`.
+            chat: of messages, with the opening of an answer if the flag is set; None where there
+                is no chat template.
             classes: whether targets are classes, instead of next tokens.
             name: of what makes the tokens, which lengths are stored under.
 
         Raises:
             ConfigError: no cases, or none that are short enough.
         """
-        self._tokens, self._classes = tokens, classes
+        self._tokens, self._classes, self._chat = tokens, classes, chat
+        self._continued = tokens if continued is None else continued
         self._examples = self.examples()
         if not self._examples:
             raise ConfigError(f"{type(self).__name__} has no cases")
-        if classes and any(each.label is None for each in self._examples):
-            raise ConfigError(f"{type(self).__name__} has cases without a class")
+        for at, each in enumerate(self._examples):
+            if classes and each.label is None:
+                raise ConfigError(
+                    f"{type(self).__name__} has cases without a class, the first is "
+                    f"{self.where(at)}"
+                )
+            if each.messages is not None and chat is None:
+                raise ConfigError(
+                    f"{self.where(at)}: messages take a tokenizer with a chat template, and this "
+                    "one has none: give prompt and answer"
+                )
         lengths = self._lengths(name)
+        if empty := [at for at, length in enumerate(lengths) if not length]:
+            self._leave_out(empty, len(lengths))
         most = _MOST if self.max_seq_length is None else self.max_seq_length
-        kept = [at for at, length in enumerate(lengths) if length <= most]
+        kept = [at for at, length in enumerate(lengths) if 0 < length <= most]
         if not kept:
             raise ConfigError(
-                f"all {len(lengths)} cases are longer than max_seq_length {most}: the shortest "
-                f"has {min(lengths)} tokens"
+                f"all {len(lengths) - len(empty)} cases are longer than max_seq_length {most}: the "
+                f"shortest has {min(filter(None, lengths))} tokens"
             )
         random.Random(self.seed).shuffle(kept)  # noqa: S311 - nothing is secret here
         held = int(len(kept) * self.val_split_fraction)
@@ -147,6 +180,15 @@ class DataModule(ABC):
             rest = [at for at, length in enumerate(lengths) if length > most]
             self.test = split(sorted(rest, key=lambda at: (lengths[at], at)))
 
+    def _leave_out(self, empty: Sequence[int], total: int) -> None:
+        said = (
+            f"{len(empty)} of {total} cases have no target, or no token before it; the first is "
+            f"{self.where(empty[0])}"
+        )
+        if len(empty) == total:
+            raise ConfigError(said)
+        log.warning("%s: they are left out", said)
+
     def example(self, place: int) -> Example:
         """A case as text."""
         return self._examples[place]
@@ -159,21 +201,49 @@ class DataModule(ABC):
 
     def _made(self, place: int) -> Case:
         example = self._examples[place]
-        prompt = self._tokens(example.prompt)
+        if example.messages is not None and self._chat is not None:
+            prompt, answer = self._of_chat(place, example.messages)
+        else:
+            prompt, answer = self._tokens(example.prompt), []
+            if example.answer:
+                answer = self._continued(example.answer)
         if self._classes:
             return Case(prompt, [example.label or 0])
-        if not example.answer:
+        if not answer:
             return Case(prompt[:-1], prompt[1:])
-        answer = self._tokens(example.answer)
         return Case(prompt + answer[:-1], answer)
 
+    def _of_chat(
+        self, place: int, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[int], list[int]]:
+        """Tokens up to the last message, and those of the answer with its end."""
+        chat = self._chat
+        assert chat is not None  # noqa: S101 - `prepare` has refused the case otherwise
+        try:
+            prompt, whole = chat(messages[:-1], True), chat(messages, False)  # noqa: FBT003
+        except Exception as error:  # a template raises what it likes
+            raise ConfigError(f"{self.where(place)}: the chat template fails: {error}") from error
+        if whole[: len(prompt)] != prompt:
+            raise ConfigError(
+                f"{self.where(place)}: the chat template writes other text before the answer than "
+                "when it asks for one: give prompt and answer"
+            )
+        return prompt, whole[len(prompt) :]
+
+    def _length(self, place: int) -> int:
+        """Tokens of a case; 0 if it has no target, or none that a token comes before."""
+        case = self.case(place)
+        fits = self._classes or len(case.targets) <= len(case.input_ids)
+        return len(case.input_ids) if case.targets and fits else 0
+
     def _lengths(self, name: str) -> list[int]:
-        """Tokens of each case, from the metadata where they stand there."""
+        """Tokens of each case, from the metadata where they are stored; see `_length`."""
         if self.metadata_dir is None:
-            return [len(self.case(at).input_ids) for at in range(len(self._examples))]
-        digest = hashlib.sha256(f"{name} {self._classes}".encode())
+            return [self._length(at) for at in range(len(self._examples))]
+        digest = hashlib.sha256(f"2 {name} {self._classes}".encode())
         for each in self._examples:
-            digest.update(f"\0{each.prompt}\0{each.answer}".encode())
+            said = json.dumps(each.messages) if each.messages else f"{each.prompt}\0{each.answer}"
+            digest.update(f"\0{said}".encode())
         stamp = digest.hexdigest()
         path = Path(self.metadata_dir) / f"{type(self).__name__}-{stamp[:16]}.json"
         try:
@@ -182,7 +252,7 @@ class DataModule(ABC):
                 return [int(length) for length in stored["lengths"]]
         except (OSError, ValueError, KeyError, TypeError):
             pass  # not there, or not whole: measure again
-        lengths = [len(self.case(at).input_ids) for at in range(len(self._examples))]
+        lengths = [self._length(at) for at in range(len(self._examples))]
         text = json.dumps({"digest": stamp, "lengths": lengths})
         write_whole(path, text.encode())
         return lengths
