@@ -56,7 +56,7 @@ pub struct Move {
     pub block: Option<Handle>,
     /// Content hash of the block; zeros unless a disk or remote tier takes part.
     pub key: BlockKey,
-    /// Record that a disk or remote tier keeps beside the block; `None` unless it is the
+    /// Record that a disk or remote tier stores with the block; `None` unless it is the
     /// destination.
     pub label: Option<Box<Label>>,
     /// Source tier.

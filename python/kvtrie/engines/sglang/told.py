@@ -1,4 +1,4 @@
-"""Told: the pages that were published as KV events.
+"""Pages that were published as KV events, by key.
 
 SGLang's own recorder makes the events, with its own hashes; it reads a `Page` as it reads a node of
 its tree. Invariant: a page is published as stored once, after its parent, and as removed when it is

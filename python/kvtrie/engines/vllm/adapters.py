@@ -54,7 +54,7 @@ class Adapters:
         return adapter.load_inplace and self.loaded(adapter)
 
     def loaded(self, adapter: LoRARequest) -> bool:
-        """Note that vLLM was told to load an adapter; whether it replaces another of its number.
+        """Note that vLLM loads an adapter; whether it replaces another of its number.
 
         vLLM reads no files if it has one of the number and was not told to replace it.
         """
