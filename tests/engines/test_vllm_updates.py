@@ -1,0 +1,133 @@
+"""Weights that change while a server runs: nothing older is found, nothing mixed is kept."""
+
+import random
+
+import pytest
+import tests.engines.test_vllm_halves as halves
+from tests.engines.test_vllm_ahead import PROMPT, planned, stores
+from tests.engines.test_vllm_halves import SIZE, Asked, Engine
+
+from kvtrie.engines.vllm.messages import StepNews
+
+pytestmark = pytest.mark.engine
+
+
+class Server(Engine):
+    """An engine whose rows depend on its weights."""
+
+    def __init__(self, monkeypatch, *args, **more):
+        self.weights, real = 0, halves.mark
+        marked = lambda tokens, block: (real(tokens, block) + self.weights) % 251 + 1  # noqa: E731
+        monkeypatch.setattr(halves, "mark", marked)
+        super().__init__(*args, **more)
+        for worker in self.workers:
+            worker._weights = lambda: bytes([self.weights])
+        self.doubt()  # so that the first weights have a name
+
+    def doubt(self):
+        self.half.identity.doubt()
+
+    def update(self, weights):
+        """As trainers do: running requests are computed from the beginning."""
+        while self.under_way:
+            self.execute()
+        for request in list(self.running):
+            self.preempt(request, {})
+        self.weights = weights
+        self.doubt()
+
+
+@pytest.mark.parametrize(("ranks", "ahead", "deep"), [(1, 0, False), (1, 1, True), (2, 1, True)])
+def test_requests_read_rows_of_the_weights_that_compute(monkeypatch, tmp_path, ranks, ahead, deep):
+    draw = random.Random(ranks + ahead)
+    folder = tmp_path if deep else ""
+    server = Server(monkeypatch, folder, ranks, ahead, 1, clock=None)
+    heads = [[draw.randrange(9) for _ in range(12)] for _ in range(2)]
+    for at in range(60):
+        server.add(
+            str(at), [*draw.choice(heads)[: draw.randint(4, 12)], at % 9], draw.randint(1, 5)
+        )
+        for _ in range(draw.randint(0, 4)):
+            server.step()
+        if draw.random() < 0.2:
+            server.update(draw.choice([0, 1, 2]))
+    server.drain()
+    assert server.served == 60
+    assert server.found > 0
+    server.half.manager.audit()
+    server.close()
+
+
+def test_a_call_that_changed_nothing_costs_one_step(monkeypatch):
+    server = Server(monkeypatch, "", 1, 0, 0)
+    server.add("one", PROMPT, 1)
+    server.drain()
+    server.doubt()
+    again = Asked("again", list(PROMPT), len(PROMPT), 1)
+    assert server.half.match(again, 0) is None
+    server.add("two", PROMPT, 1)
+    server.drain()
+    assert server.half.match(again, 0) == 3 * SIZE
+    server.update(1)
+    assert server.half.match(again, 0) is None
+    server.add("three", [1, 2, 3], 1)
+    server.drain()
+    assert server.half.match(again, 0) == 0
+    server.update(0)  # back again
+    server.add("four", [3, 2, 1], 1)
+    server.drain()
+    assert server.half.match(again, 0) == 3 * SIZE
+    server.half.end(again)
+    server.close()
+
+
+def changed():
+    """A scheduler's half whose worker has other weights since, and vLLM's cache was not reset."""
+    half = Engine("", 1, 0, 0).half
+    half.identity.doubt()
+    half.orders(planned({}))
+    half.hear({0: StepNews(0, b"", (1, b"other"))})
+    return half
+
+
+def test_what_is_computed_from_blocks_of_other_weights_is_not_kept():
+    half = changed()
+    stale = Asked("stale", list(PROMPT), len(PROMPT), 1)
+    assert half.match(stale, SIZE) == 0
+    half.admit(stale, [1, 2, 3, 4], 0)  # vLLM found the first block in its own memory
+    assert stores(half.orders(planned({"stale": 9}, SIZE))) == (0, 0)
+    fresh = Asked("fresh", list(PROMPT), len(PROMPT), 1)
+    assert half.match(fresh, 0) == 0
+    half.admit(fresh, [5, 6, 7, 8], 0)
+    assert stores(half.orders(planned({"fresh": 13}))) == (0, 3)
+    # What the new weights have written can be read.
+    behind = Asked("behind", [*PROMPT[: 2 * SIZE], 7, 7, 7, 7, 7], 13, 1)
+    half.match(behind, SIZE)
+    half.admit(behind, [5, 9, 10, 11], 0)
+    assert sum(stores(half.orders(planned({"behind": 9}, SIZE)))) > 0
+
+
+def test_requests_that_run_through_a_change_keep_nothing_more():
+    half = Engine("", 1, 0, 0).half
+    one = Asked("one", list(PROMPT), len(PROMPT), 1)
+    half.match(one, 0)
+    half.admit(one, [1, 2, 3, 4], 0)
+    half.identity.doubt()
+    assert stores(half.orders(planned({"one": 13}))) == (0, 0)  # by whom is not known yet
+    half.hear({0: StepNews(0, b"", (1, b"other"))})
+    assert stores(half.orders(planned({}))) == (0, 0)
+    half.end(one)
+    half.orders(planned({}))
+    assert half.manager.stats().leases == 0
+    half.manager.audit()
+
+
+def test_requests_that_run_through_a_call_that_changed_nothing_are_kept():
+    half = Engine("", 1, 0, 0).half
+    one = Asked("one", list(PROMPT), len(PROMPT), 1)
+    half.match(one, 0)
+    half.admit(one, [1, 2, 3, 4], 0)
+    half.identity.doubt()
+    assert stores(half.orders(planned({"one": 13}))) == (0, 0)
+    half.hear({0: StepNews(0, b"", (1, b""))})
+    assert stores(half.orders(planned({}))) == (3, 0)
