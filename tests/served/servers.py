@@ -138,6 +138,7 @@ class Server:
     def __init__(self, llm):
         self.llm = llm
         self.core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+        self.lora = None
 
     @property
     def half(self):
@@ -155,7 +156,10 @@ class Server:
             max_tokens=tokens, temperature=0, logprobs=1, detokenize=False, **more
         )
         outputs = self.llm.generate(
-            [{"prompt_token_ids": each} for each in prompts], sampling, use_tqdm=False
+            [{"prompt_token_ids": each} for each in prompts],
+            sampling,
+            use_tqdm=False,
+            lora_request=self.lora,
         )
         self.found = sum(output.num_cached_tokens or 0 for output in outputs)
         return [told(output) for output in outputs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import servers
 import torch
 from safetensors.torch import load_file, save_file
 from servers import BLOCK, prompt, same
+from vllm.lora.request import LoRARequest
 from vllm_offloading import offloading
 
 from kvtrie.errors import ConfigError
@@ -131,3 +133,56 @@ def test_a_disk_below_vllms_offloading_is_refused_with_adapters_and_other_specs(
 
     with pytest.raises(ConfigError, match="spec_name has to be KvtrieOffloadingSpec"):
         KvtrieDiskTier(None, memoryview(bytearray(64)), "kvtrie", path=str(tmp_path), blocks=3)
+
+
+def adapter(folder, seed):
+    """Save an adapter of random weights."""
+    torch.manual_seed(seed)
+    folder.mkdir(exist_ok=True)
+    config = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 16,
+        "target_modules": ["v_proj"],
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tensors = {}
+    for layer in range(4):
+        name = f"base_model.model.model.layers.{layer}.self_attn.v_proj"
+        tensors |= {
+            f"{name}.lora_A.weight": torch.randn(4, 128),
+            f"{name}.lora_B.weight": torch.randn(64, 4),
+        }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return str(folder)
+
+
+def test_an_adapter_that_is_trained_again_while_a_server_runs_and_before_it_starts(model, tmp_path):
+    kv, more = connected(tmp_path / "kv"), {"enable_lora": True, "max_lora_rank": 8}
+    path = adapter(tmp_path / "mine", 1)
+    with servers.serve(model, kv, **more) as server:
+
+        def answers(**loading):
+            server.lora = LoRARequest("mine", 1, path, **loading)
+            return ask(server)
+
+        assert answers()[0] == 0
+        found, old = answers()
+        assert found == ALL
+        adapter(tmp_path / "mine", 2)  # which vLLM has not read
+        for _ in range(2):
+            found, unread = answers()
+            assert found == 0
+            same(unread, old)
+        server.llm.llm_engine.add_lora(LoRARequest("mine", 1, path, load_inplace=True))
+        found, new = answers()
+        assert found == 0
+        assert [tokens for tokens, _ in new] != [tokens for tokens, _ in old]
+        assert answers()[0] == ALL
+    with servers.serve(model, kv, **more) as server:
+        server.lora = LoRARequest("other", 7, path)
+        found, again = ask(server)
+        assert found == ALL
+        same(again, new)

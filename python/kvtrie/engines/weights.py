@@ -8,8 +8,8 @@ host. An odd factor has an inverse modulo 2^64, so a row of which one word has c
 other sums; a change of several words keeps both with a chance of 2^-64 (if only top bits have
 changed) down to 2^-128.
 Invariant: equal tensors on one kind of device have one digest in every process.
-Cost: a pass over all weights: about 1 GB/s per CPU core, on a GPU a few hundred GB/s and 300 MB of
-memory while it runs.
+Cost: a pass over all weights. On a CPU about 1.1 processor seconds per GB. On a device 60 bytes of
+its memory are moved per word and 300 MB are in use while it runs; not measured on one yet.
 """
 
 from __future__ import annotations
