@@ -91,3 +91,33 @@ def test_what_is_refused_is_said_in_a_line(capsys, monkeypatch, words, message):
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_answers_are_drawn_by_a_seed(capsys):
+    given = (
+        "tiny",
+        "--prompt",
+        "a b c d",
+        "--kv_cache.name",
+        "h2o-default",
+        "--max_new_tokens",
+        "6",
+    )
+
+    def drawn(*more):
+        status, out, err = run(capsys, *given, *more)
+        assert (status, err) == (0, "")
+        return out.split("\n\n")[:-1]
+
+    greedy = drawn()
+    assert drawn("--temperature", "0") == greedy
+    assert drawn("--top_k", "1") == greedy
+    assert drawn("--temperature", "2", "--top_p", "1e-9") == greedy
+    warm = ("--temperature", "3", "--num_samples", "3")
+    one, two = drawn(*warm, "--seed", "1"), drawn(*warm, "--seed", "2")
+    assert len(set(one)) == 3
+    assert one == drawn(*warm, "--seed", "1")
+    assert one != two
+    status, _, err = run(capsys, *given, "--temperature", "0", "--top_k", "3")
+    assert status == 2
+    assert "so top_k would have no effect" in err

@@ -17,6 +17,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from kvtrie.cli import main
+from kvtrie.cli.model import device
 from kvtrie.errors import ConfigError
 from kvtrie.selective import CacheSettings
 from kvtrie.train import (
@@ -116,12 +117,22 @@ def test_the_command_runs_and_what_it_leaves_is_found(tmp_path, capsys):
     assert {each.name for each in out.iterdir()} == {
         "loss.png", "metrics.jsonl", "run.json", "step-00000002",
     }  # fmt: skip
-    assert main(["longcontext_eval", str(out), *data, *cache, "--json"]) == 0
+    assert main(["longcontext_eval", str(out), *data, *cache, "--split", "all", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["cases"] == 9
+    # What the words leave out is as in the run: the cache, and the data with its splits.
+    assert main(["longcontext_eval", str(out), "--split", "all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert main(["longcontext_eval", str(out), "--kv_cache.cache_length", "40"]) == 2
+    assert "no cases in the split test (train 8, validation 1, test 0)" in capsys.readouterr().err
+    cache_length = ["--kv_cache.cache_length", "40", "--split", "validation"]
+    assert main(["longcontext_eval", str(out), *cache_length]) == 0
+    assert "h2o-default of 40 rows" in capsys.readouterr().out
     assert 0 < found["loss"] < 20
     assert 0 <= found["exact"] <= 1
+    data += ["--split", "all"]
     assert main(["longcontext_eval", "tiny", *data, *cache, "--json"]) == 0
+    data = data[:-2]
     assert json.loads(capsys.readouterr().out)["loss"] != found["loss"]
     assert main(["finetune_long_lora", "tiny", *data, *cache, *more]) == 2
     assert "holds a run of 2 steps" in capsys.readouterr().err
@@ -395,3 +406,88 @@ def test_coded_checkpoints_point_the_same_way(bits, least):
         sizes.append(tool.checkpoint_bytes)
     assert torch.nn.functional.cosine_similarity(*found, dim=0) > least
     assert sizes[1] < sizes[0]
+
+
+def test_gradients_are_cut_to_a_norm(tmp_path):
+    norms = []
+
+    class Noting(torch.optim.SGD):
+        def step(self, *given):
+            grads = [p.grad for group in self.param_groups for p in group["params"]]
+            norms.append(float(torch.nn.utils.get_total_norm([g for g in grads if g is not None])))
+            return super().step(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OPTIMISERS, "SGD", Noting)
+        for most in (None, 1e-3):
+            train = TrainSettings(micro_batch_size=2, max_steps=1, max_norm=most)
+            optimizer = OptimizerSettings("SGD", learning_rate=1e-2)
+            tuned(tmp_path / str(most), train=train, optimizer=optimizer)
+    assert norms[0] > 1e-3
+    assert norms[1] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_rate_ends_at_the_least_and_steps_at_the_most_tokens(tmp_path):
+    data = Recall(cases=20, words=60, facts=3, val_split_fraction=0.0)
+    data.prepare(words)
+    given = {"micro_batch_size": 2, "epochs": 2, "lr_warmup_steps": 2}
+    steps = Steps(run(tmp_path, train=TrainSettings(**given, min_lr=1e-3)), data)
+    rates = [steps.rate(at, 1e-2) for at in range(steps.total)]
+    assert rates[:2] == pytest.approx([1e-2 / 3, 2e-2 / 3])
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert 1e-3 <= rates[-1] < 1.2e-3
+    lengths = dict(zip(data.train.places, data.train.lengths, strict=True))
+    three = sum(lengths[place] for at in range(3) for place in steps.batch(at))
+    for tokens, wanted in ((three, 3), (three + 1, 4), (three - 1, 3), (1, 1), (10**9, 20)):
+        train = TrainSettings(**given, max_tokens=tokens)
+        assert Steps(run(tmp_path, train=train), data).total == wanted
+    with pytest.raises(ConfigError, match=r"min_lr is 1, above the learning rate 0\.01"):
+        tuned(tmp_path, train=TrainSettings(micro_batch_size=2, min_lr=1))
+
+
+def test_an_answer_is_written_behind_a_validation(tmp_path):
+    said = []
+    told = EvalSettings(max_new_tokens=4)
+    train = TrainSettings(micro_batch_size=2, max_steps=1)
+    found = tuned(tmp_path, train=train, eval=told, write=said.append)
+    (line,) = [each for each in said if "answer to Recall, case" in each]
+    assert len(line.split(": ")[1].split()) == 4
+    assert found.model.training
+    with pytest.raises(ConfigError, match="answers with a class"):
+        run(tmp_path, eval=told, head_model="seq_classification")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["finetune_long_full", "--lora.r", "4"], "trains all weights and takes no --lora"),
+        (["finetune_long_lora", "--plan_memory_gb", "4"], "takes effect with --plan only"),
+        (["finetune_long_lora", "--device", "nowhere"], "--device nowhere: no device 'nowhere'"),
+        (["longcontext_eval", "--device", "nowhere"], "--device nowhere: no device 'nowhere'"),
+        (["generate", "--prompt", "a", "--device", "x"], "--device x: no device 'x'"),
+    ],
+)
+def test_words_that_would_have_no_effect_are_refused(capsys, words, said):
+    more = [] if words[0] in {"generate", "longcontext_eval"} else ["--out_dir", "none"]
+    assert main([words[0], "tiny", *words[1:], *more]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+def test_a_number_of_a_device_without_a_driver_is_one_error(capsys):
+    assert main(["finetune_long_lora", "tiny", "--out_dir", "none", "--device", "0"]) == 2
+    err = capsys.readouterr().err
+    assert "--device 0: no device 'cuda:0' is available" in err
+    assert err.count("\n") == 1
+
+
+def test_the_first_accelerator_is_the_default_device(monkeypatch):
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda", 0)
+    )
+    assert device(None) == "cuda"
+    monkeypatch.undo()
+    if not torch.accelerator.is_available():
+        assert device(None) == "cpu"

@@ -12,7 +12,12 @@ def add_cache(parser: Any) -> None:  # noqa: ANN401 - a jsonargparse parser
     cache = parser.add_argument_group("kv_cache", "rows that are kept, and how")
     add = cache.add_argument
     add("--kv_cache.name", type=str, default="h2o-torch-quantized8", help="{policy}-{buffers}")
-    add("--kv_cache.cache_length", type=int, default=16384, help="rows per layer and head")
+    add(
+        "--kv_cache.cache_length",
+        type=int | list[int],
+        default=16384,
+        help="rows per layer and head, one number or a list with one per layer",
+    )
     add("--kv_cache.chunk_size", type=int, default=1024, help="tokens per step behind the first")
     add("--kv_cache.randomize_chunk_sizes", type=bool, default=False, help="draw the steps")
     add("--kv_cache.seed", type=int, default=0, help="of drawn steps")

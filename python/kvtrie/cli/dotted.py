@@ -49,13 +49,14 @@ def read(parser: Any, words: Sequence[str]) -> Any:  # noqa: ANN401 - a parser a
         raise ConfigError(" ".join(str(error).split())) from error
 
 
-def add_data(parser: Any) -> None:  # noqa: ANN401 - a jsonargparse parser
+def add_data(parser: Any, default: Any = None) -> None:  # noqa: ANN401 - jsonargparse's
     """Add `--data NAME` with `--data.*`, the arguments of what it names."""
     import inspect
 
     from kvtrie.train import DataModule
 
-    parser.add_subclass_arguments(DataModule, "data", default={"class_path": "LongBenchV2"})
+    default = default or {"class_path": "LongBenchV2"}
+    parser.add_subclass_arguments(DataModule, "data", default=default)
     shared = [f"--data.{name}" for name in inspect.signature(DataModule).parameters]
     told = [f"all data sets take {', '.join(shared)}"]
     for kind in DataModule.__subclasses__():

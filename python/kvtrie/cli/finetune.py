@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.cache import add_cache
 from kvtrie.cli.dotted import add_data, arguments, chosen_data, make_parser, read
-from kvtrie.cli.model import MODEL, resolve
+from kvtrie.cli.model import DEVICE, MODEL, device, resolve
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(mode: str, words: Sequence[str]) -> int:
         grad=GradientSettings(**arguments(given.grad)),
         train=TrainSettings(**arguments(given.train)),
         eval=EvalSettings(**arguments(given.eval)),
-        lora=LoraSettings(**arguments(given.lora)),
+        lora=LoraSettings(**(arguments(given.lora) if "lora" in given else {})),
         optimizer=OptimizerSettings(**arguments(given.optimizer)),
         **{name: given[name] for name in _RUN},
     )
@@ -81,6 +81,7 @@ def run(mode: str, words: Sequence[str]) -> int:
         tokens=speaker.tokens,
         continued=speaker.continued,
         chat=speaker.chat,
+        text=speaker.text,
         name=given.model,
         write=sys.stdout.write,
     )
@@ -117,7 +118,7 @@ def _parsed(mode: str, words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonarg
     add("--head_model", type=str, default="next_token_prediction", help="from outputs to the loss")
     add("--precision", type=str | None, help="of weights and KV: 32-true, 16-true or bf16-true")
     add("--devices", type=int, default=1, help="processes that share a batch")
-    add("--device", type=str, default="cpu", help="where it runs; of offload modes, a GPU's number")
+    add("--device", type=str | None, help=DEVICE)
     add("--verbose", type=str, default="some", help="none, some, more or all")
     add("--seed", type=int, default=0, help="of order, dropout and fresh weights")
     add("--resume", type=bool, default=False, help="go on from the last checkpoint in out_dir")
@@ -132,12 +133,18 @@ def _parsed(mode: str, words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonarg
     parser.add_class_arguments(GradientSettings, "grad")
     parser.add_class_arguments(TrainSettings, "train")
     parser.add_class_arguments(EvalSettings, "eval")
-    parser.add_class_arguments(LoraSettings, "lora")
+    if mode.endswith("lora"):
+        parser.add_class_arguments(LoraSettings, "lora")
+    elif any(each.startswith("--lora") for each in words):
+        raise ConfigError(f"{mode} trains all weights and takes no --lora.*")
     parser.add_class_arguments(OptimizerSettings, "optimizer")
     add_data(parser)
     given = read(parser, _spelt(words))
-    if given.device.isdigit():
-        given.device = f"cuda:{given.device}"
+    given.device = device(given.device)
+    if given.plan_memory_gb is not None and not given.plan:
+        raise ConfigError(
+            f"--plan_memory_gb {given.plan_memory_gb:g} takes effect with --plan only"
+        )
     return given
 
 

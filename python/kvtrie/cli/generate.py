@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.cache import add_cache
-from kvtrie.cli.model import MODEL, resolve
+from kvtrie.cli.model import DEVICE, MODEL, device, resolve
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND", "run"]
 
 _SUMMARY = "an answer to a prompt of any length, in a cache of fixed size"
+_MOST_SAMPLES = 65_536
 _MISSING = "jsonargparse is not installed; kvtrie generate needs: pip install 'kvtrie[hf,cli]'"
 
 
@@ -34,6 +35,7 @@ def run(words: Sequence[str]) -> int:
     from kvtrie.selective.settings import CacheSettings
 
     settings = CacheSettings(**dict(given.kv_cache))
+    where, sampling = device(given.device), _sampling(given)
     speaker = resolve(given.model)
     from kvtrie.demo.long_prompt import answer
 
@@ -43,12 +45,42 @@ def run(words: Sequence[str]) -> int:
         settings,
         write=sys.stdout.write,
         precision=given.precision,
-        device=given.device,
+        device=where,
         max_new_tokens=given.max_new_tokens,
         yarn_rope=given.yarn_rope,
         temp_size_gb=given.attention_forward_temp_size_gb,
+        seed=given.seed,
+        sampling=sampling,
     )
     return 0
+
+
+def _sampling(given: Any) -> dict[str, Any]:  # noqa: ANN401 - a namespace
+    """Arguments of `generate` that say how tokens are drawn.
+
+    Raises:
+        ConfigError: a number that cannot be, or one that has no effect.
+    """
+    from kvtrie.argument import real, whole
+
+    samples = whole("num_samples", given.num_samples, 1, _MOST_SAMPLES)
+    said = [name for name in ("top_k", "top_p", "seed") if given[name] is not None]
+    said += ["num_samples"] if samples > 1 else []
+    warm = None if given.temperature is None else real("temperature", given.temperature, 0, 1e6)
+    if warm == 0 or (warm is None and not said):
+        if said:
+            raise ConfigError(
+                f"temperature 0 takes the likeliest tokens, so {', '.join(said)} would have no "
+                "effect"
+            )
+        return {"do_sample": False}
+    return {
+        "do_sample": True,
+        "temperature": 1.0 if warm is None else warm,
+        "top_k": 0 if given.top_k is None else whole("top_k", given.top_k, 1, 2**31 - 1),
+        "top_p": 1.0 if given.top_p is None else real("top_p", given.top_p, 1e-9, 1),
+        "num_return_sequences": samples,
+    }
 
 
 def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse namespace
@@ -66,7 +98,16 @@ def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse names
     add("--prompt_file", type=str | None, metavar="FILE", help="a text file to read instead")
     add("--max_new_tokens", type=int, default=50, help="most tokens of the answer")
     add("--precision", type=str | None, help="of weights and KV: 32-true, 16-true or bf16-true")
-    add("--device", type=str, default="cpu", help="where the model runs")
+    add("--device", type=str | None, help=DEVICE)
+    add(
+        "--temperature",
+        type=float | None,
+        help="draw tokens at it; 0, or none, takes the likeliest",
+    )
+    add("--top_k", type=int | None, help="draw among so many of the likeliest tokens")
+    add("--top_p", type=float | None, help="draw among the likeliest tokens of this share")
+    add("--num_samples", type=int, default=1, help="answers, drawn independently")
+    add("--seed", type=int | None, help="of what is drawn")
     add("--yarn_rope", type=bool, default=True, help="scale RoPE beyond the trained length")
     add(
         "--attention_forward_temp_size_gb",

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.cache import add_cache
 from kvtrie.cli.dotted import add_data, chosen_data, make_parser, read
-from kvtrie.cli.model import MODEL, resolve
+from kvtrie.cli.model import DEVICE, MODEL, device, resolve
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+
+    from kvtrie.train.saved import About
 
 __all__ = ["COMMAND", "run"]
 
@@ -32,6 +34,7 @@ def run(words: Sequence[str]) -> int:
     from kvtrie.train.saved import Saved
 
     split = word("split", given.split, _SPLITS)
+    where = device(given.device)
     settings = CacheSettings(**dict(given.kv_cache))
     data = chosen_data(given.data)
     saved = Saved(Path(given.model))
@@ -42,7 +45,7 @@ def run(words: Sequence[str]) -> int:
         from kvtrie.demo.long_prompt import as_precise
 
         model = as_precise(model, given.precision)
-    model.to(given.device)
+    model.to(where)
     name = given.head_model or ("next_token_prediction" if about is None else about.head_model)
     classes = name != "next_token_prediction"
     continued = speaker.continued or speaker.tokens
@@ -57,7 +60,13 @@ def run(words: Sequence[str]) -> int:
     chosen = {"train": parts[:1], "validation": parts[1:2], "test": parts[2:], "all": parts}[split]
     places = [at for part in chosen for at in part.places]
     if not places:
-        raise ConfigError(f"{type(data).__name__} has no cases to {split}")
+        has = ", ".join(
+            f"{name} {len(part.places)}" for name, part in zip(_SPLITS, parts, strict=False)
+        )
+        raise ConfigError(
+            f"{type(data).__name__} has no cases in the split {split} ({has}): name another "
+            "--split; --data.test_set_tag rest makes a test set of cases above max_seq_length"
+        )
     tool = LongContextGradients(model, head, settings, yarn_rope=given.yarn_rope)
     found = evaluate(tool, data, places, size=given.micro_batch_size, most=given.max_iters)
     if given.json:
@@ -73,25 +82,41 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse namespace
+    """What the words say; what they leave out is as in the run that MODEL is."""
+    for each in words:
+        if (Path(each) / "run.json").is_file():
+            from kvtrie.train.saved import Saved
+
+            about = Saved(Path(each)).about()
+            found = read(_parser(about), words)
+            if found.model == each:
+                return found
+    return read(_parser(None), words)
+
+
+def _parser(about: About | None) -> Any:  # noqa: ANN401 - a jsonargparse parser
     parser = make_parser(_NAME, _SUMMARY)
     parser.add_argument("model", metavar="MODEL", type=str, help=MODEL)
     add = parser.add_argument
     add("--head_model", type=str | None, help="from outputs to the loss; a run's own by default")
     add("--precision", type=str | None, help="of weights and KV: 32-true, 16-true or bf16-true")
-    add("--device", type=str, default="cpu", help="where the model runs")
-    add("--split", type=str, default="all", help="train, validation, test or all")
+    add("--device", type=str | None, help=DEVICE)
+    add("--split", type=str, default="test", help="train, validation, test or all")
     add("--micro_batch_size", type=int, default=4, help="sequences of one pass")
     add("--max_iters", type=int | None, help="most passes")
     add("--yarn_rope", type=bool, default=True, help="scale RoPE beyond the trained length")
     add("--json", action="store_true", help="one line of JSON")
     add_cache(parser)
     try:
-        add_data(parser)
+        add_data(parser, None if about is None else about.data)
     except ImportError as error:
         raise ConfigError(
             f"{error.name} is not installed; kvtrie {_NAME} needs: pip install 'kvtrie[train]'"
         ) from error
-    return read(parser, words)
+    if about is not None and about.kv_cache is not None:
+        own = {f"kv_cache.{name}": each for name, each in about.kv_cache.items()}
+        parser.set_defaults({**own, "yarn_rope": about.yarn_rope})
+    return parser
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,10 +14,37 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from kvtrie.demo.model import Speaker
 
-__all__ = ["MODEL", "resolve"]
+__all__ = ["DEVICE", "MODEL", "device", "resolve"]
 
 MODEL = "a name on the Hugging Face Hub, a folder, a run's out_dir, smollm2, or tiny (random)"
 """What MODEL may be."""
+
+DEVICE = "where the model runs, such as cpu, cuda:1 or 1; the first accelerator by default"
+"""What --device may be."""
+
+
+def device(given: str | None) -> str:
+    """Return the device that is named, or else the first accelerator, or else the CPU.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; models need: pip install 'kvtrie[hf,cli]'"
+        ) from error
+    if given is None:
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return "cpu" if found is None else found.type
+    name = f"cuda:{given}" if given.isdecimal() else given
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"--device {given}: no device {name!r} is available: {first}") from error
+    return name
 
 
 def resolve(name: str) -> Speaker:

@@ -18,7 +18,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.selective import SelectiveCache, generate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kvtrie.demo.model import Speaker
     from kvtrie.selective import CacheSettings
@@ -52,8 +52,10 @@ def answer(
     max_new_tokens: int = 50,
     yarn_rope: bool = True,
     temp_size_gb: float = 3.0,
+    seed: int | None = None,
+    sampling: Mapping[str, Any] | None = None,
 ) -> None:
-    """Read a prompt and write the answer, and a line with the cache's size.
+    """Read a prompt and write the answers, and a line with the cache's size.
 
     Args:
         speaker: the model and its tokenizer.
@@ -65,6 +67,8 @@ def answer(
         max_new_tokens: most tokens of the answer.
         yarn_rope: see `SelectiveCache`.
         temp_size_gb: bound of attention's temporary arrays.
+        seed: of what is drawn; None draws other tokens each time.
+        sampling: how tokens are drawn, as of `generate`; None takes the likeliest.
 
     Raises:
         ConfigError: an empty prompt, or settings that cannot be.
@@ -85,6 +89,8 @@ def answer(
         kept = sum(layer.buffers.nbytes for layer in cache.caches)
         rows = cache.caches[0]
         every = 2 * model.dtype.itemsize * rows.kv_heads * rows.head_dim * len(cache.caches)
+    if seed is not None:
+        torch.manual_seed(seed)
     made = generate(
         model,
         ids,
@@ -92,9 +98,10 @@ def answer(
         yarn_rope=yarn_rope,
         attention_forward_temp_size_gb=temp_size_gb,
         max_new_tokens=max_new_tokens,
-        do_sample=False,
+        **({"do_sample": False} if sampling is None else sampling),
     )
-    write(speaker.text(cast("list[int]", made[0, len(tokens) :].tolist())) + "\n\n")
+    for answer_tokens in made[:, len(tokens) :].tolist():
+        write(speaker.text(cast("list[int]", answer_tokens)) + "\n\n")
     write(
         f"{speaker.name}: a prompt of {len(tokens)} tokens in {len(steps)} steps, "
         f"{settings.name}: {kept / 1e6:.2f} MB of KV instead of {every * len(tokens) / 1e6:.2f}\n"

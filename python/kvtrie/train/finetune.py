@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ import torch
 
 from kvtrie.engines.transformers import fingerprint
 from kvtrie.errors import ConfigError
+from kvtrie.selective import generate
 from kvtrie.train.data import collate
 from kvtrie.train.evaluate import Measured, evaluate, random_state
 from kvtrie.train.gradients import LongContextGradients
@@ -78,6 +80,7 @@ def finetune(
     tokens: Callable[[str], list[int]],
     continued: Callable[[str], list[int]] | None = None,
     chat: Callable[[Any, bool], list[int]] | None = None,
+    text: Callable[[list[int]], str] | None = None,
     name: str = "",
     write: Callable[[str], Any] = lambda _: None,
 ) -> Tuned:
@@ -90,6 +93,7 @@ def finetune(
         tokens: of a prompt, as for inference.
         continued: of answers and labels, without special tokens; None takes `tokens`.
         chat: of messages; see `DataModule.prepare`.
+        text: of tokens, for answers that are written; None writes the tokens.
         name: of the model, as users write it.
         write: takes lines for people.
 
@@ -100,7 +104,7 @@ def finetune(
     with World(run.devices) as world:
         prepare = partial(data.prepare, tokens, continued=continued, chat=chat, name=name)
         labels = [(continued or tokens)(each) for each in data.labels]
-        return _Tuning(model, data, run, prepare, labels, name, write, world).all()
+        return _Tuning(model, data, run, prepare, labels, text, name, write, world).all()
 
 
 class _Tuning:
@@ -113,16 +117,26 @@ class _Tuning:
         run: Run,
         prepare: Callable[..., None],
         labels: list[list[int]],
+        text: Callable[[list[int]], str] | None,
         name: str,
         write: Callable[[str], Any],
         world: World,
     ) -> None:
-        self._run, self._data, self._world = run, data, world
+        self._run, self._data, self._world, self._text = run, data, world, text
         self._write = write if world.leads and run.verbose != "none" else _say_nothing
         torch.manual_seed(run.seed)
         classes = run.head_model != "next_token_prediction"
         labels = labels if classes else []
-        about = About(name, fingerprint(model), run.mode, run.head_model, labels)
+        about = About(
+            name,
+            fingerprint(model),
+            run.mode,
+            run.head_model,
+            labels,
+            asdict(run.kv_cache),
+            run.yarn_rope,
+            {"class_path": type(data).__name__, "init_args": dict(data.given)},
+        )
         self._saved = Saved(Path(run.out_dir))
         start = _start(self._saved, run, about)
         base: Any = model
@@ -137,6 +151,11 @@ class _Tuning:
         self._prepare_weights()
         self._optimizer = make_optimizer(self._trained(), run.optimizer)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        if run.train.min_lr > min(self._rates):
+            raise ConfigError(
+                f"train.min_lr is {run.train.min_lr:g}, above the learning rate "
+                f"{min(self._rates):g}"
+            )
         _room(self._saved.folder, self._trained())
         self._snapshots = Snapshots(
             self._saved.folder, run.record_gpu_memory_snapshots, run.record_gpu_memory_kind
@@ -235,9 +254,11 @@ class _Tuning:
                 f"is of step {max(self._saved.steps(), default=0)}"
             )
         world.average(self._trained())
+        if run.train.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._trained(), run.train.max_norm)
         rates = self._rates
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * self._steps.factor(at)
+            group["lr"] = self._steps.rate(at, rate)
         self._optimizer.step()
         seen = int(world.sum(seen))
         if self._metrics is not None:
@@ -247,7 +268,7 @@ class _Tuning:
                 at + 1,
                 total=self._steps.total,
                 loss=loss,
-                rate=rates[0] * self._steps.factor(at),
+                rate=self._steps.rate(at, rates[0]),
                 tokens_per_second=seen / spent,
                 left=each * (self._steps.total - at - 1),
             )
@@ -268,7 +289,31 @@ class _Tuning:
         found = evaluate(self._tool, self._data, places, size=size, most=run.eval.max_iters)
         if not only and self._metrics is not None:
             self._write(self._metrics.validation(step, found))
+        if not only and run.eval.max_new_tokens and self._world.leads:
+            self._write(self._answer(places[0]))
         return None if only else found
+
+    def _answer(self, place: int) -> str:
+        """A line with what the model says to a case, under the cache's policy."""
+        module: Any = self._tool.decoder.model
+        ids = torch.tensor([self._data.prompt(place)], device=self._device)
+        learned = module.training
+        module.eval()
+        try:
+            made = generate(
+                module,
+                ids,
+                self._run.kv_cache,
+                yarn_rope=self._run.yarn_rope,
+                attention_forward_temp_size_gb=self._run.attention_forward_temp_size_gb,
+                max_new_tokens=self._run.eval.max_new_tokens,
+                do_sample=False,
+            )
+        finally:
+            module.train(learned)
+        found: list[int] = made[0, ids.shape[1] :].tolist()
+        said = " ".join(map(str, found)) if self._text is None else repr(self._text(found))
+        return f"  answer to {self._data.where(place)}: {said}\n"
 
     def _save(self, step: int) -> None:
         if self._world.leads:

@@ -43,6 +43,10 @@ class TrainSettings:
         max_time: seconds likewise.
         save_interval: optimiser steps between checkpoints.
         log_interval: optimiser steps between lines.
+        max_tokens: end behind the step with which so many tokens of sequences were read; None sets
+            no limit.
+        max_norm: gradients of a step are scaled down to this norm; None leaves them.
+        min_lr: the learning rate that the cosine ends at.
         lr_warmup_steps: steps over which the learning rate rises, at most half of all.
         lr_warmup_fraction: the same as a share of all steps; None takes `lr_warmup_steps`.
         tie_embeddings: let the map to logits be the embedding; None leaves it as it is.
@@ -56,6 +60,9 @@ class TrainSettings:
     epochs: int = 1
     max_steps: int | None = None
     max_time: float | None = None
+    max_tokens: int | None = None
+    max_norm: float | None = None
+    min_lr: float = 0.0
     save_interval: int = 1000
     log_interval: int = 1
     lr_warmup_steps: int = 100
@@ -71,9 +78,13 @@ class TrainSettings:
             ("lr_warmup_steps", 0),
         ):
             put(self, **{name: whole(f"train.{name}", getattr(self, name), low, _MOST)})
-        for name in ("global_batch_size", "max_steps"):
+        for name in ("global_batch_size", "max_steps", "max_tokens"):
             if getattr(self, name) is not None:
-                put(self, **{name: whole(f"train.{name}", getattr(self, name), 1, _MOST)})
+                most = 2**63 - 1 if name == "max_tokens" else _MOST
+                put(self, **{name: whole(f"train.{name}", getattr(self, name), 1, most)})
+        if self.max_norm is not None:
+            put(self, max_norm=real("train.max_norm", self.max_norm, 1e-9, math.inf))
+        put(self, min_lr=real("train.min_lr", self.min_lr, 0, math.inf))
         if self.max_time is not None:
             put(self, max_time=real("train.max_time", self.max_time, 0, math.inf))
         if self.lr_warmup_fraction is not None:
@@ -93,6 +104,8 @@ class EvalSettings:
         final_validation: whether one comes last.
         micro_batch_size: sequences of one pass; None takes that of training.
         max_iters: most passes of one validation.
+        max_new_tokens: tokens of an answer to the first case of validation, which is written
+            behind each validation; 0 writes none.
 
     Raises:
         ConfigError: a number that cannot be.
@@ -103,6 +116,7 @@ class EvalSettings:
     final_validation: bool = True
     micro_batch_size: int | None = None
     max_iters: int = 100
+    max_new_tokens: int = 0
 
     def __post_init__(self) -> None:
         put(
@@ -111,6 +125,7 @@ class EvalSettings:
             initial_validation=flag("eval.initial_validation", self.initial_validation),
             final_validation=flag("eval.final_validation", self.final_validation),
             max_iters=whole("eval.max_iters", self.max_iters, 1, _MOST),
+            max_new_tokens=whole("eval.max_new_tokens", self.max_new_tokens, 0, _MOST),
         )
         if self.micro_batch_size is not None:
             size = whole("eval.micro_batch_size", self.micro_batch_size, 1, _MOST)
@@ -186,8 +201,15 @@ class Run:
                 "record_gpu_memory_kind", self.record_gpu_memory_kind, 0, 3
             ),
         )
+        if not self.adapts and self.lora != LoraSettings():
+            raise ConfigError(f"{self.mode} trains all weights: settings of lora have no effect")
         if self.offloads and self.devices != 1:
             raise ConfigError(f"{self.mode} runs on one device, devices is {self.devices}")
+        if self.eval.max_new_tokens and self.head_model != "next_token_prediction":
+            raise ConfigError(
+                f"head {self.head_model} answers with a class: eval.max_new_tokens is "
+                f"{self.eval.max_new_tokens}, 0 wanted"
+            )
         share = self.train.micro_batch_size * self.devices
         if self.global_batch_size % share:
             raise ConfigError(

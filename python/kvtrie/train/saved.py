@@ -46,6 +46,9 @@ class About:
         mode: of the run.
         head_model: its head's name.
         labels: tokens of the head's labels.
+        kv_cache: settings of its cache; None in runs of versions that did not say.
+        yarn_rope: whether RoPE was scaled beyond the trained length; likewise.
+        data: name and arguments of its `DataModule`; likewise.
     """
 
     model: str
@@ -53,6 +56,9 @@ class About:
     mode: str
     head_model: str
     labels: list[list[int]]
+    kv_cache: dict[str, Any] | None = None
+    yarn_rope: bool | None = None
+    data: dict[str, Any] | None = None
 
 
 class Saved:
@@ -67,7 +73,8 @@ class Saved:
 
     def begin(self, about: About) -> None:
         """Say what the run is of."""
-        text = json.dumps({name: getattr(about, name) for name in About.__slots__}, indent=1)
+        said = {name: getattr(about, name) for name in About.__slots__}
+        text = json.dumps(said, indent=1, default=str)
         write_whole(self.folder / _ABOUT, text.encode())
 
     def about(self) -> About | None:

@@ -32,11 +32,23 @@ class Steps:
         self.per_epoch = max(1, len(data.train.places) // self._size)
         total = self.per_epoch * run.train.epochs
         most = run.train.max_steps
+        self._order: tuple[int, list[list[int]]] = (-1, [])
         self.total = total if most is None else min(total, most)
+        if run.train.max_tokens is not None:
+            self.total = self._within(run.train.max_tokens)
         share = run.train.lr_warmup_fraction
         wanted = run.train.lr_warmup_steps if share is None else int(share * self.total)
         self.warmup = min(wanted, self.total // 2)
-        self._order: tuple[int, list[list[int]]] = (-1, [])
+
+    def _within(self, tokens: int) -> int:
+        """Steps up to the one with which so many tokens were read."""
+        split = self._data.train
+        lengths = dict(zip(split.places, split.lengths, strict=True))
+        for step in range(self.total):
+            tokens -= sum(lengths[place] for place in self.batch(step))
+            if tokens <= 0:
+                return step + 1
+        return self.total
 
     def batch(self, step: int) -> list[int]:
         """Places of a step's cases in the data, `step` from 0."""
@@ -59,3 +71,8 @@ class Steps:
             return (step + 1) / (self.warmup + 1)
         done = (step - self.warmup) / max(1, self.total - self.warmup)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def rate(self, step: int, base: float) -> float:
+        """The learning rate of a step, where `base` is the highest: it ends at `train.min_lr`."""
+        factor, least = self.factor(step), self._run.train.min_lr
+        return base * factor if step < self.warmup else least + (base - least) * factor

@@ -22,6 +22,7 @@ from kvtrie.train.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Self
 
 __all__ = ["DataModule", "Example", "Split"]
 
@@ -76,6 +77,9 @@ class DataModule(ABC):
     labels: ClassVar[tuple[str, ...]] = ()
     """What classes are called, where there are any."""
 
+    given: Mapping[str, Any]
+    """The arguments that it was made with."""
+
     def __init__(
         self,
         *,
@@ -107,6 +111,12 @@ class DataModule(ABC):
         self._examples: Sequence[Example] = ()
         self._cases: dict[int, Case] = {}
         self.train, self.validation, self.test = (Split((), ()) for _ in range(3))
+
+    def __new__(cls, **given: Any) -> Self:  # noqa: ANN401 - of any subclass
+        """Note the arguments, from which a later process makes the same splits."""
+        made = super().__new__(cls)
+        made.given = given
+        return made
 
     @abstractmethod
     def examples(self) -> Sequence[Example]:
@@ -192,6 +202,11 @@ class DataModule(ABC):
     def example(self, place: int) -> Example:
         """A case as text."""
         return self._examples[place]
+
+    def prompt(self, place: int) -> list[int]:
+        """Tokens of a case up to its answer."""
+        case = self.case(place)
+        return case.input_ids if self._classes else case.input_ids[: 1 - len(case.targets) or None]
 
     def case(self, place: int) -> Case:
         """A case as tokens."""
