@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tinymodels import BLOCK, agree, answer, serve, some
+from tinymodels import BLOCK, agree, answer, before, serve, some
 
 from kvtrie.engines import transformers
 from kvtrie.engines.transformers import KvtrieCache
@@ -103,19 +103,16 @@ def test_what_is_loaded_by_layer_is_what_was_computed(llama, pushed_down, held):
 def test_a_pass_that_ends_at_any_layer_leaves_nothing(llama, pushed_down, layer):
     executor, ids, truth = pushed_down()
     assert llama.config.num_hidden_layers == 5
-    hook = llama.model.layers[layer].mlp.register_forward_pre_hook(stop)
+    mlp = llama.model.layers[layer].mlp
     with KvtrieCache(llama, executor, ids) as cache, torch.no_grad():
-        with pytest.raises(KeyboardInterrupt):
+        with before(mlp, stop), pytest.raises(KeyboardInterrupt):
             llama(ids[:, FOUND:], past_key_values=cache)
-        hook.remove()
         # The same pass again goes on with what is there, or still on its way.
         logits = llama(ids[:, FOUND:], past_key_values=cache).logits
         assert torch.isfinite(logits).all()
-    hook = llama.model.layers[layer].mlp.register_forward_pre_hook(stop)
     cache = KvtrieCache(llama, executor, ids)
-    with cache, torch.no_grad(), pytest.raises(KeyboardInterrupt):
+    with cache, before(mlp, stop), torch.no_grad(), pytest.raises(KeyboardInterrupt):
         llama(ids[:, FOUND:], past_key_values=cache)
-    hook.remove()
     executor.drain()
     assert executor.staged_bytes == 0
     assert not executor.manager.audit()

@@ -1,8 +1,11 @@
 """KvtrieCache under real models: the same tokens as without it, whatever happened to the KV."""
 
+from contextlib import ExitStack
+from functools import partial
+
 import pytest
 import torch
-from tinymodels import BLOCK, COMMON, agree, answer, close, full, kept, serve, some
+from tinymodels import BLOCK, COMMON, agree, answer, before, close, full, kept, serve, some
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -178,18 +181,13 @@ def test_only_what_is_missing_is_computed_and_written(llama):
         each[0].add_(1.0)  # so that writing the same again would show
     stored = {at: tuple(each.clone() for each in view) for at, view in views.items()}
     ran = []
-    hooks = [
-        layer.register_forward_pre_hook(lambda *_, at=at: ran.append(at))
-        for at, layer in enumerate(llama.model.layers)
-    ]
-    try:
+    with ExitStack() as watched:
+        for at, layer in enumerate(llama.model.layers):
+            watched.enter_context(before(layer, partial(ran.append, at)))
         with KvtrieCache(llama, executor, ids) as cache:
             assert cache.recovered > 0
             assert ran == list(range(deepest + 1))
             now = kept(cache, 48)
-    finally:
-        for hook in hooks:
-            hook.remove()
     for (index, layer), old in stored.items():
         for each, right in zip(now[layer], old, strict=True):
             assert torch.equal(each[:, index * BLOCK : (index + 1) * BLOCK].transpose(0, 1), right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 
 import torch
 from transformers import DynamicCache
@@ -109,6 +110,22 @@ def close(cache, truth, tokens):
     for (keys, values), (right_keys, right_values) in zip(kept(cache, tokens), truth, strict=True):
         assert (keys - right_keys[0, :, :tokens]).abs().max() < 1e-4
         assert (values - right_values[0, :, :tokens]).abs().max() < 1e-4
+
+
+@contextmanager
+def before(module, act):
+    """Call `act` before each forward of a module, without a hook, which caches refuse."""
+    forward = module.forward
+
+    def first(*args, **kwargs):
+        act()
+        return forward(*args, **kwargs)
+
+    module.forward = first
+    try:
+        yield
+    finally:
+        del module.forward
 
 
 def lose(executor, ids, wanted, scope=None):

@@ -84,7 +84,8 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        Guard(model).ready()
+        self._guard = Guard(model)
+        self._guard.ready()
         base: Any = cast("Any", model).get_decoder()
         norms = [name for name in _NORMS if hasattr(base, name)]
         missing = [name for name in _PARTS if not hasattr(base, name)]
@@ -128,7 +129,12 @@ class Decoder:
         return len(cast("Any", self.model).get_input_embeddings().weight)
 
     def identity(self) -> str:
-        """Equal as long as weights, adapters and RoPE settings are; see `fingerprint`."""
+        """Equal as long as weights, adapters and RoPE settings are; see `fingerprint`.
+
+        Raises:
+            ConfigError: training mode, autocast, or a hook of others on the model.
+        """
+        self._guard.ready()
         return fingerprint(self.model)
 
     @torch.no_grad()

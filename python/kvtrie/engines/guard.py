@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.nn.modules import module as module_globals
 
 from kvtrie.errors import ConfigError
 
@@ -30,6 +33,15 @@ __all__ = ["Guard", "Pass", "columns", "named", "no_gradients", "remainder", "st
 _READ = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
 # These change what a pass returns, not what it computes; so do all that begin with "output_".
 _RETURNS = frozenset({"past_key_values", "use_cache", "return_dict", "logits_to_keep"})
+
+
+# A value of these matters even where it is False.
+_STATED = frozenset({"is_causal"})
+# What a user gives of each medium that generate() encodes before the first pass.
+_MEDIA = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
+# Who defines hooks whose result depends on weights and inputs alone: our own ones, pruning and
+# parallelism of torch, transformers' capture of outputs, accelerate's placement of weights.
+_STEADY = ("kvtrie.", "torch.nn.utils.", "torch.distributed.", "transformers.", "accelerate.")
 
 
 # Their masks see all tokens, transformers' own cache only those of the window: what such a model
@@ -93,7 +105,9 @@ class Guard:
         tuned = getattr(config, "attn_temperature_tuning", False)
         # Llama 4 scales queries by their place in the pass, from this length on.
         self._counts_from: int | None = getattr(config, "floor_scale", None) if tuned else None
-        self._modules = tuple(model.modules())
+        modules = cast("Iterable[tuple[str, torch.nn.Module]]", model.named_modules())
+        self._modules = tuple(modules)
+        self._settings: Any = model.config
         self._device = model.device.type
 
     def recovers(self, length: int) -> bool:
@@ -116,13 +130,19 @@ class Guard:
         """Refuse what changes numbers without being an argument.
 
         Raises:
-            ConfigError: a module in training mode, or autocast.
+            ConfigError: a module in training mode, a hook of others on a module or on all of
+                them, or autocast.
         """
-        if any(module.training for module in self._modules):
+        if any(module.training for _, module in self._modules):
             raise ConfigError(
                 "the model is in training mode, where dropout makes KV depend on chance: call "
                 "model.eval() first"
             )
+        for hook in _of_all_modules():
+            _refuse_foreign(hook, "all modules (a global hook)")
+        for name, module in self._modules:
+            for hook in _of_module(module):
+                _refuse_foreign(hook, f"module {name!r}" if name else type(module).__name__)
         if torch.is_autocast_enabled(self._device):
             kind = torch.get_autocast_dtype(self._device)
             raise ConfigError(
@@ -141,22 +161,25 @@ class Guard:
         Raises:
             ConfigError: an argument by which KV would depend on more than tokens.
         """
-        self.ready()
-        for name, value in given.items():
-            harmless = name in _READ or name in _RETURNS or name.startswith("output_")
-            if value is not None and not harmless:
-                raise ConfigError(
-                    f"KvtrieCache names KV by tokens alone: run the model on input_ids, without "
-                    f"{name}"
-                )
+        try:
+            self.ready()
+        except ConfigError:
+            self._without_leftovers()
+            raise
+        if odd := [name for name, value in given.items() if self._says(name, value)]:
+            raise ConfigError(
+                f"KvtrieCache names KV by tokens alone: run the model on input_ids, without "
+                f"{', '.join(_by_user(name, given[name]) for name in odd)}"
+            )
         ids = given.get("input_ids")
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2:  # noqa: PLR2004 - rows and columns
             raise ConfigError("KvtrieCache names KV by tokens: run the model on input_ids")
         batch, queries = ids.shape
         if not ids.numel():
             raise ConfigError(
-                f"a pass of {queries} tokens: the cache holds {past} columns, so pass what follows "
-                "them"
+                f"no token of the pass is new: the cache holds {past} columns, so pass more; "
+                "generate() takes the whole sequence, prompt and answers included, not only its "
+                "new tokens, and skips what the cache holds"
             )
         if batch % len(pads):
             raise ConfigError(f"a batch of {batch} does not continue {len(pads)} rows")
@@ -169,6 +192,72 @@ class Guard:
                 f"column {end} takes no padding"
             )
         return Pass(ids, end - min(pads), repeats)
+
+    def _without_leftovers(self) -> None:
+        """Remove PEFT's hooks of one call: it leaves them in place when the call raises."""
+        for _, module in self._modules:
+            hooks, with_kwargs = (
+                cast("dict[int, object]", vars(module)[f"_forward_pre_hooks{which}"])
+                for which in ("", "_with_kwargs")
+            )
+            for key, hook in list(hooks.items()):
+                if isinstance(hook, partial) and hook.func.__module__.startswith("peft."):
+                    del hooks[key]
+                    with_kwargs.pop(key, None)
+
+    def _says(self, name: str, value: object) -> bool:
+        """Whether an argument may change KV: False for values that state nothing."""
+        if name in _READ or name in _RETURNS or name.startswith("output_") or value is None:
+            return False
+        if isinstance(value, torch.Tensor):
+            # Which tokens are of which medium: none of another than text.
+            return name != "mm_token_type_ids" or bool(value.any())
+        if (value is False or value in ({}, [], ())) and name not in _STATED:
+            return False
+        return not _equal(value, getattr(self._settings, name, None))
+
+
+def _equal(value: object, other: object) -> bool:
+    """Whether an argument is what the configuration says by itself."""
+    return type(value) is type(other) and value == other
+
+
+def _by_user(name: str, value: object) -> str:
+    """The name under which a user gave an argument to generate()."""
+    if name != "mm_encoder_outputs" or not isinstance(value, dict):
+        return name
+    media = cast("dict[str, object]", value)
+    return ", ".join(_MEDIA.get(medium, f"{name}[{medium!r}]") for medium in media)
+
+
+def _of_all_modules() -> Iterable[object]:
+    """Hooks that torch calls for every module."""
+    pre, after = (
+        getattr(module_globals, f"_global_forward_{kind}") for kind in ("pre_hooks", "hooks")
+    )
+    return chain(pre.values(), after.values())
+
+
+def _of_module(module: torch.nn.Module) -> Iterable[object]:
+    """Hooks of a module's forward, accelerate's included."""
+    own = vars(module)
+    pre, after, placed = own["_forward_pre_hooks"], own["_forward_hooks"], own.get("_hf_hook")
+    if not (pre or after or placed):
+        return ()
+    return chain(pre.values(), after.values(), getattr(placed, "hooks", (placed,)))
+
+
+def _refuse_foreign(hook: object, where: str) -> None:
+    while isinstance(hook, partial):
+        hook = hook.func
+    source: str = getattr(hook, "__module__", None) or ""
+    if hook is not None and not f"{source}.".startswith(_STEADY):
+        name = getattr(hook, "__qualname__", type(hook).__qualname__)
+        raise ConfigError(
+            f"{where} has the forward hook {name} of {source or 'an unknown module'}: what a hook "
+            "changes is not part of the tokens that name KV; remove the hook, or run without "
+            "kvtrie (PEFT's adapter_names are such hooks: choose one adapter by set_adapter)"
+        )
 
 
 def columns(given: Mapping[str, Any], queries: int, past: int, pad: torch.Tensor) -> int:

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 from transformers import Cache
 
 from kvtrie.engines.arrival import Arrival
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    import torch
     from numpy.typing import NDArray
     from torch.utils.hooks import RemovableHandle
     from transformers import PreTrainedModel
@@ -50,6 +50,13 @@ if TYPE_CHECKING:
 __all__ = ["Decoder", "KvtrieCache", "fingerprint"]
 
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
+
+def _as_is(method: _F) -> _F:
+    """A method that a compiled model calls as it is: what it looks up is no part of a graph."""
+    # torch.compiler.disable would import the compiler with this module.
+    return vars(torch)["_disable_dynamo"](method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +100,9 @@ class KvtrieCache(Cache):
 
     Raises:
         ConfigError: padding elsewhere than on the left, a model whose KV the pool cannot hold or
-            depends on more than tokens, or another model than the one whose KV the manager keeps;
-            see `fingerprint`.
+            depends on more than tokens (a forward hook that is not kvtrie's, transformers' or
+            accelerate's among them), or another model than the one whose KV the manager keeps; see
+            `fingerprint`.
         NoSpaceError: the prompts and `reserve` do not fit beside what is in use.
         TransferError: a move that the prompts await cannot be carried out.
     """
@@ -121,7 +129,7 @@ class KvtrieCache(Cache):
         self._rope = RopeLimits.of(model.config)
         require_same(executor.manager, model)
         self._model = model
-        entry = self._entry = trial(model, pool)
+        self._entry = trial(model, pool)
         self._executor = executor
         self._pool = pool
         self._rows: list[_Row] = []
@@ -138,10 +146,7 @@ class KvtrieCache(Cache):
         self._room = input_ids.shape[1] + reserve  # columns that opening makes room for
         self._regime = self._rope.regime(longest)
         self.scope = self._rope.scope(scope, self._regime)
-        hook = entry.register_forward_pre_hook(_weakly(self._before), with_kwargs=True)
-        # Neither refers to the cache, so that one that is dropped without `close` ends as well.
-        self._end_of_life = weakref.finalize(self, _let_go, self._rows, self._arrivals, hook)
-        self._end_of_life.atexit = False
+        self._begin_life()
         try:
             for row, prompt in enumerate(prompts):
                 ask = partial(
@@ -164,6 +169,37 @@ class KvtrieCache(Cache):
             self.close()
             raise
         self._past = min(row.pad + row.lease.tokens for row in self._rows)
+
+    def __copy__(self) -> Self:
+        """A copy shares no rows, or one would grow under the other."""
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Fork the cache: a copy of the same rows, which goes on by itself and is closed by itself.
+
+        Blocks are shared up to what either one writes. Not in the midst of a pass.
+
+        Raises:
+            ClosedError: the cache is closed.
+            NoSpaceError: no room for the last block of each row.
+        """
+        self._open()
+        self._arrive()
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(vars(self))
+        made._rows, made._arrivals, made._fresh = [], [], []
+        made._step = made._ids = None
+        made._begin_life()
+        now = self._executor.clock()
+        try:
+            for row in self._rows:
+                (lease,) = row.lease.fork(1, now=now)
+                made._rows.append(replace(row, lease=lease))
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def __enter__(self) -> Self:
         return self
@@ -203,6 +239,7 @@ class KvtrieCache(Cache):
             for blocks in used:
                 self._executor.used(blocks)
 
+    @_as_is
     def update(
         self,
         key_states: torch.Tensor,
@@ -235,16 +272,19 @@ class KvtrieCache(Cache):
             self._end(key_states.shape[2])
         return seen
 
+    @_as_is
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - all layers hold the same
         """Columns that the cache holds, padding included."""
         self._open()
         return self._past
 
+    @_as_is
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002
         """Number of keys that a pass over `query_length` columns sees, and the first of them."""
         self._open()
         return self._past + query_length, 0
 
+    @_as_is
     def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
         """-1: the sequences grow as long as there is room."""
         return -1
@@ -282,6 +322,13 @@ class KvtrieCache(Cache):
         """Keep the rows at `indices` (or where it is True), release the others."""
         self._open()
         self._select(np.arange(len(self._rows))[indices.cpu().numpy()].tolist())
+
+    def _begin_life(self) -> None:
+        """Look at the passes of the model from now on, until the cache ends."""
+        hook = self._entry.register_forward_pre_hook(_weakly(self._before), with_kwargs=True)
+        # Neither refers to the cache, so that one that is dropped without `close` ends as well.
+        self._end_of_life = weakref.finalize(self, _let_go, self._rows, self._arrivals, hook)
+        self._end_of_life.atexit = False
 
     def _recover(self) -> None:
         """Wait for what is loaded, and compute what misses amid the matches."""
@@ -450,6 +497,7 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """A hook that calls a method as long as its object lives."""
     method_of = weakref.WeakMethod(method)
 
+    @_as_is
     def hook(*given: object) -> object:
         found = method_of()
         return None if found is None else found(*given)

@@ -14,16 +14,19 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from transformers import Cache
 
-from kvtrie.engines.guard import states
+from kvtrie.engines.guard import named, states
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from transformers import PreTrainedModel
 
     from kvtrie.tiers import Pool
 
 __all__ = ["trial"]
 
+_TOKENS = 2
 # Of each model that has been tried, the module that its passes enter.
 _entries: WeakKeyDictionary[PreTrainedModel, ref[torch.nn.Module]] = WeakKeyDictionary()
 # What a model raises that finds another cache than it wants. Memory that runs out is no verdict.
@@ -50,6 +53,11 @@ class _Recorder(Cache):
         **__: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         states(key_states, value_states, self._pool)
+        if key_states.shape[2] != _TOKENS:
+            raise ConfigError(
+                f"the model caches K and V of {key_states.shape[2]} tokens where {_TOKENS} were "
+                "given: prompt tuning and the like add tokens of their own, which no token names"
+            )
         self.given.append(layer_idx)
         return key_states, value_states
 
@@ -68,8 +76,7 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
         pool: the memory of the first tier.
 
     Returns:
-        The module that is given the tokens and the cache: the model's base, or its decoder where
-        the model passes its base by.
+        The innermost module that is given the tokens and the cache, whatever wraps it.
 
     Raises:
         ConfigError: it does not run on such a cache, or hands over other K and V, other layers.
@@ -78,22 +85,51 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
     if known is not None:
         return known
     cache, name = _Recorder(pool), type(model.base_model).__name__
-    positions = torch.arange(2, device=model.device)[None]
+    entered = _run(model, cache)
+    if not cache.given:
+        raise ConfigError(
+            f"{type(model).__name__} runs without the cache that it is given: it keeps none, or "
+            "puts another one in its place, as prefix tuning does"
+        )
+    if cache.given != list(range(pool.layers)):
+        raise ConfigError(
+            f"{name} caches layers {cache.given}, 0 to {pool.layers - 1} once each are wanted"
+        )
+    if not entered:
+        raise ConfigError(
+            f"no module of {type(model).__name__} takes both input_ids and past_key_values by "
+            "these names, so its tokens are not seen"
+        )
+    _entries[model] = ref(entered[-1])
+    return entered[-1]
+
+
+def _run(model: PreTrainedModel, cache: _Recorder) -> list[torch.nn.Module]:
+    """Run the pass; return the modules given the tokens and the cache, outermost first."""
+    positions = torch.arange(_TOKENS, device=model.device)[None]
     entered: list[torch.nn.Module] = []
-    hook = model.base_model.register_forward_pre_hook(lambda module, _: entered.append(module))
+
+    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(one is cache for one in (*args, *kwargs.values())):
+            given = named(module, args, kwargs)
+            if given.get("past_key_values") is cache and given.get("input_ids") is not None:
+                entered.append(module)
+
+    # All modules of the model: a wrapper may call the one that it wraps past its hooks.
+    hooks = [
+        module.register_forward_pre_hook(note, with_kwargs=True)
+        for module in cast("Iterable[torch.nn.Module]", model.modules())
+    ]
     try:
         with torch.no_grad():
             model(input_ids=positions, position_ids=positions, past_key_values=cache)
     except ConfigError:
         raise
     except _UNFIT as error:
-        raise ConfigError(f"{name} does not run on a cache of K and V alone: {error}") from error
-    finally:
-        hook.remove()
-    if cache.given != list(range(pool.layers)):
         raise ConfigError(
-            f"{name} caches layers {cache.given}, 0 to {pool.layers - 1} once each are wanted"
-        )
-    entry = entered[0] if entered else cast("torch.nn.Module", cast("Any", model).get_decoder())
-    _entries[model] = ref(entry)
-    return entry
+            f"{type(model.base_model).__name__} does not run on a cache of K and V alone: {error}"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return entered
