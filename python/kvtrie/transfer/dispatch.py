@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtrie.transfer.report import MoveReport
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from kvtrie import BlockManager, Moves
-    from kvtrie.transfer.report import MoveReport
 
 __all__ = ["Dispatch"]
 
@@ -117,6 +118,19 @@ class Dispatch:
             del self._waiting[ident]
         self._fail(gone, now, why)
         return len(gone) + len(self._lose(gone))
+
+    def refuse(self, parts: Iterable[Moves], now: int, why: str) -> None:
+        """Fail moves that were taken and will not be handed to any rank.
+
+        Args:
+            parts: moves as `take` returned them.
+            now: the time.
+            why: the reason that the manager is given.
+        """
+        for part in parts:
+            report = MoveReport(tuple(part.id.tolist()), error=why, cancelled=True)
+            for rank in range(self._ranks):
+                self.tell(rank, [report], now)
 
     def _sort(self, moves: Moves, now: int) -> list[Moves]:
         """What may start of new moves; the rest waits, or is refused."""

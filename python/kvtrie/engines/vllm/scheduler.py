@@ -67,6 +67,7 @@ _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _NS = 1_000_000_000
 _MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it waits to be taken
 _HOST, _DISK = 1, 2
+_RESET = "the cache was reset"  # why moves are cancelled then
 _THERE, _COMING, _DEEPER = "there", "coming", "deeper"
 
 
@@ -142,6 +143,7 @@ class SchedulerHalf:
         self._most_pinned = rooms[0]
         self._step = 0
         self._forget = False
+        self._resetting = False  # a reset waits for copies to end
         self._committed: set[int] = set()
         self._stored = 0  # of those, with the step that filled them
         if self._deep:
@@ -167,6 +169,9 @@ class SchedulerHalf:
         if known.scope is not None and not self.identity.known:
             known.promise = Promise(local, local)
             return None
+        if self._resetting:
+            known.promise = Promise(local, local)
+            return 0
         if (answer := known.told(generation, local, now)) is not None:
             known.promise = answer.promise
             return answer.found
@@ -278,7 +283,7 @@ class SchedulerHalf:
     def _admit(self, request: Request, table: list[int], loaded: int) -> None:
         known, now = self._know(request), self._clock()
         unsure = self._turn(request, known)
-        if known.scope is None:
+        if known.scope is None or self._resetting:
             return
         local = known.promise.local
         own, new = table[: local // self._size], table[local // self._size :]
@@ -361,7 +366,9 @@ class SchedulerHalf:
         for run in list(self._due):
             with self._contained(run.request.request_id):
                 self._commit(run, now)
-        parts, self._ready = [*self._ready, *self.dispatch.take(now)], []
+        self._end_reset(now)
+        parts = [] if self._resetting else [*self._ready, *self.dispatch.take(now)]
+        self._ready = []
         self._note_unstored(parts)
         late = self.dispatch.cancel(released, now, "vLLM took the block back before it was stored")
         if late:
@@ -482,7 +489,9 @@ class SchedulerHalf:
             self._give_up(failed & self._loads.keys())
         if any(one.reports for one in news.values()):  # which alone have the manager plan more
             self.manager.failed()
-            self._ready += self.dispatch.take(now)  # so that `busy` knows of them
+            if not self._resetting:
+                self._ready += self.dispatch.take(now)  # so that `busy` knows of them
+        self._end_reset(now)
         self._note_written(min((one.step for one in news.values()), default=-1))
 
     def _note_written(self, finished: int) -> None:
@@ -517,24 +526,62 @@ class SchedulerHalf:
     @property
     def busy(self) -> bool:
         """Whether further steps are wanted although nothing may be left to compute."""
-        return bool(self._leaving or (self._used and not self._runs) or self.dispatch.pending)
+        return bool(
+            self._leaving
+            or self._resetting
+            or self._forget
+            or (self._used and not self._runs)
+            or self.dispatch.pending
+        )
 
     def reset(self) -> bool:
-        """Forget all that is kept; whether that was possible: nothing may be under way."""
+        """Forget all that is kept. Nothing matches from now on; returns True.
+
+        Copies that no rank has are cancelled, those that ranks have are awaited: until the last one
+        has ended their slots stay in use, and requests neither match nor store.
+        """
+        now = self._clock()
         self.identity.doubt()
-        self._let_go(self._clock())
-        if self._runs or self._pinned or self.dispatch.pending or self.manager.stats().moves:
-            return False
-        self.manager.reset()
+        for known in self._known.values():
+            self._unpin(known, now)
+            known.answer, known.coming = None, False
+            known.waits_until, known.asked, known.from_disk = 0, -1, 0
+        for run in self._runs.values():
+            run.dead = True
+        self._leaving += self._runs.values()
+        self._runs, self._resetting = {}, True
         self._cleared += [] if self._announced is None else self._announced.clear()
-        self._forget = True
+        self._end_reset(now)
         return True
+
+    def _end_reset(self, now: int) -> None:
+        """Cancel the moves that no rank has; empty the manager once none is under way."""
+        if not self._resetting:
+            return
+        self._let_go(now)
+        self._planned.clear()
+        self._committed, self._stored = set(), 0
+        self.dispatch.refuse([*self._ready, *self.dispatch.take(now)], now, _RESET)
+        self._ready = []
+        waiting = [int(one.id[0]) for one in self.dispatch.waiting()]
+        self.dispatch.cancel(waiting, now, _RESET)
+        if self.dispatch.pending or self.manager.stats().moves:
+            return
+        self.manager.reset()
+        self._used = UsedBlocks(self.manager, _DISK if self._deep else None)
+        self._loads, self._forget, self._resetting = {}, True, False
 
     def changes(self) -> list[Change]:
         """Blocks that have come whole to host or disk since the last call, or left, in order."""
         if self._announced is None:
             return []
         cleared, self._cleared = self._cleared, []
+        if self._resetting:  # the manager still has the blocks; they are published as removed
+            for _ in self._announced.take(self.manager.take_events()):
+                pass
+            for _ in self._announced.clear():
+                pass
+            return cleared
         return [*cleared, *self._announced.take(self.manager.take_events())]
 
     def counts(self, counts: Counts) -> Told | None:
