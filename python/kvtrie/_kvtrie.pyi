@@ -2008,7 +2008,7 @@ class Simulation:
         machines: int = 1,
         block_tokens: int = 16,
         token_weight: int = 1,
-        policy: str = "lru",
+        policy: str = "learned",
         cost: Cost | Literal["default", "seed"] = "default",
         structure: Literal["leaf-only", "holes"] = "leaf-only",
         drop_order: Literal["shallow", "seed"] = "shallow",

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from kvtrie.shape import ModelShape
 
-__all__ = ["Lane", "Tier"]
+__all__ = ["DEFAULT_POLICY", "Lane", "Tier"]
+
+DEFAULT_POLICY = "learned"
+"""The policy of every entry point that names none, as of `BlockManager`."""
 
 # Bytes per second and latency in nanoseconds, up and down alike.
 _SPEED = {

@@ -5,6 +5,7 @@ SGLang's engine has no CPU kernels; its classes stand on `benches/peers/stand_in
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from array import array
@@ -20,6 +21,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, Ma
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
+from kvtrie import BlockManager
 from kvtrie.engines.sglang import KvtrieRadixCache, plugin
 from kvtrie.errors import ConfigError
 
@@ -59,6 +61,21 @@ def test_the_plug_in_makes_the_name_known():
     Context.params.token_to_kv_pool_allocator.size = 8 * PAGE
     made = registry.get_radix_cache_factory("kvtrie")(Context)
     assert isinstance(made, KvtrieRadixCache)
+    default = inspect.signature(BlockManager).parameters
+    assert (made._policy, made._objective) == (default["policy"].default, "cost")
+    Context.params.eviction_policy_config = {"policy": "flat", "objective": "hits"}
+    made = registry.get_radix_cache_factory("kvtrie")(Context)
+    assert (made._policy, made._objective) == ("flat", "hits")
+    for given, message in (
+        ({"threshold": 3}, "has no 'threshold'"),
+        ({"policy": "best"}, "policy is one of"),
+        ({"objective": "speed"}, "objective is one of cost, hits"),
+        ({"policy": "lru", "objective": "hits"}, "objective"),
+    ):
+        Context.params.eviction_policy_config = given
+        with pytest.raises(ConfigError, match=message):
+            registry.get_radix_cache_factory("kvtrie")(Context)
+    Context.params.eviction_policy_config = None
     Context.is_hybrid_swa = True
     with pytest.raises(ConfigError, match="sliding windows"):
         registry.get_radix_cache_factory("kvtrie")(Context)

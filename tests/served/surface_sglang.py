@@ -68,6 +68,7 @@ USED = {
     (f"{_CACHE}.cache_init_params", "CacheInitParams"): (
         "is_eagle",
         "page_size",
+        "eviction_policy_config",
         "token_to_kv_pool_allocator",
     ),
     (f"{_CACHE}.allocator", "BaseTokenToKVPoolAllocator"): ("size", "free_segment"),

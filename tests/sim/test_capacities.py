@@ -15,6 +15,7 @@ SETTINGS = """
 trace = {path="t.jsonl", format="mooncake", output=false}
 model = {layers=1, kv_heads=1, head_dim=4, dtype="float16"}
 cost = {kind="affine", ns_per_token=1}
+manager = {policy="lru"}
 tiers = [{kind="gpu", blocks=30, write="never"}]
 """
 

@@ -12,7 +12,7 @@ LANE = {"bytes_per_s": 16_384_000}
 SETTINGS = {
     "trace": {"path": str(FOLDER / "trace.txt")},
     "model": {"layers": 4, "kv_heads": 1, "head_dim": 64, "dtype": "float16"},
-    "manager": {"block_tokens": 16},
+    "manager": {"block_tokens": 16, "policy": "lru"},
     "cost": {"kind": "affine", "ns_per_token": 1000, "alpha": 0.001},
     "tiers": [
         {"kind": "gpu", "blocks": 10, "write": "back"},

@@ -15,7 +15,7 @@ from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import watched
 from kvtrie.errors import ConfigError
 from kvtrie.sim.fates import MOST_TURNS
-from kvtrie.tier import Tier
+from kvtrie.tier import DEFAULT_POLICY, Tier
 
 if TYPE_CHECKING:
     from kvtrie._kvtrie import BlockManager, Eviction
@@ -96,7 +96,7 @@ def add_tiers(parser: argparse.ArgumentParser, *, several: bool = False) -> None
     more = "; several, with commas, are compared with lru over --rooms" if several else ""
     parser.add_argument(
         "--policy",
-        default="learned",
+        default=DEFAULT_POLICY,
         metavar="NAME",
         help=f"what leaves (default: %(default)s){more}",
     )

@@ -21,6 +21,7 @@ from kvtrie.hint import Release
 from kvtrie.shape import ModelShape
 from kvtrie.sim.ends import last_ones
 from kvtrie.sim.fates import Fates, TurnFigures
+from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -125,7 +126,7 @@ class Replayed:
 def open_manager(
     tiers: Iterable[Tier],
     *,
-    policy: str = "learned",
+    policy: str = DEFAULT_POLICY,
     structure: Structure = "leaf-only",
     block_tokens: int = 512,
     eviction_log: int = 0,

@@ -79,13 +79,13 @@ impl Simulation {
     #[new]
     #[pyo3(signature = (
         model, tiers, *, price, machines=1, block_tokens=16, token_weight=1,
-        policy=String::from("lru"), cost=None, structure=Structure::LeafOnly,
+        policy=String::from("learned"), cost=None, structure=Structure::LeafOnly,
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
         token_budget=2048, max_running=256, token_by_token=false, prefill=1, network=None,
         directory_ns=None, prefetch=None, clients=None, logged=false, objective=Objective::Cost
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
-        policy='lru', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
+        policy='learned', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
         max_running=256, token_by_token=False, prefill=1, network=None, directory_ns=None, \

@@ -91,7 +91,9 @@ def _check(config: SimulationConfig) -> None:
     for name, value in wanted.items():
         if (found := config.manager.get(name, value)) != value:
             key = named.get(name, f"manager.{name}")
-            raise ConfigError(f"{key} is {found!r}: capacities are those of {value!r}")
+            raise ConfigError(
+                f"{key} is {found!r}: capacities are those of {value!r}; --set {key}={value}"
+            )
     if len(config.tiers) != 1 or config.tiers[0].layer_slots:
         raise ConfigError(
             f"tiers has {len(config.tiers)} tiers: capacities are those of one without layer_slots"

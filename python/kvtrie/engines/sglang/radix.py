@@ -13,7 +13,8 @@ import logging
 import time
 from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -27,11 +28,12 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
 from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.argument import text, whole
+from kvtrie.argument import shown, text, whole, word
 from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.sglang.told import Told
 from kvtrie.errors import ConfigError
 from kvtrie.scope import Scope
+from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +53,7 @@ __all__ = ["KvtrieRadixCache", "Path"]
 _LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
 _MOST_TOKEN = 2**32
 _FAR = 2**63
+_KEYS = ("policy", "objective")
 
 
 class Path:
@@ -75,7 +78,8 @@ class KvtrieRadixCache(RadixCache):
     Args:
         params: SGLang's `CacheInitParams`.
         blocks: pages of the KV pool; None asks the allocator.
-        policy: which blocks leave first.
+        policy: which blocks are evicted first.
+        objective: what policies by value save: the "cost" of computing blocks again, or "hits".
 
     Raises:
         ConfigError: what the cache does not serve: speculative decoding by EAGLE, sliding windows,
@@ -87,13 +91,17 @@ class KvtrieRadixCache(RadixCache):
         params: CacheInitParams,
         *,
         blocks: int | None = None,
-        policy: str = "retention",
+        policy: str = DEFAULT_POLICY,
+        objective: Literal["cost", "hits"] = "cost",
     ) -> None:
         if params.is_eagle:
             raise ConfigError("kvtrie keeps plain tokens: EAGLE's pairs are not supported")
         allocator = params.token_to_kv_pool_allocator
         self._blocks = blocks or int(allocator.size) // int(params.page_size)
-        self._policy = policy
+        word("policy", policy, tuple(BlockManager.policies()))
+        word("objective", objective, ("cost", "hits"))
+        self._policy: str = policy
+        self._objective: Literal["cost", "hits"] = objective
         self.boundary = Boundary("the radix cache kvtrie", _LOG)
         super().__init__(params)
 
@@ -111,7 +119,15 @@ class KvtrieRadixCache(RadixCache):
         ):
             if told:
                 raise ConfigError(f"--radix-cache-backend kvtrie does not serve {what}")
-        return cls(context.params)
+        given = dict(context.params.eviction_policy_config or {})
+        strange = [shown(key) for key in given if key not in _KEYS]
+        if strange:
+            raise ConfigError(
+                f"--radix-eviction-policy-config has no {', '.join(strange)}: {', '.join(_KEYS)} "
+                "are what it may have"
+            )
+        # SGLang's own policy is not asked, and would refuse these keys.
+        return cls(replace(context.params, eviction_policy_config=None), **given)
 
     def reset(self) -> None:
         """Forget all; SGLang takes the pages back by itself."""
@@ -125,6 +141,7 @@ class KvtrieRadixCache(RadixCache):
             [Tier("gpu", blocks=self._blocks)],
             block_tokens=self.page_size,
             policy=self._policy,
+            objective=self._objective,
             events=self._blocks + 1,
         )
         # Token slots by row, the row of each block, and rows without a block.

@@ -119,6 +119,7 @@ class SchedulerHalf:
             [first, *(_with_room(tier, room) for tier, room in zip(below, rooms, strict=True))],
             block_tokens=self._size,
             policy=settings.policy,
+            objective=settings.objective,
             ranks=len(opened),
             events=_MOST_EVENTS if settings.events else 0,
             events_of="residency",

@@ -10,17 +10,17 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from kvtrie import BlockManager
 from kvtrie.argument import flag, folder, real, shown, word
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_disk, free_memory, size
-from kvtrie.tier import Tier
+from kvtrie.tier import DEFAULT_POLICY, Tier
 
 __all__ = ["Settings"]
 
-_KEYS = ("tiers", "policy", "layerwise", "deadline_s", "events")
+_KEYS = ("tiers", "policy", "objective", "layerwise", "deadline_s", "events")
 _TIER_KEYS = (
     "kind",
     "blocks",
@@ -47,7 +47,8 @@ class Settings:
     Attributes:
         tiers: those below the GPU, per rank; None asks for one host tier of a quarter of the free
             memory.
-        policy: which copies leave first.
+        policy: which copies are evicted first.
+        objective: what policies by value save: the "cost" of computing blocks again, or "hits".
         layerwise: whether a step's layers are loaded one behind the other, while it computes.
         deadline_s: seconds that a request waits for its blocks to come from disk, and a copy of
             the disk may take.
@@ -55,7 +56,8 @@ class Settings:
     """
 
     tiers: tuple[Tier, ...] | None = None
-    policy: str = "retention"
+    policy: str = DEFAULT_POLICY
+    objective: Literal["cost", "hits"] = "cost"
     layerwise: bool = False
     deadline_s: float = _DEADLINE_S
     events: bool = False
@@ -76,6 +78,8 @@ class Settings:
         _known("kv_connector_extra_config", given, _KEYS)
         if "policy" in given:
             word("policy", given["policy"], tuple(BlockManager.policies()))
+        if "objective" in given:
+            word("objective", given["objective"], ("cost", "hits"))
         for name in ("layerwise", "events"):
             if name in given:
                 flag(name, given[name])

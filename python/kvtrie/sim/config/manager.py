@@ -8,6 +8,7 @@ from kvtrie.argument import word
 from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError
 from kvtrie.sim.config.table import Table, made, plain
+from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from kvtrie.sim.config.trace import TraceSource
@@ -34,7 +35,7 @@ def manager_of(table: Table) -> dict[str, Any]:
     more: dict[str, Any] = {
         "keep": table.number("keep", 1, 0, _MOST),
         "load": table.word("load", ("all", "plan", "none")),
-        "policy": table.text("policy", "lru"),
+        "policy": table.text("policy", DEFAULT_POLICY),
         "structure": table.word("structure", ("leaf-only", "holes")),
         "drop_order": table.word("drop_order", ("shallow", "seed")),
         "reuse": table.flag("reuse", default=True),

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from sglang.srt.mem_cache.allocator import BaseTokenToKVPoolAllocator
+from typing import Any
 
 @dataclass(init=False)
 class CacheInitParams:
     is_eagle: bool
     page_size: int
+    eviction_policy_config: dict[str, Any] | None
     token_to_kv_pool_allocator: BaseTokenToKVPoolAllocator
