@@ -73,7 +73,8 @@ def test_attention_is_that_of_a_loop(new, rows, heads, groups, limit):
     assert (out - truth).abs().max() < 1e-5
     assert (weights - sums).abs().max() < 1e-5
     assert torch.allclose(weights.sum(dim=-1), torch.tensor(float(new)), atol=1e-4)
-    assert (attend_masked(query, keys, values, **place) - truth).abs().max() < 1e-5
+    masked = attend_masked(query, keys, values, tmp_array_limit_gb=limit, **place)
+    assert (masked - truth).abs().max() < 1e-5
     assert (attend_padded(query, keys, values, token_pos=pos) - truth).abs().max() < 1e-5
 
 
@@ -148,3 +149,33 @@ def test_queries_are_padded_where_that_was_measured_to_pay(monkeypatch):
     first = torch.tensor([0, 3])
     attend_unweighed(query, keys, values, **place, first=first)
     assert len(asked) == 1  # padding takes the mask
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_masks_stay_below_the_limit(monkeypatch, padded):
+    """Of kernels that weigh nothing: queries go in slices, to the same outputs."""
+    masks = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+
+    def noting(*given, attn_mask=None, **more):
+        if attn_mask is not None:
+            # torch's kernel makes a number per head of each, and may hold it twice.
+            masks.append(8 * attn_mask[:, :1].numel() * given[0].shape[1])
+        return kernel(*given, attn_mask=attn_mask, **more)
+
+    query, keys, values, pos, at = drawn(24, 60, input_pos=36)
+    first = torch.tensor([0, 17]) if padded else None
+    place = {"token_pos": pos, "input_pos": at, "first": first}
+    truth = attend_masked(query, keys, values, **place)
+    own = query[:, : keys.shape[1]]
+    causal = attend_causal(own, own, own, first=first)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
+    limit = 8 * query.shape[0] * query.shape[1] * 60 * 5 / 1e9  # five queries
+    found = attend_unweighed(query, keys, values, tmp_array_limit_gb=limit, **place)
+    assert (found - truth).abs().max() < 1e-6
+    assert len(masks) == 5
+    found = attend_causal(own, own, own, first=first, tmp_array_limit_gb=limit)
+    assert (found - causal).abs().max() < 1e-6
+    assert max(masks) <= limit * 1e9
+    with pytest.raises(ConfigError, match="the limit is 1e-09"):
+        attend_unweighed(query, keys, values, tmp_array_limit_gb=1e-9, **place)

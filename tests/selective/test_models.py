@@ -662,3 +662,21 @@ def test_a_reset_brings_the_batch_back_that_was_opened(llama):
         with pytest.raises(ConfigError, match="a batch of 1 for a SelectiveCache of 2 rows"):
             cache.read(tokens(1, 1, 9))
         assert cache.read(tokens(1, 2, 9)).shape == (2, 211)
+
+
+@pytest.mark.parametrize("policy", ["dense", "lastrec", "keydiff", "knorm", "random"])
+def test_policies_without_weights_keep_temporary_arrays_small(llama, policy):
+    settings = CacheSettings(f"{policy}-default", cache_length=64, chunk_size=16)
+    ids = tokens(30, 1, 60)
+    with SelectiveCache(llama, settings) as cache:
+        cache.read(ids[:, :20])
+        truth = cache.read(ids[:, 20:])
+    small = 8 * 4 * 64 * 3 / 1e9  # the masks of three queries
+    with SelectiveCache(llama, settings, attention_forward_temp_size_gb=small) as cache:
+        cache.read(ids[:, :20])
+        assert (cache.read(ids[:, 20:]) - truth).abs().max() < 1e-4
+    with SelectiveCache(llama, settings, attention_forward_temp_size_gb=1e-8) as cache:
+        cache.read(ids[:, :20])
+        with pytest.raises(ConfigError, match="the limit is 1e-08 GB"):
+            cache.read(ids[:, 20:])
+        assert cache.get_seq_length() == 20

@@ -110,6 +110,7 @@ def attend_causal(
     *,
     first: torch.Tensor | None = None,
     scale: float | None = None,
+    tmp_array_limit_gb: float = 3.0,
 ) -> torch.Tensor:
     """Attention of a sequence to itself by torch's fast kernel, which gives no weights.
 
@@ -119,23 +120,31 @@ def attend_causal(
         values: likewise.
         first: integers `(batch,)`, where each batch row begins; padding before it sees itself.
         scale: of the products.
+        tmp_array_limit_gb: bound of masks where rows are padded, in 10^9 bytes.
 
     Returns:
         `(batch, query_heads, m, dim)`.
+
+    Raises:
+        ConfigError: a limit below the mask of one query.
     """
-    mask = None
-    if first is not None and bool((first > 0).any()):
-        places = torch.arange(query.shape[2], device=query.device)
-        seen = (places <= places[:, None]) & (places >= first[:, None, None])
-        mask = (seen | torch.eye(len(places), dtype=torch.bool, device=query.device))[:, None]
-    return functional.scaled_dot_product_attention(
-        query,
-        _spread(keys, query),
-        _spread(values, query),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scale,
-    )
+    keys, values = _spread(keys, query), _spread(values, query)
+    if first is None or not bool((first > 0).any()):
+        return functional.scaled_dot_product_attention(
+            query, keys, values, is_causal=True, scale=scale
+        )
+    new = query.shape[2]
+    places = torch.arange(new, device=query.device)
+    parts: list[torch.Tensor] = []
+    for lo, hi in _mask_slices(query, new, tmp_array_limit_gb):
+        asked = places[lo:hi, None]
+        seen = (places <= asked) & (places >= first[:, None, None]) | (places == asked)
+        parts.append(
+            functional.scaled_dot_product_attention(
+                query[:, :, lo:hi], keys, values, attn_mask=seen[:, None], scale=scale
+            )
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def attend_masked(
@@ -147,20 +156,25 @@ def attend_masked(
     input_pos: int,
     first: torch.Tensor | None = None,
     scale: float | None = None,
+    tmp_array_limit_gb: float = 3.0,
 ) -> torch.Tensor:
     """As `attend` without weights, by torch's kernel under a mask; padding gets zeros.
 
-    On CPUs this was the faster of the two ways without weights; see `attend_unweighed`.
+    Queries go in slices whose masks stay below the limit. On CPUs this was the faster of the two
+    ways without weights; see `attend_unweighed`.
     """
     _check(query, keys, values, token_pos)
     each = query.shape[1] // keys.shape[1]
     sight = _Sight.of(token_pos, input_pos, query.shape[2], first)
-    hidden = sight.hidden(0, query.shape[2])
-    mask = (~hidden[:, :, 0]).repeat_interleave(each, dim=1)
-    out = functional.scaled_dot_product_attention(
-        query, _spread(keys, query), _spread(values, query), attn_mask=mask, scale=scale
-    )
-    return out.nan_to_num(0.0) if sight.blind else out
+    spread, given = _spread(keys, query), _spread(values, query)
+    parts: list[torch.Tensor] = []
+    for lo, hi in _mask_slices(query, keys.shape[2], tmp_array_limit_gb):
+        mask = (~sight.hidden(lo, hi)[:, :, 0]).repeat_interleave(each, dim=1)
+        part = functional.scaled_dot_product_attention(
+            query[:, :, lo:hi], spread, given, attn_mask=mask, scale=scale
+        )
+        parts.append(part.nan_to_num(0.0) if sight.blind else part)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def attend_padded(
@@ -198,16 +212,28 @@ def attend_unweighed(
     input_pos: int,
     first: torch.Tensor | None = None,
     scale: float | None = None,
+    tmp_array_limit_gb: float = 3.0,
 ) -> torch.Tensor:
     """As `attend` without weights, to rows that the queries' own tokens were just written to.
 
     It is `attend_padded` where that was measured to be faster on this kind of device
-    (`padding.json`) and nothing is padding, `attend_masked` elsewhere.
+    (`padding.json`), nothing is padding and its arrays stay below the limit, `attend_masked`
+    elsewhere.
     """
-    if first is None and pays(query.device.type, query.shape[2], keys.shape[2]):
+    # Padded queries and their output, and K and V in order.
+    square = 4 * query.shape[0] * query.shape[1] * keys.shape[2] * query.shape[3]
+    small = square * query.element_size() <= tmp_array_limit_gb * 1e9
+    if first is None and small and pays(query.device.type, query.shape[2], keys.shape[2]):
         return attend_padded(query, keys, values, token_pos=token_pos, scale=scale)
     return attend_masked(
-        query, keys, values, token_pos=token_pos, input_pos=input_pos, first=first, scale=scale
+        query,
+        keys,
+        values,
+        token_pos=token_pos,
+        input_pos=input_pos,
+        first=first,
+        scale=scale,
+        tmp_array_limit_gb=tmp_array_limit_gb,
     )
 
 
@@ -265,6 +291,18 @@ def _slices(
     step = max(1, limit // query_bytes)
     for lo in range(0, new, step):
         yield lo, min(new, lo + step)
+
+
+def _mask_slices(query: torch.Tensor, rows: int, limit_gb: float) -> Iterator[tuple[int, int]]:
+    """Ranges of queries whose masks, as torch's kernel makes numbers of them, stay below the limit.
+
+    On the CPU there is no smaller bound, as in `_slices`: the kernel makes no array of weights.
+    """
+    query_bytes = 4 * query.shape[0] * query.shape[1] * rows
+    fits(query_bytes, limit_gb)
+    step = max(1, int(limit_gb * 1e9) // (2 * query_bytes))
+    for lo in range(0, query.shape[2], step):
+        yield lo, min(query.shape[2], lo + step)
 
 
 def _spread(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

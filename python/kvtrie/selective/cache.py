@@ -179,7 +179,14 @@ class DefaultKVCache(KVCache):
             self._log(new, rows)
         if prefill:
             self.prefill_length = new
-            out = attend_causal(query, key, value, first=self.first, scale=self.scale)
+            out = attend_causal(
+                query,
+                key,
+                value,
+                first=self.first,
+                scale=self.scale,
+                tmp_array_limit_gb=self.tmp_array_limit_gb,
+            )
             weights = None
         else:
             out, weights = self._attend(query)
@@ -200,6 +207,7 @@ class DefaultKVCache(KVCache):
                 input_pos=self.input_pos,
                 first=self.first,
                 scale=self.scale,
+                tmp_array_limit_gb=self.tmp_array_limit_gb,
             )
             return out, None
         out, weights = attend(
@@ -284,9 +292,13 @@ class DefaultKVCache(KVCache):
                 if not bool(total.isfinite()) and not bool(each.isfinite().all()):
                     count = int((~each.isfinite()).sum())
                     raise ConfigError(f"{count} of {each.numel()} numbers in {name} are not finite")
-            if self.update_requires_attn_weights:  # kernels of cards need no such arrays
-                rows = min(self.cache_length, self.filled + new)
-                fits(4 * self.batch * self.query_heads * rows, self.tmp_array_limit_gb)
+        masked = self.first is not None or (
+            self.input_pos and not self.update_requires_attn_weights
+        )
+        # Kernels of cards weigh without such arrays.
+        if masked or (self.update_requires_attn_weights and key.device.type == "cpu"):
+            rows = min(self.cache_length, self.filled + new)
+            fits(4 * self.batch * self.query_heads * rows, self.tmp_array_limit_gb)
         most = self.largest_step
         if new > most:
             raise ConfigError(self._too_long(new, most))

@@ -109,7 +109,14 @@ class CellCache(KVCache):
         if self.input_pos == 0:
             apply = _Prefill.apply
             self.chain = apply(key, value, self.chain, self)
-            return attend_causal(query, key, value, first=self.first, scale=self.scale)
+            return attend_causal(
+                query,
+                key,
+                value,
+                first=self.first,
+                scale=self.scale,
+                tmp_array_limit_gb=self._forward_gb,
+            )
         apply = _Step.apply
         out, self.chain = apply(query, key, value, self.chain, self)
         return out
@@ -188,9 +195,9 @@ class CellCache(KVCache):
             "scale": self.scale,
         }
         keys, values = self.keys_values()
+        given["tmp_array_limit_gb"] = self._forward_gb
         if self._weighted:
-            limit = self._forward_gb
-            return attend(query, keys, values, tmp_array_limit_gb=limit, **given)[0]
+            return attend(query, keys, values, **given)[0]
         return attend_masked(query, keys, values, **given)
 
     def attended_back(self, grad: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
