@@ -18,6 +18,7 @@
 //!
 //! One file beyond 600 lines: choosing, deciding and undoing share the private fields of the set.
 
+mod decide;
 mod tail;
 mod transit;
 
@@ -26,16 +27,15 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
-use crate::block::{BlockId, Layers, Structure, TierId};
+use crate::block::{BlockId, Layers, TierId};
 use crate::error::Result;
 use crate::policy::Entry;
-use crate::tier::{ResidencyState, Write};
+use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 use crate::trie::RunId;
 
 use crate::manager::Manager;
 use crate::manager::kinds::Cause;
-use crate::manager::settings::DropOrder;
 
 /// Victims up to which a set's memory is kept for the next one.
 const MANY: usize = 64;
@@ -409,257 +409,5 @@ impl Manager {
         } else {
             self.view(set, tier, block)
         }
-    }
-
-    /// Decides how one block leaves, and adds it if it can.
-    fn decide(&mut self, set: &mut EvictionSet, tier: TierId, entry: Entry, now: Nanos) {
-        let block = entry.id;
-        // A write-back ahead must not push out a copy of a block that it would write again: for
-        // ever.
-        let ahead =
-            set.preview.is_some_and(|(at, _)| at < tier && !self.expected(at, block).is_empty());
-        if ahead {
-            return;
-        }
-        let have = self.view(set, tier, block);
-        if self.residency(tier, block).state == ResidencyState::Bad {
-            // Bad bytes: nothing is lost, nothing can be written.
-            self.add_victim(set, Victim::one(tier, block, have, Fate::Clean));
-            return;
-        }
-        let out = self.next_out(tier, block, have);
-        // The dirty layers are not one range, so no store can write them.
-        let Some(dirty) = self.dirty(set, tier, block, out) else {
-            self.drop_whole(set, tier, block, have);
-            return;
-        };
-        // Another tier has the same layers.
-        if dirty.is_empty() {
-            self.add_victim(set, Victim::one(tier, block, out, Fate::Clean));
-            return;
-        }
-        // A block that cannot be dropped, for a child in flight, is still written.
-        if set.dropping && self.drop_whole(set, tier, block, have) {
-            return;
-        }
-        // The cascade below must not drop this block meanwhile.
-        set.moving.push(block);
-        let written = self.can_write(set, tier, block, dirty, now);
-        set.moving.pop();
-        if written {
-            self.add_victim(set, Victim::one(tier, block, out, Fate::Demote(dirty)));
-        } else {
-            // Without a copy below the order of dropping holds, not that of demoting.
-            let single = tier == self.tiers.last();
-            self.drop_whole(set, tier, block, if single { out } else { have });
-        }
-    }
-
-    /// The part of `out` that is resident nowhere else; `None` if it is not one range.
-    fn dirty(
-        &self,
-        set: &EvictionSet,
-        tier: TierId,
-        block: BlockId,
-        out: Layers,
-    ) -> Option<Layers> {
-        // On the lowest tier a copy above counts too: dropping this one loses nothing.
-        let others = if tier == self.tiers.last() { 0..tier } else { tier + 1..self.tiers.len() };
-        others
-            .into_iter()
-            .try_fold(out, |left, other| left.without(self.usable_view(set, other, block)))
-    }
-
-    /// Whether layers save computation. Missing layers above them are computed through all below,
-    /// so they do only if every layer above is resident somewhere.
-    pub(crate) fn saves_compute(
-        &self,
-        layers: Layers,
-        resident: impl Fn(TierId) -> Layers,
-    ) -> bool {
-        let above = Layers::new(layers.hi, self.settings.layers);
-        let left = (0..self.tiers.len()).try_fold(above, |left, tier| left.without(resident(tier)));
-        self.settings.drop_order == DropOrder::Seed || left.is_some_and(Layers::is_empty)
-    }
-
-    /// Whether a victim may be written one tier down; makes room there if so.
-    fn can_write(
-        &mut self,
-        set: &mut EvictionSet,
-        tier: TierId,
-        block: BlockId,
-        dirty: Layers,
-        now: Nanos,
-    ) -> bool {
-        let node = *self.node(block);
-        let spec = &self.tiers[tier].spec;
-        // A block used too rarely, or refused by the tier below, is not worth a store.
-        let worth = node.uses >= spec.admit_after && self.refused.may_write(block, tier + 1);
-        if tier == self.tiers.last() || spec.write == Write::Never || !worth {
-            return false;
-        }
-        let below = tier + 1;
-        let there = self.view(set, below, block);
-        // New layers cannot join bad ones, nor slots that a failed move may still write.
-        if self.residency(below, block).state == ResidencyState::Bad || self.stuck(below, block) {
-            return false;
-        }
-        // A tier keeps one range of layers per block.
-        let Some(joined) = there.join(dirty) else { return false };
-        // A store whose layers no request could use would push out useful ones.
-        if !self.saves_compute(joined, |other| self.usable_view(set, other, block)) {
-            return false;
-        }
-        // Its copy below grows: it must not be evicted for itself.
-        self.take_out(set, below, block);
-        if let Some(host) = self.transit(tier, below) {
-            // Only out of the reserve: making room on host here could recurse for ever.
-            if !self.pass(set, host) {
-                return false;
-            }
-        }
-        // A slot that holds part of the block has room for the rest.
-        let one_slot = !self.tiers[below].spec.layer_slots;
-        let units = if one_slot && !there.is_empty() { 0 } else { self.units(below, dirty) };
-        // Recursion: victims of the tier below are decided in the same set.
-        if !self.room(set, below, units, now) {
-            return false;
-        }
-        set.added.insert((below, block), joined);
-        set.taken.remove(&(below, block));
-        true
-    }
-
-    /// Adds `out` of a last copy to the victims. A leaf-only block leaves all tiers at once, since
-    /// no part of it would be of use. Returns whether it could be dropped.
-    fn drop_whole(
-        &mut self,
-        set: &mut EvictionSet,
-        tier: TierId,
-        block: BlockId,
-        out: Layers,
-    ) -> bool {
-        let preview = set.preview.is_some_and(|(at, _)| at == tier);
-        // Holes leave their children usable; a preview decides on one tier only.
-        if preview || self.structure(block) == Structure::Holes {
-            self.add_victim(set, Victim::one(tier, block, out, Fate::Drop));
-            return true;
-        }
-        // Where room must be made, a subtree may go; otherwise a block with children stays.
-        let dropped = if set.dropping { self.subtree(block) } else { vec![block] };
-        // A descendant in use keeps its ancestors.
-        if !dropped.iter().all(|&block| self.droppable(set, block, &dropped)) {
-            return false;
-        }
-        // Children first, so that each exposes its parent in the view.
-        for &block in dropped.iter().rev() {
-            for tier in 0..self.tiers.len() {
-                let layers = self.view(set, tier, block);
-                if !layers.is_empty() {
-                    self.take_out(set, tier, block);
-                    self.add_victim(set, Victim::one(tier, block, layers, Fate::Drop));
-                }
-            }
-        }
-        true
-    }
-
-    /// Whether a leaf-only block may be removed: it is not in use, and no child of it stays.
-    fn droppable(&self, set: &EvictionSet, block: BlockId, dropped: &[BlockId]) -> bool {
-        let tiers = 0..self.tiers.len();
-        let settled = tiers.clone().all(|tier| {
-            let here = self.residency(tier, block);
-            here.busy == 0
-                && here.state != ResidencyState::Arriving
-                && !set.added.contains_key(&(tier, block))
-                && !set.guards(tier, block..block + 1)
-        }) && !set.moving.contains(&block);
-        // A write-back ahead takes nothing from its source tier or the tiers above.
-        let ahead = set.preview.is_none_or(|(at, _)| {
-            (0..=at).all(|tier| self.residency(tier, block).state == ResidencyState::Absent)
-        });
-        settled
-            && ahead
-            && self.node(block).refs == 0
-            && self.trie().children(block).all(|child| {
-                dropped.contains(&child) || (self.node(child).refs == 0 && self.absent(set, child))
-            })
-    }
-
-    /// Whether a block is absent from every tier in the set's view, and not in flight.
-    fn absent(&self, set: &EvictionSet, block: BlockId) -> bool {
-        // Previewed victims stay where they are.
-        let stays = set
-            .preview
-            .is_some_and(|(at, _)| self.residency(at, block).state != ResidencyState::Absent);
-        if stays {
-            return false;
-        }
-        (0..self.tiers.len()).all(|tier| {
-            self.view(set, tier, block).is_empty()
-                && (self.residency(tier, block).state != ResidencyState::Arriving
-                    || set.rest(tier, block).is_some())
-        })
-    }
-
-    /// Adds a victim, and brings the entries around it in line with the view.
-    fn add_victim(&mut self, set: &mut EvictionSet, victim: Victim) {
-        let Victim { tier, block, layers, .. } = victim;
-        let have = self.view(set, tier, block);
-        let rest = have.without(layers).expect("what leaves is at an end of the range");
-        set.victims.push(victim);
-        set.taken.insert((tier, block), rest);
-        let freed = if self.tiers[tier].spec.layer_slots {
-            u64::from(layers.len())
-        } else {
-            u64::from(rest.is_empty())
-        };
-        set.spare[tier] += freed;
-        // The rest of the block is a candidate again, at the price of its next layers.
-        if !rest.is_empty() {
-            let entry = self.entry(tier, block, rest);
-            self.put_in(set, tier, entry);
-            return;
-        }
-        // The policy learns of the victim in order, as if it had been evicted already.
-        let band = self.band(tier, block);
-        self.tiers[tier].eviction.select(band);
-        // Without its last child on the tier a leaf-only parent becomes a victim.
-        if self.structure(block) == Structure::LeafOnly
-            && let Some(parent) = self.trie().parent(block)
-            && let Some(entry) = self.exposed(set, tier, parent, false)
-        {
-            self.put_in(set, tier, entry);
-        }
-    }
-
-    /// The entry that a leaf-only block gets once its children have left; `bare` if they are known
-    /// to.
-    fn exposed(
-        &self,
-        set: &EvictionSet,
-        tier: TierId,
-        parent: BlockId,
-        bare: bool,
-    ) -> Option<Entry> {
-        let here = self.residency(tier, parent);
-        let free = matches!(here.state, ResidencyState::Resident | ResidencyState::Bad)
-            && here.busy == 0
-            && (tier > 0 || self.node(parent).refs == 0)
-            && !set.guards(tier, parent..parent + 1)
-            && !set.moving.contains(&parent)
-            // A child kept it from leaving with its tail.
-            && !set.taken.contains_key(&(tier, parent))
-            && !set.added.contains_key(&(tier, parent));
-        let alone = |child| {
-            self.residency(tier, child).state == ResidencyState::Absent
-                && !set.added.contains_key(&(tier, child))
-                || set.rest(tier, child).is_some_and(Layers::is_empty)
-        };
-        // The children are checked last: there may be many.
-        let exposed = free
-            && self.tiers[tier].eviction.get(parent).is_none()
-            && (bare || self.trie().children(parent).all(alone));
-        exposed.then(|| self.entry(tier, parent, here.have))
     }
 }
