@@ -15,8 +15,6 @@
 //!                       v
 //!      room on the next tier (recursive)? --yes--> Demote --no--> Drop
 //! ```
-//!
-//! One file beyond 600 lines: choosing, deciding and undoing share the private fields of the set.
 
 mod decide;
 mod tail;
