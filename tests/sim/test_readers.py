@@ -262,7 +262,9 @@ def test_replays_name_blocks_of_tokens(tmp_path):
 def test_replay_and_sim_read_all_formats(tmp_path, capsys, kind, text, hits):
     path = write(tmp_path, text + "oops\n" if kind != "sharegpt" else text)
     command = ["replay", str(path), "--format", kind, "--block-tokens", "2", "--lenient", "--json"]
-    assert main([*command, "--tier", "gpu=1000"]) == 0
+    # The bad line is more than a tenth of the file.
+    left_out = kind != "sharegpt"
+    assert main([*command, "--tier", "gpu=1000"]) == left_out
     figures = json.loads(capsys.readouterr().out)
     assert figures["hits"] == hits
     assert figures["skipped_lines"] == (kind != "sharegpt")
@@ -273,7 +275,7 @@ def test_replay_and_sim_read_all_formats(tmp_path, capsys, kind, text, hits):
         "manager = {block_tokens=2, keep=0}\n"
         'tiers = [{kind="gpu", blocks=1000}]\n'
     )
-    assert main(["sim", "run", str(config), "--json", "--lenient"]) == 0
+    assert main(["sim", "run", str(config), "--json", "--lenient"]) == left_out
     same = json.loads(capsys.readouterr().out)
     assert same["tiers"][0]["hits"] == hits
     assert same["skipped_lines"] == figures["skipped_lines"]
@@ -335,6 +337,92 @@ def test_zstd_without_its_module_names_the_extra(tmp_path, monkeypatch):
 def test_unknown_formats_are_refused(tmp_path, capsys):
     assert main(["replay", str(write(tmp_path, AZURE)), "--format", "csv"]) == 2
     assert "--format is one of tokens, mooncake, azure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hashes", "given", "said"),
+    [
+        (521, 33, 512, "input_length is 521 in 33 hashes, .* 512 tokens .*: 16 fits"),
+        (700, 44, 512, "16 fits"),
+        (5000, 1, 512, "4096 fits"),
+        (5000, 10, 16, "512 fits"),
+        (30, 3, 16, "8 fits"),
+        (0, 1, 512, "no number fits"),
+        (3, 10, 1, "no number fits"),
+    ],
+)
+def test_a_line_whose_fields_contradict_each_other_names_what_fits(
+    tmp_path, tokens, hashes, given, said
+):
+    line = {"timestamp": 0, "input_length": tokens, "output_length": 1}
+    listed = {**line, "hash_ids": list(range(hashes))}
+    fits = {**line, "input_length": given, "hash_ids": [1]}
+    for last in (listed, {**listed, "session_id": 3}, {**line, "ranges": [[0, hashes]]}):
+        source = TraceSource(rows(tmp_path, fits, last), "mooncake", hash_tokens=given)
+        with pytest.raises(
+            ConfigError, match=f"line 2: .*{said}" if tokens >= hashes else "line 2"
+        ):
+            list(trace_requests(source, given))
+
+
+@pytest.mark.parametrize("hashes", [2, 3])
+def test_a_last_partial_block_may_have_a_hash_or_none(tmp_path, hashes):
+    line = {"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [*range(hashes)]}
+    source = TraceSource(rows(tmp_path, line), "mooncake", hash_tokens=16)
+    assert [each[1].tolist() for each in trace_requests(source, 16)] == [line["hash_ids"]]
+
+
+def test_a_line_claims_no_more_blocks_than_a_tier_holds(tmp_path):
+    line = {"timestamp": 0, "input_length": 2**32 - 1, "output_length": 1}
+    wide = rows(tmp_path, {**line, "ranges": [[0, 2**32 - 1]]})
+    with pytest.raises(ConfigError, match=r"line 1: the prompt has 4294967295 blocks, at most"):
+        list(trace_requests(TraceSource(wide, "mooncake", hash_tokens=1), 1))
+    with pytest.raises(ConfigError, match="at most 1048576 wanted"):
+        read_trace(wide)
+    two = rows(tmp_path, {**line, "hash_ids": [0, 1]})
+    with pytest.raises(ConfigError, match="has 2 blocks, at most 0 wanted"):
+        list(trace_requests(TraceSource(two, "mooncake", hash_tokens=2**31), 1))
+    table = write(tmp_path, AZURE.replace(",40,7", ",4294967295,7"))
+    with pytest.raises(ConfigError, match="line 2: the prompt has 4294967295 blocks"):
+        list(azure_requests(table, 1))
+    said = write(tmp_path, BURST.replace(",40,10,", ",40,4294967295,"))
+    with pytest.raises(ConfigError, match="line 2: the prompt has 4294967335 blocks"):
+        list(burstgpt_requests(said, 1))
+
+
+def test_fields_that_are_not_read_are_named_once(tmp_path, caplog):
+    line = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
+    more = {**line, "chat_id": 1, "parent_chat_id": -1, "turn": 1, "type": "text"}
+    path = rows(tmp_path, more, {**more, "session_id": 7})
+    for _ in range(2):
+        assert [each.session for each in read_trace(path)] == [None, "7"]
+    (said,) = caplog.messages
+    assert "chat_id, parent_chat_id, turn and type are not read" in said
+    caplog.clear()
+    read_trace(write(tmp_path, json.dumps({**line, "session": "x", "note": "type"}), "other"))
+    assert not caplog.messages
+    with pytest.raises(ConfigError, match="session is 'x' and session_id '7'"):
+        read_trace(rows(tmp_path, {**line, "session": "x", "session_id": 7}))
+
+
+@pytest.mark.parametrize(("bad", "status"), [(1, 0), (2, 1)])
+def test_lenient_says_first_that_more_than_a_tenth_is_left_out(tmp_path, capsys, bad, status):
+    good = '{"arrival_ns": 5, "tokens": [1, 2]}\n'
+    path = write(tmp_path, good * 12 + "oops\n" * bad)
+    command = ["replay", str(path), "--format", "tokens", "--block-tokens", "2", "--lenient"]
+    assert main(command) == status
+    said = capsys.readouterr().err
+    assert said.startswith(f"--lenient left out {bad} of {12 + bad} lines") == status
+    config = tmp_path / "sim.toml"
+    config.write_text(
+        'trace = {path="trace", format="tokens", lenient=true}\n'
+        'model = {layers=4, kv_heads=1, head_dim=64, dtype="float16"}\n'
+        'manager = {block_tokens=2, keep=0, policy="lru"}\nengine = {kind="serial"}\n'
+        'tiers = [{kind="gpu", blocks=1000}]\n'
+    )
+    for action, *more in (["run"], ["sweep", "--over", "tiers.0.blocks=9,99"], ["capacities"]):
+        assert main(["sim", action, str(config), *more]) == status
+        assert ("--lenient left out" in capsys.readouterr().err) == status
 
 
 class Endless:

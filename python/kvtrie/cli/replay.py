@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.argument import word
+from kvtrie.cli.lenient import lenient_status
 from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import watched
 from kvtrie.errors import ConfigError
@@ -19,6 +20,7 @@ from kvtrie.tier import DEFAULT_POLICY, Tier
 
 if TYPE_CHECKING:
     from kvtrie._kvtrie import BlockManager, Eviction
+    from kvtrie.sim.readers.lines import Skipped
     from kvtrie.sim.replay import Replayed
 
 __all__ = ["COMMAND", "add_tiers"]
@@ -146,14 +148,16 @@ def _rooms(text: str) -> list[int]:
 
 def _run(given: argparse.Namespace) -> int:
     from kvtrie.sim.config.trace import FORMATS, TraceSource
-    from kvtrie.sim.readers.lines import Skipped
+    from kvtrie.sim.readers.lines import MOST_BLOCKS, Skipped
     from kvtrie.sim.replay import open_manager, replay
     from kvtrie.sim.requests import block_requests
 
     skipped = Skipped() if given.lenient else None
+    tiers = given.tier or [Tier("gpu", blocks=5859)]
     word("--format", given.format, FORMATS)
     source = TraceSource(given.trace, given.format, hash_tokens=given.block_tokens)
-    asked = block_requests(source, given.block_tokens, skipped)
+    most = max(MOST_BLOCKS, *(tier.blocks or 0 for tier in tiers))
+    asked = block_requests(source, given.block_tokens, skipped, most)
     several = "," in given.policy
     names = ("policy", "structure", "block_tokens", "load", "ends", "objective")
     settings = {"trace": str(given.trace), **{name: getattr(given, name) for name in names}}
@@ -168,10 +172,11 @@ def _run(given: argparse.Namespace) -> int:
     if several and isinstance(requests, list):
         from kvtrie.cli.rooms import compare
 
+        status = _status(skipped)
         compare(given, requests, settings)
-        return 0
+        return status
     manager = open_manager(
-        given.tier or [Tier("gpu", blocks=5859)],
+        tiers,
         policy=given.policy,
         structure=given.structure,
         block_tokens=given.block_tokens,
@@ -185,6 +190,7 @@ def _run(given: argparse.Namespace) -> int:
         block_tokens=given.block_tokens,
         ends=given.ends,
     )
+    status = _status(skipped)
     title = f"{given.trace.name}, {given.policy}, {given.structure}"
     if given.save is not None and isinstance(requests, list):
         from kvtrie.demo.report import capture, write_report
@@ -195,13 +201,18 @@ def _run(given: argparse.Namespace) -> int:
         write_report(given.save, capture(manager, title, named, manager.stats().now))
     if skipped is not None:
         settings["skipped_lines"] = skipped.lines
+        settings["kept_lines"] = skipped.kept
     last = manager.evictions()
     if given.json:
         sys.stdout.write(_json(settings, played, last if given.evictions else None))
     else:
         left = f"\n{skipped.lines} lines were left out\n" if skipped and skipped.lines else ""
         sys.stdout.write(_text(title, played) + left + _evictions(manager, last))
-    return 0
+    return status
+
+
+def _status(skipped: Skipped | None) -> int:
+    return 0 if skipped is None else lenient_status(skipped.lines, skipped.kept)
 
 
 def _json(settings: dict[str, Any], played: Replayed, last: list[Eviction] | None) -> str:

@@ -197,7 +197,7 @@ def _play(given: argparse.Namespace, shown: _Shown, collector: type[Collector]) 
 
     path = Path(given.replay)
     made = FAMILIES.get(given.replay) if not path.exists() else None
-    requests = made() if made is not None else read_trace(path)
+    requests = made() if made is not None else read_trace(path, hash_tokens=given.block_tokens)
     tiers = given.tier or [Tier("gpu", blocks=5859)]
     options = {"structure": given.structure, "block_tokens": given.block_tokens}
     manager = open_manager(tiers, policy=given.policy, **options)

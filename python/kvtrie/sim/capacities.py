@@ -102,16 +102,21 @@ def lru_curve(paths: Iterable[BlockPath]) -> HitCurve:
     return HitCurve(blocks, least, np.cumsum(np.bincount(np.concatenate([[0], *tally]))) - 1)
 
 
-def paths_of(config: SimulationConfig) -> Iterator[BlockPath]:
+def paths_of(config: SimulationConfig, skipped: Skipped | None = None) -> Iterator[BlockPath]:
     """The requests of a config's trace, as `lru_curve` takes them.
+
+    Args:
+        config: the settings.
+        skipped: counts lines that are left out, if the settings are lenient.
 
     Raises:
         ConfigError: a line that cannot be, or a prompt that ends inside a block.
     """
     known: dict[int, int] = {}
     size, keep = config.block_tokens, cast("int", config.manager["keep"])
-    skipped = Skipped() if config.trace.lenient else None
-    for number, request in enumerate(block_requests(config.trace, size, skipped)):
+    skipped = (skipped or Skipped()) if config.trace.lenient else None
+    asked = block_requests(config.trace, size, skipped, config.most_blocks)
+    for number, request in enumerate(asked):
         prompt, ids = request.input_tokens, request.blocks.tolist()
         if not config.trace.hashed and prompt % size:
             raise ConfigError(

@@ -113,4 +113,4 @@ def check(configs: Iterable[SimulationConfig]) -> None:
         if trace not in begun:
             begun.add(trace)
             skipped = Skipped() if config.trace.lenient else None
-            next(iter(trace_requests(*trace, skipped)), None)
+            next(iter(trace_requests(*trace, skipped, config.most_blocks)), None)

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvtrie.errors import ConfigError
 from kvtrie.sim.readers.asked import Asked
-from kvtrie.sim.readers.lines import MOST
+from kvtrie.sim.readers.lines import MOST, MOST_BLOCKS
 from kvtrie.sim.readers.sharegpt import sharegpt_requests, tokenizer_of
 from kvtrie.sim.readers.tables import azure_requests, burstgpt_requests
 from kvtrie.sim.readers.tokens import token_requests
@@ -29,7 +29,10 @@ __all__ = ["Asked", "block_requests", "trace_requests"]
 
 
 def trace_requests(
-    source: TraceSource, block_tokens: int, skipped: Skipped | None = None
+    source: TraceSource,
+    block_tokens: int,
+    skipped: Skipped | None = None,
+    most: int = MOST_BLOCKS,
 ) -> Iterator[Asked]:
     """The requests of a trace, in its order.
 
@@ -38,16 +41,20 @@ def trace_requests(
         block_tokens: real tokens of a block. A hash of a Mooncake trace becomes one token for each
             block that it stands for.
         skipped: counts lines that cannot be, which are left out; None ends with the first.
+        most: blocks of a prompt of hashes or lengths, which a short line can claim.
 
     Raises:
         ConfigError: a line that cannot be, or a file without one that can.
     """
-    for at, tokens, prompt, answer, session in _requests(source, block_tokens, skipped):
+    for at, tokens, prompt, answer, session in _requests(source, block_tokens, skipped, most):
         yield at, tokens, prompt, answer if source.output else 1, session
 
 
 def block_requests(
-    source: TraceSource, block_tokens: int, skipped: Skipped | None = None
+    source: TraceSource,
+    block_tokens: int,
+    skipped: Skipped | None = None,
+    most: int = MOST_BLOCKS,
 ) -> Iterator[TraceRequest]:
     """The requests of a trace as ids of blocks, equal if the prompts are up to there.
 
@@ -55,6 +62,7 @@ def block_requests(
         source: the trace. Of one with tokens, each block that differs is remembered.
         block_tokens: real tokens of a block.
         skipped: counts lines that cannot be, which are left out; None ends with the first.
+        most: blocks of a prompt of hashes or lengths, which a short line can claim.
 
     Raises:
         ConfigError: a line that cannot be, or a file without one that can; requests whose order
@@ -64,7 +72,7 @@ def block_requests(
         raise ConfigError(
             'trace.arrivals.kind is "closed": in which order requests come, only a run tells'
         )
-    asked = trace_requests(source, block_tokens, skipped)
+    asked = trace_requests(source, block_tokens, skipped, most)
     known: dict[tuple[int, bytes], int] = {}
     for at, tokens, prompt, answer, session in asked:
         blocks = tokens if source.hashed else _named(tokens, block_tokens, known)
@@ -86,24 +94,30 @@ def _named(
     return np.array(ids, dtype=np.uint32)
 
 
-def _requests(source: TraceSource, block_tokens: int, skipped: Skipped | None) -> Iterable[Asked]:
+def _requests(
+    source: TraceSource, block_tokens: int, skipped: Skipped | None, most: int
+) -> Iterable[Asked]:
     generator = source.generator
     if isinstance(generator, Family):
         return _parted(generator.made(source.seed), source, block_tokens)
     if generator is not None:
         return generator.made(block_tokens, source.seed)
-    return _read(source, block_tokens, skipped)
+    return _read(source, block_tokens, skipped, most)
 
 
-def _read(source: TraceSource, block_tokens: int, skipped: Skipped | None) -> Iterable[Asked]:
+def _read(
+    source: TraceSource, block_tokens: int, skipped: Skipped | None, most: int
+) -> Iterable[Asked]:
     path = source.path
     match source.format:
         case "mooncake":
-            return _parted(iter_trace(path, skipped), source, block_tokens)
+            ids, size = most // max(1, source.hash_tokens // block_tokens), source.hash_tokens
+            read = iter_trace(path, skipped, hash_tokens=size, most=ids)
+            return _parted(read, source, block_tokens)
         case "azure":
-            return azure_requests(path, block_tokens, skipped)
+            return azure_requests(path, block_tokens, skipped, most)
         case "burstgpt":
-            return burstgpt_requests(path, block_tokens, skipped)
+            return burstgpt_requests(path, block_tokens, skipped, most)
         case "sharegpt":
             return sharegpt_requests(
                 path,
@@ -122,11 +136,11 @@ def _parted(
 ) -> Iterator[Asked]:
     """Requests of hashes, each hash as the blocks that it stands for."""
     parts = source.hash_tokens // block_tokens
-    beside = np.arange(parts, dtype=np.uint64)
     for request in requests:
         tokens = request.blocks
         if parts > 1:
-            wide = (tokens.astype(np.uint64)[:, None] * parts + beside).reshape(-1)
+            inside = np.arange(parts, dtype=np.uint64)
+            wide = (tokens.astype(np.uint64)[:, None] * parts + inside).reshape(-1)
             # The last hash may stand for fewer tokens.
             full = len(tokens) * source.hash_tokens
             short = max(0, full - request.input_tokens) // (source.hash_tokens // parts)

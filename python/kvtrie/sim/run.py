@@ -82,15 +82,20 @@ def run_config(
     """
     simulation = simulation or open_simulation(config)
     skipped = Skipped() if config.trace.lenient else None
+
+    def asked(skipped: Skipped | None) -> Iterable[Asked]:
+        return trace_requests(config.trace, config.block_tokens, skipped, config.most_blocks)
+
     requests: Iterable[Asked | AskedToEnd]
-    requests = watched = watch(trace_requests(config.trace, config.block_tokens, skipped))
+    requests = watched = watch(asked(skipped))
     if config.trace.ends:
-        once = trace_requests(config.trace, config.block_tokens, skipped and Skipped())
+        once = asked(skipped and Skipped())
         requests = with_ends(watched, last_ones(request[4] for request in once))
     counts = play(config, simulation, requests, on_request, on_decision=on_decision, best=best)
     figures = figures_of(config, simulation, counts)
     if skipped is not None:
         figures["skipped_lines"] = skipped.lines
+        figures["kept_lines"] = skipped.kept
     return figures
 
 

@@ -3,7 +3,8 @@
 The format is that of the traces published with Mooncake: `timestamp` in milliseconds,
 `input_length` and `output_length` in tokens, and `hash_ids`, one per block of the prompt. Equal ids
 mean equal prompts up to that block's end. Instead of `hash_ids` there may be `ranges`: pairs
-`[first, end)` of ids that follow each other. `session`, a word or a number, names the conversation.
+`[first, end)` of ids that follow each other. `session` or `session_id`, a word or a number, names
+the conversation.
 Invariant: what is read is checked, and an error names the line. Cost: one pass over the file, of
 which one line is held.
 """
@@ -11,6 +12,7 @@ which one line is held.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +22,17 @@ from kvtrie._kvtrie import hashed_line
 from kvtrie.argument import few, shown, text
 from kvtrie.errors import ConfigError
 from kvtrie.output import writing_text
-from kvtrie.sim.readers.lines import MOST, Ascending, checked, ids_of, lines_of, row_of
+from kvtrie.sim.readers.lines import (
+    MOST,
+    MOST_BLOCKS,
+    Ascending,
+    check_blocks,
+    checked,
+    ids_of,
+    lines_of,
+    name_unread,
+    row_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,6 +46,7 @@ __all__ = ["TraceRequest", "iter_trace", "read_trace", "session_of", "write_trac
 
 _NS_PER_MS = 1_000_000
 _LATEST_MS = 2**63 // _NS_PER_MS
+_MAYBE_UNREAD = re.compile(r'"(?:chat_id|parent_chat_id|delay|turn|type)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +70,45 @@ class TraceRequest:
     answer: NDArray[np.uint32] | None = None
 
 
-def read_trace(path: Path, skipped: Skipped | None = None) -> list[TraceRequest]:
+def read_trace(
+    path: Path, skipped: Skipped | None = None, *, hash_tokens: int | None = None
+) -> list[TraceRequest]:
     """Read a whole trace.
 
     Args:
         path: the file.
         skipped: counts lines that cannot be, which are left out; None ends with the first.
+        hash_tokens: as for `iter_trace`.
 
     Raises:
         ConfigError: the file cannot be read or holds no request; a line is no JSON object, lacks a
             field, has a number that cannot be, or a time before that of the line above.
     """
-    return list(iter_trace(path, skipped))
+    return list(iter_trace(path, skipped, hash_tokens=hash_tokens))
 
 
-def iter_trace(path: Path, skipped: Skipped | None = None) -> Iterator[TraceRequest]:
-    """As `read_trace`, request by request; a bad line is found when it is reached."""
+def iter_trace(
+    path: Path,
+    skipped: Skipped | None = None,
+    *,
+    hash_tokens: int | None = None,
+    most: int = MOST_BLOCKS,
+) -> Iterator[TraceRequest]:
+    """As `read_trace`, request by request; a bad line is found when it is reached.
+
+    Args:
+        path: the file.
+        skipped: as for `read_trace`.
+        hash_tokens: tokens that a hash stands for. Every line is checked against it: `hash_ids` has
+            one per block of the prompt, with or without a last partial one.
+        most: ids of one prompt.
+    """
     clock = Ascending("timestamp", "ms", _NS_PER_MS)
-    return checked(path, lines_of(path), lambda line: _request(line, clock), skipped)
+
+    def parse(line: str) -> TraceRequest:
+        return _request(path, line, clock, hash_tokens, most)
+
+    return checked(path, lines_of(path), parse, skipped)
 
 
 def write_trace(path: Path, requests: Iterable[TraceRequest]) -> None:
@@ -96,29 +130,68 @@ def session_of(row: dict[str, Any]) -> str | None:
     """The conversation that a line names, if it does.
 
     Raises:
-        ConfigError: neither a word nor a whole number.
+        ConfigError: neither a word nor a whole number, or two names that differ.
     """
-    given = row.get("session")
-    if given is None:
-        return None
-    return str(given) if type(given) is int else text("session", given)
+    names = {
+        name: str(given) if type(given) is int else text(name, given)
+        for name in ("session", "session_id")
+        if (given := row.get(name)) is not None
+    }
+    if len(set(names.values())) > 1:
+        raise ConfigError(
+            f"session is {shown(names['session'])} and session_id {shown(names['session_id'])}: "
+            "one of them wanted"
+        )
+    return next(iter(names.values()), None)
 
 
-def _request(line: str, clock: Ascending) -> TraceRequest:
-    usual = hashed_line(line)
+def _request(
+    path: Path, line: str, clock: Ascending, hash_tokens: int | None, most: int
+) -> TraceRequest:
+    usual = None if '"session_id"' in line else hashed_line(line)
     if usual is not None:
         time, asked, answer, blocks, session = usual
+        _check_ids(len(blocks), asked, hash_tokens, most)
+        if _MAYBE_UNREAD.search(line):
+            name_unread(path, row_of(line))
         return TraceRequest(clock.take(time), asked, answer, blocks, session)
     row = row_of(line)
+    name_unread(path, row)
     at = int(_number(row, "timestamp", _LATEST_MS, whole=False) * _NS_PER_MS)
     length = int(_number(row, "input_length", MOST))
     return TraceRequest(
         input_tokens=length,
         output_tokens=int(_number(row, "output_length", MOST)),
-        blocks=_blocks(row, length),
+        blocks=_blocks(row, length, hash_tokens, most),
         session=session_of(row),
         at=clock.take(at),
     )
+
+
+def _check_ids(ids: int, length: int, hash_tokens: int | None, most: int) -> None:
+    """Refuse a number of ids that `length` tokens cannot have, before the ids are made.
+
+    Raises:
+        ConfigError: it contradicts `hash_tokens`; it is more than `most`.
+    """
+    if hash_tokens is not None and not length // hash_tokens <= ids <= -(-length // hash_tokens):
+        raise ConfigError(
+            f"input_length is {length} in {ids} hashes, but a hash stands for {hash_tokens} tokens "
+            f"(trace.hash_tokens, or --block-tokens of `kvtrie replay`): {_fitting(ids, length)}"
+        )
+    check_blocks(ids, most)
+
+
+def _fitting(ids: int, length: int) -> str:
+    """Name the tokens per hash that fit a line: a power of two where there is one."""
+    low = length // (ids + 1) + 1
+    high = (length - 1) // (ids - 1) if ids > 1 else max(1, length)
+    if high < low or not length:
+        return "no number fits"
+    power = 1 << (low - 1).bit_length()
+    if power <= high:
+        return f"{power} fits"
+    return f"{low} fits" if low == high else f"{low} to {high} fit"
 
 
 def _number(row: dict[str, Any], name: str, most: int, *, whole: bool = True) -> float:
@@ -129,16 +202,20 @@ def _number(row: dict[str, Any], name: str, most: int, *, whole: bool = True) ->
     return value
 
 
-def _blocks(row: dict[str, Any], length: int) -> NDArray[np.uint32]:
+def _blocks(
+    row: dict[str, Any], length: int, hash_tokens: int | None, most: int
+) -> NDArray[np.uint32]:
     """The ids of a line, in either form."""
     if "ranges" not in row:
-        return ids_of("hash_ids", row.get("hash_ids"))
+        ids = ids_of("hash_ids", row.get("hash_ids"))
+        _check_ids(len(ids), length, hash_tokens, most)
+        return ids
     if "hash_ids" in row:
         raise ConfigError("hash_ids and ranges are both given, one of them wanted")
     given: Any = row["ranges"]
     if not isinstance(given, list) or not given:
         raise ConfigError(f"ranges is {shown(cast('Any', given))}, a list of at least one wanted")
-    parts: list[NDArray[np.uint32]] = []
+    spans: list[tuple[int, int]] = []
     left = max(1, length)  # a block has a token at least: a short line names no billion of them
     for at, one in enumerate(few("ranges", cast("Any", given), left)):
         pair: Any = one
@@ -152,5 +229,6 @@ def _blocks(row: dict[str, Any], length: int) -> NDArray[np.uint32]:
         if end - first > left:
             raise ConfigError(f"ranges[{at}] is [{first}, {end}): more ids than {length} tokens")
         left -= end - first
-        parts.append(np.arange(first, end, dtype=np.uint32))
-    return np.concatenate(parts)
+        spans.append((first, end))
+    _check_ids(sum(end - first for first, end in spans), length, hash_tokens, most)
+    return np.concatenate([np.arange(first, end, dtype=np.uint32) for first, end in spans])

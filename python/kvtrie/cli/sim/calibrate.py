@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtrie.cli.lenient import lenient_status
 from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import counting
 from kvtrie.cli.sim.settings import add_settings, changes_in
@@ -48,10 +49,18 @@ def _run(given: argparse.Namespace) -> int:
     from kvtrie.sim.calibrate import calibrate, read_seen, start_of
     from kvtrie.sim.config.document import toml_of, value_at
     from kvtrie.sim.grid import check, variation
+    from kvtrie.sim.readers.lines import Skipped
+    from kvtrie.sim.requests import trace_requests
 
     make = variation(given.config, changes_in(given), "--fit")
     begin = make({})
     check([begin.config])
+    skipped = Skipped()
+    if begin.config.trace.lenient:
+        trace = begin.config.trace, begin.config.block_tokens
+        for _ in trace_requests(*trace, skipped, begin.config.most_blocks):
+            pass
+    status = lenient_status(skipped.lines, skipped.kept)
     seen = read_seen(given.seen)
     if given.fit:
         start = {key: value_at(begin.document, key, f"--fit {key}") for key in given.fit}
@@ -66,13 +75,13 @@ def _run(given: argparse.Namespace) -> int:
         write_output(given.write, text)
     if given.json:
         sys.stdout.write(json.dumps(dataclasses.asdict(fit)) + "\n")
-        return 0
+        return status
     text = "".join(f"{key} = {value:.6g}\n" for key, value in fit.values.items())
     text += f"\n{'error, %':12}{'before':>12}{'after':>12}\n"
     for name in fit.after:
         text += f"{name:12}{fit.before[name]:12.2f}{fit.after[name]:12.2f}\n"
     sys.stdout.write(f"{text}\nover {fit.left_out} requests; {fit.fitted} others were fitted\n")
-    return 0
+    return status
 
 
 ACTION = ("fit costs and lanes to the times of a real run", _arguments)

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.cli.lenient import lenient_status
 from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import watched
 from kvtrie.cli.sim.settings import add_settings, settings_of
@@ -45,12 +46,15 @@ def _run(given: argparse.Namespace) -> int:
     from kvtrie.sim.capacities import lru_curve, paths_of
     from kvtrie.sim.headline import write_csv
     from kvtrie.sim.offline import most_hits
+    from kvtrie.sim.readers.lines import Skipped
 
     if not 1 <= given.points <= _MOST_POINTS:
         raise ConfigError(f"--points is {given.points}, 1 to {_MOST_POINTS} wanted")
     config = settings_of(given)
     _check(config)
-    paths = list(paths_of(config))
+    skipped = Skipped()
+    paths = list(paths_of(config, skipped))
+    status = lenient_status(skipped.lines, skipped.kept)
     curve = lru_curve(watched(paths, "Measuring"))
     block_gib = config.model.layers * config.model.layer_bytes(config.block_tokens) / _GIB
     points: list[dict[str, Any]] = [
@@ -81,7 +85,7 @@ def _run(given: argparse.Namespace) -> int:
             text += f"{point['capacity']:12d}{point['gib']:12.2f}"
             text += "".join(f"{share:12.4f}" for share in shares) + "\n"
         sys.stdout.write(text)
-    return 0
+    return status
 
 
 def _check(config: SimulationConfig) -> None:

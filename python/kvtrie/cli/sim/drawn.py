@@ -109,7 +109,7 @@ def _bound(configs: Sequence[SimulationConfig]) -> list[tuple[float, float]]:
     if len(played) > 1 or len(rooms) > _MOST_BOUNDS or clients:
         return []
     skipped = Skipped() if first.trace.lenient else None
-    paths = list(block_requests(first.trace, first.block_tokens, skipped))
+    paths = list(block_requests(first.trace, first.block_tokens, skipped, first.most_blocks))
     least = max((len(path.blocks) for path in paths), default=0)
     asked = max(1, sum(len(path.blocks) for path in paths))
     return [

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvtrie.argument import whole
+from kvtrie.cli.lenient import status_of
 from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import lines_in, watched
 from kvtrie.cli.sim.settings import add_settings, settings_of
@@ -89,6 +90,7 @@ def _run(given: argparse.Namespace) -> int:
     with _lines_to(given.requests) as on_request, _lines_to(given.decisions) as on_decision:
         figures = _played(config, simulation, _both(on_request, tell), on_decision, best)
     seconds = perf_counter() - begun
+    status = status_of(figures)
     if given.csv is not None:
         from kvtrie.sim.headline import row_of, write_csv
 
@@ -100,7 +102,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.plot is not None:
         _draw(given.plot, config, simulation)
     sys.stdout.write(json.dumps(figures) + "\n" if given.json else _text(config, figures, seconds))
-    return 0
+    return status
 
 
 _Tell: TypeAlias = "Callable[[dict[str, Any]], object]"

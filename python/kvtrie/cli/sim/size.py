@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.argument import real, whole
+from kvtrie.cli.lenient import status_of
 from kvtrie.cli.progress import counting
 from kvtrie.cli.sim.settings import add_settings, changes_in
 
@@ -75,6 +76,7 @@ def _run(given: argparse.Namespace) -> int:
     )
     with counting("Simulating, runs:") as sizes.on_run:
         found = sizes.cheapest()
+    status = _MISSED if found is None else status_of(found.figures)
     if given.json:
         document: dict[str, Any] = {"runs": len(sizes.seen), "found": None}
         if found is not None:
@@ -83,7 +85,7 @@ def _run(given: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(document) + "\n")
     else:
         sys.stdout.write(_text(sizes, found))
-    return _MISSED if found is None else 0
+    return status
 
 
 def _text(sizes: Sizes, found: Sized | None) -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.cli.lenient import status_of
 from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import watched
 from kvtrie.cli.sim.drawn import draw_compared, draw_swept, labels_of
@@ -59,6 +60,7 @@ def _common(parser: argparse.ArgumentParser, option: str) -> None:
 
 def _sweep(given: argparse.Namespace) -> int:
     cells, figures = _run(given, "--over")
+    status = max(map(status_of, figures))
     if given.plot is not None:
         draw_swept(given.plot, cells, figures)
     if given.json:
@@ -71,13 +73,14 @@ def _sweep(given: argparse.Namespace) -> int:
         from kvtrie.sim.headline import headline
 
         sys.stdout.write(_table(cells, [headline(found) for found in figures]))
-    return 0
+    return status
 
 
 def _compare(given: argparse.Namespace) -> int:
     from kvtrie.sim.headline import headline, ratios
 
     cells, figures = _run(given, "--vary")
+    status = max(map(status_of, figures))
     heads = [headline(found) for found in figures]
     shares = [ratios(heads[0], head) for head in heads]
     if given.plot is not None:
@@ -90,7 +93,7 @@ def _compare(given: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(rows) + "\n")
     else:
         sys.stdout.write(f"{_table(cells, heads)}\nover the first\n{_table(cells, shares)}")
-    return 0
+    return status
 
 
 def _run(given: argparse.Namespace, option: str) -> tuple[list[Cell], list[dict[str, Any]]]:

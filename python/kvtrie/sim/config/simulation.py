@@ -24,6 +24,7 @@ from kvtrie.sim.config.table import Table, made, plain
 from kvtrie.sim.config.tiers import tiers_of
 from kvtrie.sim.config.trace import trace_of
 from kvtrie.sim.config.transfer import transfer_of
+from kvtrie.sim.readers.lines import MOST_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,6 +67,12 @@ class SimulationConfig:
     manager: dict[str, Any] = field(default_factory=dict[str, Any])
     goals: Goals | None = None
     rent: Rent | None = None
+
+    @property
+    def most_blocks(self) -> int:
+        """The most blocks of a prompt that a trace may claim."""
+        rooms = (tier.room(self.model, self.block_tokens) for tier in self.tiers)
+        return max(MOST_BLOCKS, *rooms)
 
 
 def read_config(path: Path, changes: Iterable[str] = ()) -> SimulationConfig:

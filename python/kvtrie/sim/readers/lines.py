@@ -7,6 +7,8 @@ counted and left out. Cost: one line is held.
 from __future__ import annotations
 
 import json
+import logging
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -23,12 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST",
+    "MOST_BLOCKS",
     "MOST_CHARACTERS",
     "Ascending",
     "Skipped",
+    "check_blocks",
     "checked",
     "ids_of",
     "lines_of",
+    "name_unread",
     "row_of",
 ]
 
@@ -38,6 +43,11 @@ MOST = 2**32 - 1
 MOST_CHARACTERS = 2**26
 """The longest line, and the longest conversation of ShareGPT."""
 
+MOST_BLOCKS = 2**20
+"""The most blocks of one prompt, unless a tier holds more: a short line can name billions."""
+
+_UNREAD = ("chat_id", "parent_chat_id", "delay", "turn", "type")
+_LOG = logging.getLogger(__name__)
 _Parsed = TypeVar("_Parsed")
 
 
@@ -46,11 +56,12 @@ class Skipped:
 
     Attributes:
         lines: how many.
+        kept: how many others there were.
         first: what was wrong with the first.
     """
 
     def __init__(self) -> None:
-        self.lines = 0
+        self.lines = self.kept = 0
         self.first: ConfigError | None = None
 
     def add(self, error: ConfigError) -> None:
@@ -105,6 +116,8 @@ def checked(
             skipped.add(refused)
             continue
         found = True
+        if skipped is not None:
+            skipped.kept += 1
         yield parsed
     if not found:
         left = f": {skipped.first}" if skipped and skipped.first else ""
@@ -148,6 +161,36 @@ def row_of(line: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ConfigError(f"a JSON object wanted, not {line.strip()[:40]}")
     return cast("dict[str, Any]", row)
+
+
+def check_blocks(blocks: int, most: int) -> None:
+    """Refuse a prompt before its blocks are made.
+
+    Raises:
+        ConfigError: more blocks than `most`.
+    """
+    if blocks > most:
+        raise ConfigError(
+            f"the prompt has {blocks} blocks, at most {most} wanted: more than any tier holds"
+        )
+
+
+def name_unread(path: Path, row: dict[str, Any]) -> None:
+    """Log the fields of a line that other simulators read and this one does not, once a file."""
+    unread = tuple(name for name in _UNREAD if name in row)
+    if unread:
+        _warn(path, unread)
+
+
+@lru_cache(maxsize=256)
+def _warn(path: Path, unread: tuple[str, ...]) -> None:
+    _LOG.warning(
+        "%s: %s not read: requests come at their timestamps, and `session` or `session_id` names "
+        "the conversation",
+        path,
+        " and ".join((*((", ".join(unread[:-1]),) if unread[1:] else ()), unread[-1]))
+        + (" are" if unread[1:] else " is"),
+    )
 
 
 def ids_of(name: str, given: object) -> NDArray[np.uint32]:

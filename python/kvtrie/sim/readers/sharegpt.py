@@ -152,6 +152,8 @@ def _conversations(
                 raise refused from None
             skipped.add(refused)
             continue
+        if skipped is not None:
+            skipped.kept += 1
         if turns:
             found = True
             yield turns

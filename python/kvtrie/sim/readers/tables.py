@@ -20,7 +20,14 @@ import numpy as np
 
 from kvtrie.argument import shown, whole
 from kvtrie.errors import ConfigError
-from kvtrie.sim.readers.lines import MOST, Ascending, checked, lines_of
+from kvtrie.sim.readers.lines import (
+    MOST,
+    MOST_BLOCKS,
+    Ascending,
+    check_blocks,
+    checked,
+    lines_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,13 +49,15 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-
 class Prompts:
     """Makes up the block ids of prompts of which only lengths are known."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, most: int = MOST_BLOCKS) -> None:
         self._block = block_tokens
+        self._most = most
         self._next = 0
         self._said: OrderedDict[str, tuple[NDArray[np.uint32], int]] = OrderedDict()
 
     def of(self, session: str | None, prompt: int, answer: int) -> NDArray[np.uint32]:
         """The blocks of a prompt, whose answer becomes part of its session."""
+        check_blocks(-(-(prompt + (answer if session else 0)) // self._block), self._most)
         whole_blocks, rest = divmod(prompt, self._block)
         text, said = self._said.pop(session, (self._fresh(0), 0)) if session else (None, 0)
         if text is None or prompt < said:
@@ -69,7 +78,7 @@ class Prompts:
 
 
 def azure_requests(
-    path: Path, block_tokens: int, skipped: Skipped | None = None
+    path: Path, block_tokens: int, skipped: Skipped | None = None, most: int = MOST_BLOCKS
 ) -> Iterator[Asked]:
     """The Azure LLM inference traces: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`.
 
@@ -79,6 +88,7 @@ def azure_requests(
         path: the file.
         block_tokens: tokens of a block.
         skipped: counts lines that cannot be, which are left out; None ends with the first.
+        most: blocks of a prompt, or of what was said in a session.
 
     Raises:
         ConfigError: a line that cannot be, or a file without one that can.
@@ -92,11 +102,11 @@ def azure_requests(
         return moment - first[0]
 
     columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens", None)
-    return _requests(path, columns, at, Prompts(block_tokens), skipped)
+    return _requests(path, columns, at, Prompts(block_tokens, most), skipped)
 
 
 def burstgpt_requests(
-    path: Path, block_tokens: int, skipped: Skipped | None = None
+    path: Path, block_tokens: int, skipped: Skipped | None = None, most: int = MOST_BLOCKS
 ) -> Iterator[Asked]:
     """The BurstGPT traces: `Timestamp`, `Request tokens`, `Response tokens`, perhaps `Session ID`.
 
@@ -106,6 +116,7 @@ def burstgpt_requests(
         path: the file.
         block_tokens: tokens of a block.
         skipped: counts lines that cannot be, which are left out; None ends with the first.
+        most: blocks of a prompt, or of what was said in a session.
 
     Raises:
         ConfigError: a line that cannot be, or a file without one that can.
@@ -121,7 +132,7 @@ def burstgpt_requests(
         return round(seconds * _NS)
 
     columns = ("Timestamp", "Request tokens", "Response tokens", "Session ID")
-    return _requests(path, columns, at, Prompts(block_tokens), skipped)
+    return _requests(path, columns, at, Prompts(block_tokens, most), skipped)
 
 
 def _requests(
@@ -156,8 +167,9 @@ def _requests(
         prompt = _count(asked, cell(asked), 1)
         answer = _count(answered, cell(answered), 0)
         session = cell(named) or None if named in places else None
-        arrival = clock.take(at(cell(time)))
-        return arrival, prompts.of(session, prompt, answer), prompt, answer, session
+        arrival = at(cell(time))
+        blocks = prompts.of(session, prompt, answer)
+        return clock.take(arrival), blocks, prompt, answer, session
 
     return checked(path, lines, parse, skipped)
 

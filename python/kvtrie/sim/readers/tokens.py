@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtrie.argument import whole
-from kvtrie.sim.readers.lines import MOST, Ascending, checked, ids_of, lines_of, row_of
+from kvtrie.sim.readers.lines import (
+    MOST,
+    Ascending,
+    checked,
+    ids_of,
+    lines_of,
+    name_unread,
+    row_of,
+)
 from kvtrie.sim.trace import session_of
 
 if TYPE_CHECKING:
@@ -35,11 +43,12 @@ def token_requests(path: Path, skipped: Skipped | None = None) -> Iterator[Asked
         ConfigError: a line that cannot be, or a file without one that can.
     """
     clock = Ascending("arrival_ns")
-    return checked(path, lines_of(path), lambda line: _request(line, clock), skipped)
+    return checked(path, lines_of(path), lambda line: _request(path, line, clock), skipped)
 
 
-def _request(line: str, clock: Ascending) -> Asked:
+def _request(path: Path, line: str, clock: Ascending) -> Asked:
     row = row_of(line)
+    name_unread(path, row)
     at = whole("arrival_ns", row.get("arrival_ns"), 0, _LATEST)
     answer = whole("output_tokens", row.get("output_tokens", 1), 0, MOST)
     session = session_of(row)

@@ -1,0 +1,30 @@
+"""Say that `--lenient` left out more of a trace than a few bad lines.
+
+Invariant: it is said on standard error before any figure is printed. Cost: none.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+__all__ = ["lenient_status", "status_of"]
+
+_MOST = 0.1
+_FAILED = 1
+
+
+def lenient_status(skipped: int, kept: int) -> int:
+    """Return the exit status of a run that left out some lines: 1 for more than a tenth."""
+    if skipped <= _MOST * (skipped + kept):
+        return 0
+    sys.stderr.write(
+        f"--lenient left out {skipped} of {skipped + kept} lines of the trace, more than a tenth: "
+        "the figures are those of the rest\n"
+    )
+    return _FAILED
+
+
+def status_of(figures: dict[str, Any]) -> int:
+    """Return the same for the figures of a simulation."""
+    return lenient_status(figures.get("skipped_lines", 0), figures.get("kept_lines", 0))
