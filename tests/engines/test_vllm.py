@@ -102,7 +102,7 @@ def test_sizes_with_units_and_shares_that_the_ranks_of_a_machine_have_together(
 @pytest.mark.parametrize(
     ("extra", "why"),
     [
-        ({"tier": []}, "has no 'tier': tiers, policy, layerwise, deadline_s, events"),
+        ({"tier": []}, "has no 'tier': tiers, policy, objective, layerwise, deadline_s, events"),
         ({"tiers": []}, "a list of at least one tier wanted"),
         ({"tiers": [7]}, "tier 0 is 7, an object wanted"),
         ({"tiers": [{"kind": "remote", "bytes": 1}]}, "'remote' has no back end yet"),
