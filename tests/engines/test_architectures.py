@@ -31,6 +31,7 @@ SIZES = {
     "initializer_range": 0.15,
     "intermediate_size": 96,
     "intermediate_size_mlp": 96,
+    "kv_channels": 8,
     "max_position_embeddings": 512,
     "max_seq_len": 512,
     "moe_intermediate_size": 32,
@@ -126,6 +127,34 @@ def test_a_model_is_served_in_holes_too(kind):
 def test_a_model_that_cannot_be_served_is_refused_on_opening(kind, why):
     with pytest.raises(ConfigError, match=why):
         served(tiny(kind))
+
+
+@pytest.mark.parametrize("kind", ["multi-query", "multi-head"])
+def test_falcon_with_alibi_is_served_without_holes(kind):
+    """Its bias takes no mask per query, so a manager with holes keeps its prefixes whole."""
+    model = tiny("falcon", alibi=True, **FALCONS[kind])
+    executor = serve(model, 22)
+    for seed in (1, 2, 1, 3, 1):
+        ids = some(seed, 1, 75)
+        with KvtrieCache(model, executor, ids) as cache:
+            agree(answer(model, ids, steps=4), answer(model, ids, cache, steps=4))
+            assert cache.recovered == 0
+    executor.manager.audit()
+
+
+def test_doge_is_refused_beyond_the_keys_that_it_keeps():
+    model = tiny("doge", keep_window_size=24)
+    executor = serve(model)
+    ids = some(1, 1, 40)
+    for past in (0, 16):
+        with KvtrieCache(model, executor, ids[:, :22]) as cache, torch.no_grad():
+            assert cache.get_seq_length() == past
+            mine = model(ids[:, past:22], past_key_values=cache).logits
+            assert (mine - model(ids[:, :22], use_cache=False).logits[:, past:]).abs().max() < 1e-4
+            with pytest.raises(ConfigError, match=r"24 chosen keys.*KV of 25 tokens"):
+                model(ids[:, 22:25], past_key_values=cache)
+    with pytest.raises(ConfigError, match=r"24 chosen keys.*KV of 40 tokens"):
+        KvtrieCache(model, executor, ids)
 
 
 @pytest.mark.deep

@@ -1,5 +1,7 @@
 """Decoder: architectures beside Llama's, seen by their keys and passes instead of by a list."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -157,3 +159,20 @@ def test_a_controller_chooses_the_ratio_and_hears_what_it_cost():
     ]
     assert pairs == 2 * (32 + query - 1) + 2 * (12 + query - 1)
     assert np.isfinite(controller.pace)
+
+
+def test_threads_take_turns_at_one_decoder():
+    _, decoder = decoder_of()
+    ids = [some(seed, 1, 30)[0] for seed in range(4)]
+
+    def work(part):
+        places = torch.arange(len(part))
+        weights = torch.zeros(len(part))
+        hidden = decoder.embed(part)
+        hidden = decoder.layer(0, hidden, places, len(part), lambda k, v: (k, v), weights=weights)
+        return hidden, weights, decoder.head(hidden), decoder.prefill(part)
+
+    truth = [work(part) for part in ids]
+    with ThreadPoolExecutor(4) as threads:
+        for mine, right in zip(threads.map(work, ids * 5), truth * 5, strict=True):
+            assert all(torch.equal(*both) for both in zip(mine, right, strict=True))

@@ -274,3 +274,21 @@ def test_nothing_is_held_after_a_put_that_fails_and_after_del():
     assert gone() is None
     assert manager.stats().leases == 0
     manager.audit()
+
+
+def test_of_a_chunk_the_full_blocks_are_stored_and_counted():
+    sessions = Sessions(serve())
+    parts = [invent(seed) for seed in (1, 2, 3)]
+    kv = {
+        layer: tuple(torch.cat([part[layer][which] for part in parts])[:10] for which in (0, 1))
+        for layer in range(SHAPE.layers)
+    }
+    assert sessions.put("a", 0, list(range(10)), kv) == 8
+    assert sessions.put("a", 2, [8, 9], {at: (k[8:], v[8:]) for at, (k, v) in kv.items()}) == 0
+    for layer in range(SHAPE.layers):
+        found = sessions.gather("a", layer)
+        assert torch.equal(found.keys, kv[layer][0][:8])
+        assert torch.equal(found.values, kv[layer][1][:8])
+        assert not len(found.holes)
+    with pytest.raises(ConfigError, match="no tokens"):
+        sessions.put("a", 2, [], {})

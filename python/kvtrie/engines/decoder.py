@@ -13,7 +13,9 @@ tables and masks are made once per set of positions.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, cast
+from functools import wraps
+from threading import RLock
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import torch
 from transformers import Cache
@@ -28,7 +30,7 @@ from kvtrie.fuse.turn import Turns
 from kvtrie.kernels import Rope
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transformers import PreTrainedModel
 
@@ -36,10 +38,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoder"]
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _PARTS = ("layers", "rotary_emb")
 _NORMS = ("norm", "final_layernorm", "final_layer_norm")
 _APART = 3
 """Positions between two keys that are compared to see how a layer turns them."""
+
+
+def _alone(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A method that one thread at a time runs: hooks and settings of the model are shared."""
+
+    @wraps(method)
+    def locked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        decoder = cast("Decoder", args[0])
+        with decoder.lock:
+            return method(*args, **kwargs)
+
+    return locked
 
 
 class _Seen(Exception):  # noqa: N818 - not an error: the pass has done its work
@@ -76,6 +92,7 @@ class Decoder:
         model: the model.
         layers: how many layers it has.
         widths: KV heads, numbers per head of K, and of V.
+        lock: held by each method, so that several threads may use one decoder, in turns.
 
     Raises:
         ConfigError: a model without rotary positions or in training mode, or one that hands its
@@ -83,6 +100,7 @@ class Decoder:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        self.lock = RLock()
         self.model = model
         self._guard = Guard(model)
         self._guard.ready()
@@ -137,6 +155,7 @@ class Decoder:
         self._guard.ready()
         return fingerprint(self.model)
 
+    @_alone
     @torch.no_grad()
     def ropes(self, length: int) -> Sequence[Rope | None]:
         """Per layer the tables that turn its keys, fp32 `(length, width / 2)`.
@@ -160,6 +179,7 @@ class Decoder:
             self._ropes = length, found
         return self._ropes[1]
 
+    @_alone
     @torch.no_grad()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Hidden states `(n, hidden)` that the model hands its first layer for tokens `(n,)`."""
@@ -186,6 +206,7 @@ class Decoder:
             hook.remove()
         return seen[0][0]
 
+    @_alone
     @torch.no_grad()
     def layer(
         self,
@@ -212,6 +233,7 @@ class Decoder:
                 out = self._base.layers[index](hidden[None], **given)
         return (out[0] if isinstance(out, tuple) else out)[0]
 
+    @_alone
     def project(
         self, index: int, hidden: torch.Tensor, positions: torch.Tensor, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,6 +253,7 @@ class Decoder:
             "nothing to fuse"
         )
 
+    @_alone
     @torch.no_grad()
     def values(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """V `(n, kv_heads, v_head_dim)` of a layer before it runs, by its norm and `v_proj`.
@@ -245,12 +268,14 @@ class Decoder:
             return self.project(index, hidden, positions, len(hidden))[1]
         return projection(norm(hidden)).view(len(hidden), self.widths[0], self.widths[2])
 
+    @_alone
     @torch.no_grad()
     def prefill(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits `(vocabulary,)` behind the last of some tokens: the model's own full pass."""
         given: Any = {"input_ids": ids.to(self.device)[None], "use_cache": False}
         return cast("Any", self.model)(**given, logits_to_keep=1).logits[0, -1]
 
+    @_alone
     @torch.no_grad()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits `(n, vocabulary)` of states behind the last layer.

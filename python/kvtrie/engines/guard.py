@@ -74,6 +74,10 @@ class Guard:
     Args:
         model: the model whose passes are looked at.
 
+    Attributes:
+        fills: whether the model can compute tokens in holes at any length; if not, its KV belongs
+            into scopes of structure "leaf-only".
+
     Raises:
         ConfigError: a model that does not take what passes of kvtrie say.
     """
@@ -102,6 +106,8 @@ class Guard:
                 f"{config.sliding_window} tokens within a pass and not behind transformers' own "
                 "cache, so no answer of it is the right one"
             )
+        # Falcon builds ALiBi from a mask of rows and columns, and holes take a mask per query.
+        self.fills = not getattr(config, "alibi", False)
         tuned = getattr(config, "attn_temperature_tuning", False)
         # Llama 4 scales queries by their place in the pass, from this length on.
         self._counts_from: int | None = getattr(config, "floor_scale", None) if tuned else None

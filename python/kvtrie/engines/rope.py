@@ -29,10 +29,13 @@ class RopeLimits:
     Attributes:
         switches: ascending lengths; a sequence longer than one is rotated in another way.
         limit: longest sequence that is rotated by positions alone; None where there is no limit.
+        window: longest sequence whose keys are all attended to. Beyond it Doge chooses keys by
+            their values, which ties decide by how a prompt was cut; None where nothing is chosen.
     """
 
     switches: tuple[int, ...] = ()
     limit: int | None = None
+    window: int | None = None
 
     @classmethod
     def of(cls, config: Any) -> RopeLimits:  # noqa: ANN401 - a PretrainedConfig
@@ -62,18 +65,25 @@ class RopeLimits:
             elif kind not in _PLAIN:
                 known = ", ".join(sorted(_PLAIN | {"longrope", "dynamic"}))
                 raise ConfigError(f"no cache is known for rope_type {kind!r}, only for {known}")
-        return cls(tuple(sorted(switches)), limit)
+        window = getattr(config, "keep_window_size", None)
+        return cls(tuple(sorted(switches)), limit, window)
 
     def regime(self, length: int) -> int:
         """How many of the switches a pass up to `length` tokens is beyond.
 
         Raises:
-            ConfigError: beyond the limit.
+            ConfigError: beyond the limit or the window.
         """
         if self.limit is not None and length > self.limit:
             raise ConfigError(
                 f"dynamic RoPE rotates all keys anew with each token beyond {self.limit}, so KV "
                 f"of {length} tokens cannot be kept: run such a sequence without KvtrieCache"
+            )
+        if self.window is not None and length > self.window:
+            raise ConfigError(
+                f"this model attends to {self.window} chosen keys of a longer sequence "
+                f"(keep_window_size), so its KV of {length} tokens is not that of its tokens "
+                "alone: run such a sequence without KvtrieCache"
             )
         return sum(length > switch for switch in self.switches)
 

@@ -114,34 +114,68 @@ class Sessions:
         session_blocks: int | None = None,
         context: int | None = None,
         layers: int | None = None,
-    ) -> None:
-        """Store a block: the next one of its conversation, or again one that was dropped.
+    ) -> int:
+        """Store blocks: the next ones of a conversation, or again such as were dropped.
+
+        Of a last block that is not full nothing is stored. Each block is stored by itself: when
+        one raises, those before it are stored.
 
         Args:
             session: name of the conversation.
-            block: index of the block in it.
-            tokens: its `block_tokens` tokens; with all before them they name the KV.
-            kv: per layer, K and V `(block_tokens, kv_heads, dim)`.
+            block: index of the first of the blocks in it.
+            tokens: their tokens; with all before them they name the KV.
+            kv: per layer, K and V `(tokens, kv_heads, dim)`.
             session_blocks: blocks that the conversation will have, for policies that weigh a block
                 by its place in it; never taken for fewer than it has. None leaves what was said
                 last.
             context: tokens before the block, if they are to be checked.
             layers: layers of the model, if they are to be checked.
 
+        Returns:
+            How many of the tokens are stored: those of full blocks. Give the others again when
+            their block is full.
+
         Raises:
-            ConfigError: not the next block, other tokens than before, missing layers, another
-                context or number of layers than said, or blocks before it that are dropped and must
-                be put first.
+            ConfigError: no tokens, K and V of another number of tokens, not the next block, other
+                tokens than before, missing layers, another context or number of layers than said,
+                or blocks before it that are dropped and must be put first.
             NoSpaceError: the conversation does not fit on the first tier.
             TransferError: a move that it awaits hangs.
         """
+        size, count = self._manager.block_tokens, len(tokens)
+        if not count:
+            raise ConfigError(f"block {block} of session {session!r} has no tokens")
+        for layer, both in kv.items():
+            if wrong := [len(each) for each in both if len(each) != count]:
+                raise ConfigError(f"layer {layer} has K or V of {wrong[0]} tokens, {count} given")
+        full = count - count % size
+        for at in range(0, full, size):
+            rows = slice(at, at + size)
+            mine = {layer: (keys[rows], values[rows]) for layer, (keys, values) in kv.items()}
+            before = None if context is None else context + at
+            self._put(
+                session, block + at // size, tokens[rows], mine, session_blocks, before, layers
+            )
+        return full
+
+    def _put(  # noqa: PLR0917 - as `put` has them
+        self,
+        session: str,
+        block: int,
+        tokens: Sequence[int],
+        kv: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
+        session_blocks: int | None,
+        context: int | None,
+        layers: int | None,
+    ) -> None:
+        """Store one full block."""
         size = self._manager.block_tokens
         before_it = self._known.get(session) or _Conversation()
         known = before_it.tokens
         start = block * size
-        if len(tokens) != size or not 0 <= start <= len(known):
+        if not 0 <= start <= len(known):
             raise ConfigError(
-                f"block {block} of {len(tokens)} tokens: session {session!r} has "
+                f"block {block} is not the next one: session {session!r} has "
                 f"{len(known) // size} blocks of {size}"
             )
         path = [*known[:start], *tokens]

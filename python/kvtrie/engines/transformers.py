@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from transformers import Cache
 
+from kvtrie import Scope
 from kvtrie.engines.arrival import Arrival
 from kvtrie.engines.decoder import Decoder
 from kvtrie.engines.fingerprint import fingerprint, require_same
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
     from transformers import PreTrainedModel
 
-    from kvtrie import Lease, Scope
+    from kvtrie import Lease
     from kvtrie.transfer import Executor
 
 __all__ = ["Decoder", "KvtrieCache", "fingerprint"]
@@ -146,6 +147,9 @@ class KvtrieCache(Cache):
         self._room = input_ids.shape[1] + reserve  # columns that opening makes room for
         self._regime = self._rope.regime(longest)
         self.scope = self._rope.scope(scope, self._regime)
+        if not self._guard.fills:
+            self.scope = replace(self.scope or Scope(), structure="leaf-only")
+        plans = self._guard.fills and self._guard.recovers(longest)
         self._begin_life()
         try:
             for row, prompt in enumerate(prompts):
@@ -155,7 +159,7 @@ class KvtrieCache(Cache):
                     scope=self.scope,
                     session=None if sessions is None else sessions[row],
                     reserve=reserve,
-                    load="plan" if self._guard.recovers(longest) else "all",
+                    load="plan" if plans else "all",
                     layerwise=use_layerwise,
                 )
                 lease = self._patiently(partial(_claimed, executor, ask) if use_layerwise else ask)
