@@ -259,7 +259,7 @@ class Controller:
         of_all = passes.pass_ns(all_tokens, len(self.store.prefix))
         return (full * of_all + others * passes.pass_ns(chosen, before)) / layers
 
-    def _layout_ns(self, tokens: int) -> float:
+    def _layout_ns(self, tokens: float) -> float:
         """Reading and writing a layer's K and V of the context, where the device was measured."""
         if self.profile.device is None:
             return 0.0
