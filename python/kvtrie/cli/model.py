@@ -30,21 +30,12 @@ def device(given: str | None) -> str:
         ConfigError: there is no such device.
     """
     try:
-        import torch
+        from kvtrie.demo.device import device as found
     except ImportError as error:
         raise ConfigError(
             f"{error.name} is not installed; models need: pip install 'kvtrie[hf,cli]'"
         ) from error
-    if given is None:
-        found = torch.accelerator.current_accelerator(check_available=True)
-        return "cpu" if found is None else found.type
-    name = f"cuda:{given}" if given.isdecimal() else given
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"--device {given}: no device {name!r} is available: {first}") from error
-    return name
+    return found(given)
 
 
 def resolve(name: str) -> Speaker:
