@@ -9,7 +9,7 @@ a hint per action and range, once per request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -67,7 +67,11 @@ def advice_of(
         session: the conversation that it belongs to.
     """
     advice = Advice()
-    for at, action in enumerate(envelope.actions):
+    actions: object = envelope.actions
+    if not isinstance(actions, Sequence):
+        advice.strange.append(f"actions are {shown(actions)}, a list wanted")
+        return advice
+    for at, action in enumerate(cast("Sequence[KvHintAction]", actions)):
         if at == _MOST_ACTIONS:
             advice.strange.append(f"{len(envelope.actions)} actions, {at} are heeded")
             break
