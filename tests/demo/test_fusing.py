@@ -61,3 +61,21 @@ def test_the_names_in_the_passages_end_one_and_their_facts_begin_the_next():
     assert fusing.PASSAGES[0].endswith("The access code of Bergen")
     assert fusing.PASSAGES[1].startswith(" is 4821.")
     assert sorted(fusing.FAMILIAR) == list(range(len(fusing.PASSAGES)))
+
+
+def test_the_controller_monitor_and_tier_of_the_command_act(tmp_path, capsys, monkeypatch):
+    import json
+
+    from kvtrie.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.toml").write_text(
+        "[passes]\ncontexts = [0, 512]\ntokens = [1, 512]\nns = [[1.0, 8.0], [1.0, 8.0]]\n"
+    )
+    words = ["fuse", "--demo", "--tiny", "--json", "--monitor", "--answer-tokens", "1"]
+    assert main([*words, "--controller", "p.toml"]) in {0, 1}
+    found = json.loads(capsys.readouterr().out)
+    assert found["quality"]["how"] == "full prefill"
+    assert found["log"]["ratio"] == 1  # passes of no time: all is recomputed while it loads
+    assert main([*words, "--controller", "p.toml", "--tier", "gpu"]) in {0, 1}
+    assert json.loads(capsys.readouterr().out)["log"]["ratio"] == 0.15  # nothing loads

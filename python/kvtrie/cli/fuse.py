@@ -33,9 +33,23 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ratio",
         type=float,
-        default=0.15,
         metavar="X",
-        help="share of the tokens to compute again (default: %(default)s)",
+        help="share of the tokens to compute again (default: what --controller chooses, or 0.15)",
+    )
+    parser.add_argument(
+        "--controller",
+        type=Path,
+        metavar="PROFILE",
+        help="choose the ratio by a file of `kvtrie profile`",
+    )
+    parser.add_argument(
+        "--monitor", action="store_true", help="probe the fusion and compare it with a full prefill"
+    )
+    parser.add_argument(
+        "--tier",
+        choices=("gpu", "host"),
+        default="host",
+        help="where the passages are before they are fused (default: %(default)s)",
     )
     parser.add_argument(
         "--plot",
@@ -58,6 +72,7 @@ def _run(given: argparse.Namespace) -> int:
             f"{error.name} is not installed; fusion needs: pip install 'kvtrie[hf,cli]'"
         ) from error
     names = ("passages", "question", "tiny", "select", "ratio", "plot", "answer_tokens", "json")
+    names += ("controller", "monitor", "tier")
     chosen = {name: getattr(given, name) for name in names}
     if given.demo and given.plot is None:
         chosen["plot"] = Path("kvtrie-fuse.png")

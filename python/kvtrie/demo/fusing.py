@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -26,11 +26,12 @@ from kvtrie.demo.model import Speaker, smollm, tiny
 from kvtrie.demo.passages import FAMILIAR, PASSAGES, QUESTION, SYSTEM
 from kvtrie.engines.transformers import Decoder, fingerprint
 from kvtrie.errors import ConfigError, KvtrieError
-from kvtrie.fuse import CacheStore, Context, Fused, Fusor
+from kvtrie.fuse import CacheStore, Context, Controller, Fused, Fusor, Monitor
 from kvtrie.fuse.chunker import Given
 from kvtrie.fuse.gate import divergence
 from kvtrie.tiers import default_device, open_pools
 from kvtrie.transfer import Executor
+from kvtrie.transfer.profile import load_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +52,10 @@ class FuseOptions:
         question: what is asked; None takes the built-in one.
         tiny: a random model instead of SmolLM2.
         select: how tokens are chosen; see `kvtrie.fuse.select`.
-        ratio: share of the passages' tokens to compute again.
+        ratio: share of the passages' tokens to compute again; None is for the controller, or .15.
+        controller: a profile by which a controller chooses the ratio.
+        monitor: compare the fusion with a full prefill.
+        tier: where the passages are before they are fused.
         plot: where to draw which tokens were computed at which layers; None for nowhere.
         answer_tokens: tokens of each answer.
         json: print one JSON document instead of a table.
@@ -61,7 +65,10 @@ class FuseOptions:
     question: str | None = None
     tiny: bool = False
     select: str = "first+question"
-    ratio: float = 0.15
+    ratio: float | None = None
+    controller: Path | None = None
+    monitor: bool = False
+    tier: Literal["gpu", "host"] = "host"
     plot: Path | None = None
     answer_tokens: int = 6
     json: bool = False
@@ -114,7 +121,15 @@ def _run(
     asked = _Asked(speaker, context, store, options.answer_tokens)
     decoder = Decoder(speaker.model)
     reuse = Fusor(decoder, store, ratio=0.0)
-    fusion = Fusor(decoder, store, select=options.select, ratio=options.ratio)
+    profile = None if options.controller is None else load_profile(options.controller)
+    fusion = Fusor(
+        decoder,
+        store,
+        select=options.select,
+        ratio=options.ratio,
+        controller=None if profile is None else Controller(profile, store),
+        monitor=Monitor(rate=1.0) if options.monitor else None,
+    )
     # The passages have been read before, in some other order, and their KV lies below.
     before = FAMILIAR if len(context.chunks) == len(FAMILIAR) else range(len(context.chunks))
     with console.status("computing each passage alone, once"):
@@ -127,7 +142,7 @@ def _run(
     results = [first]
     fused: Fused | None = None
     for name, fusor in (("plain reuse", reuse), ("fusion", fusion)):
-        store.place([chunk.tokens for chunk in context.chunks], "host")
+        store.place([chunk.tokens for chunk in context.chunks], options.tier)
         store.executor.poll()
         store.executor.drain()
         with console.status(name):
