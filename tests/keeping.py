@@ -41,7 +41,7 @@ def serving(folder, *, gpu=4, host=8, disk=DISK, shape=SHAPE, size=SIZE, wall=No
 
     Nothing is saved at the end: tests say when.
     """
-    mine = ("layout", "rank", "durability", "faults", "second")
+    mine = ("layout", "rank", "durability", "faults")
     own = {name: settings.pop(name) for name in mine if name in settings}
     rooms = {"gpu": gpu, "host": host, "disk": disk}
     layout = own.get("layout")

@@ -406,20 +406,3 @@ def test_a_terminal_sees_how_far_it_is(folder):
     assert process.returncode == 0
     assert out == f"{stores(folder)[0]}: 12 blocks read, 0 findings\n"
     assert f"Verifying {stores(folder)[0].name}".encode() in seen
-
-
-def test_a_store_over_two_folders_is_looked_after_as_one(capsys, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    fill(one, PROMPTS, wall=Clock(time.time_ns() - 5 * DAY), second=two)
-    (store,) = told(capsys, "verify", one)["stores"]
-    assert (store["blocks"], store["findings"]) == (12, [])
-    assert (two / f"{stores(one)[0].name}.second" / "segment-00001").exists()
-    assert "no store in" in refused(capsys, "ls", two)
-    two.rename(tmp_path / "away")
-    assert "is not there, where every other block" in refused(capsys, "verify", one)
-    (tmp_path / "away").rename(two)
-    told(capsys, "gc", one, "--older-than", "1")
-    assert on_disk(one) == on_disk(two) == 0
-    fill(one, PROMPTS, second=two)
-    with serving(one, second=two) as executor:
-        assert executor.restore() == 12

@@ -212,8 +212,7 @@ def test_paths(monkeypatch, tmp_path, given, path):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = path.format(home=tmp_path)
     assert folder("path", given) == path
-    tier = Tier("disk", blocks=4, path=given, second_path="file:///other")
-    assert (tier.path, tier.second_path) == (path, "/other")
+    assert Tier("disk", blocks=4, path=given).path == path
 
 
 @pytest.mark.parametrize(
@@ -235,7 +234,6 @@ def test_what_is_no_path_here_is_refused_by_name(tmp_path, monkeypatch, given, s
     monkeypatch.chdir(tmp_path)
     for refuse in (
         lambda: Tier("disk", blocks=4, path=given),
-        lambda: Tier("disk", blocks=4, path="kv", second_path=given),
         lambda: DiskStorage(given, SHAPE, 4, 16),
         lambda: KeyedDisk(given, meaning="a model", size=4096, blocks=4),
     ):

@@ -1223,7 +1223,6 @@ class DiskStore:
 
     Attributes:
         folder: its own folder.
-        second: the folder on another device where every other slot lies; None if there is none.
         read_only: whether it may not write: another process does, the folder forbids it, or was
             removed or replaced while it was open.
         refusal: why it may not, if so.
@@ -1251,7 +1250,6 @@ class DiskStore:
         durability: str = "flush",
         io: str = "direct",
         queue: str = "best",
-        second: str | PathLike[str] | None = None,
         faults: Faults | None = None,
     ) -> Self: ...
     @staticmethod
@@ -1263,18 +1261,14 @@ class DiskStore:
         """The stores in a folder: each one's own folder, and why it cannot be read if so."""
 
     @staticmethod
-    def blocks_in(
-        budget: int, layers: int, layer_bytes: int, block_tokens: int, *, second: bool = False
-    ) -> int:
+    def blocks_in(budget: int, layers: int, layer_bytes: int, block_tokens: int) -> int:
         """How many blocks fit into a budget in bytes, all files counted.
 
-        `layer_bytes` are those of the layout, padding included; `second` counts two folders.
+        `layer_bytes` are those of the layout, padding included.
         """
 
     @property
     def folder(self) -> Path: ...
-    @property
-    def second(self) -> Path | None: ...
     @property
     def read_only(self) -> bool: ...
     @property

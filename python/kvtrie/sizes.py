@@ -43,7 +43,7 @@ _NAMES = {name.lower(): factor for name, factor in _UNITS.items()}
 _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,2})?)\s*([a-z%]*)", re.IGNORECASE)
 _SMALL = 1_000_000  # a number below was meant in another unit
 _ALL = 100  # per cent
-_STORE = re.compile(r"[0-9a-f]{16}(\.second)?")
+_STORE = re.compile(r"[0-9a-f]{16}")
 _WANTED = "a whole number of bytes or a size as '8GB' or '512MiB' wanted"
 
 

@@ -76,8 +76,6 @@ class Tier:
             or "25%" of what is free when the tier is made: of host memory, or of the disk together
             with what is in `path`. It is an int afterwards.
         path: the folder in which a disk tier keeps its files; the core does not read it.
-        second_path: a folder on another device, where a disk tier keeps every other block, so that
-            both devices work at once; the room is that of both together. The core does not read it.
         owner: who hands out slots: "kvtrie"; "engine" for the first tier of an engine with a pool
             of its own, which names its slots by `Lease.bind`; "none" where there are no bytes.
         write: when blocks are copied to the next tier: "back" when they are evicted or ahead of
@@ -112,7 +110,6 @@ class Tier:
     blocks: int | None = None
     bytes: int | str | None = None
     path: str | None = None
-    second_path: str | None = None
     owner: Literal["kvtrie", "engine", "none"] = "kvtrie"
     write: Literal["back", "through", "never"] = "back"
     admit_after: int = 1
@@ -138,7 +135,8 @@ class Tier:
         }
         for name, (given, known) in words.items():
             word(f"{name} of a tier", given, known)
-        self._check_places()
+        if self.path is not None:
+            put(self, path=folder(f"path of tier {self.kind!r}", self.path))
         self._check_room()
         self._check_shares()
         self._check_parts()
@@ -165,19 +163,9 @@ class Tier:
         if self.kind == "host":
             return free_memory
         if self.kind == "disk" and self.path is not None:
-            folders = [place for place in (self.path, self.second_path) if place is not None]
-            return lambda: sum(map(free_disk, folders))
+            path = self.path
+            return lambda: free_disk(path)
         return None
-
-    def _check_places(self) -> None:
-        for name in ("path", "second_path"):
-            if (given := getattr(self, name)) is not None:
-                put(self, **{name: folder(f"{name} of tier {self.kind!r}", given)})
-        if self.second_path is not None and self.path in (None, self.second_path):
-            raise ConfigError(
-                f"second_path of tier {self.kind!r} is {shown(self.second_path)} and its path "
-                f"{shown(self.path)}: two different folders wanted"
-            )
 
     def _check_shares(self) -> None:
         for name in ("free_low", "growth_reserve", "retained_share"):
@@ -235,8 +223,7 @@ class Tier:
         each, room = model.layers * layer, int(self.bytes or 0)
         blocks = room // each
         if self.kind == "disk" and self.path is not None:
-            second = self.second_path is not None
-            blocks = DiskStore.blocks_in(room, model.layers, layer, block_tokens, second=second)
+            blocks = DiskStore.blocks_in(room, model.layers, layer, block_tokens)
         if not 1 <= blocks <= _MOST_BLOCKS:
             raise ConfigError(
                 f"tier {self.kind!r} has {self.bytes} bytes, which is {blocks} blocks of {each}: "

@@ -19,17 +19,15 @@ def entries(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-@pytest.mark.parametrize("second", [False, True])
-def test_a_relative_folder_stays_the_one_that_was_opened(tmp_path, monkeypatch, second):
+def test_a_relative_folder_stays_the_one_that_was_opened(tmp_path, monkeypatch):
     here, there = tmp_path / "here", tmp_path / "there"
-    more = {"second": "half"} if second else {}
     for folder in (here, there):
         folder.mkdir()
         monkeypatch.chdir(folder)
-        fill("kv", [prompt(1)], **more)
+        fill("kv", [prompt(1)])
     other = entries(there)
     monkeypatch.chdir(here)
-    with serving("kv", **more) as executor:
+    with serving("kv") as executor:
         assert executor.restore() == 1
         monkeypatch.chdir(there)
         for seed in range(2, 6):
@@ -38,10 +36,10 @@ def test_a_relative_folder_stays_the_one_that_was_opened(tmp_path, monkeypatch, 
         executor.pools[2].store.gc()
         executor.pools[2].note_uses(executor.manager.index("disk", now=executor.clock()))
     assert entries(there) == other
-    with serving("kv", **more) as executor:
+    with serving("kv") as executor:
         assert executor.restore() == 1
     monkeypatch.chdir(here)
-    with serving("kv", **more) as executor:
+    with serving("kv") as executor:
         assert executor.restore() == 9
         assert all(ask(executor, prompt(seed, 2)) == 2 * SIZE for seed in range(2, 6))
 

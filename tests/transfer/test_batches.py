@@ -4,12 +4,11 @@ The device counts what is under way; no clock is asked.
 """
 
 import pytest
-from keeping import SECOND, SHAPE, SIZE, WALL, Clock, ask, fill, prompt, serving
+from keeping import SECOND, SHAPE, SIZE, Clock, ask, fill, prompt, serving
 
-from kvtrie import BlockManager, Tier
 from kvtrie._kvtrie import Faults
-from kvtrie.tiers import Batched, DiskStorage, open_pools
-from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine
+from kvtrie.tiers import Batched
+from kvtrie.transfer import Layerwise, LayerwiseEngine
 
 BLOCKS = 8
 ONE = 2  # operations of one block: its header pages and its layers
@@ -125,31 +124,3 @@ def test_a_layer_of_many_blocks_is_under_way_together(tmp_path):
         assert told == [len(tokens), *range(SHAPE.layers), len(tokens)]
         # Each of two readers has half of the blocks; one at a time they would be two operations.
         assert faults.most_at_once()[0] >= BLOCKS // 2 * ONE
-
-
-def test_a_tier_over_two_folders_keeps_both_busy_and_finds_all_again(tmp_path):
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    tiers = [
-        Tier("gpu", blocks=12),
-        Tier("host", blocks=12),
-        Tier("disk", bytes=1 << 20, path=one, second_path=two),
-    ]
-    alone = Tier("disk", bytes=1 << 20, path=one)
-    assert 0 < tiers[2].room(SHAPE, SIZE) <= alone.room(SHAPE, SIZE)
-    prompts, shape = (
-        [prompt(seed, BLOCKS) for seed in range(3)],
-        (SHAPE, tiers[2].room(SHAPE, SIZE)),
-    )
-    for kept in (0, 3):
-        manager, faults = BlockManager(SHAPE, tiers, block_tokens=SIZE), Faults()
-        memory = open_pools(SHAPE, tiers[:2], SIZE)
-        storage = DiskStorage(one, *shape, SIZE, second=two, clock=Clock(WALL), faults=faults)
-        with storage, Executor(manager, [*memory, storage], workers=2) as executor:
-            assert executor.restore() == kept * BLOCKS
-            found = sum(ask(executor, tokens) for tokens in prompts)
-            assert found == kept * BLOCKS * SIZE
-            executor.save()
-            assert faults.most_at_once()[1] == 2
-            assert storage.store.second == tmp_path / "two"
-    with open_pools(SHAPE, tiers, SIZE)[2] as again:
-        assert len(again.recall()) == 3 * BLOCKS

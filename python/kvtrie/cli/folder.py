@@ -233,26 +233,12 @@ def finish_removals(folder: Path) -> int:
 
 
 def _remove(path: Path) -> int:
-    freed = 0
-    # The half in another folder goes first: where it lies is written in this one.
-    for part in (*_half(path), path):
-        try:
-            freed += sum(512 * file.lstat().st_blocks for file in part.iterdir())
-            shutil.rmtree(part)
-        except OSError as error:
-            raise TransferError(f"removing {part}: {error.strerror}") from error
-    return freed
-
-
-def _half(removed: Path) -> list[Path]:
-    """The files in a second folder of a store that is being removed; only its own."""
     try:
-        with closing(DiskStore.inspect(removed)) as seen:
-            second = seen.second
-    except (ConfigError, TransferError):
-        return []
-    half = second and second / f"{removed.name.removesuffix('.removed')}.second"
-    return [half] if half and _is_folder(half) else []
+        freed = sum(512 * file.lstat().st_blocks for file in path.iterdir())
+        shutil.rmtree(path)
+    except OSError as error:
+        raise TransferError(f"removing {path}: {error.strerror}") from error
+    return freed
 
 
 def _is_folder(path: Path) -> bool:
@@ -274,7 +260,6 @@ def _open(store: Path) -> DiskStore:
         layer_bytes=seen.layer_bytes,
         block_tokens=seen.block_tokens,
         blocks=seen.slots,
-        second=seen.second,
     )
 
 

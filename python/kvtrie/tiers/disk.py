@@ -63,7 +63,6 @@ class DiskStorage:
         io: "direct" past the system's page cache, where the file system allows it, or "buffered".
         queue: the way to keep several operations under way: "best" is the kernel's queue where it
             has one, or else "threads".
-        second: a folder on another device, where every other slot lies; None keeps all in `folder`.
         rank: the tensor-parallel rank whose part of the KV this is.
         clock: the wall clock in nanoseconds; ages grow by it between two processes.
         faults: a device that fails on demand, for tests.
@@ -80,7 +79,7 @@ class DiskStorage:
 
     Raises:
         ConfigError: a model without a fingerprint, a layout with K and V apart, numbers that cannot
-            be, a second folder that is not there or not the other half of what is in the first.
+            be, a store in two folders, which earlier versions could write.
         TransferError: the folder cannot be read or made.
     """
 
@@ -95,7 +94,6 @@ class DiskStorage:
         durability: Literal["none", "flush", "fsync"] = "flush",
         io: Literal["direct", "buffered"] = "direct",
         queue: Literal["best", "threads"] = "best",
-        second: str | Path | None = None,
         rank: int = 0,
         clock: Callable[[], int] = time.time_ns,
         faults: Faults | None = None,
@@ -109,11 +107,8 @@ class DiskStorage:
             raise ConfigError("a disk keeps K and V of a layer together: use Layout(kv='joined')")
         about = _about(model, self.block_format.layout, block_tokens, rank)
         folder = path_of("the folder of a disk", folder)
-        second = None if second is None else path_of("the second folder of a disk", second)
-        folders = [folder] if second is None else [folder, second]
-        for each in folders:
-            room = blocks * model.layers * planes[0] // len(folders)
-            check_exists(f"a disk tier in {each}", room, all_disk(each), "its file system")
+        room = blocks * model.layers * planes[0]
+        check_exists(f"a disk tier in {folder}", room, all_disk(folder), "its file system")
         self.store = DiskStore(
             folder,
             identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
@@ -125,7 +120,6 @@ class DiskStorage:
             durability=durability,
             io=io,
             queue=queue,
-            second=second,
             faults=faults,
         )
         self._clock = clock
@@ -173,7 +167,6 @@ class DiskStorage:
             layout=tier.layout,
             durability=tier.durability,
             io=tier.io,
-            second=tier.second_path,
             rank=rank,
         )
 

@@ -167,7 +167,7 @@ impl DiskStore {
     #[new]
     #[pyo3(signature = (
         folder, *, identity, about, layers, layer_bytes, block_tokens, blocks,
-        durability="flush", io="direct", queue="best", second=None, faults=None
+        durability="flush", io="direct", queue="best", faults=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "settings, all by name")]
     fn new(
@@ -182,7 +182,6 @@ impl DiskStore {
         durability: &str,
         io: &str,
         queue: &str,
-        second: Option<PathBuf>,
         faults: Option<&Bound<'_, Faults>>,
     ) -> PyResult<Self> {
         let settings = Settings {
@@ -193,7 +192,6 @@ impl DiskStore {
             block_tokens,
             blocks,
             durability: self::durability(durability)?,
-            second,
         };
         let device = device(faults, io, queue)?;
         py.detach(|| Store::open(device, &folder, settings)).map(Self::of).map_err(raise)
@@ -218,14 +216,7 @@ impl DiskStore {
 
     /// Number of blocks whose files fit in a budget of bytes.
     #[staticmethod]
-    #[pyo3(signature = (budget, layers, layer_bytes, block_tokens, *, second=false))]
-    fn blocks_in(
-        budget: u64,
-        layers: u16,
-        layer_bytes: usize,
-        block_tokens: u32,
-        second: bool,
-    ) -> u32 {
+    fn blocks_in(budget: u64, layers: u16, layer_bytes: usize, block_tokens: u32) -> u32 {
         let settings = Settings {
             identity: BlockKey::default(),
             about: String::new(),
@@ -234,7 +225,6 @@ impl DiskStore {
             block_tokens,
             blocks: 1,
             durability: Durability::default(),
-            second: second.then(PathBuf::new),
         };
         settings.blocks_in(budget)
     }
@@ -242,12 +232,6 @@ impl DiskStore {
     #[getter]
     fn folder(&self) -> PathBuf {
         self.folder.clone()
-    }
-
-    /// The folder on another device, if there is one.
-    #[getter]
-    fn second(&self) -> Option<PathBuf> {
-        self.settings.second.clone()
     }
 
     #[getter]

@@ -4,7 +4,6 @@
 //! Cost: one short lock per call.
 
 use std::collections::BTreeSet;
-use std::iter::StepBy;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -14,12 +13,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Slots of one segment, in order.
-pub(crate) type Slots = StepBy<Range<u32>>;
-
-/// The slots from `first` below `end` of one of `turns` folders.
-pub(crate) fn slots(first: u32, end: u32, turns: u32) -> Slots {
-    (first..end).step_by(turns as usize)
-}
+pub(crate) type Slots = Range<u32>;
 
 /// Table of the slots in use by calls.
 #[derive(Debug, Default)]
@@ -42,12 +36,12 @@ impl Claims {
         let taken = |busy: &mut BTreeSet<u32>| busy.contains(&slot);
         let mut busy = self.given.wait_while(busy, taken).unwrap_or_else(PoisonError::into_inner);
         busy.insert(slot);
-        Claim { claims: self, slots: slots(slot, slot + 1, 1) }
+        Claim { claims: self, slots: slot..slot + 1 }
     }
 
     /// Claims a slot if it is unclaimed.
     pub(crate) fn now(&self, slot: u32) -> Option<Claim<'_>> {
-        self.all(slots(slot, slot + 1, 1))
+        self.all(slot..slot + 1)
     }
 
     /// Claims all of `slots`, or none if one is claimed.

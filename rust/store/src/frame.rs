@@ -3,7 +3,7 @@
 //! ```text
 //!   header  0 magic  8 checksum of 16..  16 version  20 length  24 identity  56 sequence
 //!           64 layer_bytes  72 header page bytes  76 blocks  80 block_tokens  84 layers
-//!           86 path length  88 about length  92 zero  96 about, second path, zeros to 8
+//!           86 zero  88 about length  92 zero  96 about, zeros to 8
 //!   frame   0 magic  4 length  8 checksum of 16..  16 sequence  24 slot  28 kind (1 PUT, 2 FREE)
 //!           29 priority  30 zero                                          FREE ends here, at 32
 //!           32 key  64 wall clock  72 age  80 ttl  88 cost  96 uses  100 session blocks
@@ -13,9 +13,6 @@
 //! Invariant: a frame is valid only complete and in a manifest of its identity, which seeds the
 //! checksums; of two frames of one slot the higher sequence wins, wherever it is, and of equal
 //! ones, which differ in metadata only, the later one. Cost: one hash per frame of about 200 bytes.
-
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::BlockKey;
@@ -157,11 +154,10 @@ pub(crate) fn head(settings: &Settings, sequence: u64) -> Vec<u8> {
     out.extend(settings.blocks.to_le_bytes());
     out.extend(settings.block_tokens.to_le_bytes());
     out.extend(settings.layers.to_le_bytes());
-    out.extend(u16::try_from(settings.path().len()).unwrap_or(u16::MAX).to_le_bytes());
+    out.extend([0; 2]);
     out.extend(u32::try_from(settings.about.len()).unwrap_or(u32::MAX).to_le_bytes());
     out.extend([0; 4]);
     out.extend(settings.about.as_bytes());
-    out.extend(settings.path());
     out.resize(settings.head_bytes(), 0);
     let sum = xxh3_64(&out[16..]);
     out[8..16].copy_from_slice(&sum.to_le_bytes());
@@ -175,6 +171,8 @@ pub(crate) enum Head {
     Good(Box<Settings>, u64, usize),
     /// A valid header of another version of the format.
     Version(u32),
+    /// A valid header of a store in two folders.
+    TwoFolders,
     /// No valid header, and why.
     Bad(String),
 }
@@ -197,15 +195,16 @@ pub(crate) fn decode_head(bytes: &[u8]) -> Head {
     if version != VERSION {
         return Head::Version(version);
     }
-    let path = HEAD_FIXED + half(bytes, 88) as usize;
-    let about = bytes.get(HEAD_FIXED..path);
+    // Earlier versions could keep every other slot in a second folder, whose path had its length here.
+    if bytes[86..88] != [0; 2] {
+        return Head::TwoFolders;
+    }
+    let about = bytes.get(HEAD_FIXED..HEAD_FIXED + half(bytes, 88) as usize);
     let about = about.and_then(|about| String::from_utf8(about.to_vec()).ok());
-    let second = bytes.get(path..path + usize::from(u16::from_le_bytes([bytes[86], bytes[87]])));
     let layer_bytes = usize::try_from(word(bytes, 64));
-    let (Some(about), Some(second), Ok(layer_bytes)) = (about, second, layer_bytes) else {
+    let (Some(about), Ok(layer_bytes)) = (about, layer_bytes) else {
         return Head::Bad("wrong lengths in the header".into());
     };
-    let second = (!second.is_empty()).then(|| OsStr::from_bytes(second).into());
     let settings = Settings {
         identity: std::array::from_fn(|at| bytes[24 + at]),
         about,
@@ -214,7 +213,6 @@ pub(crate) fn decode_head(bytes: &[u8]) -> Head {
         block_tokens: half(bytes, 80),
         blocks: half(bytes, 76),
         durability: Durability::default(),
-        second,
     };
     let pages = half(bytes, 72);
     if settings.check().is_err() || settings.header_bytes() != pages as usize {

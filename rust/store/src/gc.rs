@@ -5,7 +5,7 @@
 
 use std::io;
 
-use crate::claim::{Slots, lock, slots};
+use crate::claim::{Slots, lock};
 use crate::error::{Error, Result};
 use crate::manifest::NEXT;
 use crate::regular::{forbidden, is_not_regular};
@@ -42,19 +42,17 @@ impl Store {
     /// The device's errors.
     pub fn disk_bytes(&self) -> Result<u64> {
         let mut bytes = 0;
-        for folder in self.folders() {
-            let failed = |error| Error::io(format!("measuring {}", folder.display()), error);
-            for item in self.device.list(&folder).map_err(failed)? {
-                if item.folder {
-                    continue;
-                }
-                match self.device.open(&folder.join(item.name), crate::device::Access::Read) {
-                    Ok(file) => bytes += file.size().map_err(failed)?.allocated,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    // Not a file of the store.
-                    Err(error) if is_not_regular(&error) || forbidden(&error) => {}
-                    Err(error) => return Err(failed(error)),
-                }
+        let failed = |error| Error::io(format!("measuring {}", self.folder.display()), error);
+        for item in self.device.list(&self.folder).map_err(failed)? {
+            if item.folder {
+                continue;
+            }
+            match self.device.open(&self.folder.join(item.name), crate::device::Access::Read) {
+                Ok(file) => bytes += file.size().map_err(failed)?.allocated,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // Not a file of the store.
+                Err(error) if is_not_regular(&error) || forbidden(&error) => {}
+                Err(error) => return Err(failed(error)),
             }
         }
         Ok(bytes)
@@ -62,18 +60,17 @@ impl Store {
 
     /// Removes an unfinished manifest and everything beyond the last slot.
     pub(crate) fn trim(&self) -> Result<()> {
-        for next in self.folders().into_iter().map(|folder| folder.join(NEXT)) {
-            match self.device.remove(&next) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(Error::io(format!("removing {}", next.display()), error)),
-            }
+        let next = self.folder.join(NEXT);
+        match self.device.remove(&next) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::io(format!("removing {}", next.display()), error)),
         }
         for segment in self.segments.list()? {
             let slots = self.slots_of(segment);
-            if slots.len() == 0 {
+            if slots.is_empty() {
                 self.segments.remove(segment)?;
-            } else if self.slots_of(segment + self.settings.folders()).len() == 0 {
+            } else if self.slots_of(segment + 1).is_empty() {
                 self.cut(segment, slots.len())?;
             }
         }
@@ -109,16 +106,15 @@ impl Store {
             let table = lock(&self.table);
             slots.clone().filter(|&slot| table.get(slot).is_some()).collect()
         };
-        let (Some(mut start), Some(last)) = (slots.clone().next(), slots.clone().next_back())
-        else {
+        if slots.is_empty() {
             return Ok(());
-        };
-        let turns = self.settings.folders();
-        for slot in used {
-            self.punch(segment, &self::slots(start, slot, turns))?;
-            start = slot + turns;
         }
-        let tail = self::slots(start, last + 1, turns);
+        let mut start = slots.start;
+        for slot in used {
+            self.punch(segment, &(start..slot))?;
+            start = slot + 1;
+        }
+        let tail = start..slots.end;
         // A tail of free slots is truncated, which needs no support for holes.
         match self.claims.all(tail.clone()) {
             Some(_claim) if self.free(tail.clone()) => self.cut(segment, slots.len() - tail.len()),
@@ -140,9 +136,7 @@ impl Store {
             return if slots.len() == 1 {
                 Ok(())
             } else {
-                slots
-                    .clone()
-                    .try_for_each(|slot| self.punch(segment, &self::slots(slot, slot + 1, 1)))
+                slots.clone().try_for_each(|slot| self.punch(segment, &(slot..slot + 1)))
             };
         }
         let at = self.segments.start(first);

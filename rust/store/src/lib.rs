@@ -8,7 +8,7 @@
 //! Modules depend on one another in one direction: nouns (`error`, `settings`, `meta`, `claim`,
 //! `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` on `regular`, `ring` and
 //! `threads`, `faults`, `quarantine`, `segment`), indexes (`table`, `scan`, `manifest`), and the
-//! store with its operations (`open` with `second`, `read`, `write`, `rows`, `verify`, `gc`).
+//! store with its operations (`open`, `read`, `write`, `rows`, `verify`, `gc`).
 
 mod claim;
 mod device;
@@ -29,7 +29,6 @@ mod regular;
 mod ring;
 mod rows;
 mod scan;
-mod second;
 mod segment;
 mod settings;
 mod store;

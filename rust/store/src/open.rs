@@ -16,11 +16,13 @@ use crate::manifest::{self, Manifest};
 use crate::quarantine::{self, UNUSABLE, quarantine};
 use crate::regular::{forbidden, is_not_regular};
 use crate::scan;
-use crate::second;
 use crate::segment::Segments;
 use crate::settings::Settings;
 use crate::store::Store;
 use crate::table::Table;
+
+/// Name of a file in both parts of a store in two folders, which earlier versions wrote.
+const PAIR: &str = "pair";
 
 /// Name of the file that the writer locks.
 pub(crate) const LOCK: &str = "lock";
@@ -64,6 +66,7 @@ fn described(device: &dyn Device, folder: &Path) -> Result<(Settings, Arc<dyn Fi
     match scan::head(&*file).map_err(failed)? {
         Head::Good(settings, ..) => Ok((*settings, file)),
         Head::Version(found) => Err(other_version(&path, found)),
+        Head::TwoFolders => Err(two_folders(folder)),
         Head::Bad(reason) => Err(Error::config(format!("{}: {reason}", path.display()))),
     }
 }
@@ -71,6 +74,23 @@ fn described(device: &dyn Device, folder: &Path) -> Result<(Settings, Arc<dyn Fi
 fn other_version(path: &Path, found: u32) -> Error {
     let path = path.display();
     Error::config(format!("{path} is of format {found}, this version reads format {VERSION}"))
+}
+
+/// Refuses a part of a store in two folders; the one without the manifest is `folder.second`.
+fn one_folder(device: &dyn Device, folder: &Path) -> Result<()> {
+    let second = folder.with_extension("second");
+    let part = [folder, &second]
+        .into_iter()
+        .find(|part| device.open(&part.join(PAIR), Access::Read).is_ok());
+    part.map_or(Ok(()), |part| Err(two_folders(part)))
+}
+
+fn two_folders(folder: &Path) -> Error {
+    Error::config(format!(
+        "{} lies in two folders, which this version does not read: remove it, and put a folder over \
+         several devices by RAID 0 or LVM",
+        folder.display()
+    ))
 }
 
 /// The locked file, or why another process has the lock.
@@ -112,34 +132,28 @@ impl Store {
     /// errors.
     pub fn open(mut device: Arc<dyn Device>, folder: &Path, settings: Settings) -> Result<Self> {
         settings.check()?;
-        let mut settings = settings;
         // The path is compared with the held folder later, whatever the working directory is then.
         let folder = &std::path::absolute(folder)
             .map_err(|error| Error::io(format!("finding {}", folder.display()), error))?;
-        let folder = second::in_order(&*device, folder, &mut settings)?;
         let own = folder.join(settings.folder_name());
+        one_folder(&*device, &own)?;
         let path = own.join(manifest::NAME);
         let (guard, refusal) = match take_lock(&mut device, &own) {
-            Ok(Ok(guard)) => (vec![guard], None),
-            Ok(Err(why)) => (vec![], Some(why)),
+            Ok(Ok(guard)) => (Some(guard), None),
+            Ok(Err(why)) => (None, Some(why)),
             // A reader needs a manifest; without one a folder that forbids writes is an error.
             Err(error) if forbidden(&error) && device.open(&path, Access::Read).is_ok() => {
-                (vec![], Some(format!("nothing may be written here ({error})")))
+                (None, Some(format!("nothing may be written here ({error})")))
             }
-            Err(error) if is_not_regular(&error) => (vec![], Some(no_lock(&own, &error))),
+            Err(error) if is_not_regular(&error) => (None, Some(no_lock(&own, &error))),
             Err(error) => return Err(Error::io(format!("locking {}", own.display()), error)),
         };
-        let found = Found::in_folder(&*device, &own, !guard.is_empty())?;
+        let found = Found::in_folder(&*device, &own, guard.is_some())?;
         let store = Self::load(device, own, settings, guard, refusal, found)?;
         if !store.read_only() {
-            let above = |folder: &'_ Path| {
-                let above = folder.parent()?;
-                Some(if above.as_os_str().is_empty() { ".".into() } else { above.to_path_buf() })
-            };
-            let folders = [Some(folder), store.settings.second.clone()].into_iter().flatten();
             // Make the names of new folders durable, each in its parent.
-            for parent in folders.flat_map(|folder| [above(&folder), Some(folder)]).flatten() {
-                match store.device.sync_folder(&parent) {
+            for parent in folder.parent().into_iter().chain([&**folder]) {
+                match store.device.sync_folder(parent) {
                     // A parent folder that this user cannot open was not created by us either.
                     Err(error) if !forbidden(&error) => {
                         return Err(Error::io(format!("syncing {}", parent.display()), error));
@@ -156,6 +170,7 @@ impl Store {
     /// # Errors
     /// [`Error::Config`] if there is no good manifest; the device's errors.
     pub fn inspect(device: Arc<dyn Device>, folder: &Path) -> Result<Self> {
+        one_folder(&*device, folder)?;
         let device = match device.hold(folder) {
             Ok(Some(held)) => held,
             // Reading the manifest says what is wrong.
@@ -164,15 +179,15 @@ impl Store {
         let (settings, file) = described(&*device, folder)?;
         let refusal = Some("opened for looking only".to_string());
         let found = Found { file: Some(file), exact: true, ..Found::default() };
-        Self::load(device, folder.to_path_buf(), settings, vec![], refusal, found)
+        Self::load(device, folder.to_path_buf(), settings, None, refusal, found)
     }
 
     fn load(
         mut device: Arc<dyn Device>,
         folder: PathBuf,
         settings: Settings,
-        mut guard: Vec<Arc<dyn File>>,
-        mut refusal: Option<String>,
+        guard: Option<Arc<dyn File>>,
+        refusal: Option<String>,
         mut found: Found,
     ) -> Result<Self> {
         let path = folder.join(manifest::NAME);
@@ -183,11 +198,12 @@ impl Store {
         if let Some(file) = found.file.clone() {
             match scan::head(&*file).map_err(failed)? {
                 Head::Version(version) => return Err(other_version(&path, version)),
+                Head::TwoFolders => return Err(two_folders(&folder)),
                 // The folder's name is only a prefix of the identity: another store may share it.
                 Head::Good(other, ..) if other.identity != settings.identity => {
                     let other = other.folder_name();
                     reasons.push(format!("manifest: of identity {other}"));
-                    if !guard.is_empty() {
+                    if guard.is_some() {
                         quarantine(&*device, &folder, manifest::NAME, &other).map_err(failed)?;
                     }
                     found.file = None;
@@ -197,9 +213,7 @@ impl Store {
                     table.skip_to(sequence);
                     // The old manifest may be as long as a larger budget allowed.
                     blocks = blocks.max(known.blocks);
-                    found.exact &= known.blocks == settings.blocks
-                        && known.about == settings.about
-                        && known.second == settings.second;
+                    found.exact &= known.blocks == settings.blocks && known.about == settings.about;
                     found.end = length as u64;
                 }
                 Head::Bad(reason) => {
@@ -214,35 +228,14 @@ impl Store {
                 scan::frames(&**file, found.end, blocks, &settings, &mut table, &mut reasons)
                     .map_err(failed)?;
         }
-        second::check(&*device, &folder, &settings, &table)?;
-        let part = second::path(&settings);
-        if let Some(part) = part.as_ref().filter(|_| !guard.is_empty()) {
-            match take_lock(&mut device, part) {
-                Ok(Ok(file)) => guard.push(file),
-                Ok(Err(why)) => refusal = Some(why),
-                Err(error) if forbidden(&error) => {
-                    refusal =
-                        Some(format!("nothing may be written in {} ({error})", part.display()));
-                }
-                Err(error) if is_not_regular(&error) => refusal = Some(no_lock(part, &error)),
-                Err(error) => return Err(Error::io(format!("locking {}", part.display()), error)),
-            }
-            // Both locks or none: a reader must not hold the other folder's lock.
-            if refusal.is_some() {
-                guard.clear();
-            }
+        // A writer holds its folder since it has the lock. A reader may lack it.
+        if let Ok(Some(held)) = device.hold(&folder) {
+            device = held;
         }
-        let folders: Vec<PathBuf> = [folder.clone()].into_iter().chain(part).collect();
-        for folder in &folders {
-            // A writer holds its folders since it has their locks. A reader may lack one.
-            if let Ok(Some(held)) = device.hold(folder) {
-                device = held;
-            }
-            // Opens for direct I/O once, so that a refusal shows now and not at the first block.
-            drop(device.open_bulk(&folder.join(LOCK), Access::Read));
-        }
-        let access = if guard.is_empty() { Access::Read } else { Access::Write };
-        let segments = Segments::new(Arc::clone(&device), folders, &settings, access);
+        // Opens for direct I/O once, so that a refusal shows now and not at the first block.
+        drop(device.open_bulk(&folder.join(LOCK), Access::Read));
+        let access = if guard.is_some() { Access::Write } else { Access::Read };
+        let segments = Segments::new(Arc::clone(&device), folder.clone(), &settings, access);
         let settings = Arc::new(settings);
         let manifest = Manifest::new(
             Arc::clone(&device),
@@ -265,7 +258,7 @@ impl Store {
             synced: Mutex::new(0),
             reasons: Mutex::new(reasons),
         };
-        if !store.guard.is_empty() {
+        if store.guard.is_some() {
             store.begin(found.exact)?;
         }
         Ok(store)
@@ -273,11 +266,9 @@ impl Store {
 
     /// Prepares a writer: valid header, no tail behind the last frame, no leftovers.
     fn begin(&self, exact: bool) -> Result<()> {
-        for folder in self.folders() {
-            self.device
-                .sync_folder(&folder)
-                .map_err(|error| Error::io(format!("syncing {}", folder.display()), error))?;
-        }
+        self.device
+            .sync_folder(&self.folder)
+            .map_err(|error| Error::io(format!("syncing {}", self.folder.display()), error))?;
         lock(&self.reasons).append(&mut self.segments.quarantine_unusable()?);
         self.segments.set_known(self.segments.list()?);
         {
@@ -296,7 +287,6 @@ impl Store {
                 None => manifest.rewrite(&self.table, &mut |_, _| true)?,
             }
         }
-        second::join(&*self.device, &self.folder, &self.settings)?;
         self.trim()
     }
 }

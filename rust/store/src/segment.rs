@@ -1,9 +1,7 @@
 //! Segments: the large files of slots.
 //!
 //! ```text
-//!   segment-00000: | slot 0 | slot 1 | ... | slot per_segment-1 |     (one folder)
-//!   segment-00000: | slot 0 | slot 2 | slot 4 | ...                    (first of two folders)
-//!   segment-00001: | slot 1 | slot 3 | slot 5 | ...                    (second of two folders)
+//!   segment-00000: | slot 0 | slot 1 | ... | slot per_segment-1 |
 //!   slot:          | header page | header page | layer 0 | layer 1 | ... each padded to pages |
 //! ```
 //!
@@ -13,10 +11,10 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use crate::claim::{self, Slots, lock};
+use crate::claim::{Slots, lock};
 use crate::device::{Access, Device};
 use crate::error::{Error, Result};
 use crate::file::{File, read_full, write_full};
@@ -34,7 +32,7 @@ const SYNCS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Segments {
     device: Arc<dyn Device>,
-    folders: Vec<PathBuf>,
+    folder: PathBuf,
     per_segment: u32,
     slot_bytes: u64,
     access: Access,
@@ -67,13 +65,13 @@ pub(crate) fn number(file: &str) -> Option<u32> {
 impl Segments {
     pub(crate) fn new(
         device: Arc<dyn Device>,
-        folders: Vec<PathBuf>,
+        folder: PathBuf,
         settings: &Settings,
         access: Access,
     ) -> Self {
         Self {
             device,
-            folders,
+            folder,
             per_segment: settings.per_segment(),
             slot_bytes: settings.slot_bytes(),
             access,
@@ -84,16 +82,9 @@ impl Segments {
 
     /// The segments on the device.
     pub(crate) fn list(&self) -> Result<BTreeSet<u32>> {
-        let mut found = BTreeSet::new();
-        for (turn, folder) in (0..).zip(&self.folders) {
-            let items = self
-                .device
-                .list(folder)
-                .map_err(|error| Error::io(format!("listing {}", folder.display()), error))?;
-            let numbers = items.iter().filter_map(|item| number(&item.name));
-            found.extend(numbers.filter(|number| number % self.turns() == turn));
-        }
-        Ok(found)
+        let failed = |error| Error::io(format!("listing {}", self.folder.display()), error);
+        let items = self.device.list(&self.folder).map_err(failed)?;
+        Ok(items.iter().filter_map(|item| number(&item.name)).collect())
     }
 
     /// Quarantines unusable files with a segment's name; returns the reasons.
@@ -104,10 +95,9 @@ impl Segments {
             let Err(error) = self.device.open(&path, Access::Write) else { continue };
             let unreadable = || forbidden(&error) && self.device.open(&path, Access::Read).is_err();
             if is_not_regular(&error) || unreadable() {
-                let renamed = quarantine(&*self.device, self.folder(segment), &name, UNUSABLE)
-                    .map_err(|error| {
-                        Error::io(format!("setting {} aside", path.display()), error)
-                    })?;
+                let failed = |error| Error::io(format!("setting {} aside", path.display()), error);
+                let renamed =
+                    quarantine(&*self.device, &self.folder, &name, UNUSABLE).map_err(failed)?;
                 reasons.push(format!("{name}: {error}; set aside as {renamed}"));
             }
         }
@@ -119,35 +109,24 @@ impl Segments {
         lock(&self.state).known = segments;
     }
 
-    fn turns(&self) -> u32 {
-        u32::try_from(self.folders.len()).unwrap_or(1)
-    }
-
     /// The segment of a slot.
     pub(crate) fn of(&self, slot: u32) -> u32 {
-        let turns = self.turns();
-        slot / turns / self.per_segment * turns + slot % turns
+        slot / self.per_segment
     }
 
     /// The slots below `end` in a segment, in order.
     pub(crate) fn slots(&self, segment: u32, end: u32) -> Slots {
-        let (turns, per) = (u64::from(self.turns()), u64::from(self.per_segment));
-        let first = u64::from(segment) / turns * per * turns + u64::from(segment) % turns;
-        let bounded = |slot: u64| u32::try_from(slot).unwrap_or(u32::MAX).min(end);
-        claim::slots(bounded(first), bounded(first + per * turns), self.turns())
+        let first = segment.saturating_mul(self.per_segment);
+        first.min(end)..first.saturating_add(self.per_segment).min(end)
     }
 
     /// Offset of a slot in its segment.
     pub(crate) fn start(&self, slot: u32) -> u64 {
-        u64::from(slot / self.turns() % self.per_segment) * self.slot_bytes
-    }
-
-    fn folder(&self, segment: u32) -> &Path {
-        &self.folders[(segment % self.turns()) as usize]
+        u64::from(slot % self.per_segment) * self.slot_bytes
     }
 
     fn path(&self, segment: u32) -> PathBuf {
-        self.folder(segment).join(name(segment))
+        self.folder.join(name(segment))
     }
 
     /// The segment's open file; `None` if it does not exist and `create` is not set.
@@ -173,7 +152,7 @@ impl Segments {
         };
         // Before any write: a durable block in a file without a durable name would be lost.
         if create && !known {
-            self.device.sync_folder(self.folder(segment))?;
+            self.device.sync_folder(&self.folder)?;
         }
         let mut state = lock(&self.state);
         state.known.insert(segment);
@@ -357,10 +336,9 @@ mod tests {
             block_tokens: 1,
             blocks: 9,
             durability: Durability::Fsync,
-            second: None,
         };
         let device = Arc::clone(&faults) as Arc<dyn Device>;
-        let segments = Segments::new(device, vec![folder.path().into()], &settings, Access::Write);
+        let segments = Segments::new(device, folder.path().into(), &settings, Access::Write);
         let (one, two) = (segments.failures(1), segments.failures(2));
         segments.write(1, 0, &mut [IoSlice::new(b"one")]).unwrap();
         segments.write(2, 0, &mut [IoSlice::new(b"two")]).unwrap();

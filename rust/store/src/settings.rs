@@ -3,9 +3,6 @@
 //! Invariant: equal settings give equal positions on every machine; no position depends on
 //! `blocks`, so a budget can change without moving a byte. Cost: arithmetic.
 
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
-
 use kvtrie_core::block::Layers;
 
 use crate::error::{Error, Result};
@@ -25,9 +22,6 @@ const RECORD_ROOM: u64 = 1024;
 
 /// Longest `about`. Every budget includes it, so that its length costs no blocks.
 const MOST_ABOUT: usize = 16 << 10;
-
-/// The longest path of a second folder.
-const MOST_PATH: usize = 4 << 10;
 
 /// Bytes of a header page before the checksums of the layers.
 pub(crate) const PAGE_FIXED: usize = 104;
@@ -67,8 +61,6 @@ pub struct Settings {
     pub blocks: u32,
     /// The failure that a finished write survives.
     pub durability: Durability,
-    /// A folder on another device, with every other slot.
-    pub second: Option<PathBuf>,
 }
 
 impl Settings {
@@ -89,7 +81,6 @@ impl Settings {
             ("block_tokens", self.block_tokens.into(), 1 << 24),
             ("blocks", self.blocks.into(), u64::from(u32::MAX) - 1),
             ("bytes of about", self.about.len() as u64, MOST_ABOUT as u64),
-            ("bytes of the second path", self.path().len() as u64, MOST_PATH as u64),
         ] {
             if value > most {
                 return Err(Error::config(format!("{name} is {value}, at most {most}")));
@@ -102,17 +93,6 @@ impl Settings {
     #[must_use]
     pub fn folder_name(&self) -> String {
         hex(&self.identity[..8])
-    }
-
-    /// Number of folders that the slots alternate between.
-    #[must_use]
-    pub fn folders(&self) -> u32 {
-        1 + u32::from(self.second.is_some())
-    }
-
-    /// The second folder's path as bytes; empty if there is none.
-    pub(crate) fn path(&self) -> &[u8] {
-        self.second.as_ref().map_or(&[], |path| path.as_os_str().as_bytes())
     }
 
     /// The longest record of a block.
@@ -151,14 +131,13 @@ impl Settings {
     #[must_use]
     pub fn bytes_for(&self, blocks: u32) -> u64 {
         let slots = u64::from(blocks).saturating_mul(self.slot_bytes());
-        let extra = u64::from(self.folders() - 1);
-        let segments = u64::from(blocks.div_ceil(self.per_segment())) + extra;
+        let segments = u64::from(blocks.div_ceil(self.per_segment()));
         let frames = u64::from(blocks).saturating_mul(self.frame_bytes());
         slots
             .saturating_add(slots / 1024 + segments * 4 * PAGE)
             .saturating_add(frames.saturating_mul(3))
             .saturating_add(2 * (HEAD_FIXED + MOST_ABOUT) as u64 + SPARE + self.frame_bytes())
-            .saturating_add((6 + 8 * extra) * PAGE)
+            .saturating_add(6 * PAGE)
     }
 
     /// Number of blocks that fit in `bytes`; the inverse of [`Settings::bytes_for`].
@@ -188,7 +167,7 @@ impl Settings {
 
     /// Length of the manifest's header.
     pub(crate) fn head_bytes(&self) -> usize {
-        (HEAD_FIXED + self.about.len() + self.path().len()).next_multiple_of(8)
+        (HEAD_FIXED + self.about.len()).next_multiple_of(8)
     }
 
     /// Seed of the manifest's checksums: a frame of another identity fails its checksum.
@@ -224,8 +203,6 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::{Durability, Settings};
 
     fn settings(layers: u16, layer_bytes: usize, block_tokens: u32) -> Settings {
@@ -237,7 +214,6 @@ mod tests {
             block_tokens,
             blocks: 1,
             durability: Durability::None,
-            second: None,
         }
     }
 
@@ -253,10 +229,8 @@ mod tests {
 
     #[test]
     fn blocks_in_is_the_inverse_of_bytes_for() {
-        let sizes = [(1, 1), (32, 65_536), (61, 1 << 28)];
-        for ((layers, layer_bytes), second) in sizes.into_iter().zip([None, Some("second"), None]) {
-            let second = second.map(PathBuf::from);
-            let settings = Settings { second, ..settings(layers, layer_bytes, 16) };
+        for (layers, layer_bytes) in [(1, 1), (32, 65_536), (61, 1 << 28)] {
+            let settings = settings(layers, layer_bytes, 16);
             for blocks in [0, 1, 2, 511, 512, 100_000, 40_000_000] {
                 let bytes = settings.bytes_for(blocks);
                 assert_eq!(settings.blocks_in(bytes), blocks);

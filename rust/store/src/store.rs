@@ -16,7 +16,6 @@ use crate::error::{Error, Result};
 use crate::file::File;
 use crate::frame;
 use crate::manifest::Manifest;
-use crate::second;
 use crate::segment::Segments;
 use crate::settings::{Durability, Settings};
 use crate::table::Table;
@@ -33,8 +32,8 @@ pub struct Store {
     pub(crate) settings: Arc<Settings>,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) folder: PathBuf,
-    /// Writer's locks, one per folder; empty in a reader.
-    pub(crate) guard: Vec<Arc<dyn File>>,
+    /// Writer's lock; `None` in a reader.
+    pub(crate) guard: Option<Arc<dyn File>>,
     /// Why this is a reader.
     pub(crate) refusal: Option<String>,
     /// Why a writer stopped: its folder was removed or replaced.
@@ -61,11 +60,6 @@ impl Store {
         &self.folder
     }
 
-    /// Both of the store's folders, or its only one.
-    pub(crate) fn folders(&self) -> Vec<PathBuf> {
-        [self.folder.clone()].into_iter().chain(second::path(&self.settings)).collect()
-    }
-
     /// Whether writes are refused.
     #[must_use]
     pub fn read_only(&self) -> bool {
@@ -79,18 +73,15 @@ impl Store {
         self.refusal.as_deref().or(self.lost.get().map(String::as_str))
     }
 
-    /// Looks whether the paths of a writer's folders still lead to them; the first time that one
-    /// does not is noted as a reason.
-    fn check_folders(&self) {
-        if self.read_only() {
+    /// Checks whether the path of a writer's folder still leads to it; notes the first failure as
+    /// a reason.
+    fn check_folder(&self) {
+        if self.read_only() || self.device.leads_to(&self.folder) {
             return;
         }
-        let gone = self.folders().into_iter().find(|folder| !self.device.leads_to(folder));
-        if let Some(folder) = gone {
-            let why = format!("{} was removed or replaced while open", folder.display());
-            if self.lost.set(why.clone()).is_ok() {
-                self.note(format!("{why}; nothing more is written"));
-            }
+        let why = format!("{} was removed or replaced while open", self.folder.display());
+        if self.lost.set(why.clone()).is_ok() {
+            self.note(format!("{why}; nothing more is written"));
         }
     }
 
@@ -121,7 +112,7 @@ impl Store {
     }
 
     pub(crate) fn writable(&self) -> Result<()> {
-        self.check_folders();
+        self.check_folder();
         match self.refusal() {
             None => Ok(()),
             Some(why) => {
@@ -250,7 +241,7 @@ impl Store {
     /// # Errors
     /// The device's errors.
     pub fn sync(&self) -> Result<()> {
-        self.check_folders();
+        self.check_folder();
         if self.read_only() {
             return Ok(());
         }
@@ -268,7 +259,7 @@ impl Store {
     }
 
     fn finish(&self) -> Result<()> {
-        self.check_folders();
+        self.check_folder();
         if self.read_only() {
             return Ok(());
         }

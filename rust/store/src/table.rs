@@ -76,11 +76,6 @@ impl Table {
         (entry.at, entry.length) = (at, length);
     }
 
-    /// Whether the second of two folders has a block.
-    pub(crate) fn in_second(&self) -> bool {
-        self.slots.iter().skip(1).step_by(2).any(|entry| entry.length > 0)
-    }
-
     /// Allocates the next sequence.
     pub(crate) fn next(&mut self) -> u64 {
         self.last += 1;

@@ -17,7 +17,7 @@ use kvtrie_store::{
     BlockRead, BlockWrite, Chance, Device, Durability, Error, Fault, Faults, Meta, Pages,
     QueueKind, Settings, Store, System,
 };
-use rig::memory::{Image, Memory};
+use rig::memory::Memory;
 use rig::{Block, Random, behind, bytes, first, read, write};
 
 const ALL: Layers = Layers::new(0, 4);
@@ -201,64 +201,6 @@ fn swaps(cases: u64) -> Tally {
         tally.faults += 1;
     }
     assert_eq!(tally.right, 0, "a block that does not know its place");
-    tally
-}
-
-/// Two folders of which one is missing, another store's, older, truncated, or given first.
-fn second_folder(cases: u64) -> Tally {
-    let (one, two) = (Path::new("/stores"), Path::new("/second"));
-    let given = |one: &Path, two: &Path| {
-        (one.to_path_buf(), Settings { second: Some(two.to_path_buf()), ..settings(700) })
-    };
-    let blocks = blocks();
-    // In each slot the block of a later slot.
-    let fill = |memory: &Memory, shift: usize| {
-        let (folder, settings) = given(one, two);
-        let store = Store::open(memory.device(), &folder, settings).unwrap();
-        for slot in 0..SLOTS {
-            let block = &blocks[(slot as usize + shift) % blocks.len()];
-            write(&store, block, slot, ALL, shift as u64).unwrap();
-        }
-        store.close().unwrap();
-        memory.image()
-    };
-    let memory = Memory::default();
-    let (older, whole) = (fill(&memory, 2), fill(&memory, 1));
-    let stranger = fill(&Memory::default(), 1);
-    let (mut tally, mut random) = (Tally::default(), Random(6));
-    for _ in 0..cases {
-        let mut image = whole.clone();
-        let folder = if random.below(2) == 0 { one } else { two };
-        match random.below(4) {
-            0 => image.replace(folder, &Image::default()),
-            1 => image.replace(folder, &older),
-            2 => image.replace(two, &stranger),
-            _ => {
-                let inside = image.names.iter().filter(|(path, _)| path.starts_with(folder));
-                let numbers: Vec<usize> = inside.map(|(_, &number)| number).collect();
-                let at = usize::try_from(random.below(numbers.len() as u64)).unwrap();
-                let content = image.files.get_mut(&numbers[at]).unwrap();
-                let end = random.below(content.len().max(1) as u64);
-                content.truncate(usize::try_from(end).unwrap());
-            }
-        }
-        let (folder, settings) =
-            if random.below(2) == 0 { given(one, two) } else { given(two, one) };
-        let memory = Memory::from_image(image);
-        tally.faults += 1;
-        let Ok(store) = Store::open(memory.device(), &folder, settings) else {
-            tally.misses += 1;
-            continue;
-        };
-        for slot in 0..SLOTS {
-            for shift in 1..3 {
-                let block = &blocks[(slot as usize + shift) % blocks.len()];
-                let right = bytes(store.settings(), block, ALL, shift as u64);
-                tally.see(read(&store, &block.key, slot, ALL), &right);
-            }
-        }
-    }
-    assert!(tally.right > 0 && tally.misses > 0);
     tally
 }
 
@@ -530,7 +472,6 @@ fn campaign(cases: u64, short: bool, out: &mut dyn Write) {
     }
     tell("bits of layers", Some(data_bits(cases)));
     tell("swapped slots and layers", Some(swaps(cases)));
-    tell("one of two folders", Some(second_folder(cases)));
     tell("clock jumps", Some(clock_jumps(cases)));
     tell("two processes", Some(two_processes(cases)));
     let (name, tally) = full_disk(cases);

@@ -19,12 +19,6 @@ fn settings(durability: Durability) -> Settings {
     rig::settings(SLOTS, 600, durability)
 }
 
-/// Every other seed has two folders.
-fn of_seed(seed: u64, durability: Durability) -> Settings {
-    let second = (seed % 2 == 1).then(|| "/second".into());
-    Settings { second, ..settings(durability) }
-}
-
 /// A call: its begin and end, the slots it might touch, and the model after it.
 struct LoggedCall {
     began: usize,
@@ -202,7 +196,7 @@ fn campaign(seeds: std::ops::Range<u64>, durability: Durability, fails: bool) ->
     let (mut losses, mut empty) = (0, 0);
     for seed in seeds {
         let mut random = Random(seed);
-        let settings = of_seed(seed, durability);
+        let settings = settings(durability);
         let mut versions = Versions::new();
         let (mut image, mut model) = (Image::default(), Model::default());
         for _generation in 0..3 {

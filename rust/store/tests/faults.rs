@@ -66,8 +66,7 @@ struct Tally {
 fn settings(random: &mut Random) -> Settings {
     let durability = [Durability::None, Durability::Flush, Durability::Fsync];
     let durability = durability[usize::try_from(random.below(3)).unwrap()];
-    let second = (random.below(2) == 0).then(|| "/second".into());
-    Settings { second, ..rig::settings(SLOTS, LAYER, durability) }
+    rig::settings(SLOTS, LAYER, durability)
 }
 
 fn blocks() -> Vec<Block> {
@@ -139,11 +138,7 @@ fn work(store: &Store, blocks: &[Block], model: &mut Model, random: &mut Random)
 
 fn case(kind: Kind, seed: u64, tally: &mut Tally) {
     let mut random = Random(seed);
-    let mut settings = settings(&mut random);
-    if kind == Kind::Foreign {
-        // The other folder's segments would still be valid.
-        settings.second = None;
-    }
+    let settings = settings(&mut random);
     let blocks = blocks();
     let memory = Memory::default();
     let mut model = Model::default();
@@ -192,8 +187,7 @@ fn case(kind: Kind, seed: u64, tally: &mut Tally) {
 }
 
 fn damage(kind: Kind, memory: &Memory, settings: &Settings, random: &mut Random) {
-    let turn = random.below(settings.folders().into());
-    let segment = &*format!("segment-{turn:05}");
+    let segment = "segment-00000";
     let slot = usize::try_from(settings.slot_bytes()).unwrap();
     let named = |name: &str| memory.image().names.keys().any(|path| path.ends_with(name));
     let either = if random.below(2) == 0 && named(segment) { segment } else { "manifest" };

@@ -477,3 +477,39 @@ fn a_failed_read_removes_no_block() {
     assert_eq!(store.verify(|_| {}), vec![]);
     assert_eq!(store.reasons(), Vec::<String>::new());
 }
+
+#[test]
+fn a_store_in_two_folders_is_refused_by_name() {
+    let home = tempfile::tempdir().unwrap();
+    let settings = settings(4, 700, Durability::Flush);
+    let device: Arc<dyn Device> = Arc::new(System::default());
+    let opened = || Store::open(Arc::clone(&device), home.path(), settings.clone());
+    let own = opened().unwrap().folder().to_path_buf();
+    let refused = |found: Result<Store, Error>, part: &Path| {
+        let Err(Error::Config(message)) = found else { panic!("{found:?}") };
+        let named = format!("{} lies in two folders, which this version", part.display());
+        assert!(message.starts_with(&named) && message.contains("RAID 0 or LVM"), "{message}");
+    };
+    // Both parts of such a store have a file `pair`.
+    let second = own.with_extension("second");
+    std::fs::create_dir(&second).unwrap();
+    for part in [&own, &second] {
+        std::fs::write(part.join("pair"), "0123456789abcdef").unwrap();
+        refused(opened(), part);
+        refused(Store::inspect(Arc::clone(&device), &own), part);
+        std::fs::remove_file(part.join("pair")).unwrap();
+    }
+    opened().unwrap();
+    // And the header of the manifest has the length of the second folder's path.
+    let manifest = own.join("manifest");
+    let mut bytes = std::fs::read(&manifest).unwrap();
+    bytes[86] = 4;
+    let sum = xxhash_rust::xxh3::xxh3_64(&bytes[16..]);
+    bytes[8..16].copy_from_slice(&sum.to_le_bytes());
+    std::fs::write(&manifest, &bytes).unwrap();
+    refused(opened(), &own);
+    refused(Store::inspect(Arc::clone(&device), &own), &own);
+    let listed = stores(&*device, home.path()).unwrap();
+    assert!(matches!(&listed[0].settings, Err(Error::Config(why)) if why.contains("RAID 0")));
+    assert_eq!(std::fs::read(&manifest).unwrap(), bytes, "a refusal changes nothing");
+}

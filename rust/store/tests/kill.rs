@@ -2,8 +2,8 @@
 //! right.
 //!
 //! The writer is this test binary again, configured by its environment: `io_uring` or threads,
-//! direct I/O or the page cache, one folder or two. `KVTRIE_KILLS` is the number of kills in the
-//! test that `--ignored` runs (500).
+//! direct I/O or the page cache. `KVTRIE_KILLS` is the number of kills in the test that `--ignored`
+//! runs (500).
 
 mod rig;
 
@@ -20,10 +20,8 @@ const FOLDER: &str = "KVTRIE_KILL_FOLDER";
 const ROUND: &str = "KVTRIE_KILL_ROUND";
 const SLOTS: u32 = 8;
 
-/// With a second folder if there is one.
-fn settings(folder: &Path) -> Settings {
-    let second = Some(folder.join("second")).filter(|second| second.exists());
-    Settings { second, ..rig::settings(SLOTS, 40_000, Durability::Flush) }
+fn settings() -> Settings {
+    rig::settings(SLOTS, 40_000, Durability::Flush)
 }
 
 fn blocks() -> Vec<Block> {
@@ -37,7 +35,7 @@ fn blocks() -> Vec<Block> {
 fn open(folder: &Path, round: u64) -> Store {
     let queue = if round.is_multiple_of(2) { QueueKind::Best } else { QueueKind::Threads };
     let system = System::new(!round.is_multiple_of(3), queue);
-    Store::open(Arc::new(system), folder, settings(folder)).unwrap()
+    Store::open(Arc::new(system), folder, settings()).unwrap()
 }
 
 /// Writes until it is killed, and prints each write before and after.
@@ -68,12 +66,6 @@ fn reported_writes_survive_kills() {
     kills(60);
 }
 
-/// Half of the writers have one folder, half two.
-fn kills(rounds: u64) -> (u64, u64) {
-    let (one, two) = (kills_in(rounds / 2, false), kills_in(rounds - rounds / 2, true));
-    (one.0 + two.0, one.1 + two.1)
-}
-
 #[test]
 #[ignore = "a minute; KVTRIE_KILLS says how many die"]
 fn reported_writes_survive_many_kills() {
@@ -87,12 +79,9 @@ fn reported_writes_survive_many_kills() {
     .unwrap();
 }
 
-/// Kills so many writers; returns the writes that they reported and the blocks that were found.
-fn kills_in(rounds: u64, two: bool) -> (u64, u64) {
+/// Kills `rounds` writers; returns the writes that they reported and the blocks that were found.
+fn kills(rounds: u64) -> (u64, u64) {
     let folder = tempfile::tempdir().unwrap();
-    if two {
-        std::fs::create_dir(folder.path().join("second")).unwrap();
-    }
     let blocks = blocks();
     let mut random = Random(7);
     let mut model = Model::default();

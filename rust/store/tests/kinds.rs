@@ -14,7 +14,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use kvtrie_core::block::Layers;
-use kvtrie_store::{Durability, Error, Settings, Store, System};
+use kvtrie_store::{Durability, Error, Store, System};
 use rig::{Block, behind, bytes, first, read, settings, write};
 
 const ALL: Layers = Layers::new(0, 4);
@@ -69,21 +69,11 @@ const FILES: [&str; 3] = [
 ];
 
 /// Other names that it knows.
-const OTHERS: [&str; 5] = [
+const OTHERS: [&str; 4] = [
     "one/0102030405060708",
     "one/0102030405060708/manifest.tmp",
     "one/0102030405060708/manifest.aside",
     "one/0102030405060708/segment-00007",
-    "one/0102030405060708/pair",
-];
-
-const TWO_FOLDERS: [&str; 6] = [
-    "one/0102030405060708/pair",
-    "two/0102030405060708.second",
-    "two/0102030405060708.second/lock",
-    "two/0102030405060708.second/manifest.tmp",
-    "two/0102030405060708.second/segment-00001",
-    "two/0102030405060708.second/pair",
 ];
 
 fn path(count: u32) -> Vec<Block> {
@@ -180,7 +170,7 @@ fn found(store: &Store, blocks: &[Block]) -> usize {
 }
 
 /// Fills a store, plants the file, reopens the store and checks the result.
-fn one(kind: Kind, name: &str, second: bool) {
+fn one(kind: Kind, name: &str) {
     let folder = tempfile::tempdir().unwrap();
     let outside = folder.path().join("outside");
     fs::create_dir(&outside).unwrap();
@@ -188,10 +178,9 @@ fn one(kind: Kind, name: &str, second: bool) {
     fs::write(outside.join("file"), OUTSIDE).unwrap();
     fs::write(outside.join("folder/file"), OUTSIDE).unwrap();
     assert!(done("mkfifo", &["-m600"], &outside.join("pipe")));
-    let second = second.then(|| folder.path().join("two"));
     // A manifest of so many slots could be that long.
     let slots = if name.ends_with("/manifest") { u32::MAX - 1 } else { BLOCKS };
-    let settings = Settings { second, ..settings(slots, 700, Durability::Flush) };
+    let settings = settings(slots, 700, Durability::Flush);
     let one = folder.path().join("one");
     let opened = || Store::open(Arc::new(System::default()), &one, settings.clone());
     let blocks = path(BLOCKS);
@@ -206,7 +195,7 @@ fn one(kind: Kind, name: &str, second: bool) {
         return;
     }
     let before = seen(&outside);
-    let own = at.ends_with(DIGITS) || at.ends_with(format!("{DIGITS}.second"));
+    let own = at.ends_with(DIGITS);
     let inspected = Store::inspect(Arc::new(System::default()), &one.join(DIGITS));
     let looked = inspected.map(|store| found(&store, &blocks)).map_err(|error| error.to_string());
     assert_eq!(before, seen(&outside));
@@ -243,20 +232,18 @@ fn one(kind: Kind, name: &str, second: bool) {
                 assert_eq!(again.reasons(), Vec::<String>::new());
                 assert_eq!(found(&again, &blocks), blocks.len());
             }
-            // Without a lost block there may be no reason to report; an unreadable `pair` counts as
-            // none.
+            // Without a lost block there may be no reason to report.
             let plain = matches!(kind, Kind::Stretched | Kind::Sparse);
             let silent = last.starts_with("manifest.")
                 || plain && (last == "lock" || last == "segment-00007")
-                || sparse
-                || last == "pair" && (plain || matches!(kind, Kind::HardLink | Kind::Linked));
+                || sparse;
             let named = reasons.contains(last)
                 || reasons.contains("no header of block")
                 || reasons.contains("may be written");
             assert!(silent || named, "no reason names {last}: {reasons}");
         }
         Err(Error::Config(why)) => {
-            assert!(last == "pair" || own, "{why}");
+            assert!(own, "{why}");
             assert!(why.contains(DIGITS), "{why}");
             reasons = why;
         }
@@ -281,13 +268,12 @@ fn child_tries_all_kinds() {
     for kind in kinds {
         // The last name printed is the one that hangs.
         say(&format!("{kind:?} as {name}"));
-        let (second, name) = name.split_at(1);
-        one(kind, name, second == "2");
+        one(kind, name);
     }
 }
 
 /// Tries all kinds in place of one name, in a process that is killed after 30 s.
-fn goes_through(name: &str, folders: u8) {
+fn goes_through(name: &str) {
     // Root may read everything, so root runs a copy of this binary as another user, to whom files
     // are unreadable.
     let folder = tempfile::tempdir().unwrap();
@@ -301,7 +287,7 @@ fn goes_through(name: &str, folders: u8) {
             command.uid(user).gid(user);
         }
         command.args(["--exact", "child_tries_all_kinds", "--nocapture"]);
-        command.env(CHILD, format!("{user} {folders}{name}")).stdout(Stdio::piped());
+        command.env(CHILD, format!("{user} {name}")).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let (send, receive) = mpsc::channel();
         let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -324,7 +310,7 @@ fn goes_through(name: &str, folders: u8) {
 #[test]
 fn any_kind_of_file_in_place_of_each_ends_as_a_miss_with_a_reason() {
     for name in FILES {
-        goes_through(name, 1);
+        goes_through(name);
     }
 }
 
@@ -332,14 +318,6 @@ fn any_kind_of_file_in_place_of_each_ends_as_a_miss_with_a_reason() {
 #[ignore = "the full grid"]
 fn any_kind_of_file_under_any_other_name_ends_as_a_miss_with_a_reason() {
     for name in OTHERS {
-        goes_through(name, 1);
-    }
-}
-
-#[test]
-#[ignore = "the full grid"]
-fn any_kind_of_file_in_a_second_folder_ends_as_a_miss_with_a_reason() {
-    for name in TWO_FOLDERS {
-        goes_through(name, 2);
+        goes_through(name);
     }
 }

@@ -223,12 +223,8 @@ proptest! {
         list in prop::collection::vec(ops(), 1..60),
         layer_bytes in prop_oneof![Just(1_usize), Just(700), Just(4096), Just(5000)],
         durability in 0..3_usize,
-        two in any::<bool>(),
     ) {
-        let settings = Settings {
-            second: two.then(|| "/second".into()),
-            ..rig::settings(SLOTS, layer_bytes, DURABILITIES[durability])
-        };
+        let settings = rig::settings(SLOTS, layer_bytes, DURABILITIES[durability]);
         run(Memory::default().device(), Path::new("/stores"), settings, &list);
     }
 }
@@ -243,13 +239,9 @@ proptest! {
         durability in 0..3_usize,
         direct in any::<bool>(),
         queue in prop_oneof![Just(QueueKind::Best), Just(QueueKind::Threads)],
-        two in any::<bool>(),
     ) {
         let folder = tempfile::tempdir().unwrap();
-        let settings = Settings {
-            second: two.then(|| folder.path().join("second")),
-            ..rig::settings(SLOTS, layer_bytes, DURABILITIES[durability])
-        };
+        let settings = rig::settings(SLOTS, layer_bytes, DURABILITIES[durability]);
         run(Arc::new(System::new(direct, queue)), folder.path(), settings, &list);
     }
 }

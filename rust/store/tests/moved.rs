@@ -45,55 +45,46 @@ fn every_write(store: &Store, block: &Block) -> Vec<Result<(), Error>> {
 
 #[test]
 fn a_store_whose_folder_was_removed_or_replaced_stops_writing_and_says_so_once() {
-    for second in [false, true] {
-        for change in ["removed", "renamed", "replaced by a store", "replaced by a link"] {
-            let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            let stores = home.path().join("stores");
-            let settings = Settings {
-                second: second.then(|| other.path().join("half")),
-                ..settings(4, 700, Durability::Fsync)
-            };
-            let [one, two] = blocks();
-            let store = open(&stores, &settings);
-            write(&store, &one, 0, ALL, 1).unwrap();
-            // The path of one of the folders leads elsewhere; with two, of the second.
-            let path = if second { other.path().join("half") } else { stores.clone() };
-            let moved = home.path().join("moved");
-            fs::rename(&path, &moved).unwrap();
-            let mut newer = None;
-            match change {
-                "removed" => fs::remove_dir_all(&moved).unwrap(),
-                "replaced by a store" if !second => newer = Some(open(&stores, &settings)),
-                "replaced by a link" => {
-                    let fresh = home.path().join("fresh");
-                    fs::create_dir_all(&fresh).unwrap();
-                    std::os::unix::fs::symlink(&fresh, &path).unwrap();
-                }
-                _ => {}
+    for change in ["removed", "renamed", "replaced by a store", "replaced by a link"] {
+        let home = tempfile::tempdir().unwrap();
+        let stores = home.path().join("stores");
+        let settings = settings(4, 700, Durability::Fsync);
+        let [one, two] = blocks();
+        let store = open(&stores, &settings);
+        write(&store, &one, 0, ALL, 1).unwrap();
+        let moved = home.path().join("moved");
+        fs::rename(&stores, &moved).unwrap();
+        let mut newer = None;
+        match change {
+            "removed" => fs::remove_dir_all(&moved).unwrap(),
+            "replaced by a store" => newer = Some(open(&stores, &settings)),
+            "replaced by a link" => {
+                let fresh = home.path().join("fresh");
+                fs::create_dir_all(&fresh).unwrap();
+                std::os::unix::fs::symlink(&fresh, &stores).unwrap();
             }
-            if let Some(newer) = &newer {
-                write(newer, &two, 3, ALL, 7).unwrap();
-            }
-            let part = stores.join(settings.folder_name());
-            let before = newer.as_ref().map(|_| files(&part));
-            for written in every_write(&store, &two) {
-                let message = written.unwrap_err().to_string();
-                assert!(message.contains("removed or replaced"), "{change}: {message}");
-            }
-            assert!(store.read_only());
-            let said = store.reasons();
-            assert_eq!(said.len(), 1, "{change}: {said:?}");
-            assert!(said[0].contains("nothing more is written"), "{said:?}");
-            if !second {
-                // The bytes are still there in the files that are open.
-                assert_eq!(read(&store, &one.key, 0, ALL).unwrap(), bytes(&settings, &one, ALL, 1));
-            }
-            store.sync().unwrap();
-            store.close().unwrap();
-            if let Some(newer) = newer {
-                assert_eq!(files(&part), before.unwrap(), "{change}");
-                assert_eq!(read(&newer, &two.key, 3, ALL).unwrap(), bytes(&settings, &two, ALL, 7));
-            }
+            _ => {}
+        }
+        if let Some(newer) = &newer {
+            write(newer, &two, 3, ALL, 7).unwrap();
+        }
+        let part = stores.join(settings.folder_name());
+        let before = newer.as_ref().map(|_| files(&part));
+        for written in every_write(&store, &two) {
+            let message = written.unwrap_err().to_string();
+            assert!(message.contains("removed or replaced"), "{change}: {message}");
+        }
+        assert!(store.read_only());
+        let said = store.reasons();
+        assert_eq!(said.len(), 1, "{change}: {said:?}");
+        assert!(said[0].contains("nothing more is written"), "{said:?}");
+        // The bytes are still there in the files that are open.
+        assert_eq!(read(&store, &one.key, 0, ALL).unwrap(), bytes(&settings, &one, ALL, 1));
+        store.sync().unwrap();
+        store.close().unwrap();
+        if let Some(newer) = newer {
+            assert_eq!(files(&part), before.unwrap(), "{change}");
+            assert_eq!(read(&newer, &two.key, 3, ALL).unwrap(), bytes(&settings, &two, ALL, 7));
         }
     }
 }

@@ -26,7 +26,6 @@ _TIER_KEYS = (
     "blocks",
     "bytes",
     "path",
-    "second_path",
     "write",
     "admit_after",
     "free_low",
@@ -124,16 +123,15 @@ def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
     word(f"kind of tier {at}", row.get("kind"), _KINDS)
     if not last:
         row.setdefault("write", "through")
-    named = [name for name in ("path", "second_path") if row.get(name) is not None]
-    row |= {name: folder(f"{name} of tier {at}", row[name]) for name in named}
+    if row.get("path") is not None:
+        row["path"] = folder(f"path of tier {at}", row["path"])
     if row.get("bytes") is not None:
         row["bytes"] = size(f"bytes of tier {at}", row["bytes"], of=_share(row, ranks))
     tier = Tier(**row)
     if tier.kind == "disk" and tier.path is None:
         raise ConfigError("a disk tier needs a path, the folder of its files")
-    for place in (tier.path, tier.second_path):
-        if place is not None:
-            _writable(place)
+    if tier.path is not None:
+        _writable(tier.path)
     return tier
 
 
@@ -141,8 +139,8 @@ def _share(row: Mapping[str, Any], ranks: int) -> Callable[[], int] | None:
     """The bytes that a share of a tier is of: those of the machine, divided among its ranks."""
     if row["kind"] == "host":
         return lambda: free_memory() // ranks
-    places = [row[name] for name in ("path", "second_path") if row.get(name) is not None]
-    return (lambda: sum(map(free_disk, places)) // ranks) if places else None
+    path = row.get("path")
+    return None if path is None else lambda: free_disk(path) // ranks
 
 
 def _writable(folder: str) -> None:

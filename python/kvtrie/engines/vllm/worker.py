@@ -376,7 +376,6 @@ def _disk(
         layout=pool.layout,
         durability=tier.durability,
         io=tier.io,
-        second=tier.second_path,
         rank=rank,
         clock=wall,
     )

@@ -34,7 +34,7 @@ def tiers_of(given: object, lanes: Mapping[str, Lane]) -> tuple[Tier, ...]:
 
 def _tier(name: str, given: object, lanes: Mapping[str, Lane]) -> Tier:
     table = Table(name, given)
-    keys = plain(Tier, "path", "second_path", "owner", "io_budget", "durability", "io")
+    keys = plain(Tier, "path", "owner", "io_budget", "durability", "io")
     settings = table.some(*keys)
     table.close()
     if is_share(settings.get("bytes")):

@@ -84,18 +84,6 @@ impl Image {
     }
 }
 
-impl Image {
-    /// Replaces the files under `folder` by those of another image.
-    pub(crate) fn replace(&mut self, folder: &Path, from: &Self) {
-        self.names.retain(|path, _| !path.starts_with(folder));
-        for (path, file) in from.names.iter().filter(|(path, _)| path.starts_with(folder)) {
-            let next = self.files.keys().next_back().map_or(0, |last| last + 1);
-            self.files.insert(next, from.files[file].clone());
-            self.names.insert(path.clone(), next);
-        }
-    }
-}
-
 impl Memory {
     /// A device that starts with these files, all durable.
     pub(crate) fn from_image(image: Image) -> Self {

@@ -39,7 +39,6 @@ pub(crate) fn settings(blocks: u32, layer_bytes: usize, durability: Durability) 
         block_tokens: 4,
         blocks,
         durability,
-        second: None,
     }
 }
 
