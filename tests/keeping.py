@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import torch
@@ -35,6 +36,14 @@ class Clock:
         return self.now
 
 
+def open_disk(*args, faults=None, **settings):
+    """A `DiskStorage`; with `faults`, on a device that fails on demand."""
+    if faults is None:
+        return DiskStorage(*args, **settings)
+    with mock.patch("kvtrie.tiers.disk.DiskStore", faults.open):
+        return DiskStorage(*args, **settings)
+
+
 @contextmanager
 def serving(folder, *, gpu=4, host=8, disk=DISK, shape=SHAPE, size=SIZE, wall=None, **settings):
     """An executor over gpu, host and a disk in `folder`; what `DiskStorage` takes is given to it.
@@ -47,7 +56,7 @@ def serving(folder, *, gpu=4, host=8, disk=DISK, shape=SHAPE, size=SIZE, wall=No
     layout = own.get("layout")
     tiers = [Tier(kind, blocks=blocks, layout=layout) for kind, blocks in rooms.items()]
     manager = BlockManager(shape, tiers, block_tokens=size)
-    storage = DiskStorage(folder, shape, disk, size, clock=wall or Clock(WALL), **own)
+    storage = open_disk(folder, shape, disk, size, clock=wall or Clock(WALL), **own)
     memory = open_pools(shape, tiers[:2], size)
     settings = {"workers": 0, **settings}
     with storage, Executor(manager, [*memory, storage], **settings) as executor:

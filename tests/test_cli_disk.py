@@ -246,7 +246,7 @@ def test_verify_tells_what_a_failing_device_keeps(capsys, folder, monkeypatch):
 
     class Failing:
         def __new__(cls, *arguments, **settings):
-            return DiskStore(*arguments, **settings, faults=faults)
+            return faults.open(*arguments, **settings)
 
         inspect = DiskStore.inspect
         stores = DiskStore.stores

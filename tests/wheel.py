@@ -63,6 +63,10 @@ def test_it_brings_numpy_and_nothing_else(alone):
     run(alone, "-c", "import kvtrie, sys; assert not {'torch', 'cuda'} & set(sys.modules)")
 
 
+def test_it_injects_no_faults(alone):
+    run(alone, "-c", "from kvtrie import _kvtrie; assert not hasattr(_kvtrie, 'Faults')")
+
+
 def test_the_first_snippet_of_the_readme_runs(alone, tmp_path):
     snippet = SNIPPET.search((ROOT / "README.md").read_text())
     assert snippet is not None

@@ -48,7 +48,6 @@ __all__ = [
     "Eviction",
     "Explanation",
     "Failed",
-    "Faults",
     "HintReply",
     "Histogram",
     "Index",
@@ -1250,7 +1249,6 @@ class DiskStore:
         durability: str = "flush",
         io: str = "direct",
         queue: str = "best",
-        faults: Faults | None = None,
     ) -> Self: ...
     @staticmethod
     def inspect(folder: str | PathLike[str]) -> DiskStore:
@@ -1389,35 +1387,6 @@ class DiskStore:
 
     def close(self) -> None:
         """Writes what is still in memory and gives the lock back. Closing twice does nothing."""
-
-@final
-class Faults:
-    """A device that fails as it is told, for tests of `DiskStore`.
-
-    Kinds: read, write, sync (`EIO`), short-read, short-write, no-space, denied.
-    """
-
-    def __new__(cls, seed: int = 0, *, direct: bool = True, queue: str = "best") -> Self: ...
-    def inject(self, kind: str, *, per_mille: int | None = None, after: int | None = None) -> None:
-        """Lets a kind come: in so many of a thousand calls, or once behind `after` calls."""
-
-    def heal(self) -> None:
-        """Works without faults from now on."""
-
-    def injected(self, kind: str) -> int:
-        """How many faults of a kind came."""
-
-    def most_at_once(self) -> tuple[int, int]:
-        """The most operations under way at once since the last call, and files that had some."""
-
-    def close_gate(self, calls: Sequence[str]) -> None:
-        """Stops these kinds of calls (read, write, sync) until the gate is opened."""
-
-    def open_gate(self) -> None:
-        """Lets the stopped calls go on."""
-
-    def wait_for(self, hanging: int) -> None:
-        """Returns when at least so many calls are stopped."""
 
 @final
 class Index:

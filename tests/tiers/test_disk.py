@@ -26,6 +26,7 @@ from keeping import (
     ask,
     fill,
     kv,
+    open_disk,
     place,
     plant,
     prompt,
@@ -226,7 +227,7 @@ def test_a_folder_that_may_not_be_written_is_read(tmp_path, caplog):
     faults = Faults()
     faults.inject("denied", per_mille=1000)
     with pytest.raises(TransferError, match="ermission denied"):
-        DiskStorage(tmp_path, SHAPE, DISK, SIZE, faults=faults)
+        open_disk(tmp_path, SHAPE, DISK, SIZE, faults=faults)
     fill(tmp_path, [prompt(1)])
     with serving(tmp_path, faults=faults) as executor:
         assert "read-only" in caplog.text
@@ -405,7 +406,7 @@ def test_what_goes_wrong_while_saving_is_raised(tmp_path):
 
 def test_a_miss_is_told_while_the_manifest_hangs(tmp_path):
     faults = Faults()
-    with DiskStorage(tmp_path, SHAPE, DISK, SIZE, faults=faults) as storage:
+    with open_disk(tmp_path, SHAPE, DISK, SIZE, faults=faults) as storage:
         faults.close_gate(["write"])
         saving = threading.Thread(target=storage.keep, args=(Index(),))
         saving.start()

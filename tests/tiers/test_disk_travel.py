@@ -14,8 +14,8 @@ BLOCKS = 9
 WAYS = [(io, queue) for io in ("direct", "buffered") for queue in ("best", "threads")]
 
 
-def open_store(folder, io="direct", queue="best", **options):
-    return DiskStore(
+def open_store(folder, io="direct", queue="best", opener=DiskStore):
+    return opener(
         folder,
         identity=b"1" * 32,
         about="{}",
@@ -25,7 +25,6 @@ def open_store(folder, io="direct", queue="best", **options):
         blocks=BLOCKS,
         io=io,
         queue=queue,
-        **options,
     )
 
 
@@ -77,7 +76,7 @@ def test_blocks_go_and_come_several_at_once(tmp_path, io, queue):
 def test_a_device_that_fails_below_a_queue_is_told_of_each_block(tmp_path, queue):
     _, _, keys, labels = known()
     pool, faults = Pool(SHAPE, BLOCKS, TOKENS), Faults(7, queue=queue)
-    store = open_store(tmp_path, faults=faults)
+    store = open_store(tmp_path, opener=faults.open)
     faults.inject("short-write", per_mille=500)
     assert store.write_many(rows(pool, keys, labels), 0) == [None] * BLOCKS
     faults.inject("read", per_mille=300)

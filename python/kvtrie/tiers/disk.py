@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from typing import Literal, Self
 
     from kvtrie import Index
-    from kvtrie._kvtrie import Faults
     from kvtrie.layout import Layout
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
@@ -65,7 +64,6 @@ class DiskStorage:
             has one, or else "threads".
         rank: the tensor-parallel rank whose part of the KV this is.
         clock: the wall clock in nanoseconds; ages grow by it between two processes.
-        faults: a device that fails on demand, for tests.
 
     Attributes:
         block_format: how the bytes lie.
@@ -96,7 +94,6 @@ class DiskStorage:
         queue: Literal["best", "threads"] = "best",
         rank: int = 0,
         clock: Callable[[], int] = time.time_ns,
-        faults: Faults | None = None,
     ) -> None:
         require_fingerprint(model, f"the disk folder {folder}")
         if rank < 0:
@@ -120,7 +117,6 @@ class DiskStorage:
             durability=durability,
             io=io,
             queue=queue,
-            faults=faults,
         )
         self._clock = clock
         self._pid = os.getpid()

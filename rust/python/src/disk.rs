@@ -5,7 +5,7 @@
 //! forever, whose threads do not run and whose files are the parent's; calls there fail, and it is
 //! never dropped. Cost: that of the store's operation, plus one shared reference.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::{mem, process};
 
@@ -13,14 +13,14 @@ use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
 use kvtrie_core::record::{BlockKey, Label, Standing, Wanted, sound};
 use kvtrie_store::{
-    BlockWrite, Device, Durability, Error, KeptBlock, Meta, Settings, Store, System, UsedBlock,
+    BlockWrite, Device, Durability, Error, KeptBlock, Meta, QueueKind, Settings, Store, System,
+    UsedBlock,
 };
 use numpy::{PyReadonlyArray2, PyReadwriteArray2};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::{ClosedError, TransferError, bad};
-use crate::faults::{Faults, queue};
 use crate::index::Index;
 use crate::number;
 
@@ -60,6 +60,15 @@ impl DiskStore {
             store: RwLock::new(Some(Arc::new(store))),
             pid: process::id(),
         }
+    }
+
+    pub(crate) fn open(
+        py: Python<'_>,
+        device: Arc<dyn Device>,
+        folder: &Path,
+        settings: Settings,
+    ) -> PyResult<Self> {
+        py.detach(|| Store::open(device, folder, settings)).map(Self::of).map_err(raise)
     }
 
     /// Fails in a fork of the process that opened the store.
@@ -115,17 +124,35 @@ fn raise(error: Error) -> PyErr {
     }
 }
 
-fn device(faults: Option<&Bound<'_, Faults>>, io: &str, queue: &str) -> PyResult<Arc<dyn Device>> {
+/// The I/O queue of a user-visible name.
+pub(crate) fn queue(name: &str) -> PyResult<QueueKind> {
+    match name {
+        "best" => Ok(QueueKind::Best),
+        "threads" => Ok(QueueKind::Threads),
+        other => Err(bad(format!("queue is best or threads, not '{other}'"))),
+    }
+}
+
+fn device(io: &str, queue: &str) -> PyResult<Arc<dyn Device>> {
     let direct = match io {
         "direct" => true,
         "buffered" => false,
         other => return Err(bad(format!("io is direct or buffered, not '{other}'"))),
     };
-    let queue = self::queue(queue)?;
-    Ok(match faults {
-        Some(faults) => faults.get().device(),
-        None => Arc::new(System::new(direct, queue)),
-    })
+    Ok(Arc::new(System::new(direct, self::queue(queue)?)))
+}
+
+pub(crate) fn settings(
+    identity: &[u8],
+    about: String,
+    layers: u16,
+    layer_bytes: usize,
+    block_tokens: u32,
+    blocks: u32,
+    durability: &str,
+) -> PyResult<Settings> {
+    let (identity, durability) = (key(identity)?, self::durability(durability)?);
+    Ok(Settings { identity, about, layers, layer_bytes, block_tokens, blocks, durability })
 }
 
 fn messages(results: Vec<Result<(), Error>>) -> Messages {
@@ -167,7 +194,7 @@ impl DiskStore {
     #[new]
     #[pyo3(signature = (
         folder, *, identity, about, layers, layer_bytes, block_tokens, blocks,
-        durability="flush", io="direct", queue="best", faults=None
+        durability="flush", io="direct", queue="best"
     ))]
     #[expect(clippy::too_many_arguments, reason = "settings, all by name")]
     fn new(
@@ -182,19 +209,10 @@ impl DiskStore {
         durability: &str,
         io: &str,
         queue: &str,
-        faults: Option<&Bound<'_, Faults>>,
     ) -> PyResult<Self> {
-        let settings = Settings {
-            identity: key(identity)?,
-            about,
-            layers,
-            layer_bytes,
-            block_tokens,
-            blocks,
-            durability: self::durability(durability)?,
-        };
-        let device = device(faults, io, queue)?;
-        py.detach(|| Store::open(device, &folder, settings)).map(Self::of).map_err(raise)
+        let settings =
+            settings(identity, about, layers, layer_bytes, block_tokens, blocks, durability)?;
+        Self::open(py, device(io, queue)?, &folder, settings)
     }
 
     /// Opens the store of a folder with the settings of its manifest; for tools.

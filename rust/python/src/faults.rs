@@ -3,11 +3,13 @@
 //! Invariant: faults are injected below the store, as if the device failed. Cost: one lock per call
 //! of the device.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use kvtrie_store::{self as store, Call, Chance, Device, Fault, QueueKind, System};
+use kvtrie_store::{self as store, Call, Chance, Fault, System};
 use pyo3::prelude::*;
 
+use crate::disk::{DiskStore, settings};
 use crate::error::bad;
 
 /// Fault-injecting device.
@@ -16,26 +18,11 @@ pub(crate) struct Faults {
     device: Arc<store::Faults>,
 }
 
-impl Faults {
-    pub(crate) fn device(&self) -> Arc<dyn Device> {
-        Arc::clone(&self.device) as Arc<dyn Device>
-    }
-}
-
 fn fault(name: &str) -> PyResult<Fault> {
     Fault::ALL.into_iter().find(|fault| fault.name() == name).ok_or_else(|| {
         let known = Fault::ALL.map(Fault::name).join(", ");
         bad(format!("there is no fault '{name}', only {known}"))
     })
-}
-
-/// The I/O queue of a user-visible name.
-pub(crate) fn queue(name: &str) -> PyResult<QueueKind> {
-    match name {
-        "best" => Ok(QueueKind::Best),
-        "threads" => Ok(QueueKind::Threads),
-        other => Err(bad(format!("queue is best or threads, not '{other}'"))),
-    }
 }
 
 fn call(name: &str) -> PyResult<Call> {
@@ -52,9 +39,36 @@ impl Faults {
     #[new]
     #[pyo3(signature = (seed=0, *, direct=true, queue="best"))]
     fn new(seed: u64, direct: bool, queue: &str) -> PyResult<Self> {
-        let queue = self::queue(queue)?;
+        let queue = crate::disk::queue(queue)?;
         let inner = Arc::new(System::new(direct, queue));
         Ok(Self { device: Arc::new(store::Faults::new(inner, seed)) })
+    }
+
+    /// Opens a store on this device; arguments as of `DiskStore`.
+    #[pyo3(signature = (
+        folder, *, identity, about, layers, layer_bytes, block_tokens, blocks,
+        durability="flush", io="direct", queue="best"
+    ))]
+    #[expect(unused_variables, reason = "io and queue are the device's")]
+    #[expect(clippy::too_many_arguments, reason = "settings, all by name")]
+    fn open(
+        &self,
+        py: Python<'_>,
+        folder: PathBuf,
+        identity: &[u8],
+        about: String,
+        layers: u16,
+        layer_bytes: usize,
+        block_tokens: u32,
+        blocks: u32,
+        durability: &str,
+        io: &str,
+        queue: &str,
+    ) -> PyResult<DiskStore> {
+        let settings =
+            settings(identity, about, layers, layer_bytes, block_tokens, blocks, durability)?;
+        let device = Arc::clone(&self.device) as Arc<dyn store::Device>;
+        DiskStore::open(py, device, &folder, settings)
     }
 
     /// Injects a kind of fault: in so many of a thousand calls, or once after `after` calls.

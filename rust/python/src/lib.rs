@@ -11,6 +11,7 @@ mod event;
 mod eviction;
 mod explanation;
 mod failed;
+#[cfg(feature = "faults")]
 mod faults;
 mod hint;
 mod histogram;
@@ -55,8 +56,6 @@ mod _kvtrie {
     #[pymodule_export]
     use crate::failed::Failed;
     #[pymodule_export]
-    use crate::faults::Faults;
-    #[pymodule_export]
     use crate::hint::HintReply;
     #[pymodule_export]
     use crate::histogram::Histogram;
@@ -92,6 +91,8 @@ mod _kvtrie {
             PyErr::warn(module.py(), &warning, message, 1)?;
         }
         module.add("KERNELS", std::collections::BTreeMap::from(crate::kernels::KERNELS))?;
+        #[cfg(feature = "faults")] // an attribute only: `__all__` is that of the wheel
+        module.setattr("Faults", module.py().get_type::<crate::faults::Faults>())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -13,6 +13,7 @@
 mod claim;
 mod device;
 mod error;
+#[cfg(any(test, feature = "faults"))]
 mod faults;
 mod file;
 mod frame;
@@ -41,6 +42,7 @@ mod write;
 
 pub use device::{Access, Device, Item, Travel};
 pub use error::{Error, Result};
+#[cfg(any(test, feature = "faults"))]
 pub use faults::{Call, Chance, Fault, Faults};
 pub use file::{File, Size};
 pub use meta::Meta;
