@@ -12,6 +12,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from threading import Barrier
 from types import SimpleNamespace
 
@@ -51,6 +52,16 @@ class Asked:
     def num_computed_tokens(self):
         return self.computed
 
+    @property
+    def block_hashes(self):
+        return named(self.all_token_ids)
+
+
+def named(tokens):
+    """A hash of each full block, of all tokens up to its end, as vLLM has them."""
+    ends = range(SIZE, len(tokens) + 1, SIZE)
+    return [blake2b(bytes(tokens[:end]), digest_size=32).digest() for end in ends]
+
 
 def mark(tokens, block):
     """The bytes of a block: they depend on all that comes before its end."""
@@ -86,6 +97,7 @@ class Engine:
         ranks: workers of a pipeline stage.
         ahead: steps that are planned before the first of them has finished.
         more: further settings.
+        naming: hashes of blocks, for events.
         clock: the scheduler's, and the wall's; None is the system's.
     """
 
@@ -101,6 +113,7 @@ class Engine:
         stages=1,
         alike=False,
         clock=None,
+        naming=None,
         **more,
     ):
         self.draw, self.ahead = random.Random(seed), ahead
@@ -114,7 +127,8 @@ class Engine:
             self.open(settings, names, ranks, stages, alike=alike)
         model = served("ab", ranks, stages, alike=alike)
         opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}
-        self.half = SchedulerHalf(settings, model, opened, clock=clock or time.monotonic_ns)
+        clock = clock or time.monotonic_ns
+        self.half = SchedulerHalf(settings, model, opened, naming=naming, clock=clock)
         self.free = list(range(1, BLOCKS))
         self.waiting, self.running, self.under_way = deque(), [], deque()
         self.broken = []

@@ -5,67 +5,128 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.engines.test_vllm_halves import BLOCKS, LAYERS, Engine, play
+from tests.engines.test_vllm_halves import BLOCKS, LAYERS, SIZE, Engine, named, play
 
 from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.engines.vllm.announced import Announced
+from kvtrie.engines.vllm.announced import Announced, Extra
 from kvtrie.engines.vllm.counts import Counts, exported
 from kvtrie.engines.vllm.tally import Tally
 
 
-def event(number, kind, tier, layers, key=b"k", parent=b"root"):
+def event(number, kind, tier, layers, key=b"k", parent=b"root", block=1):
     lo, hi = layers
     return SimpleNamespace(
         number=number, kind=kind, tier=tier, layer_lo=lo, layer_hi=hi, key=key, parent=parent,
-        tokens=[1, 2],
+        tokens=[1, 2], block=block,
     )  # fmt: skip
 
 
-def test_a_block_is_announced_once_it_is_whole_and_taken_back_with_its_first_layer():
+def told(changes):
+    return [(one.stored, one.tier, one.hash, one.parent) for one in changes]
+
+
+def asked(*hashes):
+    return SimpleNamespace(block_hashes=list(hashes))
+
+
+def test_a_block_is_published_once_it_is_whole_and_taken_back_with_its_first_layer():
     announced = Announced(2)
+    announced.learn(asked(b"K", b"L"), [1, 2], 0, 2)
     rows = [
         event(0, "stored", 0, (0, 2)),
         event(1, "stored", 1, (0, 1)),
         event(2, "stored", 1, (1, 2)),
-        event(3, "stored", 1, (0, 2), b"l", b"k"),
-        event(4, "removed", 1, (0, 1), b"l", b"k"),
-        event(5, "removed", 1, (1, 2), b"l", b"k"),
+        event(3, "stored", 1, (0, 2), b"l", b"k", 2),
+        event(4, "removed", 1, (0, 1), b"l", b"k", 2),
+        event(5, "removed", 1, (1, 2), b"l", b"k", 2),
         event(6, "removed", 0, (0, 2)),
     ]
-    told = [(one.stored, one.tier, one.key, one.parent) for one in announced.take(rows)]
-    assert told == [
-        (True, 1, b"k", None),
-        (True, 1, b"l", b"k"),
-        (False, 1, b"l", b"k"),
+    assert told(announced.take(rows)) == [
+        (True, 1, b"K", None),
+        (True, 1, b"L", b"K"),
+        (False, 1, b"L", None),
     ]
-    assert announced.missed == 0
-    assert [(one.stored, one.key) for one in announced.clear()] == [(False, b"k")]
+    assert announced.missed == announced.unknown == 0
+    assert told(announced.clear()) == [(False, 1, b"K", None)]
     list(announced.take([event(9, "stored", 1, (0, 1))]))
     assert announced.missed == 2
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_replayed_events_are_what_stands_below_the_gpu(tmp_path, seed):
-    engine = Engine(tmp_path, 1, 1, seed, events=True)
-    play(engine, 14, seed)
-    there = {1: set(), 2: set()}
-    for change in engine.half.changes():
-        if change.stored:
-            assert change.key not in there[change.tier]
-            assert len(change.tokens) == 4
-            assert change.parent is None or len(change.parent) == 32
-            there[change.tier].add(change.key)
-        else:
-            there[change.tier].remove(change.key)
-    for tier, keys in there.items():
-        index = engine.half.manager.index(tier, now=engine.half._clock())
-        whole = np.flatnonzero(index.layer_hi - index.layer_lo == LAYERS)
-        assert keys == {index.key[row].tobytes() for row in whole}
-    assert there[2]
+def test_a_block_without_a_hash_and_its_children_wait_for_it():
+    announced = Announced(1)
+    rows = [
+        event(0, "stored", 2, (0, 1)),
+        event(1, "stored", 2, (0, 1), b"l", b"k", 2),
+        event(2, "stored", 2, (0, 1), b"m", b"l", 3),
+        event(3, "removed", 2, (0, 1), b"m", b"l", 3),
+    ]
+    assert told(announced.take(rows)) == []
+    assert announced.unknown == 3
+    announced.learn(asked(b"K", b"L"), [2], 1, 2)
+    assert told(announced.take([])) == []
+    announced.learn(asked(b"K", b"L"), [1], 0, 2)
+    assert told(announced.take([])) == [(True, 2, b"K", None), (True, 2, b"L", b"K")]
+    assert not announced.nameless
+
+
+def test_a_child_is_published_after_its_parent_on_any_tier():
+    announced = Announced(1)
+    announced.learn(asked(b"K", b"L"), [1, 2], 0, 2)
+    rows = [
+        event(0, "stored", 1, (0, 1), b"l", b"k", 2),
+        event(1, "stored", 2, (0, 1)),
+        event(2, "stored", 1, (0, 1)),
+        event(3, "removed", 2, (0, 1)),
+    ]
+    assert told(announced.take(rows)) == [
+        (True, 2, b"K", None),
+        (True, 1, b"L", b"K"),
+        (True, 1, b"K", None),
+        (False, 2, b"K", None),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path, seed):
+    class Naming:
+        def hash(self, parent, tokens):
+            chain = [*self.chains.get(parent, ()), *tokens]
+            name = named(chain)[-1]
+            self.chains[name] = chain
+            return name
+
+        def facts(self, *_):
+            return Extra()
+
+    for again in range(2):
+        naming = Naming()
+        naming.chains = {None: []}
+        engine = Engine(tmp_path, 1, 1, seed, events=True, naming=naming)
+        changes = engine.half.changes()
+        assert (len(changes) > 0) == (again > 0)
+        play(engine, 14, seed)
+        changes += engine.half.changes()
+        there = {1: set(), 2: set()}
+        wanted = {name for each in engine.seen for name in named(each.all_token_ids)}
+        for change in changes:
+            if change.stored:
+                assert change.hash not in there[change.tier]
+                assert change.parent is None or change.parent in there[1] | there[2]
+                assert len(change.tokens) == SIZE
+                assert again or change.hash in wanted
+                there[change.tier].add(change.hash)
+            else:
+                there[change.tier].remove(change.hash)
+        for tier, hashes in there.items():
+            index = engine.half.manager.index(tier, now=engine.half._clock())
+            whole = np.flatnonzero(index.layer_hi - index.layer_lo == LAYERS)
+            assert len(hashes) == len(whole)
+        assert there[2]
+        assert engine.half._announced.unknown == 0
+        engine.close()
     assert engine.half.reset()
-    gone = {(change.tier, change.key) for change in engine.half.changes() if not change.stored}
-    assert {(2, key) for key in there[2]} <= gone
-    engine.close()
+    gone = {(change.tier, change.hash) for change in engine.half.changes() if not change.stored}
+    assert {(2, name) for name in there[2]} <= gone
 
 
 def test_counters_are_told_as_differences_and_add_up():

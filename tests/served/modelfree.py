@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from vllm import SamplingParams
-from vllm.config import KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -76,6 +76,7 @@ class Engine:
         drafts: whether tokens are guessed, some of them rightly.
         policy: what vLLM does with requests whose load has failed.
         weights: a name of each rank's weights, as its worker digests them.
+        events: whether vLLM publishes KV events.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Engine:
         drafts=False,
         policy="fail",
         weights=b"one",
+        events=False,
     ):
         self.weights = [weights] * ranks
         self.draw = random.Random(seed)
@@ -111,6 +113,7 @@ class Engine:
             enable_chunked_prefill=True,
             kv_transfer_config=transfer,
             speculative_config=guess if drafts else None,
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=events, publisher="null"),
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.async_scheduling = ahead

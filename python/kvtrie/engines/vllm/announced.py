@@ -1,21 +1,53 @@
-"""Announced: blocks that outsiders were told stand on host or disk.
+"""Announced: the blocks on host and disk that were published as KV events.
 
-Invariant: a block is announced when all of its layers have come to a tier, once, and taken back
-when any of them leaves; blocks in the GPU's memory are vLLM's to tell of. Cost: a dictionary entry
-per block and tier, and a step per event of the manager.
+A block is published under the hash that vLLM gives it, when all of its layers have come to a tier,
+and taken back when any of them leaves. A block whose hash is not known, and a block whose parent
+has not been published, waits for that. vLLM publishes blocks in the GPU's memory itself.
+Invariant: no child is published before its parent. Cost: a dictionary entry per block and tier, a
+hash per block, and a step per event of the manager.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vllm.v1.request import Request
 
     from kvtrie import Event
 
-__all__ = ["Announced", "Change"]
+__all__ = ["Announced", "Change", "Extra", "Naming"]
+
+_DIGEST = 1 << 31  # from this number on a token stands for a digest of an image
+
+
+class Extra(NamedTuple):
+    """The facts beside tokens that are in a block's hash.
+
+    Attributes:
+        lora_id: vLLM's number of the adapter.
+        lora_name: its name.
+        keys: salt, adapter and images, as vLLM's events have them.
+    """
+
+    lora_id: int | None = None
+    lora_name: str | None = None
+    keys: tuple[Any, ...] | None = None
+
+
+class Naming(Protocol):
+    """vLLM's names of blocks."""
+
+    def hash(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
+        """Return the hash of a block of tokens alone."""
+        ...
+
+    def facts(self, request: Request, start: int, end: int) -> Extra:
+        """Return the facts beside the tokens of a request's block."""
+        ...
 
 
 class Change(NamedTuple):
@@ -24,37 +56,81 @@ class Change(NamedTuple):
     Attributes:
         stored: whether it came.
         tier: index of the tier.
-        key: the block's content key.
+        hash: vLLM's hash of it.
         parent: that of the block before it; None for a first one.
         tokens: its tokens.
+        extra: the facts beside its tokens.
     """
 
     stored: bool
     tier: int
-    key: bytes
+    hash: bytes
     parent: bytes | None
+    tokens: list[int]
+    extra: Extra
+
+
+class _Waiting(NamedTuple):
+    """A block that is whole on a tier and not published."""
+
+    tier: int
+    key: bytes
+    parent: bytes
     tokens: list[int]
 
 
 class Announced:
-    """The books of what was told.
+    """The books of what was published.
 
     Args:
         layers: layers of a whole block.
+        naming: vLLM's names of blocks; None computes no hash.
+        root: the parent key of first blocks that are named by tokens alone.
 
     Attributes:
         missed: events that the manager overwrote before they were taken.
+        unknown: blocks that were not published when they came, for want of a hash.
     """
 
-    def __init__(self, layers: int) -> None:
-        self._layers = layers
+    def __init__(self, layers: int, naming: Naming | None = None, root: bytes = b"") -> None:
+        self._layers, self._naming, self._root = layers, naming, root
         self._there: dict[tuple[int, bytes], set[int]] = {}
         self._tiers: Counter[bytes] = Counter()  # that have something of a block, vLLM's too
+        self._hashes: dict[bytes, bytes] = {}
+        self._extras: dict[bytes, Extra] = {}
+        self._firsts: set[bytes] = set()  # parents of first blocks: no block has these keys
+        self._new: dict[int, tuple[bytes, Extra, bool]] = {}  # by handle, until the next `take`
+        self._nameless: dict[int, bytes] = {}
+        self._plain: set[bytes] | None = {root}  # found at start, and named by tokens alone
+        self._published: set[tuple[int, bytes]] = set()
+        self._shown: Counter[tuple[int, bytes]] = Counter()  # by hash
+        self._waiting: dict[bytes, dict[tuple[int, bytes], _Waiting]] = {}
         self._next = 0
-        self.missed = 0
+        self.missed = self.unknown = 0
+
+    @property
+    def nameless(self) -> bool:
+        """Whether blocks wait for a hash."""
+        return bool(self._nameless)
+
+    def learn(self, request: Request, handles: Sequence[int], first: int, size: int) -> None:
+        """Note the hashes that vLLM gives the blocks of a request.
+
+        Args:
+            request: the request.
+            handles: handles of its blocks from `first` on.
+            first: the index of the first of them.
+            size: tokens of a block.
+        """
+        names = request.block_hashes[first : first + len(handles)]
+        for at, (handle, name) in enumerate(zip(handles, names, strict=False), first):
+            extra = Extra()
+            if self._naming is not None:
+                extra = self._naming.facts(request, at * size, (at + 1) * size)
+            self._new[handle] = bytes(name), extra, at == 0
 
     def take(self, events: Iterable[Event]) -> Iterator[Change]:
-        """What outsiders should hear of, in order.
+        """What is to be published, in order.
 
         Args:
             events: events of residency, as the manager gave them.
@@ -65,19 +141,97 @@ class Announced:
                 continue
             self.missed += number - self._next
             self._next = number + 1
+            self._name(event, key, parent)
             before, after = self._note(event, key)
-            if event.tier and (before == self._layers) != (after == self._layers):
-                # A first block stands behind its scope, which no tier has.
-                behind = parent if parent in self._tiers else None
-                stored = after == self._layers
-                yield Change(stored, event.tier, key, behind, list(event.tokens or ()))
+            if event.tier and before != after and self._layers in (before, after):
+                one = _Waiting(event.tier, key, parent, list(event.tokens or ()))
+                if after == self._layers:
+                    yield from self._publish(one)
+                else:
+                    yield from self._withdraw(one)
+            if key not in self._tiers:
+                self._hashes.pop(key, None)
+                self._extras.pop(key, None)
+                self._nameless.pop(event.block, None)
+        for handle in self._new.keys() & self._nameless.keys():
+            key = self._nameless.pop(handle)
+            self._hashes[key], extra, first = self._new[handle]
+            if any(extra):
+                self._extras[key] = extra
+            for each in list(self._waiting.pop(key, {}).values()):
+                if first and each.key == key:  # the others are its children
+                    self._firsts.add(each.parent)
+                yield from self._publish(each)
+        self._new, self._plain = {}, None
 
     def clear(self) -> Iterator[Change]:
         """Take all back."""
-        for (tier, key), layers in self._there.items():
-            if tier and len(layers) == self._layers:
-                yield Change(False, tier, key, None, [])  # noqa: FBT003 - a named tuple's field
-        self._there, self._tiers = {}, Counter()
+        for tier, name in self._shown:
+            yield Change(False, tier, name, None, [], Extra())  # noqa: FBT003 - a named tuple's field
+        missed, unknown, number = self.missed, self.unknown, self._next
+        self.__init__(self._layers, self._naming, self._root)
+        self.missed, self.unknown, self._next = missed, unknown, number
+
+    def _name(self, event: Event, key: bytes, parent: bytes) -> None:
+        """Find the hash of a block that comes."""
+        if key in self._hashes or event.kind != "stored":
+            return
+        if (new := self._new.get(event.block)) is not None:
+            self._hashes[key], extra, first = new
+            if any(extra):
+                self._extras[key] = extra
+            if first:
+                self._firsts.add(parent)
+            return
+        tokens = list(event.tokens or ())
+        plain = self._plain or set[bytes]()
+        if parent in plain and max(tokens) < _DIGEST and self._naming is not None:
+            self._hashes[key] = self._naming.hash(self._hashes.get(parent), tokens)
+            plain.add(key)
+            if parent == self._root:
+                self._firsts.add(parent)
+        elif event.tier:
+            self.unknown += event.block not in self._nameless
+            self._nameless[event.block] = key
+
+    def _publish(self, block: _Waiting) -> Iterator[Change]:
+        """Publish a block and all that waited for it; or let it wait."""
+        due = [block]
+        while due:
+            one = due.pop()
+            place, name = (one.tier, one.key), self._hashes.get(one.key)
+            first = one.parent in self._firsts
+            if name is None or not (first or self._known(one.parent)):
+                behind = one.key if name is None else one.parent
+                self._waiting.setdefault(behind, {})[place] = one
+                continue
+            self._published.add(place)
+            self._shown[one.tier, name] += 1
+            if self._shown[one.tier, name] == 1:
+                before = None if first else self._hashes[one.parent]
+                extra = self._extras.get(one.key, Extra())
+                yield Change(True, one.tier, name, before, one.tokens, extra)  # noqa: FBT003 - the same
+            due += self._waiting.pop(one.key, {}).values()
+
+    def _known(self, key: bytes) -> bool:
+        return any((tier, key) in self._published for tier in (1, 2))
+
+    def _withdraw(self, block: _Waiting) -> Iterator[Change]:
+        """Take a block back, if it was published."""
+        place = (block.tier, block.key)
+        for behind in (block.key, block.parent):
+            rows = self._waiting.get(behind, {})
+            rows.pop(place, None)
+            if not rows:
+                self._waiting.pop(behind, None)
+        if place not in self._published:
+            return
+        self._published.remove(place)
+        shown = block.tier, self._hashes[block.key]
+        self._shown[shown] -= 1
+        if not self._shown[shown]:
+            del self._shown[shown]
+            yield Change(False, *shown, None, [], Extra())  # noqa: FBT003 - the same
 
     def _note(self, event: Event, key: bytes) -> tuple[int, int]:
         """Layers of the event's block on the event's tier, before it and after it."""

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtrie.engines.vllm.counts import Counts
-from kvtrie.engines.vllm.events import events_of
+from kvtrie.engines.vllm.events import VllmNaming, events_of
 from kvtrie.engines.vllm.scheduler import SchedulerHalf
 from kvtrie.engines.vllm.served import ServedModel, window_cost
 from kvtrie.engines.vllm.settings import Settings
@@ -92,6 +92,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         self._digest = b""  # of this worker's weights, at start
         self._cost = window_cost(vllm_config.model_config)
         self._counts = Counts()
+        self._hashed: str = vllm_config.cache_config.prefix_caching_hash_algo
         self._halves: bool = vllm_config.parallel_config.use_ubatching
 
     @property
@@ -126,7 +127,12 @@ class KvtrieConnector(KVConnectorBase_V1):
         if self._cost:
             _LOG.warning("kvtrie: %s", self._cost)
         weights = combined(opened[rank].weights for rank in sorted(opened))
-        self._scheduler = SchedulerHalf(self._settings, self._model.with_weights(weights), opened)
+        self._scheduler = SchedulerHalf(
+            self._settings,
+            self._model.with_weights(weights),
+            opened,
+            naming=VllmNaming(self._hashed) if self._settings.events else None,
+        )
         watch(self)
 
     def doubt_weights(self) -> None:

@@ -259,7 +259,9 @@ class KvtrieDiskTier(SecondaryTierManager):
                         del self._coming[key]
         stored = [key for key, good in zip(keys, told, strict=True) if good]
         if stored:
-            event = OffloadingEvent(stored, Medium.STORAGE, removed=False, locality=self.locality)
+            event = OffloadingEvent(
+                stored, Medium.STORAGE, removed=False
+            )  # routers drop `locality`
             with self._lock:
                 self._events.append(event)
         return told

@@ -28,7 +28,7 @@ import numpy as np
 from kvtrie import BlockManager, Index, Moves
 from kvtrie.engines.asked import Asked, asked_of
 from kvtrie.engines.incidents import Incidents
-from kvtrie.engines.vllm.announced import Announced, Change
+from kvtrie.engines.vllm.announced import Announced, Change, Naming
 from kvtrie.engines.vllm.envelope import advice_of
 from kvtrie.engines.vllm.hints import hints_of, kept_by_rank
 from kvtrie.engines.vllm.identity import Identity
@@ -86,6 +86,7 @@ class SchedulerHalf:
         settings: what the operator said.
         model: the KV that is served.
         opened: what the workers' tiers are, by rank.
+        naming: vLLM's hashes of blocks, for events.
         clock: nanoseconds, monotone.
 
     Attributes:
@@ -101,6 +102,7 @@ class SchedulerHalf:
         model: ServedModel,
         opened: Mapping[int, Opened],
         *,
+        naming: Naming | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         rooms = [min(each.rooms[at] for each in opened.values()) for at in range(_tiers(settings))]
@@ -124,7 +126,7 @@ class SchedulerHalf:
             events=_MOST_EVENTS if settings.events else 0,
             events_of="residency",
         )
-        self._announced = Announced(self._layers) if settings.events else None
+        self._announced = Announced(self._layers, naming, _root(model)) if settings.events else None
         self._cleared: list[Change] = []
         self._said = 0
         self.dispatch = Dispatch(self.manager, len(opened))
@@ -316,6 +318,7 @@ class SchedulerHalf:
         self._unpin(known, now)
         if self._deep:
             self._used.use(lease.handles)
+        self._learn(run, 0, only_missing=True)
         lease.bind(0, table)
         if not loaded:
             return
@@ -699,7 +702,9 @@ class SchedulerHalf:
         if run.dead or upto < run.full or not run.lease.ready():
             return
         new = run.tokens.read()[run.lease.tokens : upto]
+        first = run.lease.tokens // self._size
         committed = run.lease.commit(np.ascontiguousarray(new), now=now)
+        self._learn(run, first)
         self._committed.update(committed.new.tolist())
         self._stored += committed.ahead
         self.tally.blocks["written"] += len(new) // self._size
@@ -707,11 +712,29 @@ class SchedulerHalf:
         if run.written < run.full:
             self._due.pop(run, None)
 
+    def _learn(self, run: Run, first: int, *, only_missing: bool = False) -> None:
+        """Note vLLM's hashes of a run's blocks, from one on, for events."""
+        if self._announced is not None and (self._announced.nameless or not only_missing):
+            handles = run.lease.handles[first:].tolist()
+            self._announced.learn(run.request, handles, first, self._size)
+
     def _lose(self, table: list[int], local: int, end: int, why: str) -> None:
         """Have the workers report slots as not loaded: vLLM was promised them."""
         slots = table[local // self._size : end // self._size]
         self.tally.lost[why] += 1
         self._lost += slots
+
+
+def _root(model: ServedModel) -> bytes:
+    """The key before first blocks whose scope has no salt and no adapter."""
+    size = model.block_tokens
+    manager = BlockManager(
+        model.shape, [Tier("host", blocks=1)], block_tokens=size, events=8, events_of="residency"
+    )
+    with manager.acquire(np.zeros(size, np.uint32), now=0) as lease:
+        lease.reserve(size, now=0)
+        lease.commit(np.zeros(size, np.uint32), now=0)
+    return next(event.parent for event in manager.take_events() if event.parent is not None)
 
 
 def _tiers(settings: Settings) -> int:

@@ -1,0 +1,59 @@
+"""KV events of host and disk in vLLM's real scheduler: hashes, order and encoding are vLLM's."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import servers  # noqa: F401 - its settings first
+from modelfree import SIZE, Engine
+from vllm.distributed.kv_events import BlockStored, KVEventBatch
+from vllm_schedules import model, play, tiers  # noqa: F401 - a fixture
+
+
+class Publisher:
+    """Takes batches through vLLM's encoder and decoder, and follows what is where."""
+
+    def __init__(self):
+        self.there = {"GPU": set(), "CPU": set(), "STORAGE": set()}
+        self.ever = {medium: set() for medium in self.there}
+        self.runs = 0
+
+    def publish(self, batch):
+        data = msgspec.msgpack.Encoder().encode(batch)
+        for event in msgspec.msgpack.Decoder(KVEventBatch).decode(data).events:
+            if not hasattr(event, "medium"):
+                self.there["GPU"].clear()
+                continue
+            assert event.locality is None
+            assert event.ownership is None
+            assert all(isinstance(name, int) for name in event.block_hashes)
+            if not isinstance(event, BlockStored):
+                self.there[event.medium] -= set(event.block_hashes)
+                continue
+            parent = event.parent_block_hash
+            assert parent is None or any(parent in names for names in self.there.values())
+            assert len(event.token_ids) == SIZE * len(event.block_hashes)
+            self.there[event.medium].update(event.block_hashes)
+            self.ever[event.medium].update(event.block_hashes)
+            self.runs += len(event.block_hashes) > 1 and event.medium != "GPU"
+
+    def shutdown(self):
+        pass
+
+
+def engine_of(model, folder, seed, *, host=40):  # noqa: F811
+    engine = Engine(
+        model, tiers(folder, host) | {"events": True}, blocks=40, seed=seed, events=True
+    )
+    engine.scheduler.kv_event_publisher = Publisher()
+    return engine, engine.scheduler.kv_event_publisher
+
+
+@pytest.mark.parametrize("host", [8, 30])
+def test_random_stores_and_evictions_publish_no_child_before_its_parent(model, tmp_path, host):  # noqa: F811
+    for seed in range(3):
+        engine, seen = engine_of(model, tmp_path / str(seed // 2), seed, host=host)
+        play(engine, seed % 2)
+        engine.close()
+        assert seen.ever["CPU"]
+        assert seen.ever["STORAGE"]
