@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 import servers  # noqa: F401 - its settings first
-from modelfree import SIZE, Engine
+from modelfree import SIZE, WORDS, Engine
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
+from vllm.lora.request import LoRARequest
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm_schedules import model, play, tiers  # noqa: F401 - a fixture
 
 
@@ -47,6 +51,42 @@ def engine_of(model, folder, seed, *, host=40):  # noqa: F811
     )
     engine.scheduler.kv_event_publisher = Publisher()
     return engine, engine.scheduler.kv_event_publisher
+
+
+def kinds(folder):
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    (folder / "adapter_config.json").write_text("{}")
+    return {
+        "plain": {},
+        "salted": {"cache_salt": "s"},
+        "adapter": {"lora_request": LoRARequest("l", 1, str(folder))},
+    }
+
+
+def test_hashes_are_vllms_before_and_after_a_restart(model, tmp_path):  # noqa: F811
+    draw = random.Random(0)
+    prompt = [draw.randrange(WORDS) for _ in range(6 * SIZE + 1)]
+    for again in range(2):
+        engine, seen = engine_of(model, tmp_path / "kv", again)
+        wanted = {}
+        for kind, more in kinds(tmp_path / "adapter").items():
+            engine.add(kind, prompt, 2, **more)
+            names = engine.prompts[kind][2].block_hashes[:6]
+            wanted[kind] = {maybe_convert_block_hash(name) for name in names}
+            if again and kind == "plain":
+                for _ in range(3):
+                    engine.step()
+                assert wanted[kind] <= seen.ever["STORAGE"]
+            engine.drain()
+        engine.close()
+        assert len(set.union(*wanted.values())) == 18
+        for names in wanted.values():
+            assert names <= seen.ever["CPU"]
+            assert names <= seen.ever["STORAGE"]
+        assert seen.ever["CPU"] | seen.ever["STORAGE"] <= set.union(*wanted.values())
+        assert engine.half._announced.unknown == 12 * again
+        assert seen.runs > 0
 
 
 @pytest.mark.parametrize("host", [8, 30])

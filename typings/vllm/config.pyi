@@ -42,6 +42,7 @@ class ModelConfig:
 class CacheConfig:
     cache_dtype: Any
     enable_prefix_caching: bool
+    prefix_caching_hash_algo: Any
 
 @dataclass(init=False)
 class LoadConfig:

@@ -31,7 +31,7 @@ class BlockStored:
     lora_id: int | None
     lora_name: str | None
     medium: str | None
-    locality: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None
 
 class BlockRemoved:
     def __init__(
@@ -44,4 +44,3 @@ class BlockRemoved:
     ) -> None: ...
     block_hashes: list[bytes | int]
     medium: str | None
-    locality: str | None

@@ -11,7 +11,9 @@ class Request:
     @property
     def num_tokens(self) -> int: ...
     num_prompt_tokens: Any
+    num_computed_tokens: Any
     all_token_ids: Any
+    block_hashes: list[Any]
     status: Any
     prompt_embeds: torch.Tensor | None
     lora_request: LoRARequest | None
