@@ -115,7 +115,7 @@ reproductions: $(BUILT) ## published figures and scenarios, played again; ARGS="
 
 lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contracts, spelling
 	cargo fmt --all -- --check $(POLICIES)
-	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	cargo clippy --quiet --locked --workspace --all-targets --features kvtrie-python/faults -- -D warnings
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python tests/served/stubs.py --check

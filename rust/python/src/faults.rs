@@ -50,6 +50,7 @@ impl Faults {
         durability="flush", io="direct", queue="best"
     ))]
     #[expect(unused_variables, reason = "io and queue are the device's")]
+    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted, not lent")]
     #[expect(clippy::too_many_arguments, reason = "settings, all by name")]
     fn open(
         &self,
