@@ -10,7 +10,7 @@ from tests.engines.test_vllm_halves import Asked as Request
 from tests.engines.test_vllm_halves import Engine
 
 from kvtrie.engines.asked import FAR, MOST_RANGES, Asked, Kept, asked_of
-from kvtrie.engines.incidents import Incidents
+from kvtrie.engines.boundary import Boundary
 
 LONG = "x" * 70_000
 
@@ -82,17 +82,17 @@ def test_reading_raises_nothing(params, session):
 
 def test_logging_is_bounded_and_counts_what_it_drops(caplog):
     now = [0]
-    incidents = Incidents(logging.getLogger("vllm.kvtrie"), lambda: now[0])
+    boundary = Boundary("kvtrie", logging.getLogger("vllm.kvtrie"), lambda: now[0])
     for _ in range(8):
-        with incidents.contained("r"):
+        with boundary.contained("r"):
             raise ValueError("odd")
     assert len(caplog.records) == 5
     assert caplog.records[0].exc_info
     now[0] = 61_000_000_000
-    with incidents.contained("r"):
+    with boundary.contained("r"):
         raise ValueError("odd")
     assert "3 more were not logged" in caplog.records[-1].getMessage()
-    assert incidents.failures == 9
+    assert boundary.failures == 9
 
 
 class Failing:

@@ -153,7 +153,7 @@ class KvtrieRadixCache(RadixCache):
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """The longest prefix of whole pages that is there."""
-        with self.boundary:
+        with self.boundary.contained():
             return self._match(params.key)
         return self._empty_match_result
 
@@ -170,7 +170,7 @@ class KvtrieRadixCache(RadixCache):
 
     def touch_prefix(self, key: RadixKey) -> None:
         """Note a use of what is there of a key."""
-        with self.boundary:
+        with self.boundary.contained():
             told = None if self.disable else self._tokens(key)
             if told is None:
                 return
@@ -184,7 +184,7 @@ class KvtrieRadixCache(RadixCache):
 
     def insert(self, params: InsertParams) -> InsertResult:
         """Take in the pages of a key that are not there; how many tokens were."""
-        with self.boundary:
+        with self.boundary.contained():
             return self._insert(params.key, params.value)
         return InsertResult(prefix_len=0, last_device_node=self.root_node)
 
@@ -213,7 +213,7 @@ class KvtrieRadixCache(RadixCache):
                 self._rows.update(zip(new, rows, strict=True))
             blocks = lease.handles
             lease.release(now=now)
-        with self.boundary:
+        with self.boundary.contained():
             self._told.stored(blocks.tolist(), there // size, key)
         return InsertResult(prefix_len=there, last_device_node=Path(blocks))
 
@@ -221,7 +221,7 @@ class KvtrieRadixCache(RadixCache):
         """Take in what a request has computed, unless its content cannot be cached."""
         if self.disable:
             return
-        with self.boundary:
+        with self.boundary.contained():
             ids = req.full_untruncated_fill_ids[:up_to]
             key = RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
             # SGLang inserts first and computes with the priority then.

@@ -133,7 +133,7 @@ class KvtrieHiCache(HiCacheStorage):
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
         disk = self.disk
-        with self.boundary:
+        with self.boundary.contained():
             return not self._updated and key.encode() in disk
         return False
 
@@ -156,7 +156,7 @@ class KvtrieHiCache(HiCacheStorage):
         disk = self.disk
         if self._updated:
             return [None] * len(keys)
-        with self.boundary:
+        with self.boundary.contained():
             targets = [
                 self.mem_pool_host.get_dummy_flat_data_page() if target is None else target
                 for target in (target_locations or [None] * len(keys))
@@ -230,7 +230,7 @@ class KvtrieHiCache(HiCacheStorage):
         disk = self.disk
         if self._updated:
             return [False] * len(keys)
-        with self.boundary:
+        with self.boundary.contained():
             rows = [
                 (key.encode(), _bytes(value.contiguous()))
                 for key, value in zip(keys, values, strict=True)

@@ -27,7 +27,7 @@ import numpy as np
 
 from kvtrie import BlockManager, Index, Moves
 from kvtrie.engines.asked import Asked, asked_of
-from kvtrie.engines.incidents import Incidents
+from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.vllm.announced import Announced, Change, Naming
 from kvtrie.engines.vllm.envelope import advice_of
 from kvtrie.engines.vllm.hints import hints_of, kept_by_rank
@@ -131,7 +131,7 @@ class SchedulerHalf:
         self._said = 0
         self.dispatch = Dispatch(self.manager, len(opened))
         self.tally = Tally()
-        self._incidents = Incidents(_LOG, clock)
+        self._boundary = Boundary("kvtrie", _LOG, clock)
         self._used = UsedBlocks(self.manager, _DISK if self._deep else None)
         self._known: dict[str, Known] = {}
         self._runs: dict[str, Run] = {}
@@ -628,17 +628,17 @@ class SchedulerHalf:
             return scope_of(request, identity)
         except ConfigError as error:
             self.tally.lost["a scope that cannot be formed"] += 1
-            self._incidents.ignored(request.request_id, str(error))
+            self._boundary.ignored(request.request_id, str(error))
             return None
 
     def _ignored(self, request: Request, strange: Collection[str]) -> None:
         for why in strange:
-            self._incidents.ignored(request.request_id, why)
+            self._boundary.ignored(request.request_id, why)
         self.tally.lost["a hint that says nothing sensible"] += len(strange)
 
     def _contained(self, request_id: str) -> AbstractContextManager[None]:
         """Contain an exception that a request's content causes: it is not cached from then on."""
-        return self._incidents.contained(request_id, lambda: self._abandon(request_id))
+        return self._boundary.contained(request_id, lambda: self._abandon(request_id))
 
     def _abandon(self, request_id: str) -> None:
         """Serve a request without the cache from now on; its lease ends with the next orders."""
@@ -681,7 +681,7 @@ class SchedulerHalf:
         """End the leases of runs that left; the moves that still use their slots."""
         released: list[int] = []
         for run in self._leaving:
-            with self._incidents.contained(run.request.request_id):
+            with self._boundary.contained(run.request.request_id):
                 self._commit(run, now)
             self._due.pop(run, None)
             run.dead = True
