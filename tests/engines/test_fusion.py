@@ -68,12 +68,22 @@ def test_ratio_1_is_the_full_prefill_and_ratio_0_plain_reuse(name, kind):
     assert (reused - right).abs().max() > 1e-2  # or the test shows nothing
 
 
+@torch.no_grad()
+def answer(model, fused, steps=3):
+    for _ in range(steps):
+        model(fused.ids[:, -1:], past_key_values=fused.cache)
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_beyond_the_length_where_frequencies_change_the_gate_refuses(kind):
     _, decoder = decoder_of(kind=kind)
     fusor = Fusor(decoder)
+    reach = ORIGINAL - (kind == "dynamic")
     with fusor.fuse(context_of(decoder, (20, 20), query=ORIGINAL - 41)) as fused:
         assert fused.ids.shape[1] == ORIGINAL - 1
+        with pytest.raises(ConfigError, match=rf"a pass reaches {reach + 1}"):
+            answer(decoder.model, fused)  # which passes the length
+        assert fused.cache.get_seq_length() == reach
     with pytest.raises(ConfigError, match=rf"position {ORIGINAL + 6} .* {ORIGINAL + 7} tokens"):
         fusor.fuse(context_of(decoder, (30, 30), query=ORIGINAL + 7 - 60))
 

@@ -24,6 +24,7 @@ from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.engines.guard import Guard
 from kvtrie.engines.held import HeldCache
 from kvtrie.engines.mask import masks
+from kvtrie.engines.rope import RopeLimits
 from kvtrie.engines.weighing import weighing
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.turn import Turns
@@ -117,6 +118,7 @@ class Decoder:
         self._past = "layer_past" if "layer_past" in takes else "past_key_values"
         self._norm: torch.nn.Module = getattr(base, norms[0])
         self._config: Any = cast("Any", model.config).get_text_config(decoder=True)
+        self._limits = RopeLimits.of(self._config)
         self.layers: int = len(base.layers)
         rotates = inspect.signature(base.rotary_emb.forward).parameters
         kinds: Sequence[str | None] = getattr(self._config, "layer_types", None) or ()
@@ -297,7 +299,7 @@ class Decoder:
 
     def cache(self, kv: Held, length: int) -> HeldCache:
         """A transformers `Cache` of the first `length` tokens, for `past_key_values`."""
-        return HeldCache(kv, length)
+        return HeldCache(kv, length, self._limits.reach_of(length))
 
     def _mask(self, index: int, positions: torch.Tensor, length: int) -> torch.Tensor | None:
         if self._masks is None or self._masks[0] is not positions or self._masks[1] != length:

@@ -25,11 +25,14 @@ class HeldCache(Cache):
     Args:
         kv: where K and V are.
         length: tokens that are there already.
+        reach: longest sequence that the model rotates as it did these; None where there is no
+            limit.
     """
 
-    def __init__(self, kv: Held, length: int) -> None:
+    def __init__(self, kv: Held, length: int, reach: int | None = None) -> None:
         super().__init__(layers=[])
         self._kv = kv
+        self._reach = reach
         self._past = length
 
     def __len__(self) -> int:
@@ -50,7 +53,7 @@ class HeldCache(Cache):
 
         Raises:
             ClosedError: the fused cache is closed.
-            ConfigError: a batch of several rows.
+            ConfigError: a batch of several rows, or RoPE that would rotate them in another way.
             NoSpaceError: no room for the new tokens; the pass may be tried again later.
         """
         rows, queries = key_states.shape[0], key_states.shape[2]
@@ -59,6 +62,12 @@ class HeldCache(Cache):
                 f"a fused cache holds one sequence, the pass has {rows}: fuse once for each"
             )
         end = self._past + queries
+        if self._reach is not None and end > self._reach:
+            raise ConfigError(
+                f"RoPE of this model depends on the length: the fused keys are rotated for up to "
+                f"{self._reach} tokens, and a pass reaches {end}; read such a sequence in one "
+                "prefill, without fusion"
+            )
         if layer_idx == 0:
             self._kv.reserve(end)
         places = torch.arange(self._past, end, device=key_states.device)

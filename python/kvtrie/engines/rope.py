@@ -68,6 +68,17 @@ class RopeLimits:
         window = getattr(config, "keep_window_size", None)
         return cls(tuple(sorted(switches)), limit, window)
 
+    @property
+    def varies(self) -> bool:
+        """Whether rotations depend on the length of the sequence."""
+        return bool(self.switches) or self.limit is not None
+
+    def reach_of(self, total: int) -> int | None:
+        """Longest sequence rotated as one pass over `total` tokens; None where all longer are."""
+        if self.limit is not None:
+            return max(total, self.limit)
+        return next((switch for switch in self.switches if total <= switch), None)
+
     def regime(self, length: int) -> int:
         """How many of the switches a pass up to `length` tokens is beyond.
 

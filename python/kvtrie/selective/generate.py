@@ -52,7 +52,8 @@ def generate(
         for more.
 
     Raises:
-        ConfigError: as `SelectiveCache`; a cache among the arguments.
+        ConfigError: as `SelectiveCache`; a cache among the arguments; a model that goes on
+            without its cache, as Phi-3 does where the answer passes its original length.
     """
     if generate_arguments.get("past_key_values") is not None:
         raise ConfigError("generate makes a cache of its own: leave past_key_values out")
@@ -83,6 +84,13 @@ def generate(
         made = cast("Any", model).generate(
             input_ids, attention_mask=mask, past_key_values=cache, **given
         )
+        length = getattr(made, "sequences", made).shape[1]
+        if cache.get_seq_length() < length - 1:
+            raise ConfigError(
+                f"{type(model).__name__} went on without the cache that it was given, after "
+                f"{cache.get_seq_length()} of {length} tokens: its rotation changes there; ask for "
+                "fewer new tokens, or read a prompt that is beyond this length"
+            )
         if hasattr(made, "past_key_values"):
             made.past_key_values = None  # it ends with this call
         return made

@@ -31,7 +31,7 @@ from kvtrie.selective.buffers import WorkingCopy
 from kvtrie.selective.names import make_cache
 from kvtrie.selective.padding import first_columns
 from kvtrie.selective.park import Blocks, park_blocks
-from kvtrie.selective.rope import Yarn
+from kvtrie.selective.rope import FixedRope
 from kvtrie.selective.settings import CacheSettings
 from kvtrie.selective.steps import cut, too_long
 from kvtrie.selective.trial import trial
@@ -60,7 +60,9 @@ class SelectiveCache(Cache):
         settings: policy, buffers, rows and steps.
         batch: batch rows.
         yarn_rope: whether RoPE is scaled for sequences longer than the model was trained for, once,
-            by the length that `steps` or `generate` is given, or else the first pass.
+            by the length that `steps` or `generate` is given, or else the first pass. A model
+            whose own RoPE depends on the length is rotated for that length in any case, and
+            passes beyond what such a rotation covers are refused.
         attention_forward_temp_size_gb: bound of attention's temporary arrays, in 10^9 bytes.
 
     Attributes:
@@ -112,15 +114,15 @@ class SelectiveCache(Cache):
         self._temp_size_gb = attention_forward_temp_size_gb
         self._torn = False
         self._yarn_rope = yarn_rope
-        self._yarn: Yarn | None = None
+        self._rope: FixedRope | None = None
         decoder: Any = cast("Any", model).get_decoder()
         self._config: Any = decoder.config
         self._passing = Passing(self._config)
-        rotary: torch.nn.Module = decoder.rotary_emb
+        self._rotary: torch.nn.Module = decoder.rotary_emb
         hooks = [
             decoder.register_forward_pre_hook(_weakly(self._before), with_kwargs=True),
             decoder.register_forward_hook(_weakly(self._after), always_call=True),
-            rotary.register_forward_hook(_weakly(self._turned), with_kwargs=True),
+            self._rotary.register_forward_hook(_weakly(self._turned), with_kwargs=True),
         ]
         self._end_of_life = weakref.finalize(self, _let_go, hooks, self.caches)
         self._end_of_life.atexit = False
@@ -142,12 +144,12 @@ class SelectiveCache(Cache):
         Before the first pass this also says how long the sequence will be; see `yarn_rope`.
 
         Raises:
-            ConfigError: a dense cache that cannot hold so many.
+            ConfigError: a dense cache that cannot hold so many, or RoPE fixed for fewer.
         """
         self._open()
         total = whole("total", total, 0, 2**31 - 1)
         found = cut(self.caches, self.settings, self.get_seq_length(), total)
-        self._expect(total)
+        self._expect(total).check(total)
         return found
 
     @torch.no_grad()
@@ -182,7 +184,7 @@ class SelectiveCache(Cache):
         logits = input_ids
         lo = start
         total = start + input_ids.shape[1]
-        if self._yarn is None:
+        if self._rope is None:
             self._expect(total)
         for step in cut(self.caches, self.settings, start, total):
             given: dict[str, Any] = {"input_ids": input_ids[:, lo - start : lo - start + step]}
@@ -194,19 +196,20 @@ class SelectiveCache(Cache):
             lo += step
         return logits
 
-    def _expect(self, total: int) -> None:
-        """Scale RoPE for so many tokens, if no key was rotated yet."""
-        if self.get_seq_length() == 0 and self._yarn_rope:
-            self._yarn = Yarn(self._config, total)
+    def _expect(self, total: int) -> FixedRope:
+        """Fix RoPE for sequences of `total` tokens, if no key was rotated yet."""
+        if self._rope is None or self.get_seq_length() == 0:
+            self._rope = FixedRope(self._rotary, self._config, total, yarn=self._yarn_rope)
+        return self._rope
 
-    def scaled_by(self, yarn: Yarn | None) -> None:
-        """Take the scaling of RoPE that the keys were rotated by."""
-        self._yarn = yarn
+    def rotated_by(self, rope: FixedRope | None) -> None:
+        """Take the RoPE that the keys were rotated by."""
+        self._rope = rope
 
     @property
     def rope_factor(self) -> float:
         """By what RoPE is scaled; 1 leaves it as the model has it."""
-        return 1.0 if self._yarn is None else self._yarn.factor
+        return 1.0 if self._rope is None else self._rope.factor
 
     # ------------------------------------------------------------------------- a pass's hooks
 
@@ -257,10 +260,9 @@ class SelectiveCache(Cache):
                 f"a pass of {new} tokens behind {past}, and the next step of this cache has 1 to "
                 f"{most}: let kvtrie.selective.generate or SelectiveCache.read cut it"
             )
+        (self._rope or self._expect(new)).check(past + new - int(pad.min()))
         if times > 1:
             self.batch_repeat_interleave(times)
-        if past == 0 and self._yarn is None:
-            self._expect(new)
         for cache in self.caches:
             cache.pad(first)
 
@@ -281,10 +283,10 @@ class SelectiveCache(Cache):
         self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], __: object
     ) -> object:
         """Behind the rotary module: other tables, in passes over this cache."""
-        if self._yarn is None or not running(self):
+        if self._rope is None or not running(self):
             return None
         given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
-        return self._yarn.turn(given["x"], given["position_ids"])
+        return self._rope.turn(given["x"], given["position_ids"])
 
     def update(
         self,
@@ -362,7 +364,7 @@ class SelectiveCache(Cache):
                 cache.select(rows)
             cache.reset()
         self._batch = self._opened
-        self._yarn = None
+        self._rope = None
         self._torn = False
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -399,7 +401,7 @@ class SelectiveCache(Cache):
         )
         made.settings = self.settings
         made._opened = self._opened  # noqa: SLF001 - of the same class
-        made.scaled_by(self._yarn)
+        made.rotated_by(self._rope)
         for mine, other in zip(self.caches, made.caches, strict=True):
             tensors, numbers = mine.state()
             other.load_state({name: each.clone() for name, each in tensors.items()}, numbers)
@@ -438,9 +440,10 @@ class SelectiveCache(Cache):
         self._open()
         instance("executor", executor, Executor)
         name = fingerprint(self._model)
-        about = f"{name} {self.settings} {self._batch} {self.rope_factor}"
+        reach = None if self._rope is None else self._rope.reach
+        about = f"{name} {self.settings} {self._batch} {self.rope_factor} {reach}"
         blocks = park_blocks(executor, self.caches, about)
-        parked = Parked(blocks, self.settings, self._batch, name, self._yarn, self._yarn_rope)
+        parked = Parked(blocks, self.settings, self._batch, name, self._rope, self._yarn_rope)
         self.close()
         return parked
 
@@ -484,14 +487,14 @@ class Parked:
         settings: CacheSettings,
         batch: int,
         model: str,
-        yarn: Yarn | None,
+        rope: FixedRope | None,
         yarn_rope: bool,  # noqa: FBT001
     ) -> None:
         self._blocks = blocks
         self._settings = settings
         self._batch = batch
         self._model = model
-        self._yarn = yarn
+        self._rope = rope
         self._yarn_rope = yarn_rope
 
     def resume(self, model: PreTrainedModel) -> SelectiveCache | None:
@@ -516,7 +519,7 @@ class Parked:
         if not there:
             return None
         made.settings = self._settings
-        made.scaled_by(self._yarn)
+        made.rotated_by(self._rope)
         return made
 
     def drop(self) -> None:

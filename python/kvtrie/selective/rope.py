@@ -1,8 +1,9 @@
-"""Yarn: RoPE scaled once for the length that a sequence will have.
+"""FixedRope: RoPE fixed once for the length that a sequence will have.
 
-Keys are kept rotated, so the scaling must be known before the first one. A model with a scaling of
-its own keeps it.
-Invariant: the model's own tables are not touched; the scaled ones serve passes over one cache.
+Keys are kept rotated, so their rotation must be known before the first one: YaRN's scaling,
+LongRoPE's set of frequencies and dynamic RoPE's base depend on the length of the whole sequence.
+Invariant: all passes over one cache rotate as one pass over the whole sequence does; the model's
+own tables are not touched.
 Cost: cosines and sines once more per pass.
 """
 
@@ -18,25 +19,47 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-__all__ = ["Yarn"]
+from kvtrie.engines.rope import RopeLimits
+from kvtrie.errors import ConfigError
+
+__all__ = ["FixedRope"]
 
 
-class Yarn:
-    """RoPE for sequences of up to `total` tokens, by YaRN's rule.
+class FixedRope:
+    """RoPE for one sequence of up to `total` tokens.
 
     Args:
+        rotary: the model's own rotary module.
         config: the model's configuration.
         total: tokens of the longest sequence to come.
+        yarn: whether a model without a scaling of its own is scaled beyond its trained length, by
+            YaRN's rule.
 
     Attributes:
-        factor: `max(1, total / trained length)`; 1 where the model has a scaling of its own.
+        factor: YaRN's, `max(1, total / trained length)`; 1 where the model has its own scaling.
+        reach: longest sequence that is rotated so; None where there is no limit.
+
+    Raises:
+        ConfigError: a kind of RoPE that is not known.
     """
 
-    def __init__(self, config: Any, total: int) -> None:  # noqa: ANN401 - a PretrainedConfig
+    def __init__(
+        self,
+        rotary: torch.nn.Module,
+        config: Any,  # noqa: ANN401 - a PretrainedConfig
+        total: int,
+        *,
+        yarn: bool,
+    ) -> None:
+        limits = RopeLimits.of(config)
         stated = dict(config.rope_parameters or {})
         trained = config.max_position_embeddings
         own = stated.get("rope_type", "default") != "default"
-        self.factor = 1.0 if own else max(1.0, total / trained)
+        self._total = total
+        self.reach = limits.reach_of(total)
+        # Without the state that other passes leave in the model's own module.
+        self._rotary: Any = type(rotary)(config) if limits.varies else None
+        self.factor = max(1.0, total / trained) if yarn and not own else 1.0
         self._frequencies: torch.Tensor | None = None
         self._scale = 1.0
         if self.factor > 1:
@@ -50,10 +73,30 @@ class Yarn:
             make: Any = ROPE_INIT_FUNCTIONS["yarn"]
             self._frequencies, self._scale = make(scaled, torch.device("cpu"))
 
+    def check(self, length: int) -> None:
+        """Refuse a sequence that one pass would rotate in another way.
+
+        Raises:
+            ConfigError: it is longer than `reach`.
+        """
+        if self.reach is not None and length > self.reach:
+            raise ConfigError(
+                f"RoPE of this model depends on the length: keys are rotated for sequences of up "
+                f"to {self.reach} tokens, and a pass reaches {length}; call "
+                "SelectiveCache.steps with the number of tokens to come, answer included, before "
+                "the first pass, or use kvtrie.selective.generate"
+            )
+
     def turn(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Cosines and sines `(batch, m, dim)` in the type of `x`; None for the model's own."""
+        if self._rotary is not None:
+            # transformers chooses frequencies by the largest position of a call: the last one.
+            last = torch.full_like(position_ids[..., :1], self._total - 1)
+            rotary = self._rotary.to(position_ids.device)
+            cos, sin = rotary(x, torch.cat((position_ids, last), dim=-1))
+            return cos[..., :-1, :], sin[..., :-1, :]
         if self._frequencies is None:
             return None
         angles = position_ids[..., None].float() * self._frequencies.to(position_ids.device)

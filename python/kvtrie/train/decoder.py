@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.selective.rope import Yarn
+from kvtrie.selective.rope import FixedRope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,12 +65,12 @@ class Decoder:
         self.embedding: torch.nn.Module = parts.embed_tokens
         self.norm: torch.nn.Module = parts.norm
         self.to_logits: torch.nn.Module = cast("Any", self.model).get_output_embeddings()
-        self._yarn: Yarn | None = None
+        self._rope: FixedRope | None = None
         self._seed: int | None = None
 
     def begin(self, total: int, *, yarn_rope: bool) -> None:
         """Prepare for sequences of so many tokens: RoPE's scaling, and the seed of dropout."""
-        self._yarn = Yarn(self.config, total) if yarn_rope else None
+        self._rope = FixedRope(self._parts.rotary_emb, self.config, total, yarn=yarn_rope)
         self._seed = None
         if any(_drops(part) for layer in self.layers for part in layer.modules()):
             self._seed = int(torch.randint(2**31, ()).item())
@@ -81,7 +81,7 @@ class Decoder:
 
     def turn(self, x: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of positions `(batch, m)`, in the format of `x`."""
-        scaled = None if self._yarn is None else self._yarn.turn(x, columns)
+        scaled = None if self._rope is None else self._rope.turn(x, columns)
         return self._parts.rotary_emb(x, position_ids=columns) if scaled is None else scaled
 
     def run(
