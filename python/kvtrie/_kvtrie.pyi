@@ -1525,8 +1525,8 @@ class HintReply:
             changes nothing for any block that is there.
         blocks: for how many blocks it is in force now.
         left: how many blocks it names that it is not in force for.
-        code: the last reason why not for all of them, for programs. "accepted": it is; "absent": its
-            path, session, lease or owner has no such block; "waiting": blocks are not cached yet;
+        code: the last reason why not for all of them, for programs. "accepted": it is; "absent":
+            its path, session, lease or owner has no such block; "waiting": blocks are not cached yet;
             "share": a tier retains as many blocks as it may; "full": the scope has as many pending
             hints as it may; "crowded": as many loads as may be are in flight to the tier; "late":
             they would arrive after the deadline; "no-room": the tier has no room; "incomplete": no
