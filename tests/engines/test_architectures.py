@@ -10,6 +10,7 @@ from tinymodels import BLOCK, agree, answer, lose, serve, some
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.llama import modeling_llama
 
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import ConfigError
@@ -127,6 +128,22 @@ def test_a_model_is_served_in_holes_too(kind):
 def test_a_model_that_cannot_be_served_is_refused_on_opening(kind, why):
     with pytest.raises(ConfigError, match=why):
         served(tiny(kind))
+
+
+def test_a_model_that_reads_prompts_in_both_directions_is_refused_on_opening(monkeypatch):
+    """As prefix language models do: nothing in their layers says so, only the mask."""
+    model, ids = tiny("llama"), some(1, 1, 75)
+
+    def unmasked(inputs_embeds, past_key_values=None, **_):
+        queries = inputs_embeds.shape[1]
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        return inputs_embeds.new_zeros(1, 1, queries, past + queries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama, "create_causal_mask", unmasked)
+        with pytest.raises(ConfigError, match="sees later tokens as well: K of token 0 in layer 1"):
+            KvtrieCache(model, serve(model), ids)
+    served(model)
 
 
 @pytest.mark.parametrize("kind", ["multi-query", "multi-head"])

@@ -1,9 +1,11 @@
-"""Trial: a pass of two tokens that shows how a model hands its KV to a cache.
+"""Trial: two passes of two tokens that show how a model hands its KV to a cache.
 
 Configurations do not say all: models repeat heads before they cache them, share layers, keep states
-of other kinds, pass their own base by. A model is tried once, when its first cache is opened.
-Invariant: what a model hands over in the trial is what the first tier holds, layer by layer.
-Cost: a forward pass over two tokens per model object.
+of other kinds, pass their own base by, read a prompt in both directions. A model is tried once,
+when its first cache is opened.
+Invariant: what a model hands over in the trial is what the first tier holds, layer by layer, and
+follows from the tokens up to it alone.
+Cost: two forward passes over two tokens per model object.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["trial"]
 
 _TOKENS = 2
+# Largest difference that is rounding, as a share of the largest number; more in coarser formats.
+_APART = 1e-4
 # Of each model that has been tried, the module that its passes enter.
 _entries: WeakKeyDictionary[PreTrainedModel, ref[torch.nn.Module]] = WeakKeyDictionary()
 # What a model raises that finds another cache than it wants. Memory that runs out is no verdict.
@@ -38,11 +42,12 @@ class _Recorder(Cache):
 
     def __init__(self, pool: Pool) -> None:
         super().__init__(layers=[])
-        self._pool = pool
+        self.pool = pool
         self.given: list[int] = []
+        self.first: list[torch.Tensor] = []  # per call, K and V of the first token
 
     def __len__(self) -> int:
-        return self._pool.layers
+        return self.pool.layers
 
     def update(
         self,
@@ -52,13 +57,14 @@ class _Recorder(Cache):
         *_: object,
         **__: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        states(key_states, value_states, self._pool)
+        states(key_states, value_states, self.pool)
         if key_states.shape[2] != _TOKENS:
             raise ConfigError(
                 f"the model caches K and V of {key_states.shape[2]} tokens where {_TOKENS} were "
                 "given: prompt tuning and the like add tokens of their own, which no token names"
             )
         self.given.append(layer_idx)
+        self.first += [key_states[0, :, 0].float(), value_states[0, :, 0].float()]
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - empty before the pass
@@ -79,13 +85,14 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
         The innermost module that is given the tokens and the cache, whatever wraps it.
 
     Raises:
-        ConfigError: it does not run on such a cache, or hands over other K and V, other layers.
+        ConfigError: it does not run on such a cache, hands over other K and V, other layers, or
+            K and V that follow from later tokens.
     """
     known = _entries.get(model, lambda: None)()
     if known is not None:
         return known
     cache, name = _Recorder(pool), type(model.base_model).__name__
-    entered = _run(model, cache)
+    entered = _run(model, cache, 1)
     if not cache.given:
         raise ConfigError(
             f"{type(model).__name__} runs without the cache that it is given: it keeps none, or "
@@ -100,12 +107,32 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
             f"no module of {type(model).__name__} takes both input_ids and past_key_values by "
             "these names, so its tokens are not seen"
         )
+    other = _Recorder(pool)
+    _run(model, other, 2)
+    _check_causal(name, cache, other)
     _entries[model] = ref(entered[-1])
     return entered[-1]
 
 
-def _run(model: PreTrainedModel, cache: _Recorder) -> list[torch.nn.Module]:
-    """Run the pass; return the modules given the tokens and the cache, outermost first."""
+def _check_causal(name: str, one: _Recorder, other: _Recorder) -> None:
+    """Refuse a model whose K and V of the first token differ between two second tokens."""
+    for at, (mine, theirs) in enumerate(zip(one.first, other.first, strict=True)):
+        apart = float((mine - theirs).abs().max() / mine.abs().max().clamp(min=1e-9))
+        allowed = max(_APART, 4 * torch.finfo(one.pool.keys.dtype).eps)
+        if not apart <= allowed:
+            raise ConfigError(
+                f"{name} sees later tokens as well: {'KV'[at % 2]} of token 0 in layer {at // 2} "
+                f"differs by {apart:.1e} with the token after it, rounding explains "
+                f"{allowed:.1e}; only causal models can share the KV of a prefix"
+            )
+
+
+def _run(model: PreTrainedModel, cache: _Recorder, last: int) -> list[torch.nn.Module]:
+    """Run a pass over tokens 0 and `last`.
+
+    Returns:
+        The modules given the tokens and the cache, outermost first.
+    """
     positions = torch.arange(_TOKENS, device=model.device)[None]
     entered: list[torch.nn.Module] = []
 
@@ -122,7 +149,7 @@ def _run(model: PreTrainedModel, cache: _Recorder) -> list[torch.nn.Module]:
     ]
     try:
         with torch.no_grad():
-            model(input_ids=positions, position_ids=positions, past_key_values=cache)
+            model(input_ids=positions * last, position_ids=positions, past_key_values=cache)
     except ConfigError:
         raise
     except _UNFIT as error:
