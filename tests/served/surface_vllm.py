@@ -174,8 +174,21 @@ USED = {
         "transfer_bytes",
     ),
     (f"{_OFFLOAD}.tiering.factory", "SecondaryTierFactory"): ("register_tier",),
+    (f"{_OFFLOAD}.base", "OffloadingManager"): ("get_stats",),
+    (f"{_OFFLOAD}.base", "OffloadingCounterMetadata"): ("__init__",),
+    (f"{_OFFLOAD}.cpu.manager", "CPUOffloadingManager"): ("_policy",),
+    (f"{_OFFLOAD}.tiering.manager", "TieringOffloadingManager"): (
+        "primary_tier",
+        "secondary_tiers",
+        "get_stats",
+    ),
+    (
+        "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics",
+        "OffloadingConnectorStats",
+    ): ("__init__", "data", "increase_counter"),
     (f"{_OFFLOAD}.tiering.spec", "TieringOffloadingSpec"): (
         "__init__",
+        "get_manager",
         "get_worker",
         "build_metric_definitions",
         "_engine_id",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
+from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -194,7 +197,34 @@ def test_actions_of_an_envelope_keep_and_drop_chunks(monkeypatch):
     )
     manager.serve("e", [17, 18], envelope=strange, retain=[{"last": 3}])
     assert len(told) == 5  # once each, however often the request is heard of
-    assert all(line.startswith("kvtrie: a hint of request e: ") for line in told)
+    assert all(line.startswith("kvtrie: request 'e': ignored: ") for line in told)
+
+
+def test_ignored_hints_and_contained_errors_are_exported():
+    from kvtrie.engines.vllm.offloading import _COUNTED, KvtrieOffloadingSpec, _stats
+
+    manager = Manager(12)
+    boundary = manager.manager._policy.boundary
+    stats = partial(_stats, lambda: None, [boundary], Counter())
+    assert stats() is None
+    manager.serve("a", [1], retain=[{"last": 3}], session=5)
+    manager.manager._policy.touch([b"strange"], SimpleNamespace(req_id="b"))
+    named = stats().data["data"]
+    assert named == {name: {(): count} for name, count in zip(_COUNTED, (2, 1), strict=True)}
+    assert stats() is None
+    assert set(_COUNTED) <= set(KvtrieOffloadingSpec.build_metric_definitions({}))
+
+
+def test_a_disk_tiers_failing_files_are_a_miss():
+    from kvtrie.engines.boundary import Boundary
+    from kvtrie.engines.vllm.disk_tier import KvtrieDiskTier
+
+    tier = object.__new__(KvtrieDiskTier)  # without files: each use of them raises
+    tier.boundary = Boundary("kvtrie", logging.getLogger("vllm.kvtrie"))
+    context = SimpleNamespace(req_id="a")
+    assert tier.lookup(b"key", context).name == "MISS"
+    tier.touch([b"key"], context)
+    assert tier.boundary.failures == 2
 
 
 def test_evict_is_all_or_nothing():

@@ -35,13 +35,16 @@ class KvtrieCachePolicy(CachePolicy):
 
     Args:
         cache_capacity: chunks of the cache.
+
+    Attributes:
+        boundary: counts ignored hints and requests whose use was not noted.
     """
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self._chunks: dict[bytes, ChunkStatus] = {}
         self._order = OpaqueOrder()
-        self._boundary = Boundary("kvtrie", _LOG)
+        self.boundary = Boundary("kvtrie", _LOG)
 
     def get(self, key: bytes) -> ChunkStatus | None:
         """The chunk of a key, or None."""
@@ -59,7 +62,7 @@ class KvtrieCachePolicy(CachePolicy):
 
     def touch(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
         """Note a use of chunks, in the order of their sequence."""
-        with self._boundary.contained(req_context.req_id):
+        with self.boundary.contained(req_context.req_id):
             self._note(list(keys), req_context)
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
@@ -75,7 +78,7 @@ class KvtrieCachePolicy(CachePolicy):
         """Note where a request's chunks stand; those that it only stored count no further use."""
         del reused_keys
         for keys in key_groups:
-            with self._boundary.contained(req_context.req_id):
+            with self.boundary.contained(req_context.req_id):
                 self._note(keys, req_context, stored=insertion_only_keys)
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
@@ -124,7 +127,7 @@ class KvtrieCachePolicy(CachePolicy):
         asked = asked_of(context.kv_transfer_params)
         kept += [Kept(0, FAR, 0, None)] * asked.end + list(asked.kept)
         for why in (*strange, *asked.strange):
-            self._boundary.ignored(context.req_id, why)
+            self.boundary.ignored(context.req_id, why)
         return _Asked(tuple(kept))
 
 

@@ -11,6 +11,7 @@ Cost: a dictionary entry per chunk under way; vLLM's step waits for nothing.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -27,6 +28,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvtrie.argument import whole
+from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.vllm.offloading import KvtrieOffloadingSpec
 from kvtrie.engines.vllm.watch import watch
 from kvtrie.engines.vllm.weights import combined
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KvtrieDiskTier"]
 
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+
 
 class KvtrieDiskTier(SecondaryTierManager):
     """Chunks in the files of a folder, found again after a restart.
@@ -62,6 +66,9 @@ class KvtrieDiskTier(SecondaryTierManager):
         durability: what a finished write survives, as in `Tier`.
         threads: how many copies run at once.
         backpressure_detector: vLLM's own.
+
+    Attributes:
+        boundary: counts requests whose chunks were not looked up, or whose use was not noted.
 
     Raises:
         ConfigError: no room for one chunk, a folder that another process writes to, or workers that
@@ -94,6 +101,7 @@ class KvtrieDiskTier(SecondaryTierManager):
         digests = self._board.read()
         if digests is None:
             raise ConfigError("vLLM's workers have not named their weights on this machine")
+        self.boundary = Boundary("kvtrie", _LOG)
         self._first = self._weights = combined(digests)
         self._known = True  # whether the weights are known
         self._used = False  # whether requests came since vLLM's cache was empty
@@ -147,14 +155,16 @@ class KvtrieDiskTier(SecondaryTierManager):
         weights = self._weights if weights is None else weights
         return key if weights == self._first else key + weights
 
-    def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:  # noqa: ARG002
+    def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
         """Whether a chunk is here."""
         self._used = True
-        if not self._serves():
-            return LookupResult.MISS
-        if key in self._coming:
-            return LookupResult.RETRY
-        return LookupResult.HIT if self._key(key) in self.disk else LookupResult.MISS
+        with self.boundary.contained(req_context.req_id):
+            if not self._serves():
+                return LookupResult.MISS
+            if key in self._coming:
+                return LookupResult.RETRY
+            return LookupResult.HIT if self._key(key) in self.disk else LookupResult.MISS
+        return LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Write chunks from host memory."""
@@ -185,13 +195,14 @@ class KvtrieDiskTier(SecondaryTierManager):
 
     def touch(self, keys: Collection[bytes], req_context: ReqContext) -> None:
         """Note a use of chunks, in the order of their sequence."""
-        if not self._serves():
-            return
-        behind, before = None, 0
-        for key in keys:
-            end = req_context.get_offload_key_position(key)
-            self.disk.use(self._key(key), before, behind)
-            behind, before = self._key(key), before if end is None else end
+        with self.boundary.contained(req_context.req_id):
+            if not self._serves():
+                return
+            behind, before = None, 0
+            for key in keys:
+                end = req_context.get_offload_key_position(key)
+                self.disk.use(self._key(key), before, behind)
+                behind, before = self._key(key), before if end is None else end
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:  # noqa: ARG002
         """Chunks may come one by one."""

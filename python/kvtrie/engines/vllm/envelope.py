@@ -67,7 +67,7 @@ def advice_of(
         session: the conversation that it belongs to.
     """
     advice = Advice()
-    actions: object = envelope.actions
+    actions = cast("object", envelope.actions)
     if not isinstance(actions, Sequence):
         advice.strange.append(f"actions are {shown(actions)}, a list wanted")
         return advice

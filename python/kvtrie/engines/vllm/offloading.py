@@ -10,6 +10,7 @@ Cost: a copy per chunk and tensor.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -17,12 +18,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from vllm.config import get_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kvtrie.argument import shown
+from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.vllm.board import Board
 from kvtrie.engines.vllm.served import settings_name
 from kvtrie.engines.vllm.weights import WorkerWeights, combined
@@ -36,11 +41,17 @@ if TYPE_CHECKING:
         CanonicalKVCaches,
         GPULoadStoreSpec,
         LoadStoreSpec,
+        OffloadingManager,
     )
     from vllm.v1.kv_offload.config import OffloadingConfig
+    from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
 __all__ = ["KvtrieOffloadingSpec", "NamedWorker", "PlainWorker"]
 
+_COUNTED = {
+    "vllm:kvtrie_ignored_hints": "Hints of requests that were ignored",
+    "vllm:kvtrie_contained_errors": "Errors that left a request without the cache",
+}
 _DISK_KEYS = ("path", "bytes", "blocks", "durability", "threads")
 
 
@@ -61,6 +72,7 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         self._plain: PlainWorker | None = None
         self._named: NamedWorker | None = None
         kinds = [str(tier.get("type")) for tier in extra.get("secondary_tiers", ())]
+        self._boundaries: list[Boundary] | None = None
         self._disk = any(kind in ("KvtrieDiskTier", "kvtrie") for kind in kinds)
 
     def board(self) -> Board:
@@ -69,8 +81,22 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
-        """Those of vLLM's tiers."""
-        return super().build_metric_definitions(dict(_with_tiers(extra_config)))
+        """Those of vLLM's tiers, and the hints and requests that were not served."""
+        named = super().build_metric_definitions(dict(_with_tiers(extra_config)))
+        return named | {
+            name: OffloadingCounterMetadata(documentation=meaning)
+            for name, meaning in _COUNTED.items()
+        }
+
+    def get_manager(self) -> OffloadingManager:
+        """vLLM's manager of chunks, whose statistics have `_COUNTED` as well."""
+        manager = cast("TieringOffloadingManager", super().get_manager())
+        if self._boundaries is None:
+            parts: list[object] = [manager.primary_tier._policy, *manager.secondary_tiers]  # noqa: SLF001 - vLLM has no other way to a policy
+            told = (getattr(part, "boundary", None) for part in parts)
+            self._boundaries = [each for each in told if isinstance(each, Boundary)]
+            manager.get_stats = partial(_stats, manager.get_stats, self._boundaries, Counter())
+        return manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """What copies between vLLM's memory and the host's.
@@ -232,6 +258,22 @@ class PlainWorker(OffloadingWorker):
             first += count
             chunk += -(-(part + count) // self._per_chunk) if count else 0
         return rows
+
+
+def _stats(
+    vllms: Callable[[], OffloadingConnectorStats | None],
+    boundaries: list[Boundary],
+    before: Counter[str],
+) -> OffloadingConnectorStats | None:
+    """vLLM's statistics, and what boundaries have counted since the last call."""
+    stats = vllms()
+    counts = (sum(each.hints for each in boundaries), sum(each.failures for each in boundaries))
+    for name, count in zip(_COUNTED, counts, strict=True):
+        if count > before[name]:
+            stats = OffloadingConnectorStats() if stats is None else stats
+            stats.increase_counter(name, count - before[name])
+            before[name] = count
+    return stats
 
 
 def _identity(weights: WorkerWeights, settings: str) -> bytes:

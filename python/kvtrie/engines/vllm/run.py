@@ -32,7 +32,7 @@ class GrowingTokens:
         self._request = request
         self._array = np.empty(0, dtype=np.uint32)
         self._count = 0
-        self._prompt = request.num_prompt_tokens
+        self._prompt: int = request.num_prompt_tokens
 
     def read(self) -> NDArray[np.uint32]:
         """All that vLLM knows of them by now; a view that later reads leave alone."""

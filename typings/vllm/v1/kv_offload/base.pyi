@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_hints import KvHintsEnvelope
 import torch
 
@@ -92,3 +93,10 @@ class Locality(Enum):
 
 @dataclass(init=False)
 class RequestOffloadingContext: ...
+
+class OffloadingManager:
+    def get_stats(self) -> OffloadingConnectorStats | None: ...
+
+@dataclass(init=False)
+class OffloadingCounterMetadata:
+    def __init__(self, documentation: str, labelnames: tuple[str, ...] = ...) -> None: ...

@@ -2,11 +2,13 @@
 
 from typing import Any
 from vllm.v1.kv_offload.base import CanonicalKVCaches
+from vllm.v1.kv_offload.base import OffloadingManager
 from vllm.v1.kv_offload.base import OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 class TieringOffloadingSpec:
     def __init__(self, config: OffloadingConfig) -> None: ...
+    def get_manager(self) -> OffloadingManager: ...
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker: ...
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]: ...
