@@ -51,18 +51,23 @@ def read(parser: Any, words: Sequence[str]) -> Any:  # noqa: ANN401 - a parser a
 
 def add_data(parser: Any, default: Any = None) -> None:  # noqa: ANN401 - jsonargparse's
     """Add `--data NAME` with `--data.*`, the arguments of what it names."""
-    import inspect
-
     from kvtrie.train import DataModule
 
     default = default or {"class_path": "LongBenchV2"}
     parser.add_subclass_arguments(DataModule, "data", default=default)
-    shared = [f"--data.{name}" for name in inspect.signature(DataModule).parameters]
+    shared = [f"--data.{name}" for name in _names(DataModule)]
     told = [f"all data sets take {', '.join(shared)}"]
     for kind in DataModule.__subclasses__():
-        own = [f"--data.{name}" for name in inspect.signature(kind).parameters if name != "more"]
+        own = [f"--data.{name}" for name in _names(kind) if name != "more"]
         told.append(f"{kind.__name__} takes {', '.join(own)} as well")
     parser.epilog = "; ".join(told) + "."
+
+
+def _names(kind: type) -> list[str]:
+    """Return the names of a class's arguments; its `__new__` may take any."""
+    import inspect
+
+    return list(inspect.signature(kind.__init__).parameters)[1:]
 
 
 def arguments(given: Any) -> dict[str, Any]:  # noqa: ANN401 - a namespace

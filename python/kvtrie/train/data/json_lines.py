@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie.argument import few, folder, text
 from kvtrie.errors import ConfigError
@@ -77,9 +77,9 @@ class JsonLines(DataModule):
             raise self._wrong(at, "half of a surrogate pair, which is no character") from error
         except (ValueError, RecursionError) as error:
             raise self._wrong(at, str(error)) from error
-        if not isinstance(given, dict):
+        row = _object(given)
+        if row is None:
             raise self._wrong(at, f"a {type(given).__name__}, an object is wanted")
-        row: dict[str, Any] = given
         if self._prompt not in row and "messages" in row:
             return Example("", messages=self._messages(at, row["messages"]))
         if self._prompt not in row and "text" in row:
@@ -105,32 +105,40 @@ class JsonLines(DataModule):
         return row[name]
 
     def _label(self, at: int, row: dict[str, Any]) -> int | None:
-        label = row.get("label")
+        label: Any = row.get("label")
         if isinstance(label, str) and label in self.labels:
             return self.labels.index(label)
-        whole = isinstance(label, int) and not isinstance(label, bool)
-        if label is None or (whole and 0 <= label < len(self.labels)):
+        if label is None:
+            return None
+        known = len(self.labels)
+        if isinstance(label, int) and not isinstance(label, bool) and label in range(known):
             return label
         raise self._wrong(
             at,
-            f"label {json.dumps(label)[:40]}, one of {len(self.labels)} labels or its place from 0 "
+            f"label {json.dumps(label)[:40]}, one of {known} labels or its place from 0 "
             "on is wanted",
         )
 
     def _messages(self, at: int, given: Any) -> tuple[dict[str, Any], ...]:  # noqa: ANN401
-        fits = isinstance(given, list) and all(
-            isinstance(each, dict)
-            and isinstance(each.get("role"), str)
-            and isinstance(each.get("content"), str)
-            for each in given
-        )
-        if not fits or len(given) < 2 or given[-1]["role"] != "assistant":  # noqa: PLR2004
+        listed = cast("list[object]", given) if isinstance(given, list) else []
+        turns = [row for row in map(_object, listed) if row is not None and _speaks(row)]
+        fits = len(turns) == len(listed) > 1
+        if not fits or turns[-1]["role"] != "assistant":
             raise self._wrong(
                 at,
                 "messages are objects with role and content as text, at least one before the "
                 "assistant's answer, which comes last",
             )
-        return tuple(given)
+        return tuple(turns)
 
     def _wrong(self, at: int, what: str) -> ConfigError:
         return ConfigError(f"{self.path}, line {at}: {what}")
+
+
+def _object(given: object) -> dict[str, Any] | None:
+    """Return what JSON says is an object, None where it is something else."""
+    return cast("dict[str, Any]", given) if isinstance(given, dict) else None
+
+
+def _speaks(message: dict[str, Any]) -> bool:
+    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)

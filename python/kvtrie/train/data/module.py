@@ -112,7 +112,7 @@ class DataModule(ABC):
         self._cases: dict[int, Case] = {}
         self.train, self.validation, self.test = (Split((), ()) for _ in range(3))
 
-    def __new__(cls, **given: Any) -> Self:  # noqa: ANN401 - of any subclass
+    def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: ANN401 - of any subclass
         """Note the arguments, from which a later process makes the same splits."""
         made = super().__new__(cls)
         made.given = given
