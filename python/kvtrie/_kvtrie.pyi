@@ -1526,12 +1526,12 @@ class HintReply:
         blocks: for how many blocks it is in force now.
         left: how many blocks it names that it is not in force for.
         code: the last reason why not for all of them, for programs. "accepted": it is; "absent":
-            its path, session, lease or owner has no such block; "waiting": blocks are not cached yet;
-            "share": a tier retains as many blocks as it may; "full": the scope has as many pending
-            hints as it may; "crowded": as many loads as may be are in flight to the tier; "late":
-            they would arrive after the deadline; "no-room": the tier has no room; "incomplete": no
-            tier has all layers that the load needs; "in-use": they are in use, or no tier can take
-            them.
+            its path, session, lease or owner has no such block; "waiting": blocks are not cached
+            yet; "share": a tier retains as many blocks as it may; "full": the scope has as many
+            pending hints as it may; "crowded": as many loads as may be are in flight to the tier;
+            "late": they would arrive after the deadline; "no-room": the tier has no room;
+            "incomplete": no tier has all layers that the load needs; "in-use": they are in use,
+            or no tier can take them.
         reason: why not for all of them, for people; empty if it is accepted. Its words may change.
     """
 
