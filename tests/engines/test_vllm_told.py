@@ -69,6 +69,18 @@ def test_a_block_without_a_hash_and_its_children_wait_for_it():
     assert not announced.nameless
 
 
+def test_a_block_with_an_image_that_is_found_at_start_is_not_named_by_its_tokens():
+    naming = SimpleNamespace(hash=lambda _parent, _tokens: b"K")
+    announced = Announced(1, naming, b"root", {b"l"})
+    rows = [
+        event(0, "stored", 2, (0, 1)),
+        event(1, "stored", 2, (0, 1), b"l", b"k", 2),
+        event(2, "stored", 2, (0, 1), b"m", b"l", 3),
+    ]
+    assert told(announced.take(rows)) == [(True, 2, b"K", None)]
+    assert announced.unknown == 2
+
+
 def test_a_child_is_published_after_its_parent_on_any_tier():
     announced = Announced(1)
     announced.learn(asked(b"K", b"L"), [1, 2], 0, 2)

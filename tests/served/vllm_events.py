@@ -10,8 +10,12 @@ import servers  # noqa: F401 - its settings first
 from modelfree import SIZE, WORDS, Engine
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm_schedules import model, play, tiers  # noqa: F401 - a fixture
+
+from kvtrie.engines.vllm.counts import Counts
 
 
 class Publisher:
@@ -20,6 +24,7 @@ class Publisher:
     def __init__(self):
         self.there = {"GPU": set(), "CPU": set(), "STORAGE": set()}
         self.ever = {medium: set() for medium in self.there}
+        self.facts = {}
         self.runs = 0
 
     def publish(self, batch):
@@ -37,9 +42,19 @@ class Publisher:
             parent = event.parent_block_hash
             assert parent is None or any(parent in names for names in self.there.values())
             assert len(event.token_ids) == SIZE * len(event.block_hashes)
+            self.note(event)
             self.there[event.medium].update(event.block_hashes)
             self.ever[event.medium].update(event.block_hashes)
             self.runs += len(event.block_hashes) > 1 and event.medium != "GPU"
+
+    def note(self, event):
+        """Compare a block's facts with those of its first event, on whichever medium."""
+        names = [event.parent_block_hash, *event.block_hashes]
+        for at, name in enumerate(event.block_hashes):
+            keys = event.extra_keys and event.extra_keys[at]
+            tokens = event.token_ids[at * SIZE : (at + 1) * SIZE]
+            facts = (names[at], tokens, keys, event.lora_id, event.lora_name, event.block_size)
+            assert self.facts.setdefault(name, facts) == facts, event.medium
 
     def shutdown(self):
         pass
@@ -50,6 +65,8 @@ def engine_of(model, folder, seed, *, host=40):  # noqa: F811
         model, tiers(folder, host) | {"events": True}, blocks=40, seed=seed, events=True
     )
     engine.scheduler.kv_event_publisher = Publisher()
+    engine.scheduler.max_num_encoder_input_tokens = 100
+    engine.scheduler.encoder_cache_manager = EncoderCacheManager(100)
     return engine, engine.scheduler.kv_event_publisher
 
 
@@ -61,7 +78,13 @@ def kinds(folder):
         "plain": {},
         "salted": {"cache_salt": "s"},
         "adapter": {"lora_request": LoRARequest("l", 1, str(folder))},
+        "image": {"mm_features": [image("first", 5), image("second", 2 * SIZE)]},
     }
+
+
+def image(name, offset, length=20):
+    place = PlaceholderRange(offset=offset, length=length)
+    return MultiModalFeatureSpec(None, "image", name, place)
 
 
 def test_hashes_are_vllms_before_and_after_a_restart(model, tmp_path):  # noqa: F811
@@ -80,12 +103,15 @@ def test_hashes_are_vllms_before_and_after_a_restart(model, tmp_path):  # noqa: 
                 assert wanted[kind] <= seen.ever["STORAGE"]
             engine.drain()
         engine.close()
-        assert len(set.union(*wanted.values())) == 18
+        assert len(set.union(*wanted.values())) == 24
         for names in wanted.values():
             assert names <= seen.ever["CPU"]
             assert names <= seen.ever["STORAGE"]
         assert seen.ever["CPU"] | seen.ever["STORAGE"] <= set.union(*wanted.values())
-        assert engine.half._announced.unknown == 12 * again
+        assert engine.half._announced.unknown == 18 * again
+        engine.half._said = 0
+        engine.half.counts(Counts())
+        assert engine.half.tally.lost["an event without a hash"] == 18 * again
         assert seen.runs > 0
 
 

@@ -13,15 +13,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from vllm.v1.request import Request
 
     from kvtrie import Event
 
 __all__ = ["Announced", "Change", "Extra", "Naming"]
-
-_DIGEST = 1 << 31  # from this number on a token stands for a digest of an image
 
 
 class Extra(NamedTuple):
@@ -86,13 +84,21 @@ class Announced:
         layers: layers of a whole block.
         naming: vLLM's names of blocks; None computes no hash.
         root: the parent key of first blocks that are named by tokens alone.
+        images: keys of blocks with images, of those found at start.
 
     Attributes:
         missed: events that the manager overwrote before they were taken.
         unknown: blocks that were not published when they came, for want of a hash.
     """
 
-    def __init__(self, layers: int, naming: Naming | None = None, root: bytes = b"") -> None:
+    def __init__(
+        self,
+        layers: int,
+        naming: Naming | None = None,
+        root: bytes = b"",
+        images: Collection[bytes] = (),
+    ) -> None:
+        self._images = images
         self._layers, self._naming, self._root = layers, naming, root
         self._there: dict[tuple[int, bytes], set[int]] = {}
         self._tiers: Counter[bytes] = Counter()  # that have something of a block, vLLM's too
@@ -162,7 +168,7 @@ class Announced:
                 if first and each.key == key:  # the others are its children
                     self._firsts.add(each.parent)
                 yield from self._publish(each)
-        self._new, self._plain = {}, None
+        self._new, self._plain, self._images = {}, None, ()
 
     def clear(self) -> Iterator[Change]:
         """Take all back."""
@@ -185,7 +191,7 @@ class Announced:
             return
         tokens = list(event.tokens or ())
         plain = self._plain or set[bytes]()
-        if parent in plain and max(tokens) < _DIGEST and self._naming is not None:
+        if parent in plain and key not in self._images and self._naming is not None:
             self._hashes[key] = self._naming.hash(self._hashes.get(parent), tokens)
             plain.add(key)
             if parent == self._root:

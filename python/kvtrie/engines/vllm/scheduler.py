@@ -126,7 +126,10 @@ class SchedulerHalf:
             events=_MOST_EVENTS if settings.events else 0,
             events_of="residency",
         )
-        self._announced = Announced(self._layers, naming, _root(model)) if settings.events else None
+        found = [each.rows for each in opened.values() if each.rows is not None]
+        self._announced = None
+        if settings.events:
+            self._announced = Announced(self._layers, naming, _root(model), _with_images(found))
         self._cleared: list[Change] = []
         self._said = 0
         self.dispatch = Dispatch(self.manager, len(opened))
@@ -150,7 +153,6 @@ class SchedulerHalf:
         self._committed: set[int] = set()
         self._stored = 0  # of those, with the step that filled them
         if self._deep:
-            found = [each.rows for each in opened.values() if each.rows is not None]
             index = _on_every(found, self._layers)
             self.manager.load_index(index, _DISK, now=clock())
 
@@ -597,6 +599,8 @@ class SchedulerHalf:
         if now - self._said < _NS and (self._runs or self.busy):
             return None
         self._said = now
+        if self._announced is not None:
+            self.tally.lost["an event without a hash"] = self._announced.unknown
         waiting = sum(known.waits_until > 0 for known in self._known.values())
         return counts.take(self.manager.stats(), self.tally, self._pinned, waiting)
 
@@ -748,6 +752,19 @@ def _on_every(ranks: list[list[tuple[bytes, int]]], layers: int) -> Index:
     places = [list(zip(_keys(each), (row[1] for row in each), strict=True)) for each in rows]
     common = set(places[0]).intersection(*places[1:])
     return Index([row for row, at in zip(rows[0], places[0], strict=True) if at in common])
+
+
+def _with_images(ranks: list[list[tuple[bytes, int]]]) -> set[bytes]:
+    """Keys of the blocks on disk with images.
+
+    A label has its record's number of digests at byte 36, or eight bytes later after a cost.
+    """
+    labels: set[bytes] = set()
+    for label in (label for rows in ranks for label, _ in rows):
+        at = 36 + 8 * label[25]
+        if any(label[at : at + 4]):
+            labels.add(label)
+    return set(_keys([(label, at, 0, 1) for at, label in enumerate(labels)]))
 
 
 def _keys(rows: list[tuple[bytes, int, int, int]]) -> list[bytes]:
