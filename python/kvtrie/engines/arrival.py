@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from kvtrie.errors import ConfigError
 from kvtrie.tiers import Pool
-from kvtrie.transfer import LayerwiseEngine
+from kvtrie.transfer import Layerwise, LayerwiseEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,14 +40,26 @@ class Arrival:
         try:
             for lease in leases:
                 self._loads.append(self._engine.open(lease))
-            # All layers of all rows at once: they go into the rows' own slots, in this order.
-            for layer in range(self._engine.layers):
-                for loads in self._loads:
-                    loads.issue(layer + 1)
+            self._issue(0)
         except BaseException:
             self.abandon()
             raise
         self._engine.load.wake()
+
+    @staticmethod
+    def wanted(executor: Executor) -> bool:
+        """Return whether an executor's settings let a pass wait layer by layer.
+
+        Raises:
+            ConfigError: settings of the engine that is open on it which have no effect here.
+        """
+        settings = LayerwiseEngine.of(executor).settings
+        if settings.readers != Layerwise().readers:
+            raise ConfigError(
+                f"readers is {settings.readers}: a KvtrieCache reads storages with the workers of "
+                "its Executor; give workers there and leave readers as it is"
+            )
+        return settings.use_layerwise
 
     @classmethod
     def of(cls, executor: Executor, leases: Sequence[Lease]) -> Self | None:
@@ -67,6 +80,7 @@ class Arrival:
         Raises:
             TransferError: a row's layer does not come.
         """
+        self._issue(layer)
         for loads in self._loads:
             loads.wait(layer, self._engine.current)
         self._engine.load.wake()
@@ -83,6 +97,14 @@ class Arrival:
                 loads.finish()
         finally:
             self.abandon()
+
+    def _issue(self, layer: int) -> None:
+        """Start the loads of a layer and of those ahead of it: by default all, in this order."""
+        ahead = self._engine.settings.look_ahead
+        stop = self._engine.layers if ahead is None else layer + 1 + ahead
+        for upper in range(stop):
+            for loads in self._loads:
+                loads.issue(upper + 1)
 
     def abandon(self) -> None:
         """Give back what has not come. Twice does nothing."""

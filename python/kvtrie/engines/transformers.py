@@ -24,6 +24,7 @@ import torch
 from transformers import Cache
 
 from kvtrie import Scope
+from kvtrie.argument import flag
 from kvtrie.engines.arrival import Arrival
 from kvtrie.engines.decoder import Decoder
 from kvtrie.engines.fingerprint import fingerprint, require_same
@@ -124,6 +125,7 @@ class KvtrieCache(Cache):
         pool = executor.pools[0]
         if not isinstance(pool, Pool):
             raise ConfigError("the first tier has no memory that a model could compute in")
+        use_layerwise = flag("use_layerwise", use_layerwise) and Arrival.wanted(executor)
         _check(model, executor.manager.model, pool)
         self._guard = Guard(model)
         self._guard.ready()

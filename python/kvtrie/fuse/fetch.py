@@ -191,7 +191,7 @@ class Fetch:
         due = [part for part in self._stored if part.loads is not None]
         while due:
             self._ahead(layer)
-            failed = self._bring(due, layer)
+            failed = self._bring(due, self._engine.wanted(layer))
             self._lease_again(failed)
             due = [part for part in failed if part.state == "hit" and part.loads is not None]
         return [part for part in self._stored if part.state == "lost"]
@@ -289,7 +289,7 @@ class Fetch:
         """Start the loads of a layer and of those that follow it closely."""
         for part in self._stored:
             if part.loads is not None:
-                part.loads.issue(layer + 1 + self._engine.settings.look_ahead)
+                part.loads.issue(self._engine.wanted(layer) + 1 + self._engine.look_ahead)
         self._engine.load.wake()
 
     def _bring(self, due: Sequence[Part], layer: int) -> list[Part]:

@@ -33,6 +33,7 @@ from kvtrie.fuse.monitor import Monitor, Quality
 from kvtrie.fuse.select import way
 from kvtrie.fuse.store import CacheStore
 from kvtrie.tiers import Pool
+from kvtrie.transfer.layerwise import LayerwiseEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -345,6 +346,7 @@ class Fusor:
         pool = executor.pools[0]
         if not isinstance(pool, Pool):
             raise ConfigError("the first tier has no memory that a model could compute in")
+        LayerwiseEngine.of(executor)  # refuses settings that fusion cannot follow
         heads, *dims = self.decoder.widths
         here = (self.decoder.layers, heads, *dims, self.decoder.dtype, self.decoder.device.type)
         keys, values = pool.keys, pool.values

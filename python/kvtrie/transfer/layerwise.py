@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 __all__ = ["Layerwise", "LayerwiseEngine", "Request"]
 
 _shared: weakref.WeakKeyDictionary[Executor, LayerwiseEngine] = weakref.WeakKeyDictionary()
+_opened: weakref.WeakKeyDictionary[Executor, weakref.ref[LayerwiseEngine]] = (
+    weakref.WeakKeyDictionary()
+)
 _sharing = threading.Lock()
+_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Layerwise:
         blending: lay each layer's match out in one buffer, for fusion.
         use_gpu: copy through staging buffers beside the first tier, instead of straight.
         look_ahead: layers that are on their way while one computes; with `blending` as many as
-            staging holds.
+            staging holds. By default 2, and all of them for a `KvtrieCache`.
         staging_bytes: the most that staging buffers of one direction take, also as "64MiB".
         readers: threads that read from storages, per request.
 
@@ -60,13 +64,13 @@ class Layerwise:
     use_layerwise: bool = True
     blending: bool = False
     use_gpu: bool = False
-    look_ahead: int = 2
+    look_ahead: int | None = None
     staging_bytes: int | str = 256 << 20
     readers: int = 4
 
     def __post_init__(self) -> None:
         put(self, staging_bytes=size("staging_bytes", self.staging_bytes))
-        if self.look_ahead < 0 or self.readers < 1:
+        if (self.look_ahead or 0) < 0 or self.readers < 1:
             raise ConfigError(
                 f"look_ahead is {self.look_ahead}, readers {self.readers}: at least 0 and 1 wanted"
             )
@@ -87,7 +91,8 @@ class Request(NamedTuple):
 class LayerwiseEngine:
     """Moves KV beside the passes of one model.
 
-    One thread drives it: the one that runs the passes.
+    One thread drives it: the one that runs the passes. While an engine with `settings` is open,
+    caches and fetches that are opened on its executor load through it, so its settings are theirs.
 
     Args:
         executor: whose manager and pools.
@@ -127,20 +132,34 @@ class LayerwiseEngine:
         self._alone_stores: set[LayerStores] = set()
         self._stores: list[LayerStores] = []
         executor.attach(self)
+        if settings is not None:
+            with _sharing:
+                _opened[executor] = weakref.ref(self)
 
     @classmethod
     def of(cls, executor: Executor) -> LayerwiseEngine:
-        """The engine of an executor that all share who bring single leases by `open`.
+        """Return the engine through which caches and fetches load single leases by `open`.
 
-        It is made when it is first wanted and ends with its executor.
+        That is the last one that was opened with settings on the executor, until it is closed;
+        otherwise one with default settings, which ends with its executor.
 
         Args:
             executor: whose.
 
         Raises:
-            ConfigError: the first tier has no memory.
+            ConfigError: the first tier has no memory, or the settings say `blending`: caches and
+                fetches load into their own slots.
         """
         with _sharing:
+            opened = _opened.get(executor)
+            engine = None if opened is None else opened()
+            if engine is not None:
+                if engine.settings.blending:
+                    raise ConfigError(
+                        "the engine that is open on this executor has blending=True; caches and "
+                        "fusion load into their own slots: close it, or open it with blending=False"
+                    )
+                return engine
             if executor not in _shared:
                 # It keeps no executor alive: one may simply be dropped.
                 _shared[executor] = cls(weakref.proxy(executor))
@@ -282,7 +301,7 @@ class LayerwiseEngine:
                 next(one)
         # The last one's point on the load stream lies behind all the others'.
         for at, loads in enumerate(reversed(self._loads)):
-            loads.wait(self._wanted(layer), self.current, last=at == 0)
+            loads.wait(self.wanted(layer), self.current, last=at == 0)
         self.load.wake()
         if layer + 1 == self.layers:
             for one in self.layerwise_retrievers:
@@ -332,6 +351,11 @@ class LayerwiseEngine:
         self._end()
 
     @property
+    def look_ahead(self) -> int:
+        """Layers that are on their way while one computes, of a pass that this engine drives."""
+        return _AHEAD if self.settings.look_ahead is None else self.settings.look_ahead
+
+    @property
     def staged_bytes(self) -> int:
         """Bytes that its staging buffers and laid-out matches take."""
         return self.connector.staged_bytes
@@ -339,6 +363,9 @@ class LayerwiseEngine:
     def close(self) -> None:
         """Abort what runs and end the streams. Closing twice does nothing."""
         self._end()
+        with _sharing:
+            for executor in [at for at, opened in _opened.items() if opened() is self]:
+                del _opened[executor]
         for loads in list(self._alone):
             loads.close()
         self.connector.release()
@@ -390,23 +417,23 @@ class LayerwiseEngine:
     def _retrieve(self, loads: LayerLoads, ahead: int, *, sync: bool) -> Generator[int]:
         yield loads.tokens
         for layer in range(self.layers):
-            loads.issue(max(layer + 1 + ahead, self._wanted(layer) + 1))
+            loads.issue(max(layer + 1 + ahead, self.wanted(layer) + 1))
             if sync:
-                loads.wait(self._wanted(layer), self.current)
+                loads.wait(self.wanted(layer), self.current)
                 self.load.wake()
             yield layer
         loads.finish()
         yield loads.tokens
 
-    def _wanted(self, layer: int) -> int:
-        """The layer that has to be there for this one to compute."""
+    def wanted(self, layer: int) -> int:
+        """Return the layer that has to be there for this one to compute."""
         return layer if self.settings.use_layerwise else self.layers - 1
 
     def _ahead(self, tokens: int) -> int:
         """How many layers may be on their way beside the one that computes."""
         if isinstance(self.connector, BufferedConnector):
-            return min(self.settings.look_ahead, self.connector.layers_at_once(tokens) - 1)
-        return self.settings.look_ahead
+            return min(self.look_ahead, self.connector.layers_at_once(tokens) - 1)
+        return self.look_ahead
 
     def _join_loads(self) -> None:
         """Block while a load is on its way that a lease awaits."""
