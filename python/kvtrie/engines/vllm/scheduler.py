@@ -12,6 +12,8 @@ between the promise and the load can change. Nothing here waits.
 Cost: one lookup per waiting request and step in which the manager's books have changed, else a
 comparison of numbers; a comparison per running request and step, and a commit for those that have
 filled blocks.
+One file beyond 600 lines: all decisions share the manager and the tables of waiting and running
+requests.
 """
 
 from __future__ import annotations
