@@ -26,8 +26,10 @@ class Publisher:
         self.ever = {medium: set() for medium in self.there}
         self.facts = {}
         self.runs = 0
+        self.batches = []
 
     def publish(self, batch):
+        self.batches.append(batch)
         data = msgspec.msgpack.Encoder().encode(batch)
         for event in msgspec.msgpack.Decoder(KVEventBatch).decode(data).events:
             if not hasattr(event, "medium"):
@@ -46,6 +48,9 @@ class Publisher:
             self.there[event.medium].update(event.block_hashes)
             self.ever[event.medium].update(event.block_hashes)
             self.runs += len(event.block_hashes) > 1 and event.medium != "GPU"
+
+    def events(self):
+        return [event for batch in self.batches for event in batch.events]
 
     def note(self, event):
         """Compare a block's facts with those of its first event, on whichever medium."""
