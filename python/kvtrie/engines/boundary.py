@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
     from logging import Logger
 
 __all__ = ["Boundary"]
@@ -56,7 +56,7 @@ class Boundary:
     @contextmanager
     def contained(
         self, request: object = None, give_up: Callable[[], None] | None = None
-    ) -> Iterator[None]:
+    ) -> Generator[None]:
         """Contain any exception of the block: the request is not cached.
 
         The block returns its result; the code after it is the answer "not cached".

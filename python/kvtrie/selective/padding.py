@@ -55,7 +55,9 @@ def first_columns(  # noqa: PLR0917 - of one pass
             "attention_mask hides columns behind a row's first token: pad on the left"
         )
     if past:
-        before: list[int] = [0] * batch if held is None else held.clamp(max=past).tolist()
+        before = [0] * batch
+        if held is not None:
+            before = [int(columns) for columns in held.clamp(max=past)]
         if first.clamp(max=past).tolist() != before:
             raise ConfigError(
                 f"attention_mask says {first.tolist()} columns of padding, that of the passes "
