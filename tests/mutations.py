@@ -50,7 +50,7 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "a slot that a store still reads is written at once",
-        "manager/request/private_slot.rs",
+        "manager/slots.rs",
         "return space.drained_by(private.slot).into_iter().collect();",
         "return MoveIds::new();",
     ),
@@ -62,7 +62,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a dirty victim leaves like a clean one",
-        "manager/evict/set.rs",
+        "manager/evict/set/decide.rs",
         "out, Fate::Demote(dirty)));",
         "out, Fate::Clean));",
     ),
@@ -113,9 +113,8 @@ MUTATIONS = (
     Mutation(
         "the slots of a hung move are free at once",
         "manager/moves/complete.rs",
-        "            self.fail(id, &reason, !outcome.cancelled, now);\n"
-        "            if !outcome.hung {",
-        "            self.fail(id, &reason, !outcome.cancelled, now);\n            if true {",
+        "            self.carry_out();\n            if !outcome.hung {",
+        "            self.carry_out();\n            if true {",
     ),
     Mutation(
         "a block that somebody else committed is believed to be new",
@@ -126,15 +125,15 @@ MUTATIONS = (
     ),
     Mutation(
         "a block that is on its way down leaves the tier that it goes to",
-        "manager/evict/set.rs",
+        "manager/evict/set/decide.rs",
         "            && !set.moving.contains(&parent)\n",
         "",
     ),
     Mutation(
         "what waits for the slot of a move that failed waits for ever",
         "manager/moves/complete.rs",
-        "            self.ended(&[id], false);\n",
-        "            self.recent_results.remember(&[id], false);\n",
+        "            self.moves.ended(&[id], false);\n",
+        "            self.moves.ended(&[], false);\n",
     ),
     Mutation(
         "a lease that has ended still awaits its moves",
