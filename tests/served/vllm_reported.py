@@ -103,9 +103,10 @@ def test_events_tell_what_stands_on_host_and_disk(model, tmp_path, monkeypatch):
         batch = EventBatch(0.0, [event for each in published for event in each.events])
         data = msgspec.msgpack.encode(batch)  # as a subscriber reads it
         for event in msgspec.msgpack.decode(data, type=KVEventBatch).events:
-            keys = {bytes(key) for key in event.block_hashes}
+            keys = set(event.block_hashes)
             if isinstance(event, BlockStored):
-                assert len(event.token_ids) == event.block_size == BLOCK
+                assert event.block_size == BLOCK
+                assert len(event.token_ids) == BLOCK * len(event.block_hashes)
                 there[event.medium] |= keys
             elif event.medium in there:
                 there[event.medium] -= keys
@@ -113,7 +114,7 @@ def test_events_tell_what_stands_on_host_and_disk(model, tmp_path, monkeypatch):
         assert len(there["CPU"]) == stats.tiers["host"].copies
         assert len(there["STORAGE"]) == stats.tiers["disk"].copies >= 18
         first = [event for event in batch.events if getattr(event, "medium", "") == "STORAGE"]
-        told = [event.token_ids for event in first if event.parent_block_hash is None]
+        told = [event.token_ids[:BLOCK] for event in first if event.parent_block_hash is None]
         assert told == [each[:BLOCK] for each in prompts]
 
 
