@@ -23,7 +23,7 @@ __all__ = ["Announced", "Change", "Extra", "Naming"]
 
 
 class Extra(NamedTuple):
-    """The facts beside tokens that are in a block's hash.
+    """The facts in a block's hash other than its tokens.
 
     Attributes:
         lora_id: vLLM's number of the adapter.
@@ -44,7 +44,7 @@ class Naming(Protocol):
         ...
 
     def facts(self, request: Request, start: int, end: int) -> Extra:
-        """Return the facts beside the tokens of a request's block."""
+        """Return the facts of a request's block other than its tokens."""
         ...
 
 

@@ -65,7 +65,7 @@ class Identity:
                 self._change(_ALL)
 
     def loaded(self, adapter: LoRARequest) -> None:
-        """Note that vLLM was told to load an adapter."""
+        """Note that vLLM loads an adapter."""
         if self._adapters.loaded(adapter):
             self._change(adapter.lora_int_id)
 
