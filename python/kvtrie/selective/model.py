@@ -144,7 +144,7 @@ class SelectiveCache(Cache):
         Before the first pass this also says how long the sequence will be; see `yarn_rope`.
 
         Raises:
-            ConfigError: a dense cache that cannot hold so many, or RoPE fixed for fewer.
+            ConfigError: more tokens than a dense cache holds, or than RoPE is fixed for.
         """
         self._open()
         total = whole("total", total, 0, 2**31 - 1)

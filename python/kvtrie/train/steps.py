@@ -41,7 +41,7 @@ class Steps:
         self.warmup = min(wanted, self.total // 2)
 
     def _within(self, tokens: int) -> int:
-        """Steps up to the one with which so many tokens were read."""
+        """Number of steps after which that number of tokens had been read."""
         split = self._data.train
         lengths = dict(zip(split.places, split.lengths, strict=True))
         for step in range(self.total):

@@ -1,4 +1,6 @@
 //! Hints: they change the order of eviction, never more than that.
+//!
+//! One file beyond 600 lines: all cases share the rig and its prompts.
 
 use kvtrie_core::block::{Handle, LeaseId, Structure, Token};
 use kvtrie_core::error::{Error, Result};

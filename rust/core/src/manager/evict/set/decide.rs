@@ -44,7 +44,7 @@ impl Manager {
         if set.dropping && self.drop_whole(set, tier, block, have) {
             return;
         }
-        // The cascade below must not drop this block meanwhile.
+        // The cascade on the lower tiers must not drop this block.
         set.moving.push(block);
         let written = self.can_write(set, tier, block, dirty, now);
         set.moving.pop();
