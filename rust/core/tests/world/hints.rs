@@ -268,7 +268,7 @@ impl World {
     /// No block ranks before one of a lower priority, no block ranks higher than hinted, and of one
     /// priority none ranks before one that is worth less by more than the rounding.
     fn compare_ranks(&mut self, raw: Raw) {
-        let (a, b) = (usize::from(raw.1), usize::from(raw.2));
+        let (now, a, b) = (self.manager.now(), usize::from(raw.1), usize::from(raw.2));
         let scope = Self::scope(a / 60);
         let mut blocks: BTreeSet<Handle> = self.hints.retained.keys().copied().collect();
         blocks.extend(&self.hints.released);
@@ -278,7 +278,7 @@ impl World {
             assert!(kept <= most, "after {raw:?}: tier {tier} retains {kept} of {most}");
             let (mut ranks, mut values) = (Vec::new(), BTreeMap::new());
             for &block in &blocks {
-                let Ok(price) = self.manager.explain(block, tier, self.now) else { continue };
+                let Ok(price) = self.manager.explain(block, tier, now) else { continue };
                 let retained = self.manager.priority(block).unwrap();
                 let clipped = retained > NORMAL && price.priority == NORMAL;
                 assert!(
