@@ -113,7 +113,7 @@ eval-%: $(BUILT)
 reproductions: $(BUILT) ## published figures and scenarios, played again; ARGS="--trace FILE", SHAREGPT=FILE
 	$(BIN)/python -m benches.reproductions $(ARGS)
 
-lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contracts, spelling
+lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contracts, spelling, words
 	cargo fmt --all -- --check $(POLICIES)
 	cargo clippy --quiet --locked --workspace --all-targets --features kvtrie-python/faults -- -D warnings
 	$(BIN)/ruff check
@@ -123,7 +123,8 @@ lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contrac
 	$(BIN)/python -m mypy.stubtest kvtrie._kvtrie --mypy-config-file pyproject.toml
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
-	$(BIN)/codespell --dictionary docs/words.txt --skip CHANGELOG.md,docs/words.txt,./target,./site,./benches/peers/envs # which tells old names
+	$(BIN)/codespell --dictionary docs/words.txt --skip CHANGELOG.md,docs/words.txt,./target,./site,./benches/peers/envs # CHANGELOG names what was renamed
+	$(BIN)/python tests/words.py
 
 fuzz: $(BUILT) ## six million random operations in Rust (OPS=100000000: so many), a hundred thousand through Python, and mutations
 	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
