@@ -21,22 +21,31 @@ from kvtrie.transfer.connector import LayerBuffer
 from kvtrie.transfer.layerwise import LayerwiseEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Self
 
+    from numpy.typing import NDArray
+
     from kvtrie import Scope
     from kvtrie.fuse.context import Chunk
-    from kvtrie.fuse.store import CacheStore
+    from kvtrie.fuse.names import Names
+    from kvtrie.transfer import Executor
 
 __all__ = ["Fetch"]
 
 
 class Fetch:
-    """What `CacheStore.fetch_many` gives: chunks that are held until it is closed.
+    """The chunks of one request, held until it is closed; `CacheStore.fetch_many` returns it.
 
     First compute what `absent` yields; then, layer after layer, `wait` and `read`. One thread
     drives it.
+
+    Args:
+        executor: carries out the moves.
+        names: the prefix, scope, names and sequences of the store's chunks.
+        chunks: those of the request.
+        place: takes the tokens of the chunks that were kept, when the fetch is closed.
 
     Attributes:
         parts: the distinct chunks, in the order of their first occurrence.
@@ -45,10 +54,18 @@ class Fetch:
         layers: layers of the model.
     """
 
-    def __init__(self, store: CacheStore, chunks: Sequence[Chunk]) -> None:
-        self._store = store
-        self._executor = store.executor
-        self._engine = LayerwiseEngine.of(store.executor)
+    def __init__(
+        self,
+        executor: Executor,
+        names: Names,
+        chunks: Sequence[Chunk],
+        *,
+        place: Callable[[list[NDArray[np.int64]]], None],
+    ) -> None:
+        self._executor = executor
+        self._names = names
+        self._place = place
+        self._engine = LayerwiseEngine.of(executor)
         self._pool = self._engine.connector.pool
         self.layers = self._engine.layers
         self._kept: list[Part] = []
@@ -60,7 +77,7 @@ class Fetch:
         for chunk in chunks:
             if chunk.kv is not None and len(chunk.kv) != self.layers:
                 raise ConfigError(f"KV of {len(chunk.kv)} layers, the model has {self.layers}")
-            name = (store.key(chunk.tokens), 0 if chunk.kv is None else id(chunk.kv))
+            name = (names.key(chunk.tokens), 0 if chunk.kv is None else id(chunk.kv))
             if name not in numbers:
                 numbers[name] = len(parts)
                 parts.append(self._part(chunk))
@@ -68,8 +85,9 @@ class Fetch:
         self.parts = tuple(parts)
         self.order = tuple(order)
         self.prefix: Part | None = None
-        if len(store.prefix):
-            self.prefix = Part(store.prefix, b"", 0, store.sequence())
+        if len(names.prefix):
+            sequence = names.sequence(np.empty(0, dtype=np.int64))
+            self.prefix = Part(names.prefix, b"", 0, sequence)
         self._stored = [part for part in self.parts if part.state != "given"]
         if self.prefix is not None:
             self._stored.insert(0, self.prefix)
@@ -80,7 +98,6 @@ class Fetch:
         except BaseException:
             self.close()
             raise
-        store.count([part for part in self._stored if part is not self.prefix])
 
     def __enter__(self) -> Self:
         return self
@@ -227,20 +244,19 @@ class Fetch:
         try:
             for part in held:
                 self._release(part)
-            self._store.place([part.tokens for part in self._kept if part is not self.prefix])
+            self._place([part.tokens for part in self._kept if part is not self.prefix])
         finally:
             if self.prefix is not None:
                 self._release(self.prefix)
             self._executor.poll()
 
     def _part(self, chunk: Chunk) -> Part:
-        store = self._store
+        names = self._names
+        key = names.key(chunk.tokens)
         if chunk.kv is not None:
             none = np.empty(0, dtype=np.int64)
-            key = store.key(chunk.tokens)
             return Part(chunk.tokens, key, chunk.at, none, "given", given=chunk.kv)
-        sequence = store.sequence(chunk.tokens)
-        return Part(chunk.tokens, store.key(chunk.tokens), len(store.prefix), sequence)
+        return Part(chunk.tokens, key, len(names.prefix), names.sequence(chunk.tokens))
 
     def _lease(self, parts: Sequence[Part]) -> None:
         """Lease parts, the prefix first; chunks behind one that is absent have room kept only."""
@@ -275,7 +291,7 @@ class Fetch:
         part.rows = table[:, :blocks]
 
     def _scope(self, part: Part) -> Scope:
-        return self._store.scope_of(0 if part is self.prefix else len(part.tokens))
+        return self._names.scope_of(0 if part is self.prefix else len(part.tokens))
 
     def _prefix_there(self) -> bool:
         """Whether the full blocks of the prefix are there or on their way."""

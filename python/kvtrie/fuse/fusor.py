@@ -15,7 +15,7 @@ import numbers
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from kvtrie import Lease
+    from kvtrie.fuse.controller import Controller
     from kvtrie.fuse.fetch import Fetch
     from kvtrie.fuse.fusion import Deviation
     from kvtrie.fuse.layers import DecoderLayers
@@ -58,42 +59,6 @@ _MOST = 2**32 - 1
 _MOST_SEED = 2**64 - 1
 _HEEDED = (0.4, 0.65)
 """Where, as parts of the depth, the layers begin and end whose attention "question" ranks by."""
-
-
-class Ratios(Protocol):
-    """Chooses ratios and takes measurements of fusions: `kvtrie.fuse.Controller`."""
-
-    def ratio(self, fetch: Fetch, query: int, *, waits: int) -> float:
-        """Return the ratio for a request whose chunks are fetched.
-
-        Args:
-            fetch: its chunks.
-            query: tokens of its query.
-            waits: layers that the selection reads before the first token is recomputed.
-        """
-        ...
-
-    def saw(
-        self,
-        recompute_ns: int,
-        *,
-        pairs: int,
-        layers_full: int,
-        tokens: int,
-        query: int,
-        waits: int,
-    ) -> None:
-        """Take the measurements of a fusion.
-
-        Args:
-            recompute_ns: time of its passes, those made to select included.
-            pairs: (token, layer) pairs that it computed, the query's included.
-            layers_full: layers at which all chunks' tokens that may be wrong were computed.
-            tokens: tokens of all chunks.
-            query: tokens of the query.
-            waits: layers that the selection read before the first token was recomputed.
-        """
-        ...
 
 
 class Fused:
@@ -182,7 +147,7 @@ class Fusor:
         ratio: float | Sequence[float] | None = None,
         at: int | None = None,
         heed: Sequence[int] | None = None,
-        controller: Ratios | None = None,
+        controller: Controller | None = None,
         monitor: Monitor | None = None,
         reserve: int = 0,
         seed: int = 0,

@@ -1,4 +1,4 @@
-"""Names: what chunks are called, and which chunk a name is of.
+"""Names: what is stored of a chunk, its name, and which chunk a name is of.
 
 A name is a hash of all that decides what matches a chunk. It cannot be turned back, so names that a
 process has met are remembered, and others are looked for among all blocks that there are: each
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from kvtrie import Index
     from kvtrie.scope import Scope
 
-__all__ = ["Location", "Names", "paths"]
+__all__ = ["FILLER", "Location", "Names", "paths"]
+
+FILLER = 0
+"""The token that fills the last block of a chunk."""
 
 _LABEL = b"chunk"
 _MOST = 1 << 14
@@ -52,27 +55,36 @@ class Location(NamedTuple):
 
 
 class Names:
-    """The names of the chunks of a store, and those that were seen last.
+    """The names and sequences of the chunks of a store, and the names that were seen last.
 
     Args:
         identity: the model's.
         scope: of the chunks; its offsets count from a chunk's first token.
         prefix: int64, the tokens before every chunk.
+        block_tokens: tokens of a block.
     """
 
-    def __init__(self, identity: str, scope: Scope, prefix: NDArray[np.int64]) -> None:
+    def __init__(
+        self, identity: str, scope: Scope, prefix: NDArray[np.int64], block_tokens: int
+    ) -> None:
         self._identity = identity
         self._scope = scope
-        self._prefix = prefix
+        self.prefix = prefix
+        self._block_tokens = block_tokens
         self._seen: OrderedDict[bytes, NDArray[np.uint32]] = OrderedDict()
 
     def scope_of(self, tokens: int) -> Scope:
         """The scope of prefix and chunk of so many tokens as one sequence."""
         if not self._scope.extra:
             return self._scope
-        behind = len(self._prefix)
+        behind = len(self.prefix)
         extra = sorted((behind + at, one) for at, one in self._scope.extra if at < tokens)
         return replace(self._scope, extra=tuple(extra))
+
+    def sequence(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return prefix, chunk, and `FILLER` up to a block's end."""
+        sequence = np.concatenate((self.prefix, tokens))
+        return np.pad(sequence, (0, -len(sequence) % self._block_tokens), constant_values=FILLER)
 
     def key(self, tokens: NDArray[np.int64]) -> bytes:
         """The name of a chunk."""
@@ -101,10 +113,10 @@ class Names:
             key: its name.
             indices: what `BlockManager.index` gives of tiers.
         """
-        behind = len(self._prefix)
+        behind = len(self.prefix)
         changes = {at for at, _ in self._scope.extra}
         for path in paths(indices):
-            if not np.array_equal(path[:behind], self._prefix):
+            if not np.array_equal(path[:behind], self.prefix):
                 continue
             tokens = path[behind:]
             each = _bytes(tokens)
@@ -125,7 +137,7 @@ class Names:
         digests = (part for at, one in extra for part in (at.to_bytes(8, "little"), one))
         owner = (self._scope.tenant, self._scope.lora.encode())
         name = hashlib.blake2b(digest_size=32, person=_LABEL)
-        for part in (self._identity.encode(), *owner, _bytes(self._prefix), *digests):
+        for part in (self._identity.encode(), *owner, _bytes(self.prefix), *digests):
             name.update(len(part).to_bytes(8, "little"))
             name.update(part)
         return name

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy as np
-
 from kvtrie.argument import few, instance, shown, word
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.context import Chunk, as_tokens
@@ -30,20 +28,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from kvtrie import Committed, Eviction, Lease, Match
     from kvtrie.fuse.context import Tokens
     from kvtrie.fuse.part import Part
 
-__all__ = ["FILLER", "CacheStore"]
+__all__ = ["CacheStore"]
 
 Kind: TypeAlias = Literal["gpu", "host", "disk", "remote"]
 """Kind of a tier."""
-
-FILLER = 0
-"""The token that fills the last block of a chunk."""
-
 
 _MOST_CHUNKS = 2**20
 
@@ -87,7 +82,9 @@ class CacheStore:
         self.prefix = as_tokens("prefix", prefix)
         self.scope = Scope() if scope is None else instance("scope", scope, Scope)
         self.tier: Kind | None = None
-        self._names = Names(self._manager.model.identity(), self.scope, self.prefix)
+        self._names = Names(
+            self._manager.model.identity(), self.scope, self.prefix, self._manager.block_tokens
+        )
         self._hits = dict.fromkeys((tier.kind for tier in self._manager.tiers), 0)
         self._wanted = 0
         self._chunks = 0
@@ -142,10 +139,8 @@ class CacheStore:
         return self._names.scope_of(tokens)
 
     def sequence(self, chunk: Tokens = ()) -> NDArray[np.int64]:
-        """What is stored of a chunk, int64: prefix, chunk, and `FILLER` up to a block's end."""
-        tokens = np.concatenate((self.prefix, as_tokens("chunk", chunk)))
-        filler = -len(tokens) % self._manager.block_tokens
-        return np.pad(tokens, (0, filler), constant_values=FILLER)
+        """Return the stored tokens of a chunk, int64: prefix, chunk, filler to a block's end."""
+        return self._names.sequence(as_tokens("chunk", chunk))
 
     def lookup(self, text: Any) -> Lookup:  # noqa: ANN401 - whatever the chunker cuts
         """Look for every chunk of a text, on the fastest tier first. Nothing is moved or pinned."""
@@ -189,7 +184,9 @@ class CacheStore:
         """
         listed = few("chunks", chunks, _MOST_CHUNKS)
         given = [one if isinstance(one, Chunk) else Chunk(one) for one in listed]
-        return Fetch(self, given)
+        fetch = Fetch(self.executor, self._names, given, place=self.place)
+        self._count(fetch.parts)
+        return fetch
 
     def fetch(self, chunk: Tokens, *, wait: bool = True) -> Lease:
         """Bring the sequence of a chunk to the first tier and hold it there.
@@ -280,17 +277,6 @@ class CacheStore:
         if hints:
             self._manager.hint(hints, now=self.executor.clock())
 
-    def count(self, parts: Iterable[Part]) -> None:
-        """Count parts of a fetch as chunks that were looked up, for `feedback`."""
-        size, behind = self._manager.block_tokens, len(self.prefix)
-        for part in parts:
-            self._names.saw(part.key, part.tokens)
-            self._chunks += 1
-            self._missed += part.state != "hit"
-            self._wanted += len(part.sequence) // size - behind // size
-            for kind, blocks in part.blocks.items():
-                self._hits[kind] += blocks
-
     def evictions(self, limit: int | None = None) -> list[Eviction]:
         """The manager's eviction log: what left which tier, when, why, and where to."""
         return self._manager.evictions(limit)
@@ -315,6 +301,19 @@ class CacheStore:
             chunks=self._chunks,
             missed=self._missed,
         )
+
+    def _count(self, parts: Iterable[Part]) -> None:
+        """Count stored parts of a fetch as chunks that were looked up, for `feedback`."""
+        size, behind = self._manager.block_tokens, len(self.prefix)
+        for part in parts:
+            if part.state == "given":
+                continue
+            self._names.saw(part.key, part.tokens)
+            self._chunks += 1
+            self._missed += part.state != "hit"
+            self._wanted += len(part.sequence) // size - behind // size
+            for kind, blocks in part.blocks.items():
+                self._hits[kind] += blocks
 
     def _matches(self, chunks: Sequence[NDArray[np.int64]]) -> list[Match]:
         """What there is of each chunk's sequence."""
