@@ -29,7 +29,9 @@ def make_parser(command: str, summary: str) -> Any:  # noqa: ANN401 - a jsonargp
             f"jsonargparse is not installed; kvtrie {command} needs: pip install 'kvtrie[train]'"
         ) from error
     parser: Any = jsonargparse.ArgumentParser(
-        prog=f"kvtrie {command}", description=summary.capitalize() + ".", exit_on_error=False
+        prog=f"kvtrie {command}",
+        description=summary[:1].upper() + summary[1:] + ".",
+        exit_on_error=False,
     )
     parser.add_argument("--config", action="config", help="a YAML file with these keys")
     return parser

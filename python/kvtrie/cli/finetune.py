@@ -103,6 +103,19 @@ _RUN = (
 
 
 def _parsed(mode: str, words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse namespace
+    parser = _parser(mode)
+    if not mode.endswith("lora") and any(each.startswith("--lora") for each in words):
+        raise ConfigError(f"{mode} trains all weights and takes no --lora.*")
+    given = read(parser, _spelt(words))
+    given.device = device(given.device)
+    if given.plan_memory_gb is not None and not given.plan:
+        raise ConfigError(
+            f"--plan_memory_gb {given.plan_memory_gb:g} takes effect with --plan only"
+        )
+    return given
+
+
+def _parser(mode: str) -> Any:  # noqa: ANN401 - a jsonargparse parser
     parser = make_parser(mode, _SUMMARIES[mode])
     try:
         from kvtrie.train import EvalSettings, GradientSettings, TrainSettings
@@ -135,17 +148,9 @@ def _parsed(mode: str, words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonarg
     parser.add_class_arguments(EvalSettings, "eval")
     if mode.endswith("lora"):
         parser.add_class_arguments(LoraSettings, "lora")
-    elif any(each.startswith("--lora") for each in words):
-        raise ConfigError(f"{mode} trains all weights and takes no --lora.*")
     parser.add_class_arguments(OptimizerSettings, "optimizer")
     add_data(parser)
-    given = read(parser, _spelt(words))
-    given.device = device(given.device)
-    if given.plan_memory_gb is not None and not given.plan:
-        raise ConfigError(
-            f"--plan_memory_gb {given.plan_memory_gb:g} takes effect with --plan only"
-        )
-    return given
+    return parser
 
 
 def _spelt(words: Sequence[str]) -> list[str]:

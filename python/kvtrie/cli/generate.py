@@ -88,6 +88,16 @@ def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse names
         import jsonargparse
     except ImportError as error:
         raise ConfigError(_MISSING) from error
+    try:
+        return _parser().parse_args(list(words))
+    except jsonargparse.ArgumentError as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(said) from error
+
+
+def _parser() -> Any:  # noqa: ANN401 - a jsonargparse parser
+    import jsonargparse
+
     parser: Any = jsonargparse.ArgumentParser(
         prog="kvtrie generate", description=_SUMMARY.capitalize() + ".", exit_on_error=False
     )
@@ -116,11 +126,7 @@ def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse names
         help="bound of attention's temporary arrays",
     )
     add_cache(parser)
-    try:
-        return parser.parse_args(list(words))
-    except jsonargparse.ArgumentError as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(said) from error
+    return parser
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

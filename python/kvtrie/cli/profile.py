@@ -30,7 +30,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="whose passes are timed: demo, tiny, none, or the folder of a causal language model",
     )
-    parser.add_argument("--block-tokens", type=int, default=16, metavar="N")
+    parser.add_argument(
+        "--block-tokens", type=int, default=16, metavar="N", help="tokens per block (default: 16)"
+    )
     parser.add_argument(
         "--longest", type=int, default=4096, metavar="N", help="longest context (default: 4096)"
     )

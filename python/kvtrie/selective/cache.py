@@ -320,11 +320,11 @@ class DefaultKVCache(KVCache):
 class KVCacheWithBuffers(DefaultKVCache):
     """A cache whose rows are in one of the buffer strategies.
 
-    Per-row numbers of a policy (`_state`) go with their rows wherever these go.
+    Per-row numbers of a policy (`_state`) go with their rows wherever these go. The other arguments
+    are those of `DefaultKVCache`.
 
     Args:
         buffers: where K and V are kept.
-        others: as of `DefaultKVCache`.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class JsonLines(DataModule):
         labels: what classes are called, in their order; a `label` is one of them or its place.
         prompt_key: the field that is the prompt.
         answer_key: the field that is the answer.
-        others: as of `DataModule`.
+        **more: as of `DataModule`.
     """
 
     def __init__(

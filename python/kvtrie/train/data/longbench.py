@@ -33,7 +33,7 @@ class LongBenchV2(DataModule):
 
     Args:
         path: a file with a list of its objects; None fetches them through `datasets`.
-        others: as of `DataModule`.
+        **more: as of `DataModule`.
     """
 
     labels: ClassVar[tuple[str, ...]] = tuple(f" {each}" for each in _CHOICES)

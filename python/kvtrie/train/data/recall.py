@@ -45,7 +45,7 @@ class Recall(DataModule):
         cases: how many.
         words: of each case, about.
         facts: told in each, up to 26.
-        others: as of `DataModule`.
+        **more: as of `DataModule`.
     """
 
     labels: ClassVar[tuple[str, ...]] = tuple(f" {each}" for each in _THINGS)
