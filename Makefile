@@ -152,7 +152,7 @@ faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong b
 soak: $(BUILT) ## three full tiers under endless traces, every byte compared, for MINUTES=10; ARGS="--json"
 	$(BIN)/python -m benches.soak --minutes $(MINUTES) $(ARGS)
 
-docs: $(LOCKED) ## build the documentation into site/
+docs: $(BUILT) ## build the documentation into site/; a public name without a page is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 fmt: $(LOCKED) ## format both languages and mend what ruff can mend

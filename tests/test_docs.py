@@ -5,6 +5,8 @@ Python blocks of one file run in order in one namespace, in an empty folder.
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import itertools
 import json
 import re
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtrie.engines.vllm import settings as vllm_settings
 from kvtrie.engines.vllm.settings import Settings
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +27,37 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 TARGETS = set(re.findall(r"^(?:#: )?([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def load_hooks():
+    """The module that mkdocs runs as a plug-in."""
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HOOKS = load_hooks()
+GENERATED = {ROOT / "docs" / "reference" / name for name in ("cli.md", "configuration.md")}
+
+
+@pytest.fixture(scope="module")
+def generated():
+    """The pages that the build of the documentation writes."""
+    return HOOKS.pages()
+
+
+def imported() -> set[str]:
+    """Every name that Python of the documentation imports from kvtrie."""
+    trees = [ast.parse(code) for page in PAGES for _, code in blocks(page, "python")]
+    return {
+        f"{node.module}.{name.name}"
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("kvtrie")
+        for name in node.names
+        if node.module != "kvtrie.demo.model"  # models to try things with
+    }
 
 
 def blocks(page: Path, *languages: str) -> list[tuple[int, str]]:
@@ -112,5 +146,48 @@ def test_commands_exist(command, tmp_path):
 @pytest.mark.parametrize("page", named(PAGES))
 def test_links_lead_to_files(page):
     local = [to for to in LINK.findall(page.read_text()) if "://" not in to]
-    missing = [to for to in local if not (page.parent / to).exists()]
-    assert not missing
+    paths = [(page.parent / to).resolve() for to in local]
+    assert not [path for path in paths if not path.exists() and path not in GENERATED]
+
+
+def test_every_public_module_has_a_reference_page():
+    on_pages = HOOKS.modules()
+    assert len(on_pages) == len(set(on_pages))
+    without = {
+        package
+        for package in HOOKS.PACKAGES
+        if not any(f"{name}.".startswith(f"{package}.") for name in on_pages)
+    }
+    assert not without
+
+
+def test_a_public_name_without_a_page_is_missing():
+    names = {
+        f"{module}.{name}"
+        for module in {*HOOKS.PACKAGES, *filter(HOOKS.is_module, HOOKS.modules())}
+        for name in HOOKS.public_names(module)
+    }
+    assert not HOOKS.missing(names)
+    assert HOOKS.missing(names - {"kvtrie.BlockManager"}) == ["kvtrie.BlockManager"]
+    assert HOOKS.missing(names - {"kvtrie.fuse.Fusor"}) == ["kvtrie.fuse.Fusor"]
+
+
+def test_names_that_pages_import_are_in_the_reference():
+    on_pages = HOOKS.modules()
+    strange = [name for name in sorted(imported()) if name.rpartition(".")[0] not in on_pages]
+    assert not strange
+
+
+def test_the_configuration_page_has_every_key(generated):
+    rows = set(re.findall(r"^\| `(\w+)` \|", generated["reference/configuration.md"], re.MULTILINE))
+    assert {*vllm_settings._KEYS, *vllm_settings._TIER_KEYS} <= rows
+    assert {"policy", "objective", "path", "bytes", "blocks", "durability", "threads"} <= rows
+
+
+def test_the_command_page_has_every_command(generated):
+    heads = re.findall(r"^##+ (kvtrie .*)$", generated["reference/cli.md"], re.MULTILINE)
+    assert heads == [parser.prog for parser in HOOKS.parsers()]
+    assert {"kvtrie demo", "kvtrie finetune_long_lora", "kvtrie sim size", "kvtrie disk gc"} <= set(
+        heads
+    )
+    assert "| `--kv_cache.cache_length N` | `16384` |" in generated["reference/cli.md"]
