@@ -6,188 +6,195 @@
 
 SmolLM2-135M in float32 answers questions over chunks whose KV was computed alone: by a full
 prefill, by plain reuse, and fused in each setting of `benches/eval_fusion/settings.py`. Even seeds
-choose the layers of each selection, odd ones are reported. Every figure is appended to a file as
-soon as it is measured; the same command goes on from there.
+choose the layers of each selection, odd ones are reported.
 Cost: twenty seconds a case on a free core, forty minutes for the 128 of the defaults; `--quick`, a
 random model, half a minute.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from contextlib import closing
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import torch
 import transformers
 from rich.console import Console
 
-from benches.core.place import place
 from benches.eval_fusion.cases import FEWEST, KINDS, Sizes, case_of
-from benches.eval_fusion.picture import draw
-from benches.eval_fusion.record import append, read
-from benches.eval_fusion.report import LEGEND, goals_of, table_of
-from benches.eval_fusion.settings import rows_of
-from benches.eval_fusion.summary import choose, line_of
+from benches.eval_fusion.settings import Record, rows_of
+from benches.eval_fusion.summary import MEAN, choose, line_of
 from benches.eval_fusion.trial import Trial
-from kvtrie.cli.progress import watched
+from benches.evaluation import Cell, Evaluation, draw_intervals, evaluate, table_of
 from kvtrie.demo.model import smollm, tiny
-from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
-    from benches.eval_fusion.record import Key, Record
-    from benches.eval_fusion.settings import Row, Setting
+    from benches.eval_fusion.settings import Setting
     from benches.eval_fusion.summary import Line
-    from kvtrie.demo.model import Speaker
+    from benches.evaluation import Interval, Key
 
-RESULTS = Path("target") / "eval-fusion.jsonl"
-QUICK = 2
-WIDTH = 200
-INTERRUPTED = 130
+LEGEND = """\
+mean of kinds and each kind: recovered, 1 - KL / KL of plain reuse, with 95 % intervals
+exact, tokens: answers, and their tokens, whose best token is the full prefill's
+cost, computed: CPU time, of the full prefill's; share of all chunks' tokens and layers
+rank: correlation of the monitor's score with -KL"""
+LEAST = -0.25
+"""The left end of the picture's axes."""
+
+SEEDS, QUICK = 16, 2
 
 
-class Evaluation:
-    """A run: what is measured already, and what is still to be.
+class FusionEvaluation(Evaluation[Record]):
+    """All settings on even seeds, then the chosen ones on odd seeds."""
 
-    Args:
-        speaker: the model.
-        trial: where cases are fused.
-        given: the command's arguments.
-    """
+    name = "eval-fusion"
+    kept = "eval_fusion.json"
+    record = Record
 
-    def __init__(self, speaker: Speaker, trial: Trial, given: argparse.Namespace) -> None:
-        self._speaker = speaker
-        self._trial = trial
-        self._given = given
-        self._sizes = _sizes(given)
-        self.records: dict[Key, Record] = read(given.results, trial.world)
-        self.rows: list[Row] = rows_of(trial.layers)
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given)
+        seeds = QUICK if given.quick else SEEDS
+        self._even = range(0, 2 * (seeds if given.even is None else given.even), 2)
+        self._odd = range(1, 2 * (seeds if given.odd is None else given.odd), 2)
+        self._sizes = Sizes(given.chunks, given.chunk_tokens, given.answer_tokens)
+        self._speaker = tiny() if given.quick else smollm(Console(stderr=True))
+        self._trial = Trial(self._speaker, self._sizes)
+        self.world = self._trial.world
+        self.rows = rows_of(self._trial.layers)
         self._reuse = self.rows[0].settings[0]
 
-    def run(self) -> None:
-        """Measure what is missing: all settings on even seeds, then the chosen ones on odd."""
-        given = self._given
-        settings = [setting for row in self.rows for setting in row.settings]
-        self._measure("even seeds", range(0, 2 * given.even, 2), settings)
-        self._measure("odd seeds", range(1, 2 * given.odd, 2), self.chosen())
+    @staticmethod
+    def options(parser: argparse.ArgumentParser) -> None:
+        """Add seeds and sizes."""
+        number = {"type": int, "metavar": "N"}
+        parser.add_argument("--even", **number, help=f"even seeds of each kind (default: {SEEDS})")
+        parser.add_argument("--odd", **number, help=f"odd seeds of each kind (default: {SEEDS})")
+        parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of cases")
+        parser.add_argument("--chunks", **number, default=5, help="of a context")
+        parser.add_argument("--chunk-tokens", **number, default=128, help="of each chunk")
+        parser.add_argument("--answer-tokens", **number, default=63, help="of running text")
+        least = {"even": 0, "odd": 1, "chunks": FEWEST, "chunk_tokens": 32, "answer_tokens": 1}
+        parser.set_defaults(least=least)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._trial.close()
+
+    def stages(self) -> Iterator[tuple[str, Sequence[Cell]]]:
+        """Even seeds with all settings, odd ones with those that even seeds chose."""
+        every = [setting for row in self.rows for setting in row.settings]
+        yield "even seeds", self._cells(self._even, every)
+        yield "odd seeds", self._cells(self._odd, self.chosen())
 
     def chosen(self) -> list[Setting]:
         """Per row the setting that is reported."""
-        return [choose(row, self.records, self._reuse) for row in self.rows]
+        return [choose(row, self.known, self._reuse) for row in self.rows]
 
     def lines(self) -> list[Line]:
         """The rows that were measured on odd seeds."""
         both = zip(self.rows, self.chosen(), strict=True)
-        lines = (line_of(row, setting, self.records, self._reuse) for row, setting in both)
+        lines = (line_of(row, setting, self.known, self._reuse) for row, setting in both)
         return [line for line in lines if line is not None]
 
-    def _measure(self, what: str, seeds: Sequence[int], settings: Sequence[Setting]) -> None:
-        missing: list[tuple[str, int, list[Setting]]] = []
-        for seed in seeds:
-            for kind in self._given.kinds:
-                left = [each for each in settings if (kind, seed, str(each)) not in self.records]
-                if left:
-                    missing.append((kind, seed, left))
-        for kind, seed, left in watched(missing, what, quiet=self._given.json):
-            case = case_of(self._speaker, kind, seed, self._sizes)
-            for record in self._trial.measure(case, left):
-                append(self._given.results, record)
-                self.records[record.key] = record
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is missing, then print all of it."""
-    given = _parse(arguments)
-    torch.set_num_threads(given.threads)
-    errors = Console(stderr=True, highlight=False)
-    try:
-        speaker = tiny() if given.quick else smollm(errors)
-    except ConfigError as error:
-        errors.print(str(error), markup=False)
-        return 2
-    with closing(Trial(speaker, _sizes(given))) as trial:
-        evaluation = Evaluation(speaker, trial, given)
-        try:
-            if not given.report:
-                evaluation.run()
-        except KeyboardInterrupt:
-            errors.print(
-                f"interrupted: {len(evaluation.records)} figures are in {given.results}, the same "
-                "command goes on from there, and --report shows them",
-                soft_wrap=True,
-            )
-            return INTERRUPTED
-        return _tell(evaluation, trial.world, given)
-
-
-def _tell(evaluation: Evaluation, world: str, given: argparse.Namespace) -> int:
-    lines = evaluation.lines()
-    reported, choosing = (
-        len({(kind, seed) for kind, seed, _ in evaluation.records if seed % 2 == odd})
-        for odd in (True, False)
-    )
-    title = f"{world}: {reported} cases of odd seeds, settings chosen on {choosing} of even ones"
-    if lines and given.picture:
-        draw(given.picture, title, lines, given.kinds)
-    if given.json:
-        about = place() | {
-            "world": world,
-            "torch": torch.__version__,
+    def document(self, about: dict[str, Any]) -> dict[str, Any]:
+        """Return `{about, rows}`."""
+        even, odd = self._cases()
+        about |= {
+            "world": self.world,
             "transformers": transformers.__version__,
-            "threads": given.threads,
-            "cases": {"even": choosing, "odd": reported},
+            "threads": self.given.threads,
+            "cases": {"even": even, "odd": odd},
         }
-        document = {"about": about, "rows": [line.as_dict() for line in lines]}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-        return 0
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(table_of(lines, given.kinds, title), markup=False)
-    for told in (LEGEND, *goals_of(lines)):
-        console.print(told, markup=False)
-    if lines and given.picture:
-        console.print(f"Picture: {given.picture}")
-    return 0
+        return {"about": about, "rows": [line.as_dict() for line in self.lines()]}
+
+    def show(self, console: Console) -> None:
+        """Print a row per selection, the legend, and the goals of lower ends of intervals."""
+        lines = self.lines()
+
+        def recovered(kind: str) -> Callable[[Line], str]:
+            return lambda line: _words(line.recovered.get(kind))
+
+        columns: dict[str, Callable[[Line], str]] = {
+            "selection": lambda line: line.row.name,
+            "ratio": lambda line: _short(line.row.ratio),
+            "layers": lambda line: line.setting.layers,
+            **{kind: recovered(kind) for kind in (MEAN, *self.given.kinds)},
+            "KL": lambda line: f"{line.kl:.4f}",
+            "exact": lambda line: _short(line.exact),
+            "tokens": lambda line: _short(line.same),
+            "cost": lambda line: _short(line.cost),
+            "computed": lambda line: _short(line.computed),
+            "rank": lambda line: "" if line.rank is None else _short(line.rank),
+        }
+        console.print(table_of(self._title(), columns, lines))
+        console.print(LEGEND)
+        for line in lines:
+            words = [
+                f"{kind} ≥ {_short(line.row.goals[kind])} {'missed' if missed else 'reached'}"
+                for kind, missed in line.missed().items()
+            ]
+            if words:
+                name = f"{line.row.name} {_short(line.row.ratio)}"
+                console.print(f"goals of {name}: {', '.join(words)}")
+
+    def draw(self, path: Path) -> None:
+        """Write what each selection recovers, by kind; plain reuse is the zero."""
+        lines = {f"{line.row.name} {line.row.ratio:.2f}": line for line in self.lines()[1:]}
+        if not lines:
+            return
+        panels = {
+            kind: {
+                name: line.recovered[kind] for name, line in lines.items() if kind in line.recovered
+            }
+            for kind in (MEAN, *self.given.kinds)
+        }
+        goals = {
+            (kind, name): goal
+            for name, line in lines.items()
+            for kind, goal in line.row.goals.items()
+        }
+        label = "recovered: 1 - KL / KL of plain reuse, 95 % intervals; red: goal of the lower end"
+        draw_intervals(path, self._title(), panels, label=label, goals=goals, least=LEAST)
+
+    def _cells(self, seeds: Sequence[int], settings: Sequence[Setting]) -> list[Cell]:
+        by_name = {str(setting): setting for setting in settings}
+
+        def measure(kind: str, seed: int, keys: list[Key]) -> Iterator[Record]:
+            case = case_of(self._speaker, kind, seed, self._sizes)
+            return self._trial.measure(case, [by_name[name] for *_, name in keys])
+
+        return [
+            Cell([(kind, seed, name) for name in by_name], partial(measure, kind, seed))
+            for seed in seeds
+            for kind in self.given.kinds
+        ]
+
+    def _cases(self) -> list[int]:
+        cases = {(kind, seed) for kind, seed, _ in self.known}
+        return [sum(seed % 2 == odd for _, seed in cases) for odd in (0, 1)]
+
+    def _title(self) -> str:
+        even, odd = self._cases()
+        return f"{self.world}: {odd} cases of odd seeds, settings chosen on {even} of even ones"
 
 
-def _sizes(given: argparse.Namespace) -> Sizes:
-    return Sizes(given.chunks, given.chunk_tokens, given.answer_tokens)
+def _words(figure: Interval | None) -> str:
+    if figure is None:
+        return ""
+    return f"{_short(figure.value)} [{_short(figure.low)}, {_short(figure.high)}]"
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benches.eval_fusion", description=__doc__.partition("\n")[0]
-    )
-    number = {"type": int, "metavar": "N"}
-    parser.add_argument("--even", **number, help="even seeds of each kind (default: 16)")
-    parser.add_argument("--odd", **number, help="odd seeds of each kind (default: 16)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of cases")
-    parser.add_argument("--chunks", **number, default=5, help="of a context")
-    parser.add_argument("--chunk-tokens", **number, default=128, help="of each chunk")
-    parser.add_argument("--answer-tokens", **number, default=63, help="of running text")
-    parser.add_argument("--threads", **number, default=1, help="one, or CPU time counts waiting")
-    parser.add_argument("--results", type=Path, help=f"where figures go (default: {RESULTS})")
-    parser.add_argument("--picture", type=Path, help="default: beside the results")
-    parser.add_argument("--report", action="store_true", help="measure nothing, show what is there")
-    parser.add_argument("--quick", action="store_true", help="a random model and few seeds")
-    parser.add_argument("--json", action="store_true", help="print one document, no table")
-    given = parser.parse_args(arguments)
-    seeds = QUICK if given.quick else 16
-    given.even, given.odd = (seeds if each is None else each for each in (given.even, given.odd))
-    given.results = given.results or RESULTS
-    given.picture = given.picture or given.results.with_suffix(".png")
-    if given.even < 0 or given.odd < 1:
-        parser.error(f"{given.even} even and {given.odd} odd seeds: at least 0 and 1 wanted")
-    if given.chunks < FEWEST or given.chunk_tokens < 32 or given.answer_tokens < 1:
-        parser.error(
-            f"{given.chunks} chunks of {given.chunk_tokens} tokens, answers of "
-            f"{given.answer_tokens}: at least {FEWEST}, 32 and 1 wanted"
-        )
-    return given
+def _short(number: float) -> str:
+    """Two digits after the point, and no zero before it."""
+    return f"{number:.2f}".replace("0.", ".", 1) if abs(number) < 1 else f"{number:.2f}"
+
+
+def main() -> int:
+    """Measure what is missing, then print all of it."""
+    return evaluate(FusionEvaluation, __doc__.partition("\n")[0])
 
 
 if __name__ == "__main__":

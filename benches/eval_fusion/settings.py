@@ -1,10 +1,11 @@
-"""Settings: how a fusion is set up, and the rows of the table with the settings to choose from.
+"""Settings: how a fusion is set up, the record of one, and the rows of the table.
 
 Invariant: a setting's name says all of it, and is the same in every run. Cost: none.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 REUSE = "none"
@@ -46,6 +47,40 @@ class Setting(NamedTuple):
             ", ".join(each for each in (f"{self.select} {self.ratio}", self.layers) if each)
             + probed
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The figures of one fusion of one case.
+
+    Attributes:
+        world: the model and the sizes of its cases.
+        kind: of the case.
+        seed: of the case.
+        setting: its name.
+        kl: mean over the answer of KL(full prefill || fused), in nats.
+        same: share of the answer's tokens whose best token is that of the full prefill.
+        seconds: of CPU, of the fusion with its selection.
+        full: of CPU, of the full prefill of the same tokens.
+        computed: share of the chunks' (token, layer) pairs that was computed.
+        score: the monitor's; None where there is none.
+    """
+
+    world: str
+    kind: str
+    seed: int
+    setting: str
+    kl: float
+    same: float
+    seconds: float
+    full: float
+    computed: float
+    score: float | None
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """Kind, seed and name of the setting."""
+        return self.kind, self.seed, self.setting
 
 
 class Row(NamedTuple):

@@ -13,24 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from benches.evaluation import Interval
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benches.eval_fusion.record import Key, Record
-    from benches.eval_fusion.settings import Row, Setting
+    from benches.eval_fusion.settings import Record, Row, Setting
+    from benches.evaluation import Key
 
 RESAMPLES = 2000
 MEAN = "mean"
 FEWEST = 3
 """Cases of which a rank correlation says anything."""
-
-
-class Figure(NamedTuple):
-    """A figure and the ends of its interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Line(NamedTuple):
@@ -52,7 +46,7 @@ class Line(NamedTuple):
     row: Row
     setting: Setting
     cases: int
-    recovered: dict[str, Figure]
+    recovered: dict[str, Interval]
     kl: float
     exact: float
     same: float
@@ -152,9 +146,9 @@ def _resampled(pairs: Sequence[Pair], draw: np.random.Generator) -> np.ndarray:
     return 1 - mine[drawn].sum(axis=1) / np.where(whole > 0, whole, np.inf)
 
 
-def _figure(value: float, resampled: np.ndarray) -> Figure:
+def _figure(value: float, resampled: np.ndarray) -> Interval:
     low, high = np.percentile(resampled, [2.5, 97.5])
-    return Figure(value, float(low), float(high))
+    return Interval(value, float(low), float(high))
 
 
 def _ranks(numbers: Sequence[float]) -> np.ndarray:

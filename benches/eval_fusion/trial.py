@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benches.eval_fusion.cases import PREFIX, TEXT_QUERY
-from benches.eval_fusion.record import Record
+from benches.eval_fusion.settings import Record
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.engines.transformers import Decoder, fingerprint
 from kvtrie.fuse import CacheStore, Context, Fusor, Monitor

@@ -15,35 +15,35 @@ Cost: some seconds a case, budget and setting; the time left is printed. `--quic
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from tempfile import TemporaryDirectory
-from time import perf_counter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from rich.console import Console
 
-from benches.core.place import place
 from benches.eval_fusion.prose import prose
 from benches.eval_selective.beside import Beside, Member
+from benches.evaluation import Cell, Evaluation, Interval, draw_intervals, evaluate, table_of
 from kvtrie.demo.model import smollm, tiny
+from kvtrie.errors import ConfigError
 from kvtrie.selective.names import policy_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import argparse
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from kvtrie.demo.model import Speaker
-
-RESULTS = Path("target") / "eval-selective.jsonl"
 KINDS = ("text", "facts")
+CASES = {"text": 10, "facts": 20}
+QUICK = 2
 PEER = Path(__file__).parents[1] / "peers" / "envs" / "kvpress"
-RECORD = Path(__file__).parents[1] / "results" / "selective_eval.json"
 BUDGETS = {"1/2": 2, "1/4": 4}
 MIXES = ("mix-h2o+keydiff", "mix-snapkv+keydiff")
 CODED = ("torch-quantized8", "int8")
@@ -51,18 +51,18 @@ GOALS = (
     "goals: text at most .04 nats above dense at 1/4, .02 at 1/2; facts at least .8 of dense's at "
     "1/2; one mix at most .05 on text and at least .5 of dense's facts at 1/2; codes add .003"
 )
-
+NAMES = ("kind", "budget", "policy", "setting", "buffers")
 
 Key: TypeAlias = tuple[str, int, str, str, str, str]
 """Kind, seed, policy, setting, buffers, budget."""
 
 Case: TypeAlias = tuple[list[int], list[tuple[list[int], list[int]]]]
-"""What is read, and (what is asked behind it, what should come) of it."""
+"""Tokens that are read, and pairs of a question and its answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """What one setting came to on one case: `value` is nats above dense, or the share of facts."""
+class Record:
+    """The figures of one setting on one case; `value`: nats above dense, or the share of facts."""
 
     world: str
     kind: str
@@ -76,7 +76,7 @@ class Figure:
 
     @property
     def key(self) -> Key:
-        """What it is found by."""
+        """All but the world and the figures."""
         return self.kind, self.seed, self.policy, self.setting, self.buffers, self.budget
 
 
@@ -98,42 +98,68 @@ def settings_of(kind: str, policy: str, rows: int) -> dict[str, dict[str, object
     return found
 
 
-class Evaluation:
-    """Figures that are there, and what is still to be measured."""
+class SelectiveEvaluation(Evaluation[Record]):
+    """Every setting on few even seeds, then those that they chose on all seeds."""
 
-    def __init__(self, speaker: Speaker, given: argparse.Namespace) -> None:
-        self.speaker, self.model, self.given = speaker, speaker.model, given
+    name = "eval-selective"
+    kept = "selective_eval.json"
+    record = Record
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given)
         self.tokens, self.behind, self.chunk = (96, 16, 16) if given.quick else (1024, 128, 64)
-        self.world = f"{speaker.name}, {self.tokens} tokens, steps of {self.chunk}, side by side"
-        self.figures: dict[Key, Figure] = {}
+        self.speaker = tiny(layers=2, heads=4) if given.quick else smollm(Console(stderr=True))
+        self.model = self.speaker.model
+        self.world = (
+            f"{self.speaker.name}, {self.tokens} tokens, steps of {self.chunk}, side by side"
+        )
         self._truth: tuple[tuple[str, int], torch.Tensor | None] | None = None
-        lines = given.results.read_text().splitlines() if given.results.exists() else []
-        for line in lines:
-            try:
-                figure = Figure(**json.loads(line))
-            except (ValueError, TypeError):
-                continue  # cut off while it was written
-            if figure.world == self.world:
-                self.figures[figure.key] = figure
 
-    # ------------------------------------------------------------------------------- a case
+    @staticmethod
+    def options(parser: argparse.ArgumentParser) -> None:
+        """Add the numbers of cases."""
+        for kind, count in CASES.items():
+            words = f"cases of {kind} (default: {count})"
+            parser.add_argument(f"--{kind}", type=int, metavar="N", help=words)
+        parser.add_argument("--kind", choices=KINDS, help="one kind only (default: both at once)")
+        parser.set_defaults(least=dict.fromkeys(KINDS, 1))
 
-    def run(self, kind: str) -> None:
-        """Even seeds for every setting, then odd ones for what they chose."""
+    def run(self) -> None:
+        """Measure one kind here, or each in a process with one thread.
+
+        Raises:
+            ConfigError: one of the processes failed.
+        """
+        if self.given.kind is not None:
+            super().run()
+            return
+        command = [sys.executable, "-m", __spec__.name, *sys.argv[1:]]
+        # Two bars on one terminal would overwrite each other: the shorter kind draws none.
+        kinds = (["--kind", "text", "--json"], ["--kind", "facts"])
+        try:
+            both = [Popen([*command, *kind], stdout=DEVNULL) for kind in kinds]
+            ends = [each.wait() for each in both]
+        finally:
+            self.load()
+        if any(ends):
+            raise ConfigError("one of the kinds failed; --kind measures one alone")
+
+    def stages(self) -> Iterator[tuple[str, Sequence[Cell]]]:
+        """Even seeds for every setting, then odd ones for the settings that they chose."""
+        kind, count = self.given.kind, self.count(self.given.kind)
         policies = [name for name in policy_names() if name != "dense" and name[0] != "q"]
-        policies = [*policies, *MIXES]
-        if self.given.quick:
-            policies = ["lastrec", "h2o", MIXES[0]]
-        count = self.count(kind)
+        policies = ["lastrec", "h2o", MIXES[0]] if self.given.quick else [*policies, *MIXES]
         even = range(0, count + count % 2, 2)
         places = [(budget, policy) for budget in BUDGETS for policy in policies]
-        all_settings = [
-            (kind, seed, policy, setting, "default", budget)
-            for seed in even[: self.choosing(kind)]
-            for budget, policy in places
-            for setting in settings_of(kind, policy, self.tokens // BUDGETS[budget])
-        ]
-        self.measure("every setting", all_settings)
+        yield (
+            f"{kind}: every setting",
+            self._cells(
+                (kind, seed, policy, setting, "default", budget)
+                for seed in even[: self.choosing(kind)]
+                for budget, policy in places
+                for setting in settings_of(kind, policy, self.tokens // BUDGETS[budget])
+            ),
+        )
         chosen = {place: self.best(kind, *place) for place in places}
 
         def keys(seeds: Sequence[int], pairs: Sequence[tuple[str, str]], buffers: str) -> list[Key]:
@@ -143,8 +169,8 @@ class Evaluation:
                 for budget, policy in pairs
             ]
 
-        self.measure("every policy, even seeds", keys(even, places, "default"))
-        self.measure("every policy, odd seeds", keys(range(1, count, 2), places, "default"))
+        every = [*even, *range(1, count, 2)]
+        yield f"{kind}: every policy", self._cells(keys(every, places, "default"))
         three = [
             (budget, policy)
             for budget in BUDGETS
@@ -152,24 +178,47 @@ class Evaluation:
                 policies, key=lambda name: self.order(kind, budget, name, chosen[budget, name])
             )[:3]
         ]
-        more = [
-            key
-            for buffers in ("default", *CODED)
-            for key in keys(range(1, 2 * count, 2), three, buffers)
-        ]
-        self.measure("the best three, twice as many and on codes", more)
-        self.beside(kind)
+        odd = range(1, 2 * count, 2)
+        yield (
+            f"{kind}: the best three, and on codes",
+            self._cells(
+                key for buffers in ("default", *CODED) for key in keys(odd, three, buffers)
+            ),
+        )
+        done = {key[1] for key in self.known if key[0] == kind and key[2].startswith("kvpress")}
+        if (PEER / ".ready").exists() and (seeds := [seed for seed in odd if seed not in done]):
+            # The peer names its own settings: its records have other keys than this one.
+            yield f"{kind}: kvpress", [Cell([()], lambda _: self._peer(kind, seeds))]
 
-    def beside(self, kind: str) -> None:
-        """The same odd cases by kvpress, where it is installed: figures of its own."""
-        done = {
-            each.seed
-            for each in self.figures.values()
-            if each.kind == kind and each.policy.startswith("kvpress")
-        }
-        seeds = [seed for seed in range(1, 2 * self.count(kind), 2) if seed not in done]
-        if not (PEER / ".ready").exists() or not seeds:
-            return
+    def _cells(self, wanted: Iterable[Key]) -> list[Cell]:
+        """A cell has all of a case and budget, which are read in one pass of the model."""
+        groups: dict[tuple[str, int, str], list[Key]] = {}
+        for key in wanted:
+            groups.setdefault((key[0], key[1], key[5]), []).append(key)
+        return [Cell(keys, partial(self._read, *of)) for of, keys in sorted(groups.items())]
+
+    def _read(self, kind: str, seed: int, budget: str, keys: list[Key]) -> Iterator[Record]:
+        case, rows = self.case(kind, seed), self.tokens // BUDGETS[budget]
+        if self._truth is None or self._truth[0] != (kind, seed):
+            truth, all_rows = None, len(case[0]) + 200
+            if kind == "text":
+                truth = self.behind_of(case, [("dense-default", {})], all_rows)[0]
+            else:
+                dense = (kind, seed, "dense", "", "default", "all")
+                if dense not in self.known:
+                    [share] = self.told(case, [("dense-default", {})], all_rows)
+                    yield Record(self.world, *dense, share, 0.0)
+            self._truth = (kind, seed), truth
+        members = [
+            (f"{policy}-{buffers}", settings_of(kind, policy, rows)[setting])
+            for _, _, policy, setting, buffers, _ in keys
+        ]
+        figures = self.read(case, members, rows, self._truth[1])
+        for key, (value, kl) in zip(keys, figures, strict=True):
+            yield Record(self.world, *key, value, kl)
+
+    def _peer(self, kind: str, seeds: Sequence[int]) -> Iterator[Record]:
+        """The same odd cases by kvpress."""
         cases = [(seed, *self.case(kind, seed)) for seed in seeds]
         with TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
@@ -186,13 +235,13 @@ class Evaluation:
             with Popen(command, stdout=PIPE, text=True) as running:
                 assert running.stdout is not None
                 for line in running.stdout:
-                    self.keep(Figure(**json.loads(line)))
+                    yield Record(**json.loads(line))
         if running.returncode:
             sys.stderr.write(f"kvpress ended with {running.returncode}\n")
 
     def count(self, kind: str) -> int:
         """Cases of a kind."""
-        return self.given.text if kind == "text" else self.given.facts
+        return getattr(self.given, kind) or (QUICK if self.given.quick else CASES[kind])
 
     def choosing(self, kind: str) -> int:
         """Even seeds that a policy's setting is chosen by; the policies, by all even ones."""
@@ -210,7 +259,7 @@ class Evaluation:
         """Small where even seeds (below `most`) say good."""
         found = [
             each.value
-            for each in self.figures.values()
+            for each in self.known.values()
             if (each.kind, each.budget, each.policy, each.setting, each.buffers)
             == (kind, budget, policy, setting, "default")
             and each.seed % 2 == 0
@@ -218,54 +267,6 @@ class Evaluation:
         ]
         mean = float(np.mean(found)) if found else 0.0
         return mean if kind == "text" else -mean
-
-    def measure(self, what: str, wanted: Sequence[Key]) -> None:
-        """Whatever of this is not there yet, all of a case and budget in one pass of the model."""
-        groups: dict[tuple[str, int, str], list[Key]] = {}
-        for key in dict.fromkeys(wanted):
-            if key not in self.figures:
-                groups.setdefault((key[0], key[1], key[5]), []).append(key)
-        began, total = perf_counter(), sum(map(len, groups.values()))
-        done = 0
-        for (kind, seed, budget), keys in sorted(groups.items()):
-            case = self.case(kind, seed)
-            truth = self.truth(kind, seed)
-            rows = self.tokens // BUDGETS[budget]
-            members = [
-                (f"{policy}-{buffers}", settings_of(kind, policy, rows)[setting])
-                for _, _, policy, setting, buffers, _ in keys
-            ]
-            for key, (value, kl) in zip(keys, self.read(case, members, rows, truth), strict=True):
-                self.keep(Figure(self.world, *key, value, kl))
-            done += len(keys)
-            left = (perf_counter() - began) / done * (total - done) / 60
-            if not self.given.json:
-                sys.stderr.write(
-                    f"{kind}: {what}, {done} of {total}, {left:.0f} minutes left of this\n"
-                )
-
-    def truth(self, kind: str, seed: int) -> torch.Tensor | None:
-        """What the dense model says of a text; the share of facts that it tells is noted."""
-        key = (kind, seed)
-        if self._truth is None or self._truth[0] != key:
-            case = self.case(kind, seed)
-            rows = len(case[0]) + 200
-            if kind == "text":
-                self._truth = key, self.behind_of(case, [("dense-default", {})], rows)[0]
-            else:
-                told = self.told(case, [("dense-default", {})], rows)[0]
-                dense = Figure(self.world, kind, seed, "dense", "", "default", "all", told, 0.0)
-                if dense.key not in self.figures:
-                    self.keep(dense)
-                self._truth = key, None
-        return self._truth[1]
-
-    def keep(self, figure: Figure) -> None:
-        """Append one line."""
-        self.figures[figure.key] = figure
-        self.given.results.parent.mkdir(parents=True, exist_ok=True)
-        with self.given.results.open("a") as file:
-            file.write(json.dumps(asdict(figure)) + "\n")
 
     def case(self, kind: str, seed: int) -> Case:
         """What is read, and (what is asked behind it, what should come) of it."""
@@ -331,22 +332,18 @@ class Evaluation:
             logits = [cache.logits(row, keep=1), *map(cache.logits, parts)]
         return [each.log_softmax(dim=-1) for each in torch.cat(logits, dim=1)]
 
-    # ------------------------------------------------------------------------------- report
-
-    def rows(self) -> list[dict[str, object]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Means over odd seeds, with intervals."""
-        groups: dict[tuple[str, ...], list[Figure]] = {}
-        for each in self.figures.values():
+        groups: dict[tuple[str, ...], list[Record]] = {}
+        for each in self.known.values():
             if each.seed % 2:
-                key = (each.kind, each.budget, each.policy, each.setting, each.buffers)
-                groups.setdefault(key, []).append(each)
-        made: list[dict[str, object]] = []
+                groups.setdefault(attrgetter(*NAMES)(each), []).append(each)
+        made: list[dict[str, Any]] = []
         for key, figures in sorted(groups.items()):
             values = np.array([each.value for each in figures])
             half = 1.96 * values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-            names = ("kind", "budget", "policy", "setting", "buffers")
             made.append(
-                dict(zip(names, key, strict=True))
+                dict(zip(NAMES, key, strict=True))
                 | {
                     "mean": round(float(values.mean()), 4),
                     "half": round(float(half), 4),
@@ -356,59 +353,41 @@ class Evaluation:
             )
         return made
 
+    def document(self, about: dict[str, Any]) -> dict[str, Any]:
+        """Return `{about, goals, rows}`."""
+        return {"about": about | {"world": self.world}, "goals": GOALS, "rows": self.rows()}
 
-def main(arguments: Sequence[str] | None = None) -> int:
+    def show(self, console: Console) -> None:
+        """Print a row per kind, budget, policy and buffers."""
+        columns = {
+            "kind": lambda row: row["kind"],
+            "budget": lambda row: row["budget"],
+            "cache": _name,
+            "mean": lambda row: f"{row['mean']:.4f} ± {row['half']:.4f}",
+            "cases": lambda row: str(row["cases"]),
+        }
+        console.print(table_of(self.world, columns, self.rows()))
+        console.print(GOALS)
+
+    def draw(self, path: Path) -> None:
+        """Write both kinds at both budgets, exact buffers only."""
+        panels: dict[str, dict[str, Interval]] = {}
+        for row in self.rows():
+            if row["buffers"] == "default":
+                mean, half = row["mean"], row["half"]
+                panel = panels.setdefault(f"{row['kind']}, {row['budget']} of the rows", {})
+                panel[row["policy"]] = Interval(mean, mean - half, mean + half)
+        label = "text: nats above the dense model; facts: share of answers that are right"
+        draw_intervals(path, self.world, panels, label=label)
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['policy']}-{row['buffers']} {row['setting']}"
+
+
+def main() -> int:
     """Measure what is missing, then print all of it."""
-    parser = argparse.ArgumentParser(prog="python -m benches.eval_selective")
-    parser.add_argument("--text", type=int, help="cases of running text (default: 10)")
-    parser.add_argument("--facts", type=int, help="cases of two facts (default: 20)")
-    parser.add_argument("--kind", choices=KINDS, help="one kind only (default: both, at once)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where figures go")
-    parser.add_argument("--report", action="store_true", help="measure nothing")
-    parser.add_argument("--quick", action="store_true", help="a random model and few cases")
-    parser.add_argument("--record", action="store_true", help="and keep it in benches/results")
-    parser.add_argument("--json", action="store_true", help="print one document")
-    given = parser.parse_args(arguments)
-    given.text = given.text or (2 if given.quick else 10)
-    given.facts = given.facts or (2 if given.quick else 20)
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if given.kind is None and not given.report:
-        command = [sys.executable, "-m", "benches.eval_selective", *words, "--kind"]
-        both = [Popen([*command, kind], stdout=DEVNULL) for kind in KINDS]
-        try:
-            ends = [each.wait() for each in both]
-            if any(ends):
-                return 1
-        except KeyboardInterrupt:
-            return 130
-    torch.set_num_threads(1)
-    console = Console(highlight=False)
-    speaker = tiny(layers=2, heads=4) if given.quick else smollm(Console(stderr=True))
-    evaluation = Evaluation(speaker, given)
-    try:
-        if given.kind is not None and not given.report:
-            evaluation.run(given.kind)
-    except KeyboardInterrupt:
-        console.print("interrupted: the same command goes on, --report shows what is there")
-        return 130
-    rows = evaluation.rows()
-    about = place() | {"world": evaluation.world, "torch": torch.__version__}
-    document = {"about": about, "goals": GOALS, "rows": rows}
-    if given.record:
-        RECORD.write_text(json.dumps(document, indent=1) + "\n")
-    if given.json:
-        sys.stdout.write(json.dumps(document) + "\n")
-        return 0
-    console.print(evaluation.world)
-    for row in rows:
-        name = f"{row['policy']}-{row['buffers']} {row['setting']}"
-        console.print(
-            f"{row['kind']:6}{row['budget']:4} {name:42} {row['mean']:8.4f} ± {row['half']:.4f}"
-            f"  {row['cases']} cases",
-            markup=False,
-        )
-    console.print(GOALS)
-    return 0
+    return evaluate(SelectiveEvaluation, __doc__.partition("\n")[0])
 
 
 if __name__ == "__main__":

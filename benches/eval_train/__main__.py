@@ -1,35 +1,34 @@
-"""What training under a policy is worth: SmolLM2 with LoRA on `Recall`, in few rows.
+"""Exact matches after training under a policy: SmolLM2 with LoRA on `Recall`, in few rows.
 
     make eval-train
     make eval-train ARGS="--quick"
 
 Exact matches on held-out cases *under the policy*: untrained, trained under the policy, and, as
-control, trained as long on the same batches with a dense cache. Each arm trains a third of the way
-at two learning rates and goes on with the one of the smaller loss on its own validation cases.
-Beside them the untrained model with a dense cache. The policy is h2o that scores the prefill by its
-last 96 queries: by default the first eviction is blind, and the facts stand where it strikes.
-Figures are appended to `target/eval-train.jsonl` as they are measured, adapters lie beside it, and
-the same command goes on from there. `--quick` runs a random model over few and short cases.
+control, trained as long on the same batches with a dense cache; and the untrained model with a
+dense cache. Each arm trains a third of the way at two learning rates and continues with the one of
+the smaller loss on its own validation cases. The policy is h2o that scores the prefill by its last
+96 queries: by default the first eviction has no scores, and the facts are where it evicts.
+Adapters are kept next to the records, and a run resumes from them. `--quick` runs a random model
+over few and short cases.
 Cost: about an hour on two cores per seed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
+import os
 import sys
-import time
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 
-from benches.core.place import place
-from benches.record import Result, document, write
-from kvtrie.canvas import INK, figure, save
+from benches.evaluation import Cell, Evaluation, Interval, draw_intervals, evaluate, table_of
+from benches.record import Result, document
+from kvtrie.cli.progress import watched
 from kvtrie.demo.model import Speaker, smollm, tiny
 from kvtrie.selective import CacheSettings
 from kvtrie.train import (
@@ -44,37 +43,107 @@ from kvtrie.train.lora import with_lora
 from kvtrie.train.optimisers import make_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
-RESULTS = Path(__file__).parents[1] / "results" / "eval_train.json"
-FILE = Path("target/eval-train.jsonl")
+    from benches.evaluation import Key
+
 RATES = (3e-4, 1e-3)
 ARMS = ("policy", "dense")
 GOAL = 15.0
 SEVERAL = 1.96
+BATCH = 2
 
 
-class Evaluation:
-    """Measures what is not in the file yet."""
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The figures of one arm.
+
+    Attributes:
+        name: seed, arm, and learning rate; with "third" for the first third of the training.
+        hits: per held-out case, whether the whole answer was right.
+        losses: per optimiser step.
+        validation: mean loss on validation cases, under the arm's own cache.
+    """
+
+    name: str
+    hits: list[int] | None = None
+    losses: list[float] | None = None
+    validation: float | None = None
+
+    @property
+    def key(self) -> tuple[str]:
+        """The name."""
+        return (self.name,)
+
+
+class TrainEvaluation(Evaluation[Record]):
+    """Two untrained arms, and two that are trained at the better of two learning rates."""
+
+    name = "eval-train"
+    kept = "eval_train.json"
+    record = Record
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self.given, self.file = given, Path(given.results)
-        self.known: dict[str, dict[str, Any]] = {}
-        if self.file.exists():
-            for line in self.file.read_text().splitlines():
-                try:
-                    read = json.loads(line)
-                except ValueError:
-                    continue  # a crash may leave half a line
-                self.known[read["name"]] = read
+        super().__init__(given)
         quick = given.quick
         self.words, self.rows, self.step = (80, 32, 16) if quick else (465, 128, 32)
         self.cases = 6 if quick else given.cases
         self.sequences = 4 if quick else given.sequences
-        self.batch = 2
         self.mark = "quick-" if quick else ""
-        self.left = 0
-        self.spent = 0.0
+
+    @staticmethod
+    def options(parser: argparse.ArgumentParser) -> None:
+        """Add seeds and numbers of cases; all cores are used."""
+        parser.add_argument("--seeds", type=int, default=1)
+        parser.add_argument("--cases", type=int, default=100, help="held-out cases per seed")
+        parser.add_argument("--sequences", type=int, default=150, help="of training, per arm")
+        least = {"seeds": 1, "cases": 1, "sequences": 1}
+        parser.set_defaults(least=least, threads=os.cpu_count())
+
+    def stages(self) -> Iterator[tuple[str, Sequence[Cell]]]:
+        """Per seed: the untrained arms; per arm both rates, then the better one to the end."""
+        for seed in range(self.given.seeds):
+            for arm in ARMS:
+                yield self._stage(f"{seed} untrained {arm}", partial(self.untrained, seed, arm))
+            for arm in ARMS:
+                for rate in RATES:
+                    third = partial(self.trained, seed, arm, rate, whole=False)
+                    yield self._stage(f"{seed} {arm} {rate:g} third", third)
+                rate = self.rate(seed, arm)
+                whole = partial(self.trained, seed, arm, rate, whole=True)
+                yield self._stage(f"{seed} {arm} {rate:g}", whole)
+
+    def _stage(
+        self, name: str, figures: Callable[[], dict[str, Any]]
+    ) -> tuple[str, Sequence[Cell]]:
+        def measure(_: list[Key]) -> Iterator[Record]:
+            yield Record(self.mark + name, **figures())
+
+        return name, [Cell([(self.mark + name,)], measure)]
+
+    def of(self, name: str) -> Record:
+        """The record of a name."""
+        return self.known[self.mark + name,]
+
+    def rate(self, seed: int, arm: str) -> float:
+        """The learning rate of the smaller validation loss after a third."""
+        return min(
+            RATES, key=lambda rate: self.of(f"{seed} {arm} {rate:g} third").validation or 0.0
+        )
+
+    def found(self) -> list[dict[str, Record]]:
+        """Per seed whose arms are all measured, the arms."""
+        seeds: list[dict[str, Record]] = []
+        with suppress(KeyError):
+            for seed in range(self.given.seeds):
+                arms = {f"untrained, {arm}": self.of(f"{seed} untrained {arm}") for arm in ARMS}
+                for arm in ARMS:
+                    rate = self.rate(seed, arm)
+                    arms[f"trained, {arm}"] = self.of(f"{seed} {arm} {rate:g}")
+                seeds.append(arms)
+        return seeds
 
     def speaker(self) -> Speaker:
         """A fresh model."""
@@ -101,26 +170,14 @@ class Evaluation:
         rest = places[self.sequences :]
         return train, rest[:few], rest[few : few + self.cases]
 
-    def read(self, name: str, how: Any) -> dict[str, Any]:
-        """A figure from the file, or measured and appended."""
-        if name not in self.known:
-            start = time.monotonic()
-            self.known[name] = {"name": name, **how()}
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("a") as file:
-                file.write(json.dumps(self.known[name]) + "\n")
-            self.spent += time.monotonic() - start
-        self.left -= 1
-        return self.known[name]
-
     def judged(
         self, tool: LongContextGradients, data: Recall, places: Sequence[int]
     ) -> tuple[list[int], float]:
         """Per case, whether the whole answer is named; the mean loss."""
         found: list[int] = []
         losses: list[float] = []
-        for lo in range(0, len(places), self.batch):
-            made = collate([data.case(at) for at in places[lo : lo + self.batch]])
+        for lo in range(0, len(places), BATCH):
+            made = collate([data.case(at) for at in places[lo : lo + BATCH]])
             loss = tool.loss(made.input_ids, made.targets, attention_mask=made.attention_mask)
             losses.append(float(loss))
             assert tool.right is not None
@@ -151,7 +208,8 @@ class Evaluation:
         weights = [each for each in model.parameters() if each.requires_grad]
         optimizer = make_optimizer(weights, OptimizerSettings(learning_rate=rate, weight_decay=0.0))
         losses: list[float] = []
-        left = self.file.with_name(f"{self.file.stem}-{self.mark}{seed}-{arm}-{rate:g}.pt")
+        path: Path = self.given.results
+        left = path.with_name(f"{path.stem}-{self.mark}{seed}-{arm}-{rate:g}.pt")
         if left.exists():
             state = torch.load(left, weights_only=True)
             losses = state["losses"]
@@ -160,28 +218,28 @@ class Evaluation:
                 for one, kept in zip(weights, state["weights"], strict=True):
                     one.copy_(kept)
         model.train()
-        total = -(-len(train) // self.batch)
-        for at in range(len(losses), total if whole else -(-total // 3)):
+        total = -(-len(train) // BATCH)
+        steps = range(len(losses), total if whole else -(-total // 3))
+        for at in watched(steps, f"{arm} {rate:g}", quiet=self.given.json):
             for group in optimizer.param_groups:  # up over a tenth, then down in a line
                 group["lr"] = rate * min((at + 1) / max(1, total // 10), 1 - at / total)
             torch.manual_seed(seed * 100_003 + at)
-            places = train[at * self.batch : (at + 1) * self.batch]
+            places = train[at * BATCH : (at + 1) * BATCH]
             made = collate([data.case(place) for place in places])
             optimizer.zero_grad(set_to_none=True)
             loss = own.gradients(made.input_ids, made.targets, attention_mask=made.attention_mask)
             losses.append(float(loss))
             optimizer.step()
-            self.say(f"{arm} {rate:g}: {at + 1}/{total}, loss {losses[-1]:.3f}")
             if len(losses) % 10 == 0:
                 self.leave(left, losses, optimizer, weights)
         self.leave(left, losses, optimizer, weights)
         model.eval()
-        told: dict[str, Any] = {"losses": losses}
-        told["validation"] = self.judged(own, data, validation)[1]
+        figures: dict[str, Any] = {"losses": losses}
+        figures["validation"] = self.judged(own, data, validation)[1]
         if whole:
             judge = LongContextGradients(model, head, self.settings("policy"))
-            told["hits"] = self.judged(judge, data, held)[0]
-        return told
+            figures["hits"] = self.judged(judge, data, held)[0]
+        return figures
 
     def leave(
         self,
@@ -196,40 +254,22 @@ class Evaluation:
         torch.save(state, path.with_suffix(".part"))
         path.with_suffix(".part").replace(path)
 
-    def say(self, text: str) -> None:
-        """Show how far it is."""
-        if not self.given.json:
-            print(
-                f"\r{text}, about {self.left} parts left    ", end="", file=sys.stderr, flush=True
-            )
+    def document(self, about: dict[str, Any]) -> dict[str, Any]:
+        """Return the form of `benches.record`."""
+        return document(about, rows_of(self.found()))
 
-    def all(self, seeds: int) -> dict[int, dict[str, dict[str, Any]]]:
-        """Per seed, the arms; each trained one at its better learning rate."""
-        self.left = seeds * (2 + len(ARMS) * (len(RATES) + 1))
-        found: dict[int, dict[str, dict[str, Any]]] = {}
-        for seed in range(seeds):
-            arms = {
-                f"untrained, {arm}": self.read(
-                    f"{self.mark}{seed} untrained {arm}",
-                    partial(self.untrained, seed, arm),
-                )
-                for arm in ARMS
-            }
-            for arm in ARMS:
-                thirds = {
-                    rate: self.read(
-                        f"{self.mark}{seed} {arm} {rate:g} third",
-                        partial(self.trained, seed, arm, rate, whole=False),
-                    )
-                    for rate in RATES
-                }
-                rate = min(thirds, key=lambda rate: thirds[rate]["validation"])
-                arms[f"trained, {arm}"] = self.read(
-                    f"{self.mark}{seed} {arm} {rate:g}",
-                    partial(self.trained, seed, arm, rate, whole=True),
-                )
-            found[seed] = arms
-        return found
+    def show(self, console: Console) -> None:
+        """Print a row per arm, and the goal."""
+        columns = {
+            "arm": lambda row: row.what,
+            "exact": lambda row: f"{row.ours:.1f} ± {row.more['half']:.1f} {row.unit}",
+            "goal": lambda row: "" if row.ok is None else "reached" if row.ok else "missed",
+        }
+        console.print(table_of(self.name, columns, rows_of(self.found())))
+
+    def draw(self, path: Path) -> None:
+        """Write the arms' exact matches."""
+        draw(rows_of(self.found()), path)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -239,66 +279,49 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return 100 * mean, 100 * SEVERAL * math.sqrt(spread / len(values))
 
 
-def rows_of(found: dict[int, dict[str, dict[str, Any]]]) -> list[Result]:
+def rows_of(found: Sequence[dict[str, Record]]) -> list[Result]:
     """Exact matches of every arm, and what training under the policy is worth."""
+    if not found:
+        return []
     rows: list[Result] = []
-    for arm in next(iter(found.values())):
-        hits = [hit for arms in found.values() for hit in arms[arm]["hits"]]
-        mean, half = interval(hits)
+    for arm in found[0]:
+        mean, half = interval(hits := [hit for arms in found for hit in arms[arm].hits or ()])
         rows.append(Result(arm, round(mean, 1), "%", more={"half": round(half, 1), "n": len(hits)}))
-    pairs = [
-        one - other
-        for arms in found.values()
-        for one, other in zip(
-            arms["trained, policy"]["hits"], arms["trained, dense"]["hits"], strict=True
-        )
+    policy, control = (
+        [hit for arms in found for hit in arms[f"trained, {arm}"].hits or ()] for arm in ARMS
+    )
+    mean, half = interval([one - other for one, other in zip(policy, control, strict=True)])
+    more = {"half": round(half, 1), "n": len(policy)}
+    name = "points above the control"
+    return [
+        *rows,
+        Result(name, round(mean, 1), "points", goal=GOAL, ok=mean >= GOAL, more=more),
     ]
-    mean, half = interval(pairs)
-    more = {"half": round(half, 1), "n": len(pairs)}
-    worth = Result("points above the control", round(mean, 1), "points", goal=GOAL, more=more)
-    return [*rows, Result(**{**_fields(worth), "ok": mean >= GOAL})]
 
 
-def _fields(row: Result) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in Result.__slots__}
+def draw(rows: Sequence[Result], path: Path) -> None:
+    """Write exact matches of every arm; the last row is a difference and has its own panel."""
+    if not rows:
+        return
+    bars = {
+        row.what: Interval(row.ours, row.ours - row.more["half"], row.ours + row.more["half"])
+        for row in rows
+        if row.ours is not None
+    }
+    last = rows[-1].what
+    panels = {
+        "exact matches under the policy, %": {name: bars[name] for name in bars if name != last},
+        "difference, points": {last: bars[last]},
+    }
+    worth, half = rows[-1].ours, rows[-1].more["half"]
+    title = f"Training under the policy is worth {worth} ± {half} points over a dense cache"
+    goals = {("difference, points", last): GOAL}
+    draw_intervals(path, title, panels, label="with 95 % intervals; red: goal", goals=goals)
 
 
-def draw(found: dict[int, dict[str, dict[str, Any]]], path: Path) -> None:
-    """The losses of the chosen runs."""
-    drawn = figure("Training loss, each arm under its own cache", 5)
-    axes = drawn.subplots()
-    for name, colour in (("trained, policy", "#1b4f8a"), ("trained, dense", INK)):
-        for seed, arms in found.items():
-            axes.plot(arms[name]["losses"], color=colour, label=name if not seed else None)
-    axes.set_xlabel("optimiser steps")
-    axes.set_ylabel("loss")
-    axes.legend()
-    save(drawn, path)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is not known, print and keep."""
-    parser = argparse.ArgumentParser(prog="python -m benches.eval_train")
-    parser.add_argument("--quick", action="store_true", help="a random model; nothing is kept")
-    parser.add_argument("--json", action="store_true", help="print the document")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--cases", type=int, default=100, help="held-out cases per seed")
-    parser.add_argument("--sequences", type=int, default=150, help="of training, per arm")
-    parser.add_argument("--results", default=str(FILE), help="the file of figures")
-    given = parser.parse_args(arguments)
-    found = Evaluation(given).all(given.seeds)
-    rows = rows_of(found)
-    for row in rows:
-        verdict = "" if row.ok is None else ("  met" if row.ok else "  missed")
-        if not given.json:
-            print(f"{row.what:28} {row.ours:6.1f} ± {row.more['half']:.1f} {row.unit}{verdict}")
-    draw(found, Path(given.results).with_suffix(".png"))
-    kept = document(place() | {"torch": torch.__version__}, rows)
-    if given.json:
-        print(json.dumps(kept))
-    if not given.quick:
-        write(RESULTS, kept)
-    return 0
+def main() -> int:
+    """Measure what is missing, then print all of it."""
+    return evaluate(TrainEvaluation, __doc__.partition("\n")[0])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
-"""The benchmark of training runs on small sizes; its evaluation goes on where it stopped."""
+"""The benchmark of training runs on small sizes; it measures what it says."""
 
 from __future__ import annotations
 
 import argparse
-import json
 
 import pytest
 import torch
 
-from benches.eval_train import __main__ as evaluate
 from benches.train import __main__ as bench
 
 
@@ -19,25 +17,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def test_an_evaluation_of_training_goes_on(tmp_path, capsys, monkeypatch):
-    file = tmp_path / "figures.jsonl"
-    words = ["--quick", "--json", "--results", str(file)]
-    assert evaluate.main(words) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["what"] for row in rows] == [
-        "untrained, policy",
-        "untrained, dense",
-        "trained, policy",
-        "trained, dense",
-        "points above the control",
-    ]
-    assert file.with_suffix(".png").exists()
-    file.write_text(file.read_text() + '{"cut off')
-    monkeypatch.setattr(evaluate.Evaluation, "speaker", None)  # nothing is measured again
-    assert evaluate.main(words) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == rows
 
 
 @pytest.mark.skipif(not bench.Path("/proc/self/clear_refs").exists(), reason="no Linux")
