@@ -100,6 +100,14 @@ With `--hicache-storage-backend dynamic`, next to SGLang's own keys `backend_nam
 {storage}"""
 
 
+def on_config(config: MkDocsConfig) -> None:
+    """List the decisions in the navigation, in order, by the titles of their pages."""
+    files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    for item in config.nav or ():
+        if "Decisions" in item:
+            item["Decisions"] = [f"decisions/{file.name}" for file in files]
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     for path, text in pages().items():

@@ -191,3 +191,11 @@ def test_the_command_page_has_every_command(generated):
         heads
     )
     assert "| `--kv_cache.cache_length N` | `16384` |" in generated["reference/cli.md"]
+
+
+@pytest.mark.parametrize("page", named(sorted(ROOT.glob("docs/decisions/*.md"))))
+def test_a_decision_has_its_number_and_a_title_that_says_it(page):
+    number, title = re.fullmatch(r"# (\d{4}): (.*)", page.read_text().splitlines()[0]).groups()
+    assert page.name.startswith(f"{number}-")
+    assert not title.startswith(("What", "Who", "Where", "How"))
+    assert not title.endswith(".")
