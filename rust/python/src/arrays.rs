@@ -15,8 +15,16 @@ use crate::number::{real, shown, whole};
 
 /// An array of block handles.
 pub(crate) fn handles<'py>(py: Python<'py>, handles: &[Handle]) -> Bound<'py, PyArray1<u64>> {
-    let numbers: Vec<u64> = handles.iter().map(|handle| handle.0).collect();
-    numbers.into_pyarray(py)
+    column(py, handles, |handle| handle.0)
+}
+
+/// An array of one value of each item.
+pub(crate) fn column<'py, R, T: numpy::Element>(
+    py: Python<'py>,
+    items: &[R],
+    of: impl Fn(&R) -> T,
+) -> Bound<'py, PyArray1<T>> {
+    items.iter().map(of).collect::<Vec<T>>().into_pyarray(py)
 }
 
 /// An array of moves. The empty one, the usual case, is made once.

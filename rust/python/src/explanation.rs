@@ -2,88 +2,40 @@
 
 use kvtrie_core::manager;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{IntoPyDict, PyDict};
 
-/// Price of a block on a tier at a time.
-#[pyclass(frozen, module = "kvtrie")]
-pub(crate) struct Explanation(manager::Explanation);
+use crate::record::record;
 
-impl From<manager::Explanation> for Explanation {
-    fn from(explanation: manager::Explanation) -> Self {
-        Self(explanation)
+record! {
+    /// Price of a block on a tier at a time.
+    Explanation(manager::Explanation) |found, py| {
+        /// The product of all terms and weights.
+        cost: f64 = found.terms.cost;
+        /// `base`, the cost of computing a token of the block again, and `uses`, its discounted
+        /// number of uses. Terms that the policy does not use are 1.
+        terms: PyResult<Bound<'py, PyDict>> =
+            [("base", found.terms.base), ("uses", f64::from(found.terms.uses))].into_py_dict(py);
+        /// `layer` and `position`; 1 if the policy does not use them.
+        weights: PyResult<Bound<'py, PyDict>> = [
+            ("layer", found.terms.layer_weight),
+            ("position", found.terms.position_weight),
+        ].into_py_dict(py);
+        /// Nanoseconds since the last use.
+        idle: u64 = found.idle;
+        /// Retention value: cost per second of idle time; infinite at zero idle time.
+        value: f64 = found.value;
+        /// Its priority on the tier, 35 without a hint; lower ones are evicted first.
+        priority: u8 = found.priority;
+        /// Number of entries of the tier evicted before it; None while it cannot be a victim.
+        rank: Option<usize> = found.rank;
+        /// The layers that would be evicted next, as `(first, one behind the last)`.
+        layers: (u16, u16) = (found.layers.lo, found.layers.hi);
+        /// The value in words, under a policy that learns it; None under any other.
+        words: Option<&str> = found.words.as_deref();
     }
-}
-
-#[pymethods]
-impl Explanation {
-    /// The product of all terms and weights.
-    #[getter]
-    fn cost(&self) -> f64 {
-        self.0.terms.cost
-    }
-
-    /// `base`, the cost of computing a token of the block again, and `uses`, its discounted number
-    /// of uses. Terms that the policy does not use are 1.
-    #[getter]
-    fn terms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let terms = PyDict::new(py);
-        terms.set_item("base", self.0.terms.base)?;
-        terms.set_item("uses", f64::from(self.0.terms.uses))?;
-        Ok(terms)
-    }
-
-    /// `layer` and `position`; 1 if the policy does not use them.
-    #[getter]
-    fn weights<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let weights = PyDict::new(py);
-        weights.set_item("layer", self.0.terms.layer_weight)?;
-        weights.set_item("position", self.0.terms.position_weight)?;
-        Ok(weights)
-    }
-
-    /// Nanoseconds since the last use.
-    #[getter]
-    fn idle(&self) -> u64 {
-        self.0.idle
-    }
-
-    /// Retention value: cost per second of idle time; infinite at zero idle time.
-    #[getter]
-    fn value(&self) -> f64 {
-        self.0.value
-    }
-
-    /// Its priority on the tier, 35 without a hint; lower ones are evicted first.
-    #[getter]
-    fn priority(&self) -> u8 {
-        self.0.priority
-    }
-
-    /// Number of entries of the tier evicted before it; None while it cannot be a victim.
-    #[getter]
-    fn rank(&self) -> Option<usize> {
-        self.0.rank
-    }
-
-    /// The layers that would be evicted next, as `(first, one behind the last)`.
-    #[getter]
-    fn layers(&self) -> (u16, u16) {
-        (self.0.layers.lo, self.0.layers.hi)
-    }
-
-    /// The value in words, under a policy that learns it; None under any other.
-    #[getter]
-    fn words(&self) -> Option<&str> {
-        self.0.words.as_deref()
-    }
-
-    fn __repr__(&self) -> String {
-        let manager::Explanation { terms, idle, value, priority, rank, layers, .. } = &self.0;
-        let rank = rank.map_or_else(|| "None".to_owned(), |rank| rank.to_string());
-        format!(
-            "Explanation(cost={}, idle={idle}, value={value}, priority={priority}, rank={rank}, \
-             layers={layers})",
-            terms.cost
-        )
-    }
+    repr format!(
+        "Explanation(cost={}, idle={}, value={}, priority={}, rank={}, layers={})",
+        found.terms.cost, found.idle, found.value, found.priority,
+        found.rank.map_or_else(|| "None".to_owned(), |rank| rank.to_string()), found.layers
+    );
 }

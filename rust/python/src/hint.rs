@@ -10,58 +10,30 @@ use crate::error::bad;
 use crate::lease::Lease;
 use crate::memory::items;
 use crate::number::{nanos, shown, small, whole};
+use crate::record::record;
 use crate::scope::scope;
 use crate::shared::Shared;
 use crate::text::text;
 use crate::tokens::Tokens;
 
-/// Reply to a hint.
-#[pyclass(frozen, module = "kvtrie")]
-pub(crate) struct HintReply(hint::HintReply);
-
-impl From<hint::HintReply> for HintReply {
-    fn from(reply: hint::HintReply) -> Self {
-        Self(reply)
+record! {
+    /// Reply to a hint.
+    HintReply(hint::HintReply) |reply, py| {
+        /// "accepted", "clipped", "deferred" or "rejected".
+        answer: &'static str = reply.answer.name();
+        /// Number of blocks for which it is in force now.
+        blocks: u64 = reply.blocks;
+        /// Number of named blocks for which it is not in force.
+        left: u64 = reply.left;
+        /// The last reason why it is not in force for all, one of a few words.
+        code: &'static str = reply.code.name();
+        /// Why it is not in force for all, for people; empty if it is accepted.
+        reason: &str = &reply.reason;
     }
-}
-
-#[pymethods]
-impl HintReply {
-    /// "accepted", "clipped", "deferred" or "rejected".
-    #[getter]
-    fn answer(&self) -> &'static str {
-        self.0.answer.name()
-    }
-
-    /// Number of blocks for which it is in force now.
-    #[getter]
-    fn blocks(&self) -> u64 {
-        self.0.blocks
-    }
-
-    /// Number of named blocks for which it is not in force.
-    #[getter]
-    fn left(&self) -> u64 {
-        self.0.left
-    }
-
-    /// The last reason why it is not in force for all, one of a few words.
-    #[getter]
-    fn code(&self) -> &'static str {
-        self.0.code.name()
-    }
-
-    /// Why it is not in force for all, for people; empty if it is accepted.
-    #[getter]
-    fn reason(&self) -> &str {
-        &self.0.reason
-    }
-
-    fn __repr__(&self) -> String {
-        let hint::HintReply { answer, blocks, left, code, reason } = &self.0;
-        let (answer, code) = (answer.name(), code.name());
-        format!("HintReply({answer}, blocks={blocks}, left={left}, code={code}, reason={reason:?})")
-    }
+    repr format!(
+        "HintReply({}, blocks={}, left={}, code={}, reason={:?})",
+        reply.answer.name(), reply.blocks, reply.left, reply.code.name(), reply.reason
+    );
 }
 
 /// Limit of hints per call.

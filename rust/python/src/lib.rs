@@ -26,6 +26,7 @@ mod memory;
 mod moves;
 mod number;
 mod plan;
+mod record;
 mod routing;
 mod scope;
 mod settings;

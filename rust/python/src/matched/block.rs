@@ -25,7 +25,7 @@ impl MatchedBlock {
         slots: Vec<Vec<u32>>,
     ) -> PyResult<Self> {
         let copies = found.copies.into_iter().zip(slots);
-        let copies: Vec<Copy> = copies.map(|(copy, slots)| Copy { copy, slots }).collect();
+        let copies: Vec<Copy> = copies.map(Copy).collect();
         let copies = PyTuple::new(py, copies)?.unbind();
         Ok(Self { block: found.block, tokens: found.tokens, copies })
     }
