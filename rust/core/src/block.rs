@@ -33,7 +33,7 @@ pub const NO_MOVE: MoveId = 0;
 pub struct Layers {
     /// The first layer.
     pub lo: u16,
-    /// One behind the last layer.
+    /// The last layer plus 1.
     pub hi: u16,
 }
 

@@ -29,7 +29,7 @@ pub enum Curve {
         constant: f64,
     },
     /// Points (context in tokens, cost), ascending in both; linear in between, constant before the
-    /// first, with the last slope behind the last.
+    /// first point; the last slope continues after the last point.
     Table(Vec<(u64, f64)>),
 }
 
@@ -89,7 +89,7 @@ impl CostModel {
             let ((a, low), (b, high)) = (pair[0], pair[1]);
             if a >= b {
                 return Err(Error::config(format!(
-                    "contexts of a cost table must ascend: {a} stands before {b}"
+                    "contexts of a cost table must ascend: {a} comes before {b}"
                 )));
             }
             if low > high {
@@ -107,7 +107,7 @@ impl CostModel {
         let (least, most) = (model.base(0), model.base(u64::MAX));
         if least <= 0.0 || !most.is_finite() {
             return Err(Error::config(format!(
-                "costs must lie above 0 and stay finite: {least} at context 0, {most} at {}",
+                "costs must be above 0 and finite: {least} at context 0, {most} at {}",
                 u64::MAX
             )));
         }
@@ -126,7 +126,7 @@ impl CostModel {
         self.ns_per_token
     }
 
-    /// The cost of a token behind `context` tokens: the source's `base_cost`.
+    /// The cost of a token after `context` tokens: the source's `base_cost`.
     #[must_use]
     pub fn base(&self, context: u64) -> f64 {
         match &self.curve {
@@ -144,7 +144,7 @@ impl CostModel {
         }
     }
 
-    /// Nanoseconds to prefill `tokens` tokens behind `context` tokens. Costs are taken at the
+    /// Nanoseconds to prefill `tokens` tokens after `context` tokens. Costs are taken at the
     /// middle of the span, relative to `base(0)`; the result is rounded and saturates.
     #[must_use]
     pub fn compute_ns(&self, context: u64, tokens: u64) -> Nanos {
@@ -158,8 +158,8 @@ impl CostModel {
     }
 }
 
-/// A layer's weight among `layers`, `(L - layer) / L` for demotion, where later layers load behind
-/// the computation of earlier ones; `(layer + 1) / L` for drops, where a layer can only be computed
+/// A layer's weight among `layers`, `(L - layer) / L` for demotion, where later layers load while
+/// earlier ones are computed; `(layer + 1) / L` for drops, where a layer can only be computed
 /// through those below it.
 #[must_use]
 pub fn layer_weight(layer: u16, layers: u16, departure: Departure) -> f64 {
@@ -214,7 +214,7 @@ fn interpolate(points: &[(u64, f64)], context: u64) -> f64 {
     low + (high - low) * (real(context - a) / real(b - a))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts lie far below 2^53; beyond, a cost rounds")]
+#[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53; above it a cost rounds")]
 fn real(value: u64) -> f64 {
     value as f64
 }

@@ -56,7 +56,7 @@ pub struct EvictionIndex {
     /// Of the policy: asked for every block.
     needs: Needs,
     order: Order,
-    /// Significant bits of a class number behind its highest one.
+    /// Significant bits of a class number after its highest one.
     bits: u32,
     /// Index of each class's list, which is its leaf of the tournament too.
     leaves: FxHashMap<(Priority, u64), Leaf>,
@@ -64,7 +64,7 @@ pub struct EvictionIndex {
     free: Vec<Leaf>,
     entries: Entries,
     heads: Tournament,
-    /// Where the policy's order is over both ends of each class.
+    /// Used if the policy compares both ends of each class.
     ends: Ends,
     /// Bands of linked entries outside the normal one.
     bands: FxHashMap<BlockId, Band>,
@@ -154,8 +154,8 @@ impl EvictionIndex {
             && !self.ties(before, band)
     }
 
-    /// How many blocks before one that was just chosen leave next, by their last uses from the one
-    /// before it on: [`EvictionIndex::follows`] holds for each of them, where nothing has a band.
+    /// Number of blocks before the chosen one that are evicted next. `before` has their last uses,
+    /// the nearest first. [`EvictionIndex::follows`] holds for each of them if no block has a band.
     #[must_use]
     pub fn following<'a>(&self, chosen: &Entry, before: impl Iterator<Item = &'a LastUse>) -> u32 {
         let leaf = self.leaves.get(&(Band::NORMAL.priority, chosen.class));
@@ -178,7 +178,7 @@ impl EvictionIndex {
     /// Links an entry, in a band: it may leave. Its block must not be linked.
     pub fn link(&mut self, entry: Entry, band: Band) {
         debug_assert!(self.get(entry.id).is_none(), "block {} is linked already", entry.id);
-        // Few entries have a hint or a quota: the rest has no row of its own.
+        // Few entries have a hint or a quota: other entries have no row.
         if band != Band::NORMAL {
             self.bands.insert(entry.id, band);
         }
@@ -288,7 +288,7 @@ impl EvictionIndex {
     }
 
     /// Whether `a` is worth less than `b`, both as [`EvictionIndex::unrounded`] has them and their blocks
-    /// linked, where the policy ranks by value and neither share nor priority tells them apart.
+    /// linked, if the policy ranks by value and both have the same share and priority.
     #[must_use]
     pub fn worth_less(&self, a: &Entry, b: &Entry, now: Nanos) -> bool {
         let first = |entry: &Entry| {
@@ -334,7 +334,7 @@ impl EvictionIndex {
         match self.policy.order() {
             // No formula gives the time at which two heads change places.
             Order::Own => self.scan(now),
-            // Its values stand still within a request, and few lists are there.
+            // Its values do not change within a request, and there are few lists.
             Order::Ends => self.least_end(now),
             Order::Value | Order::Rank => {
                 let (leaf, class) = self.heads.winner(now)?;
@@ -461,12 +461,12 @@ fn add_list(lists: &mut Vec<List>, free: &mut Vec<Leaf>, class: u64) -> Leaf {
     Leaf::try_from(lists.len() - 1).expect("fewer classes than blocks")
 }
 
-/// Number of bits behind the highest one that keep the error of rounding down below `epsilon`.
+/// Number of bits after the highest one that keep the error of rounding down below `epsilon`.
 fn bits(epsilon: f64) -> u32 {
     (0..u64::BITS - 1).find(|&bits| 0.5_f64.powi(bits.cast_signed()) <= epsilon).unwrap_or(63)
 }
 
-/// A class number rounded down to so many bits behind its highest one.
+/// A class number rounded down to `bits` bits after its highest one.
 fn rounded(class: u64, bits: u32) -> u64 {
     let low = (u64::BITS - class.leading_zeros()).saturating_sub(1 + bits);
     class >> low << low

@@ -62,13 +62,13 @@ pub struct Retain {
     pub target: Target,
     /// First token; a block belongs to the range if its first token does.
     pub start: u64,
-    /// One behind the last token; `None` for the end of the prompt.
+    /// The last token plus 1; `None` for the end of the prompt.
     pub end: Option<u64>,
     /// The range's priority.
     pub priority: Priority,
     /// Time to live, from now on; `None` for ever.
     pub ttl: Option<Nanos>,
-    /// Priority of blocks behind the prompt, if set.
+    /// Priority of blocks after the prompt, if set.
     pub decode_priority: Option<Priority>,
     /// Time to live, from the commit of each such block on.
     pub decode_ttl: Option<Nanos>,
@@ -115,7 +115,7 @@ pub enum Hint {
     Prefetch {
         /// Which path.
         target: Target,
-        /// Where to: the first tier, or another one above theirs.
+        /// Target tier: the first tier, or another one above the blocks' tiers.
         tier: TierId,
         /// Deadline; blocks that would arrive later are not moved.
         deadline: Option<Nanos>,
@@ -133,7 +133,7 @@ pub enum Hint {
         tenant: Vec<u8>,
         /// Which tier.
         tier: TierId,
-        /// At most so many blocks; `None` for no bound.
+        /// Maximum number of blocks; `None` for no bound.
         blocks: Option<u64>,
         /// At most this share of the tier's blocks; `None` for no bound.
         share: Option<f64>,

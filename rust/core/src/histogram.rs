@@ -7,7 +7,7 @@ use hdrhistogram::Histogram as Classes;
 
 use crate::time::Nanos;
 
-/// Longest time with a class of its own, 13 days; longer times count as that.
+/// Longest time that is distinguished, 13 days; longer times count as this one.
 const LONGEST: Nanos = (1 << 50) - 1;
 
 /// Histogram of times.
@@ -25,7 +25,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Records a time, so many times.
+    /// Records a time `often` times.
     pub fn record(&mut self, time: Nanos, often: u64) {
         self.classes.saturating_record_n(time, often);
         self.sum += u128::from(time) * u128::from(often);
@@ -49,8 +49,8 @@ impl Histogram {
         self.classes.value_at_quantile(share)
     }
 
-    /// Cumulative counts at each of the ascending `bounds`. The class that a bound lies in counts as
-    /// below it.
+    /// Cumulative counts at each of the ascending `bounds`. The class that contains a bound counts
+    /// as below it.
     #[must_use]
     pub fn up_to(&self, bounds: &[Nanos]) -> Vec<u64> {
         let mut counts = vec![0; bounds.len()];

@@ -83,8 +83,8 @@ impl Lanes {
         self.lanes.is_empty()
     }
 
-    /// Adds a lane to the queue of its `shares` (of its own name if none), so two lanes of one name
-    /// share a queue as well.
+    /// Adds a lane to the queue named by `shares` (by its name if `None`), so two lanes of one name
+    /// share a queue too.
     pub fn add(&mut self, spec: LaneSpec) -> LaneId {
         let name = spec.shares.as_ref().unwrap_or(&spec.name);
         let queue = self.queues.iter().position(|queue| queue.name == *name).unwrap_or_else(|| {
@@ -127,7 +127,7 @@ impl Lanes {
         found
     }
 
-    /// Queues `bytes` behind everything in the lane's queue and returns the times of its `layers`
+    /// Appends `bytes` to the lane's queue and returns the times of its `layers`
     /// equal parts (at least one). Latency counts once, and fractions are rounded up.
     pub fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
         let lane = &mut self.lanes[lane];

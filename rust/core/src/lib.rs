@@ -1,8 +1,8 @@
 //! kvtrie-core: the KV-cache block manager, without I/O, clock or threads.
 //!
 //! A radix trie of token blocks, eviction policies, tiers with slots and lanes, and restore plans
-//! behind one [`manager::Manager`]: it decides, the caller executes. The same operations give the
-//! same moves, byte for byte.
+//! in one [`manager::Manager`]: it decides, the caller executes. The same operations give the same
+//! moves, byte for byte.
 //!
 //! Modules depend on one another in one direction: nouns (`block`, `error`, `histogram`, `time`,
 //! `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`,

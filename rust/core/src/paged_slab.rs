@@ -13,7 +13,7 @@ pub type SlabIndex = u32;
 #[derive(Clone, Debug)]
 pub struct PagedSlab<T> {
     values: PagedVec<T>,
-    /// One behind the highest index ever used.
+    /// The highest index ever used, plus 1.
     bound: SlabIndex,
     free: Vec<SlabIndex>,
 }

@@ -158,7 +158,7 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
-    /// Class and place of a block without a price, where its last use alone tells them.
+    /// Class and place of a block without a price, if they follow from its last use alone.
     fn of_use(&self, last_use: &LastUse) -> Option<(u64, u64)> {
         let _ = last_use;
         None

@@ -1,4 +1,4 @@
-//! Record: serialised metadata beside a block's bytes in a store, by which the block can be found,
+//! Record: metadata that a store keeps with a block's bytes. With it the block can be found,
 //! verified and put back into a trie without the manager that wrote it.
 //!
 //! Keys are chained as in a Merkle tree: a block's key is the hash of its parent's key and its own
@@ -18,7 +18,7 @@ pub type BlockKey = [u8; 32];
 
 const VERSION: u8 = 1;
 
-/// Scope of a first block and of all behind it.
+/// Scope of a first block and of all blocks after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopeOwner {
     /// The tenant's salt.
@@ -108,8 +108,8 @@ pub fn scope_key(fingerprint: &str, block_tokens: u32, tenant: &[u8], lora: &str
     *hasher.finalize().as_bytes()
 }
 
-/// Keys of the blocks of a sequence of plain tokens, behind the key of its scope; each is hashed when
-/// it is asked for.
+/// Keys of the blocks of a sequence of plain tokens, chained to the key of its scope. The iterator
+/// hashes each one on demand.
 pub fn keys_of(
     scope: BlockKey,
     tokens: &[Token],
@@ -148,7 +148,7 @@ impl Record {
     /// The record as bytes: version `u8`, scope `u8` (0 none, 1 follows, 2 follows and is
     /// leaf-only, 3 follows and may have holes), zero `u16`, number of digests and of tokens `u32`,
     /// parent, tokens; per digest its offset and length `u32` and its bytes; then tenant and
-    /// adapter, each behind its length `u32`. All little-endian.
+    /// adapter, each preceded by its length `u32`. All little-endian.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 + 4 * self.tokens.len());

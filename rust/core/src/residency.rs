@@ -49,7 +49,7 @@ pub struct Blocks<T> {
     tiers: Vec<TierBlocks>,
     /// Changes of valid layers, if they are kept.
     changes: Option<Vec<Change>>,
-    /// Grows with each change of which blocks there are, or where they stand.
+    /// Increments when a block is added, removed or changes its residency.
     generation: u64,
 }
 
@@ -89,14 +89,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         &self.tiers[tier].space
     }
 
-    /// A number that is another one after each change of which blocks there are, or where they stand.
+    /// A number that increments when a block is added, removed or changes its residency.
     #[inline]
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Goes on behind the generations of blocks that these replace.
+    /// Continues after the generation of the blocks that these replace.
     pub fn follow(&mut self, generation: u64) {
         self.generation = generation + 1;
     }
@@ -138,7 +138,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.trie.change(path, change);
     }
 
-    /// Frees the ids that are reserved behind a block's run.
+    /// Frees the ids that are reserved after a block's run.
     pub fn trim(&mut self, block: BlockId) {
         self.trie.trim(block);
     }
@@ -209,7 +209,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     pub fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
         let TierBlocks { table, space, layer_slots, .. } = &mut self.tiers[tier];
         let here = table.get(block);
-        let rest = here.have.without(layers).expect("what leaves is at an end of the range");
+        let rest =
+            here.have.without(layers).expect("the vacated layers are at an end of the range");
         let row = *layer_slots && here.slot != NO_SLOT;
         if row {
             layers.iter().for_each(|layer| space.set(here.slot, layer, NO_SLOT));
@@ -233,7 +234,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         let TierBlocks { table, space, layer_slots, .. } = &mut self.tiers[tier];
         let here = table.get(block);
         let have = here.have.join(held).expect("it can return");
-        // All layers of the row may have left meanwhile, and ended it.
+        // All layers of the row may have left since, which ended it.
         let row = match (*layer_slots, here.slot) {
             (false, _) => slot,
             (true, NO_SLOT) => space.new_row(),

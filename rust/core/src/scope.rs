@@ -2,7 +2,7 @@
 //!
 //! Blocks of two scopes never match. A digest (of an image, say) has a token's offset: the
 //! pair of token and digest has one number from the upper half of the token range, so that matching
-//! stays a memory comparison and sequences share what lies before the digest.
+//! stays a memory comparison and sequences share the blocks before the digest.
 //! A scope is in the table as long as it has a block, a lease or a hint; then its id and its root are
 //! reused. Invariant: a scope with any of these is in the table. Cost: O(log scopes) per call; a
 //! salt is kept once.
@@ -114,7 +114,7 @@ pub struct Known {
     pub structure: Structure,
     /// Whether its first user chose the structure.
     pub chosen: bool,
-    /// Reference count: leases and hints, beside its blocks.
+    /// Reference count: leases and hints, without its blocks.
     holders: u32,
     /// Whether it is in the list of scopes that may have become empty.
     left: bool,

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the clock never runs backwards. Threads race, so a `now` below the last one is
 //! clamped to it and counted. No single call moves it by more than a day: a wrong `now` would clamp
-//! all calls behind it. Cost: two comparisons.
+//! all later calls. Cost: two comparisons.
 
 /// Nanoseconds on the caller's monotone clock.
 pub type Nanos = u64;
@@ -10,7 +10,7 @@ pub type Nanos = u64;
 /// Infinite time: the ready time of transfers that cannot be predicted.
 pub const NEVER: Nanos = Nanos::MAX;
 
-/// Stored time of a use, which may lie up to 146 years before the clock's zero.
+/// Stored time of a use, up to 146 years before the clock's zero.
 ///
 /// A use that another manager saw, before this machine or process started, keeps its age.
 pub type Stamp = u64;
@@ -27,7 +27,7 @@ pub fn stamp(now: Nanos) -> Stamp {
 /// Largest step forward that a single call may make.
 pub const DAY: Nanos = 24 * 3600 * 1_000_000_000;
 
-/// Latest time, with counts of callers behind it or far ahead.
+/// Latest time, with counts of calls with an earlier time or one far ahead.
 #[derive(Clone, Debug)]
 pub struct Clock {
     last: Nanos,
@@ -47,8 +47,8 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Takes the caller's `now` and returns the time to use: the latest one, if `now` lies before it,
-    /// or more than a day behind it while the call before does not bear that out.
+    /// Takes the caller's `now` and returns the time to use: the latest one if `now` is earlier, or
+    /// if it is more than a day later and the call before does not confirm that.
     pub fn advance(&mut self, now: Nanos) -> Nanos {
         if now > self.until && !self.borne_out(now) {
             self.doubt = Some(now);
@@ -57,7 +57,7 @@ impl Clock {
             self.doubt = None;
             self.clamped += 1;
         } else {
-            // A call at the latest time, as one without a time of its own, settles no doubt.
+            // A call at the latest time, such as one without a time argument, settles no doubt.
             if now > self.last {
                 self.doubt = None;
             }
@@ -143,7 +143,7 @@ mod tests {
             assert_eq!(served(&mut clock, said), [7, 7, second, second + DAY]);
             assert_eq!(clock.doubted(), 1);
         }
-        // A call without a time of its own comes between.
+        // A call without a time argument comes between.
         assert_eq!(served(&mut Clock::default(), [7, 3 * DAY, 7, 3 * DAY]), [7, 7, 7, 3 * DAY]);
     }
 

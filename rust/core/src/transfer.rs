@@ -71,7 +71,7 @@ pub struct Move {
     pub layers: Layers,
     /// The move that must have finished before this one starts; 0 if none.
     pub after: MoveId,
-    /// How many tokens of the block are valid.
+    /// Number of tokens of the block that are valid.
     pub tokens: u32,
     /// Predicted end of its first layer.
     pub first: Nanos,
@@ -95,7 +95,7 @@ pub(crate) struct Moves {
 }
 
 impl Moves {
-    /// An empty table whose ids go on behind this one.
+    /// An empty table whose ids continue after `latest`.
     pub(crate) fn starting_after(latest: MoveId) -> Self {
         Self { latest, ..Self::default() }
     }
@@ -149,7 +149,7 @@ impl Moves {
     }
 
     /// The `after` of a move once it may be queued: when its slots are named, its source is there,
-    /// and all but one of its dependencies have ended and that one is queued. Behind one that failed
+    /// and all but one of its dependencies have ended and that one is queued. After one that failed
     /// and still runs it stays parked: executors take a failed `after` for their own failure.
     fn turn(&self, flight: &InFlightMove, now: Nanos) -> Option<MoveId> {
         let named = flight.src_slot != NO_SLOT && flight.dst_slot != NO_SLOT;

@@ -12,8 +12,8 @@
 //!
 //! A match compares tokens, never hashes alone. Invariants: only a scope's root is an empty run; no
 //! two children of a run start with the same block. Cost: lookup O(tokens + runs); O(1) per block
-//! inserted or removed at the end of a run; a split O(blocks behind it). Beside the tokens, 6 bytes
-//! per block and about 80 per run.
+//! inserted or removed at the end of a run; a split O(blocks after it). In addition to the tokens,
+//! 6 bytes per block and about 80 per run.
 //!
 //! One file of 600 lines: reads and changes of runs keep the same two invariants.
 
@@ -41,7 +41,7 @@ use ids::Ids;
 use run::{NONE, Run};
 use tokens::TokenPages;
 
-/// Ids reserved behind a run that grew by few blocks, for the blocks that follow.
+/// Ids reserved after a run that grew by few blocks, for the blocks that follow.
 const RESERVE: u32 = 8;
 
 /// Trie of all scopes. Block ids are reused; a handle carries a generation, so a stale one fails.
@@ -98,7 +98,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.free_runs.push(root);
     }
 
-    /// How many blocks exist.
+    /// Number of blocks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks
@@ -122,7 +122,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.token_pages.growth(self.len().saturating_add(blocks).max(self.ids.bound() as usize))
     }
 
-    /// How many runs the blocks form.
+    /// Number of runs that the blocks form.
     #[must_use]
     pub fn runs(&self) -> usize {
         (self.bound - self.roots) as usize - self.free_runs.len()
@@ -160,14 +160,14 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             .then_some(block)
     }
 
-    /// How many blocks precede this one on its path.
+    /// Number of blocks before this one on its path.
     #[must_use]
     pub fn depth(&self, block: BlockId) -> u32 {
         let run = self.run_of(block);
         run.depth + (block - run.first)
     }
 
-    /// How many blocks precede the branchless chain that this block is in. Cost: O(runs of the
+    /// Number of blocks before the branchless chain that this block is in. Cost: O(runs of the
     /// chain).
     #[must_use]
     pub fn start(&self, block: BlockId) -> u32 {
@@ -353,7 +353,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         while !rest.is_empty() {
             let wanted = count(rest.len() / size);
             let at = &self.runs[run];
-            // A leaf of the same value grows in place, if the ids behind it are free.
+            // A leaf of the same value grows in place, if the ids after it are free.
             let grows = at.parent != NONE && at.child == NONE && at.value == value;
             let mut taken = if grows { self.lengthen(run, wanted) } else { 0 };
             let fresh = taken == 0;
@@ -379,7 +379,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         }
     }
 
-    /// Allocates up to `wanted` ids directly behind a run's last block.
+    /// Allocates up to `wanted` ids directly after a run's last block.
     fn lengthen(&mut self, run: RunId, wanted: u32) -> u32 {
         let at = &mut self.runs[run];
         // Reserved ids are allocated already; only their owner may use them.
@@ -403,7 +403,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.blocks += taken as usize;
     }
 
-    /// Frees the ids reserved behind a block's run.
+    /// Frees the ids reserved after a block's run.
     pub fn trim(&mut self, block: BlockId) {
         let run = &mut self.runs[self.ids.run_of(block)];
         let (first, reserved) = (run.first + run.blocks, std::mem::take(&mut run.reserved));
@@ -427,7 +427,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let run = &mut self.runs[id];
         run.blocks -= blocks;
         let first = run.first + run.blocks;
-        // The end of the run moved: ids reserved behind it would no longer be adjacent.
+        // The end of the run moved: ids reserved after it would no longer be adjacent.
         let end = first + blocks + std::mem::take(&mut run.reserved);
         self.blocks -= blocks as usize;
         let mut free = first;
@@ -475,7 +475,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
                     broken.push(format!("run {child} is not a child of run {id}"));
                 } else if self.find(next.parent, self.token_pages.of(next.first, 1)) != Some(child)
                 {
-                    broken.push(format!("run {child} is not found behind run {id}"));
+                    broken.push(format!("run {child} is not found below run {id}"));
                 } else if next.depth != run.depth + run.blocks {
                     broken.push(format!("run {child} has depth {}", next.depth));
                 }

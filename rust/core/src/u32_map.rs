@@ -1,9 +1,10 @@
 //! Hash multimap from `u32` to `u32`: open addressing with linear probing and backward-shift deletion.
 //!
-//! A key may have several values; a predicate of the caller selects one. An entry is at the home of its
-//! key, which its hash gives, or behind it. Invariant: no place between the two is vacant, and a
-//! quarter of each table is. Cost: O(1), mostly one CPU cache line; 8 bytes per place, so 11 to 22 per
-//! entry. The keys are spread over 256 tables, so that no call pays for the growth of a large one.
+//! A key may have several values; a predicate of the caller selects one. An entry is at the home of
+//! its key, which is given by the hash, or after it. Invariant: no place between the two is vacant,
+//! and a quarter of each table is. Cost: O(1), mostly one CPU cache line; 8 bytes per place, so 11
+//! to 22 per entry. The keys are spread over 256 tables, so that no call pays for the growth of a
+//! large one.
 //!
 //! ```text
 //! hash   63..56 table   .. 24 and up: home in the table
@@ -72,7 +73,7 @@ impl U32Map {
 
     /// Adds an entry.
     pub fn insert(&mut self, key: u32, value: u32) {
-        debug_assert!(value != VACANT, "{value} stands for no value");
+        debug_assert!(value != VACANT, "{value} is reserved for vacant places");
         self.len += 1;
         self.tables[table(key)].insert(MapEntry { key, value });
     }

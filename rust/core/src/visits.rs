@@ -12,7 +12,7 @@ std::thread_local! {
     static LOOKED_AT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts so many visited entries.
+/// Counts `entries` visited entries.
 #[cfg(any(test, debug_assertions))]
 pub fn note(entries: usize) {
     LOOKED_AT.set(LOOKED_AT.get() + entries as u64);
@@ -23,7 +23,7 @@ pub fn note(entries: usize) {
 #[inline]
 pub fn note(_entries: usize) {}
 
-/// Result of `call`, and the number of entries that this thread visited meanwhile.
+/// Result of `call`, and the number of entries that this thread visited during it.
 #[cfg(any(test, debug_assertions))]
 pub fn during<R>(call: impl FnOnce() -> R) -> (R, u64) {
     let before = LOOKED_AT.get();

@@ -1,8 +1,8 @@
 //! Ends of lists under a rule of the policy's own: which end of each list leaves first, and its worth.
 //!
-//! Worth stands still within a request, so it is worked out once for each list and again where the
-//! list's ends changed. Invariant: what is not stale is what the list's ends give now. Cost: O(1) per
-//! change of an end; a victim costs a look at each list.
+//! A list's worth does not change within a request, so it is computed once per list and again when
+//! an end of the list changes. Invariant: a worth that is not marked stale is that of the list's
+//! ends now. Cost: O(1) per change of an end; a victim costs a look at each list.
 
 use std::cmp::Ordering;
 

@@ -29,7 +29,7 @@ const COUNT_BITS: u32 = 4;
 pub(super) struct Entries {
     directory: PagedVec<u32>,
     links: PagedVec<Link>,
-    /// One behind the highest page ever used.
+    /// The highest page ever used, plus 1.
     bound: u32,
     free: Vec<u32>,
     len: usize,

@@ -174,7 +174,7 @@ fn position(groups: &[Group; WAYS], fingerprint: u64) -> Option<usize> {
     groups.iter().position(|way| way.uses & !USES == fingerprint)
 }
 
-/// Mask of a slice's blocks, of so many bits each.
+/// Mask of a slice's blocks, of `bits` bits each.
 fn mask(slice: &GroupSlice, bits: u32) -> u64 {
     let below = |place: u32| 1_u64.checked_shl(bits * place).map_or(u64::MAX, |bit| bit - 1);
     below(slice.places.end) & !below(slice.places.start)

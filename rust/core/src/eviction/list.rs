@@ -1,10 +1,11 @@
 //! Ordered list of one class's entries: a doubly linked chain, and a B-tree for stragglers.
 //!
 //! Entries mostly come in the order of leaving, as uses do, or as a run of neighbours in the reverse
-//! order, as the blocks of a released path do. The first kind is appended, the second one inserted
-//! beside the entry linked before it; the rest, as a block whose last child left, goes into a B-tree.
-//! Invariant: the chain ascends, and each entry is in the chain or in the tree. Cost: O(1) at either end of
-//! the chain and beside the latest entry, O(log n) otherwise; 24 bytes per entry, 40 to 60 in the tree.
+//! order, as the blocks of a released path do. The first kind is appended, the second kind is
+//! inserted next to the latest entry; other entries, such as a block whose last child left, go into
+//! a B-tree. Invariant: the chain ascends, and each entry is in the chain or in the tree. Cost:
+//! O(1) at either end of the chain and next to the latest entry, O(log n) otherwise; 24 bytes per
+//! entry, 40 to 60 in the tree.
 
 use std::collections::BTreeSet;
 use std::collections::btree_set;
@@ -63,10 +64,11 @@ impl List {
         self.latest = key.id;
     }
 
-    /// The neighbours of the gap just before or behind the latest entry, if the key belongs there.
+    /// The neighbours of the gap directly before or after the latest entry, if the key belongs
+    /// there.
     fn gap_beside_latest(&self, entries: &Entries, key: Key) -> Option<(BlockId, BlockId)> {
         let latest = entries[self.latest];
-        // The key lies between the chain's ends, so the neighbour on its side exists.
+        // The key is between the chain's ends, so the neighbour on its side exists.
         if key < latest.key(self.latest) {
             let before = latest.before;
             (entries[before].key(before) < key).then_some((before, self.latest))
@@ -100,7 +102,7 @@ impl List {
             return;
         }
         let key_of = |entries: &Entries, id| if id == NONE { NO_KEY } else { entries[id].key(id) };
-        // Beside the end of the chain the neighbour's key is needed, elsewhere its id alone.
+        // At the end of the chain the neighbour's key is needed, elsewhere only its id.
         let behind = key_of(entries, after);
         let ahead =
             if after == NONE { key_of(entries, before) } else { Key { id: before, ..NO_KEY } };

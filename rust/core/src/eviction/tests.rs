@@ -1,4 +1,4 @@
-//! Every victim beside a scan of everything, under every policy.
+//! Compares each victim with a full scan, under every policy.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;

@@ -146,7 +146,7 @@ impl Tournament {
         Winner { fail: left.fail.min(right.fail).min(until), ..*winner }
     }
 
-    /// Grows to so many classes, and plays all nodes again.
+    /// Grows to `classes` classes, and plays all nodes again.
     fn grow(&mut self, classes: usize) {
         let old = self.sides.len();
         let new = classes.next_power_of_two();
@@ -166,7 +166,7 @@ fn duel(cheap: &Winner, dear: &Winner, now: Nanos) -> (bool, Nanos) {
     if new == 0 && (old == 0 || cheap.class == 0) {
         return (old == 0, cheap.place.min(dear.place).max(now).saturating_add(1));
     }
-    // The lines idle / class cross at most once more: where the dear one falls behind.
+    // The lines idle / class cross at most once more, where the expensive entry drops below.
     let (younger, older) = (wide(cheap.class, old), wide(dear.class, new));
     // A class that changed its leaf meets itself until both leaves are played again.
     if younger <= older || cheap.class == dear.class {

@@ -119,7 +119,7 @@ impl Manager {
     pub(super) fn forget_hints(&mut self, block: BlockId, parent: Option<BlockId>) {
         self.hints.claims.forget(block);
         self.hints.demoting.remove(&block);
-        // Sequences that waited behind it wait behind its parent again.
+        // Pending hints that waited for blocks after this one wait after its parent again.
         if self.hints.pending.awaited() {
             let scope = self.node(block).scope;
             self.hints.pending.removed(scope, block, parent);

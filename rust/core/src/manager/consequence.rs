@@ -2,8 +2,8 @@
 //!
 //! A method that finds a consequence pushes it and goes on; public methods carry all of them out
 //! before they return. So no method reaches itself through another. Invariant: the list is empty
-//! between calls. Order: depth first, i.e. what one step finds comes in the order found and before
-//! all that was found earlier. Cost: O(1) per consequence.
+//! between calls. Order: depth first, i.e. the consequences of one step run in the order found and
+//! before all found earlier. Cost: O(1) per consequence.
 
 use std::sync::Arc;
 

@@ -229,7 +229,7 @@ impl Manager {
     /// Drops an idle copy from a tier.
     pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
         self.count_loss(tier, block, cause, self.clock.last());
-        // What was to arrive has slots too, and leaves with the rest.
+        // Arriving layers have slots too, and are dropped with the resident ones.
         if let Some(arrival) = self.blocks.take_arrival(tier, block) {
             self.marked.remove(&(arrival.ready, tier, block));
             self.blocks.alter(tier, block, |here| here.have = arrival.target);

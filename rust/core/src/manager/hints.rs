@@ -138,7 +138,7 @@ impl Manager {
         Ok(self.trie().handles(&self.cached_path(scope, tokens)))
     }
 
-    /// How many blocks of a tier are retained, and how many may be.
+    /// Number of retained blocks of a tier, and the maximum.
     #[must_use]
     pub fn retained(&self, tier: TierId) -> (u64, u64) {
         let (retained, most) = &self.hints.retained[tier];
@@ -286,7 +286,7 @@ impl Manager {
         self.reband(block);
     }
 
-    /// Whether a missing block of a path makes those behind it useless.
+    /// Whether a missing block of a path makes the blocks after it useless.
     fn breaks(&self, block: BlockId) -> bool {
         self.structure(block) == Structure::LeafOnly
     }

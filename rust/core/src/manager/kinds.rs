@@ -51,7 +51,7 @@ pub enum Action {
 pub struct Span {
     /// First block, counted on the lease's path.
     pub start: u32,
-    /// One behind the last block.
+    /// The last block plus 1.
     pub stop: u32,
     /// Layers concerned.
     pub layers: Layers,

@@ -255,7 +255,7 @@ impl Manager {
         }
         let arrival = self.arrival_mut(tier, block).expect("just made");
         arrival.target =
-            arrival.target.join(layers).expect("what arrives leaves no gap in a tier's range");
+            arrival.target.join(layers).expect("arriving layers leave no gap in a tier's range");
         arrival.moves.extend_from_slice(moves);
         arrival.ready = arrival.ready.max(ready);
         self.residency_changed(tier, block);

@@ -48,7 +48,7 @@ impl Manager {
         known
     }
 
-    /// The label that a store keeps beside the bytes of a block.
+    /// The label that a store writes with the bytes of a block.
     pub(crate) fn label(&mut self, block: BlockId, now: Nanos) -> Label {
         let above = self.trie().parent(block).map(|parent| self.key(parent));
         let node = *self.node(block);

@@ -326,7 +326,7 @@ impl Manager {
         } else {
             self.blocks.extend(root, parent, tokens, node, path);
         }
-        // Whoever adds blocks for a request has pinned them.
+        // Blocks that are added for a request are pinned already.
         let used = node.refs > 0;
         self.use_new(&path[known..], &ghosts, used);
     }

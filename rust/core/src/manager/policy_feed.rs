@@ -1,4 +1,4 @@
-//! Policy feed: the inputs that policies need beyond a block's own state, and the tables behind them.
+//! Policy feed: the inputs that policies need beyond a block's own state, and their tables.
 //!
 //! Invariant: an index that needs arrivals has one for exactly the resident blocks of its tier. Cost:
 //! nothing where no policy of the manager needs any; otherwise O(1) per block that arrives, is used or
@@ -86,12 +86,12 @@ impl PolicyFeed {
         self.ghosts.as_ref()?.last(slice)
     }
 
-    /// The uses that a ghost stands for.
+    /// The number of uses that a ghost encodes.
     pub(super) fn uses_of(&self, ghost: u32) -> u32 {
         if self.uses.is_none() { ghost } else { unpack(ghost).map_or(0, |(_, uses)| uses) }
     }
 
-    /// The ghost of a block with so many uses that leaves the trie.
+    /// The ghost of a block with `uses` uses that leaves the trie.
     pub(super) fn ghost_of(&self, block: BlockId, uses: u32) -> u32 {
         match &self.uses {
             Some(known) => pack(known.last[block].turn, uses),

@@ -18,7 +18,7 @@ pub enum DropOrder {
     Seed,
 }
 
-/// What policies by value save.
+/// The quantity that policies by value save.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
     /// The cost of computing blocks again.
@@ -51,7 +51,7 @@ pub struct Settings {
     pub epsilon: f64,
     /// Cost model of recomputation.
     pub cost: CostModel,
-    /// What policies by value save.
+    /// The quantity that policies by value save.
     pub objective: Objective,
     /// Whether the user prices blocks: `unpriced` then hands them out.
     pub priced: bool,
@@ -61,16 +61,16 @@ pub struct Settings {
     pub drop_order: DropOrder,
     /// Tensor-parallel ranks that must report each move.
     pub ranks: u32,
-    /// How many events are kept for `take_events`; 0 keeps none.
+    /// Number of events kept for `take_events`; 0 keeps none.
     pub events: usize,
-    /// How many block events are kept for `take_block_events`; 0 keeps none.
+    /// Number of block events kept for `take_block_events`; 0 keeps none.
     pub block_events: usize,
-    /// How many evictions are kept for `evictions`; 0 keeps none.
+    /// Number of evictions kept for `evictions`; 0 keeps none.
     pub eviction_log: usize,
 }
 
 impl Settings {
-    /// What a block is worth to policies by value.
+    /// Cost model by which policies by value rank a block.
     pub(super) fn worth(&self) -> &CostModel {
         match self.objective {
             Objective::Cost => &self.cost,
@@ -159,8 +159,8 @@ impl Settings {
             ));
         }
         let host = tiers.iter().find(|tier| tier.kind == Kind::Host);
-        // A block from disk to remote passes through host, which needs a slot beside the one that
-        // it reserves.
+        // A block from disk to remote passes through host, which needs a slot in addition to the
+        // reserved one.
         let passes = remote && tiers.iter().any(|tier| tier.kind == Kind::Disk);
         if let (true, Some(host)) = (passes, host)
             && (host.blocks < 2 || host.layer_slots)

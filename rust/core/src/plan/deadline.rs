@@ -5,16 +5,16 @@
 //! else computed; all before a computed block must be ready when that computation starts,
 //! which is where stalls come from.
 //!
-//! Invariant: a choice counts with its real finish, beside computing and loading everything, so the
-//! result is never later than either. It is exact if, lane by lane, deeper blocks take no longer to
-//! load and no less to compute, whenever their loads may start (see [`regular`]). Proof: compare a
-//! schedule that meets the wanted finish with the sweep, from the back up to the first block `i` on
-//! which they differ. No schedule loads a block in time that the sweep could not, so the sweep loads `i`
-//! and the schedule does not. If the schedule loads an earlier block on that lane, let `j` be the
-//! nearest: load `i` instead, which needs no more time on the lane and must be there no earlier,
-//! and compute `j`, which delays all in between by `r_j <= r_i` at most, while computing `i` falls
-//! away. If it loads none, load `i` besides. Either way the finish is still met. Cost: one or two
-//! passes per bit of the finish, 256 blocks in 15 to 30 microseconds.
+//! Invariant: a choice is compared by its real finish with computing everything and loading
+//! everything, so the result is never later than either. It is exact if, lane by lane, deeper
+//! blocks take no longer to load and no less to compute, whenever their loads may start (see
+//! [`regular`]). Proof: compare a schedule that meets the wanted finish with the sweep, from the
+//! back up to the first block `i` on which they differ. No schedule loads a block in time that the
+//! sweep could not, so the sweep loads `i` and the schedule does not. If the schedule loads an
+//! earlier block on that lane, let `j` be the nearest: load `i` instead, which needs no more time
+//! on the lane and must be there no earlier, and compute `j`, which delays all in between by at most
+//! `r_j <= r_i`, while `i` is not computed. If it loads none, load `i` too. Either way the finish is
+//! still met. Cost: one or two passes per bit of the finish, 256 blocks in 15 to 30 microseconds.
 
 use super::{Source, Step, frees, plain, run};
 use crate::time::Nanos;

@@ -2,8 +2,8 @@
 //!
 //! After `i` blocks with `m` of them loaded let `dp[i][m]` be the earliest time at which the next
 //! block may be computed. Loading gives `dp[i+1][m+1] = max(dp[i][m], end of load m+1)`, computing
-//! gives `dp[i+1][m] = dp[i][m] + r_i`, and the answer is `min_m dp[N][m]`. Where load times
-//! differ, the lane's end takes the place of `m`.
+//! gives `dp[i+1][m] = dp[i][m] + r_i`, and the answer is `min_m dp[N][m]`. If load times differ,
+//! the lane's end takes the place of `m`.
 //!
 //! Invariant: only pairs (lane end, next start) that no other pair beats in both are kept: the
 //! future depends on nothing else and never gains from a later pair, so the result is exact. Cost:

@@ -5,14 +5,13 @@
 //! resident and layer `j - 1` is done.
 //!
 //! Invariant: never later than computing or loading everything. It is exact on one lane where all
-//! loads take and begin alike and deeper blocks compute no faster: so many loads take the same time
-//! whichever they are, and leave the least to compute if they are the last ones. Cost: O(blocks ·
-//! layers · lanes).
+//! loads take and begin alike and deeper blocks compute no faster: any `n` loads then take the same
+//! time, and the last `n` blocks leave the least to compute. Cost: O(blocks · layers · lanes).
 
 use super::{Solution, Source, Step, pipeline};
 use crate::time::Nanos;
 
-/// Rest of the pass behind a path.
+/// Rest of the pass after a path.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
     /// Time to compute the rest of the prompt.

@@ -7,7 +7,7 @@ use crate::time::Nanos;
 /// Time at which the last layer is computed. `layers` has, in order, the time at which each is resident
 /// and the time to compute it; the result is 0 without layers and saturates.
 ///
-/// Where one lane loads layer after layer from time 0 on, this is
+/// If one lane loads layer after layer from time 0 on, this is
 /// `max_j (load_0 + .. + load_j + compute_j + .. + compute_last)`.
 #[must_use]
 pub fn finish(layers: impl IntoIterator<Item = (Nanos, Nanos)>) -> Nanos {

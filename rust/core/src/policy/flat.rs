@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn layers_hidden_by_the_pipeline_count_in_full() -> Result<()> {
-        // One block has only its back half left here, whose load hides behind the front half.
+        // One block has only its back half left here, which loads while the front half is computed.
         let front = Facts { layers: Layers::new(0, 20), ..facts(32, 1, 4) };
         let back = Facts { layers: Layers::new(20, 40), ..facts(32, 1, 4) };
         let (flat, weighted) = classes(&front, &back)?;

@@ -18,7 +18,7 @@ use crate::cost::CostModel;
 use crate::time::Nanos;
 use rates::{BUCKETS, Counts, Estimates, Rates, bucket, start};
 
-/// Most turns and most hits that are told apart.
+/// Largest number of turns, and of hits, that is distinguished.
 const MOST: u8 = 7;
 
 /// One for each (turn, hits), and one for the last block of a prompt by turn.
@@ -30,13 +30,13 @@ const LAST: u8 = 64;
 /// Classes with turns up to 3 and hits up to 4 are a group, and all last blocks are one.
 const GROUPS: usize = 21;
 
-/// One block in so many is sampled.
+/// One block in `SAMPLED` is sampled.
 pub(crate) const SAMPLED: u64 = 8;
 
 /// Weight of the wider class's estimate, in lives: 128 of all blocks.
 const PRIOR: f64 = 16.0;
 
-/// The class of a use in a request's turn `turn`, after so many earlier ones of the block; `last` if
+/// The class of a use in a request's turn `turn`, after `hits` earlier uses of the block; `last` if
 /// the block is the prompt's last one.
 pub(crate) fn class_of(turn: u8, hits: u32, last: bool) -> u8 {
     let (turn, hits) = (turn.min(MOST), u8::try_from(hits).unwrap_or(MOST).min(MOST));
@@ -63,7 +63,7 @@ pub(crate) fn unpack(ghost: u32) -> Option<(u8, u32)> {
     (ghost > 0).then_some((turn, (ghost & 7) + 1))
 }
 
-/// What lives have taught: how soon the blocks of each class come back.
+/// Estimates of how soon the blocks of each class are used again.
 #[derive(Clone, Debug)]
 pub struct Reuse {
     estimates: Estimates,

@@ -2,11 +2,12 @@
 //!
 //! The request is that of the shortest session through the block, or one that ends with it. The
 //! plan is the planner's: the device computes what comes first while lanes load what comes last.
-//! Assumptions: the blocks before it are on its tier or above, as leaf-only structures have it; those
-//! behind it are where it would go; every lane is idle, and each tier has its own. Then the plan is
-//! two stretches of equal loads, one per tier, and each is computed up to some block and loaded from
-//! there on, so that losing a block makes one stretch shorter and the next one longer. On a single
-//! tier, or where blocks are dropped from the first one, the difference is the block's computation.
+//! Assumptions: the blocks before it are on its tier or above, as leaf-only structures have it;
+//! those after it are on the tier that it would move to; every lane is idle, and each tier has its
+//! own. Then the plan is two stretches of equal loads, one per tier, and each is computed up to
+//! some block and loaded from there on, so that losing a block makes one stretch shorter and the
+//! next one longer. On a single tier, or where blocks are dropped from the first one, the
+//! difference is the block's computation.
 //!
 //! Invariant: under these assumptions the cost is the difference of two best plans, exact where a
 //! span's time is the sum of its blocks' (an affine curve, without a user's price). Cost: no
@@ -48,7 +49,8 @@ impl RestorePath<'_> {
         let blocks = to - from;
         let Some(load) = load else { return computed(blocks) };
         let loaded = |k: u64| load.saturating_mul(blocks - k);
-        // The computed part grows with k and the loaded one falls: the best is beside the crossing.
+        // The computed part grows with k and the loaded one falls: the best is next to the
+        // crossing.
         let (mut lo, mut hi) = (0, blocks);
         while lo < hi {
             let middle = u64::midpoint(lo, hi);
@@ -166,7 +168,7 @@ mod tests {
             assert_eq!(loss, without.saturating_sub(with), "{facts:?} {cost:?}");
             hidden += u32::from(loss == 0);
         }
-        assert!(hidden > 500, "{hidden} blocks hide behind the others");
+        assert!(hidden > 500, "only {hidden} loads are hidden by others");
         Ok(())
     }
 
@@ -183,7 +185,8 @@ mod tests {
         // On one tier, its computation; where it can be loaded again, that or the computation.
         assert_eq!([loss(reload(0, None), 3, 9)?, loss(reload(0, None), 3, 4)?], [32, 32]);
         assert_eq!([loss(reload(0, Some(8)), 3, 4)?, loss(reload(0, Some(90)), 3, 4)?], [8, 32]);
-        // Four blocks load while one is computed: with four behind it the fifth load hides.
+        // Four blocks load while one is computed: with four blocks after it the fifth load is
+        // hidden.
         assert_eq!([loss(reload(0, Some(8)), 4, 8)?, loss(reload(0, Some(8)), 3, 8)?], [8, 0]);
         // On a lower tier, its computation without the load that it spares.
         assert_eq!(loss(reload(8, None), 3, 4)?, 24);

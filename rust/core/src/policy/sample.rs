@@ -89,7 +89,7 @@ struct Kept {
     facts: Facts,
 }
 
-/// A cache of whole paths under one policy. A path is a list of block ids, each always behind the
+/// A cache of whole paths under one policy. A path is a list of block ids, each always after the
 /// same ones; a block's cost is one more than its depth; a request takes ten nanoseconds.
 pub(super) struct TestCache {
     /// Whether only leaves may leave.

@@ -166,7 +166,7 @@ fn each_policy_that_reads_the_length_of_sessions_needs_it() -> Result<()> {
     Ok(())
 }
 
-/// Three chats behind one system prompt (1, 2), a flood of one-shot prompts, then the chats again.
+/// Three chats with one system prompt (1, 2), a flood of one-shot prompts, then the chats again.
 const REQUESTS: &[&[u32]] = &[
     &[1, 2, 10],
     &[1, 2, 20],

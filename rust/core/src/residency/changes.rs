@@ -1,7 +1,6 @@
-//! Changes: which layers of a block became valid on a tier, or ended to be, in the order in which
-//! they did.
+//! Changes: which layers of a block became valid or invalid on a tier, in order.
 //!
-//! Kept only where somebody takes them. Invariant: applied in order they give the valid layers of
+//! Recorded only if a caller takes them. Invariant: applied in order they give the valid layers of
 //! every residency. Cost: O(1) per change; where none are kept, a branch per verb.
 
 use crate::block::{BlockId, Layers, TierId};

@@ -34,7 +34,7 @@ pub struct Space {
     layers: u16,
     /// Rows of layer slots, in pages of [`PAGE`] rows.
     rows: Vec<Box<[Slot]>>,
-    /// One behind the highest row ever used.
+    /// The highest row ever used, plus 1.
     bound: u32,
     free_rows: Vec<u32>,
 }
@@ -158,7 +158,7 @@ impl Space {
         self.unclaimed.insert(slot);
     }
 
-    /// Ends draining. Returns whether the slot was granted meanwhile.
+    /// Ends draining. Returns whether the slot was granted in that time.
     pub fn drained(&mut self, slot: Slot) -> bool {
         let drained = self.draining.remove(&slot).is_some();
         let unclaimed = self.unclaimed.remove(&slot);
@@ -170,7 +170,7 @@ impl Space {
     }
 
     /// Cancels draining after the store failed: the slot is its block's again. Returns whether it
-    /// was granted meanwhile.
+    /// was granted in that time.
     pub fn undrain(&mut self, slot: Slot) -> bool {
         self.draining.remove(&slot).is_some() && !self.unclaimed.remove(&slot)
     }

@@ -99,7 +99,7 @@ impl Digests {
         if self.plain(scope) {
             return Ok(());
         }
-        // Where digests are put in place, tokens are copied.
+        // Putting digests in place copies the tokens.
         memory::check(2 * size_of_val(tokens), || format!("a copy of {} tokens", tokens.len()))?;
         match tokens.iter().position(|&token| token >= FIRST_DIGEST) {
             Some(at) => Err(Error::config(format!(
@@ -120,7 +120,7 @@ impl Digests {
     /// Refuses a lease if the numbers may not suffice for its digests when it commits.
     ///
     /// # Errors
-    /// [`Error::Config`] if so many digests are in use.
+    /// [`Error::Config`] if all numbers are in use or promised.
     pub fn check_room(&self, scope: &Scope) -> Result<()> {
         let wanted = scope.extra.len();
         if wanted > 0 && self.held.len() + self.promised + wanted > self.most {
@@ -234,7 +234,7 @@ impl Digests {
         number
     }
 
-    /// The token and digest behind a number; `None` for a real token.
+    /// The token and digest of a number; `None` for a real token.
     #[must_use]
     pub fn pair(&self, token: Token) -> Option<&(Token, Vec<u8>)> {
         if token < FIRST_DIGEST {
@@ -243,7 +243,7 @@ impl Digests {
         self.held.get(&token).map(|held| &*held.pair)
     }
 
-    /// The tokens behind numbers, in place of them.
+    /// The content with each number replaced by its token.
     #[must_use]
     pub fn tokens(&self, content: Vec<Token>) -> Vec<Token> {
         let token = |&token: &Token| self.pair(token).map_or(token, |pair| pair.0);
@@ -260,7 +260,7 @@ impl Digests {
             if self.held.contains_key(&token) {
                 *seen.entry(token).or_default() += 1;
             } else if self.begun && !self.real.contains(&token) {
-                broken.push(format!("number {token} is written and stands for no digest"));
+                broken.push(format!("number {token} is written and has no digest"));
             }
         }
         for (number, held) in &self.held {
@@ -269,7 +269,7 @@ impl Digests {
                 broken.push(format!("digest {number} counts {} uses of {written}", held.uses));
             }
             if self.numbers.get(&held.pair) != Some(number) || self.real.contains(number) {
-                broken.push(format!("digest {number} is not found by what it stands for"));
+                broken.push(format!("digest {number} is not found by its token and bytes"));
             }
         }
         if (self.numbers.len(), self.promised) != (self.held.len(), promised) {
@@ -345,13 +345,13 @@ mod tests {
         digests.retract(&two);
         assert!(digests.check_room(&two).is_err() && digests.check_room(&scope(&[(0, 3)])).is_ok());
         assert!(digests.intern(&scope(&[(0, 3), (1, 4)]), 0, &[5, 5]).is_err());
-        assert_eq!(digests.len(), 2, "what was refused has changed nothing");
+        assert_eq!(digests.len(), 2, "a refused call has changed nothing");
         digests.free(&content);
         assert!(digests.check_room(&two).is_ok());
     }
 
     proptest! {
-        /// Against a list of all written tokens, with so few numbers that hashes often collide.
+        /// Against a list of all written tokens, with few numbers, so that hashes often collide.
         #[test]
         fn a_number_stands_for_one_pair_as_long_as_it_is_written(
             real in prop::collection::vec(0..8_u32, 0..3),

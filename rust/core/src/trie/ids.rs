@@ -105,7 +105,7 @@ impl Ids {
         if (first as usize).is_multiple_of(PAGE) {
             return 0;
         }
-        // Behind the end of the id space there is no boundary tag.
+        // After the end of the id space there is no boundary tag.
         if first == self.bound {
             return self.grow(wanted);
         }

@@ -66,8 +66,8 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// How many leading blocks of `size` tokens equal those of `known`. The query is at least as
-    /// long as `known`.
+    /// Number of leading blocks of `size` tokens that equal those of `known`. The query is at least
+    /// as long as `known`.
     pub(super) fn equal_blocks(self, known: &[Token], size: usize) -> usize {
         match self {
             // One comparison for the usual case, that all blocks are equal.

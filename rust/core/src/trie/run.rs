@@ -21,7 +21,7 @@ pub(super) struct Run<T> {
     pub(super) depth: u32,
     pub(super) first: BlockId,
     pub(super) blocks: u32,
-    /// Ids reserved behind the last block for this run.
+    /// Ids reserved for this run after its last block.
     pub(super) reserved: u32,
     /// Head of the list of children, the newest first, linked by `next` and `previous`.
     pub(super) child: RunId,

@@ -2,7 +2,7 @@
 //!
 //! A block's tag hashes its tokens, those of the block before it, its depth and (first block) its
 //! scope: the same cost however long the path is. A group is 8 consecutive blocks of a path, keyed
-//! by the tag of its first; an 8-bit check per block tells paths apart that branch within a group.
+//! by the tag of its first; an 8-bit check per block separates paths that branch within a group.
 //! Invariant: the same path gets the same tags whenever it returns; no lookup of KV rests on them.
 //! Cost: one multiplication per four tokens.
 

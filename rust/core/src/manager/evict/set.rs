@@ -100,7 +100,7 @@ pub(crate) struct EvictionSet {
     settled: Vec<(TierId, BlockId)>,
     /// Copies that must stay: end of the range by tier and first block.
     guarded: BTreeMap<(TierId, BlockId), BlockId>,
-    /// Blocks for whose copies room is being made below: they must not be dropped meanwhile.
+    /// Blocks whose copies wait for room on a lower tier: they must not be dropped until then.
     moving: Vec<BlockId>,
     /// Cause of the evictions.
     pub(crate) cause: Cause,
@@ -203,9 +203,9 @@ impl Manager {
         EvictionSet { cause, ..self.eviction_set() }
     }
 
-    /// Makes room for so many slots of each tier while some copies stay, or changes nothing. Where
-    /// writing victims back does not leave enough room, those that can be are dropped: retention is
-    /// soft.
+    /// Makes room for the wanted number of slots of each tier while some copies stay, or changes
+    /// nothing. If writing victims back does not leave enough room, victims that can be dropped
+    /// are: retention is soft.
     ///
     /// # Errors
     /// [`Error::NoSpace`] for the first tier that cannot do it.
@@ -287,7 +287,8 @@ impl Manager {
                 self.tiers[tier].eviction.unlink(entry.id);
             }
             self.prefetch_parent(tier, run);
-            // The decision for one block serves a run's tail, where nothing tells its blocks apart.
+            // The decision for one block applies to the tail of its run if the policy ranks those
+            // blocks alike.
             if self.evict_tail(set, tier, entry, wanted, now) {
                 set.settled.push((tier, entry.id));
                 next = self.expose(set, tier, wanted, now);
@@ -330,7 +331,7 @@ impl Manager {
         self.decide(set, tier, entry, now);
     }
 
-    /// How many more slots of a tier a set could take.
+    /// Number of further slots of a tier that a set could take.
     pub(crate) fn spare(set: &EvictionSet, tier: TierId) -> u64 {
         set.spare[tier]
     }

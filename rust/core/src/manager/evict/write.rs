@@ -1,7 +1,7 @@
 //! Write-back: at commit (write-through), ahead of need, before an engine takes slots back, at
 //! flush.
 //!
-//! Invariant: writing is soft. Where a lower tier has no room nothing is written and nothing fails.
+//! Invariant: writing is soft. If a lower tier has no room, nothing is written and nothing fails.
 //! Cost: O(log n) per block written; the preview ahead of need costs O(log n) per slot of the
 //! watermark, at most once per that many evictions.
 

@@ -16,7 +16,7 @@ use crate::manager::request::path::PathBlock;
 use crate::manager::request::residency_scan::Prefill;
 use crate::transfer::{End, MoveKind};
 
-/// One in so many blocks of a tier may be in flight for prefetches.
+/// At most 1 / `ARRIVING_SHARE` of a tier's blocks may be in flight for prefetches.
 const ARRIVING_SHARE: u64 = 4;
 
 /// No lease waits for these moves.
@@ -60,7 +60,7 @@ impl Manager {
                 Fetched::Yes => fetched += 1,
                 Fetched::No(kind, reason) => {
                     (code, why) = (kind, reason);
-                    // Blocks behind a hole of a leaf-only path would be useless.
+                    // Blocks after a hole of a leaf-only path would be useless.
                     if self.breaks(block) {
                         break;
                     }

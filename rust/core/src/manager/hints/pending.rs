@@ -30,12 +30,12 @@ pub(crate) struct PendingHint {
     pub(crate) end: Option<u64>,
     pub(crate) priority: Priority,
     pub(crate) until: Option<Nanos>,
-    /// Priority of blocks behind the prompt, and its duration from the commit on.
+    /// Priority of blocks after the prompt, and its duration from the commit on.
     pub(crate) decode: Option<(Priority, Option<Nanos>)>,
 }
 
 impl PendingHint {
-    /// The claim on the block whose first token is `first`, of a prompt of so many tokens.
+    /// The claim on the block whose first token is `first`, of a prompt of `tokens` tokens.
     pub(crate) fn claim_on(
         &self,
         first: u64,
@@ -95,7 +95,7 @@ impl PendingHints {
         !self.sequences.is_empty()
     }
 
-    /// The reason why a scope can have no further pending hint with so many tokens. Hints of
+    /// The reason why a scope can have no further pending hint of `tokens` tokens. Hints of
     /// sessions and leases that can claim nothing more are removed first.
     pub(crate) fn full(&mut self, scope: ScopeId, tokens: usize, now: Nanos) -> Option<String> {
         let waiting = self.keep(scope, |hint| {

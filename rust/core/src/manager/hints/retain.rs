@@ -113,7 +113,7 @@ impl Manager {
         if reach.waiting == 0 {
             return reach.reply("");
         }
-        // Blocks behind the range have no claim to wait for.
+        // Blocks after the range have no claim to wait for.
         let last = hint.end.map_or(full, |end| {
             full.min(usize::try_from(end).unwrap_or(usize::MAX).div_ceil(size))
         });
@@ -233,7 +233,7 @@ impl Manager {
         self.reband(block) && priority > NORMAL
     }
 
-    /// How many blocks of a range of the path a hint covers.
+    /// Number of blocks of a range of the path that a hint covers.
     fn blocks_in(
         &self,
         hint: &PendingHint,

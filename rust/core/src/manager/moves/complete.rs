@@ -26,7 +26,7 @@ use crate::transfer::{InFlightMove, Leaves};
 pub struct Outcome<'a> {
     /// Whether it went well.
     pub ok: bool,
-    /// How many of its layers have arrived, in ascending order; `None` means all.
+    /// Number of its layers that have arrived, in ascending order; `None` means all.
     pub layers_done: Option<u16>,
     /// Which tensor-parallel rank reports.
     pub rank: u32,
@@ -54,7 +54,7 @@ pub struct Failed {
     pub block: Option<Handle>,
     /// First token on the lease's path.
     pub start: u64,
-    /// One behind the last token.
+    /// The last token plus 1.
     pub stop: u64,
     /// Error text of the executor.
     pub reason: String,

@@ -106,7 +106,7 @@ impl Manager {
             self.push_failed(row, failure.silent);
         }
         for lease in concerned {
-            // What was computed behind it may be wrong.
+            // Tokens computed after the failed block may be wrong.
             self.consequences.push(Consequence::TakeBack(lease));
             self.consequences.push(Consequence::Recompute(lease, Arc::clone(failed)));
         }
@@ -169,7 +169,7 @@ impl Manager {
         arrival.landed.retain(|part| part.meet(landed).is_empty());
         self.blocks.alter(tier, block, |here| {
             // No other layers of the range have landed, so these are at an end.
-            here.have = here.have.without(landed).expect("what has landed is at an end");
+            here.have = here.have.without(landed).expect("landed layers are at an end");
         });
         self.residency_changed(tier, block);
     }
@@ -206,8 +206,8 @@ impl Manager {
             self.blocks.give_slot(tier, slot);
             return;
         }
-        // What still reads the slot keeps the copy busy until it ends: a store that hangs, or the
-        // first half of one that passes through host.
+        // A move that still reads the slot keeps the copy busy until it ends: a store that hangs,
+        // or the first half of one that passes through host.
         let first_half = known.deps.iter().copied().find(|&dep| {
             self.moves.get(dep).is_some_and(|dep| {
                 dep.block == known.block && dep.src == tier && dep.from == End::Leaving

@@ -122,7 +122,7 @@ impl Manager {
     /// The changes so far become events, at their time, before it passes.
     pub(crate) fn pass_block_events(&mut self, now: Nanos) {
         self.name_changes();
-        // A caller whose time stays, and who takes none, shall not fill the memory.
+        // Bounds memory for a caller that passes the same time and takes no events.
         let full = self.block_events.open.len() > self.settings.block_events;
         if now > self.clock.last() || full {
             self.end_block_events();

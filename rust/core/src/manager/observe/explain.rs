@@ -21,7 +21,8 @@ pub struct Explanation {
     pub value: f64,
     /// Its priority: a block of a lower one is evicted first, whatever its value.
     pub priority: Priority,
-    /// How many entries of the tier are evicted before it; `None` while it cannot be a victim.
+    /// Number of entries of the tier that are evicted before it; `None` while it cannot be a
+    /// victim.
     pub rank: Option<usize>,
     /// The layers that would be evicted next.
     pub layers: Layers,

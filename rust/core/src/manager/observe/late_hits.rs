@@ -18,7 +18,7 @@ use crate::manager::request::path::LeasePath;
 /// Blocks of a lease that are neither hits nor misses yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Undecided {
-    /// How many there are.
+    /// Number of these blocks.
     blocks: u64,
     /// Ends of stretches of the path, ascending, each with the time of its blocks' last use before
     /// this request.

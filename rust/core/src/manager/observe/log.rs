@@ -2,7 +2,7 @@
 //!
 //! Invariant: it has at most as many entries as the settings allow, in order of time, and computes
 //! nothing if that is none. Cost: O(1) per entry, and one search for the next victim: O(log
-//! classes) or, under a policy with an order of its own, a scan.
+//! classes) or, under a policy with `Order::Own`, a scan.
 
 use std::collections::VecDeque;
 
@@ -66,7 +66,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// An empty log of so many entries at most.
+    /// An empty log of at most `most` entries.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, lines: VecDeque::with_capacity(most) }
     }

@@ -153,7 +153,7 @@ impl Meter {
         &mut self.tiers[tier]
     }
 
-    /// Counts so many blocks of so many tokens, of one age, as found on a tier.
+    /// Counts `blocks` blocks of `tokens` tokens each, of one age, as found on a tier.
     pub(crate) fn count_hits(&mut self, tier: TierId, age: Nanos, blocks: u64, tokens: u32) {
         self.times[tier].hit_age.record(age, blocks);
         self.tiers[tier].hits += blocks;
@@ -202,7 +202,7 @@ impl Manager {
         stamp(now).saturating_sub(self.node(block).access)
     }
 
-    /// Counts a request for so many tokens that found `path`, before `touch`. A block counts once,
+    /// Counts a request that found `path`, before `touch`. A block counts once,
     /// on a tier from which some of it is loaded if there is one; a block that is computed again,
     /// even in part, is no hit.
     pub(crate) fn count_request(

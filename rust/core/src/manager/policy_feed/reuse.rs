@@ -22,7 +22,7 @@ pub(super) struct Uses {
 }
 
 impl Uses {
-    /// Empty, for tiers of so many blocks.
+    /// Empty, for tiers of `capacity` blocks.
     pub(super) fn new(capacity: u64) -> Self {
         Self { last: PagedVec::new(LastUse::default()), lives: Lives::new(capacity) }
     }
@@ -47,7 +47,7 @@ impl Uses {
 }
 
 impl RequestContext {
-    /// The class of its use of a block that had so many uses before.
+    /// The class of its use of a block that had `uses` uses before.
     fn class(self, depth: u32, uses: u32) -> u8 {
         class_of(self.run, uses, depth + 1 == self.blocks)
     }
@@ -80,7 +80,7 @@ impl Manager {
                 let rest = &tokens[known * size..all * size];
                 let mut at = known;
                 for slice in self.trie().slices(known_scope.seed, last, rest) {
-                    // A group without a ghost may have lost it: those behind it tell.
+                    // A group may have lost its ghost: go on to the next group.
                     if let Some((place, ghost)) = self.feed.last_ghost(&slice) {
                         turn = unpack(ghost).map_or(turn, |(turn, _)| turn);
                         known = at + (place + 1 - slice.places.start) as usize;
@@ -92,7 +92,7 @@ impl Manager {
         turn.saturating_add(u8::from(known < all)).min(7)
     }
 
-    /// A request has begun: the policies that learn are told what lives have taught.
+    /// Counts a request, and passes new estimates of reuse to the policies that learn.
     pub(crate) fn pass_request(&mut self) {
         let Some(uses) = &mut self.feed.uses else { return };
         let learned = uses.lives.learn(self.feed.requests);

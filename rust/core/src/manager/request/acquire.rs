@@ -37,7 +37,7 @@ pub struct Acquire<'a> {
     pub session_blocks: Option<u32>,
     /// Tokens at the end of the prompt that are computed in any case.
     pub keep: usize,
-    /// Tokens behind the prompt's end for which to make room.
+    /// Tokens after the prompt's end for which to make room.
     pub reserve: usize,
     /// Whether blocks of lower tiers are loaded.
     pub load: LoadMode,
@@ -75,7 +75,7 @@ impl Manager {
         let taken = taken?;
         let id = self.next_lease;
         self.next_lease += 1;
-        // A refused request leaves no scope behind.
+        // A refused request adds no scope.
         let scope = scope.unwrap_or_else(|| {
             self.scopes.add(&ask.scope, self.settings.structure, &mut self.blocks)
         });
@@ -187,7 +187,7 @@ impl Manager {
         let mut room = self.room_for(&missing, open, now);
         if room.is_err() && self.avoid_transit(&mut missing) {
             // Its own sources may fill host: blocks that would pass through it are computed
-            // instead, with all behind them for an engine that loads a full prefix or none.
+            // instead, with all blocks after them for an engine that loads a full prefix or none.
             if let Some(end) = self.prefix(&missing, scope, ask.load) {
                 self.unpin(&path, None);
                 path.truncate(end);
@@ -298,7 +298,7 @@ impl Manager {
         Prefill { mode: ask.load, deadline: ask.deadline, rest, layerwise: ask.layerwise }
     }
 
-    /// Open slots that a request needs behind `matched` blocks.
+    /// Number of open slots that a request needs after `matched` blocks.
     fn behind(&self, matched: usize, ask: &Acquire<'_>) -> Result<usize> {
         let rest = (ask.tokens.len() - matched * self.block_tokens())
             .checked_add(ask.reserve)
@@ -325,7 +325,7 @@ impl Manager {
     /// nothing. Returns the transit slots for loads that pass through host.
     fn room_for(&mut self, missing: &[MissingBlock], open: usize, now: Nanos) -> Result<Transit> {
         let mut units = self.units(0, self.all_layers()) * open as u64;
-        // An engine has slots of its own for what it loads.
+        // An engine provides the slots that it loads into.
         if !self.tiers.engine_owned() {
             let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
             units += lacking.map(|miss| self.units(0, miss.lacks)).sum::<u64>();

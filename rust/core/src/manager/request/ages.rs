@@ -1,9 +1,10 @@
 //! Session ages: an index from blocks to the last use of their session, for policies that age by
 //! it.
 //!
-//! A block belongs to the session whose request used it last; a request without a session is one of
-//! its own. Invariant: a session has a row as long as it has a block. Cost: none where no policy
-//! needs it; else O(blocks of the session · log n) per request, since all of them rank anew.
+//! A block belongs to the session whose request used it last; a request without a session counts as
+//! a separate session. Invariant: a session has a row as long as it has a block. Cost: none where
+//! no policy needs it; else O(blocks of the session · log n) per request, since all of them are
+//! ranked again.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
 //! Stores ahead: copies one tier down of blocks that a lease has still to commit.
 //!
-//! An engine that owns the first tier asks for them before it computes the blocks, copies each
-//! behind its computation, and commits afterwards: commit then takes the copy over as the block's
-//! residency, in place of a store of its own. Until then a copy belongs to no block. Invariant: a
+//! An engine that owns the first tier asks for them before it computes the blocks, copies each one
+//! once it is computed, and commits afterwards: commit then adopts the copy as the block's
+//! residency instead of starting another store. Until then a copy belongs to no block. Invariant: a
 //! copy is a private slot of the second tier, which a row here holds together with the slot of the
 //! lease that it is made from, by the engine's number of it; a row leaves with that slot, with its
 //! move's failure and with the plan that it was computed under. Cost: O(log n) per block, and per
@@ -39,15 +39,15 @@ const FROM: TierId = 0;
 const INTO: TierId = 1;
 
 impl Manager {
-    /// Begins the stores of blocks behind a lease's path, from `blocks.start` to before
+    /// Begins the stores of blocks after a lease's path, from `blocks.start` to before
     /// `blocks.end`, whose slots the engine has named; of all of them, if none are given. Its moves
     /// may be carried out as soon as those slots are written, and must be before others write them.
     /// Stops at the first block without room that is free at once, and begins none where a commit
     /// would not store at once either, or to a disk or a remote tier. Returns the moves.
     ///
     /// # Errors
-    /// [`Error::Config`] if the first tier is not the engine's, or there are no such blocks behind
-    /// the path, with slots.
+    /// [`Error::Config`] if the first tier is not the engine's, or there are no such blocks with
+    /// slots after the path.
     pub fn store_ahead(
         &mut self,
         id: LeaseId,
@@ -94,8 +94,8 @@ impl Manager {
     }
 
     /// Takes back what [`Manager::store_ahead`] began for a lease and commit has not taken over:
-    /// the blocks will not be written as was thought. What a rank may still write stays out of use
-    /// until it has ended there.
+    /// the blocks will not be written. A slot that a rank may still write stays out of use until
+    /// the move has ended there.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -161,8 +161,8 @@ impl Manager {
             && !matches!(self.tiers[INTO].spec.kind, Kind::Disk | Kind::Remote)
     }
 
-    /// Whether a copy would not be a hole of a leaf-only scope: behind the last block of the path,
-    /// or behind one that is stored ahead too.
+    /// Whether a copy would not be a hole of a leaf-only scope: after the last block of the path,
+    /// or after one that is stored ahead too.
     fn will_follow(&self, id: LeaseId, parent: Option<BlockId>, before: Option<bool>) -> bool {
         if self.scopes.get(self.leases[&id].scope_id).structure == Structure::Holes {
             return true;

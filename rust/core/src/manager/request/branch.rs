@@ -83,8 +83,8 @@ impl Manager {
         }
     }
 
-    /// Keeps the first `tokens` tokens of a lease. Blocks behind them are unpinned and stay cached;
-    /// private slots behind them are released.
+    /// Keeps the first `tokens` tokens of a lease. Blocks after them are unpinned and stay cached;
+    /// private slots after them are released.
     ///
     /// # Errors
     /// [`Error::Config`] if the lease holds fewer tokens, or the cut falls into a block that the
@@ -189,7 +189,7 @@ impl Manager {
         }
         let lost = (start, start + size as u64);
         let step = self.leases[&id].path.get(at).expect("found above");
-        // With a slot of its own the lease computes the block there.
+        // With a private slot the lease computes the block there.
         if let Some(private) = step.private {
             let layers = self.private_slots[private].layers;
             // An earlier failure of the same block was reported already.
@@ -222,8 +222,8 @@ impl Manager {
         lost
     }
 
-    /// Ends a lease's match before block `at`, with as much room behind it as before; on a tier
-    /// that the engine owns with the same slots. The tail is dropped too: it was computed from lost
+    /// Ends a lease's match before block `at` and keeps the size of its room; on a tier that the
+    /// engine owns the slots stay the same. The tail is dropped too: it was computed from lost
     /// blocks. Returns the end of the range of lost tokens.
     fn truncate_path(&mut self, id: LeaseId, at: usize, now: Nanos) -> u64 {
         let size = self.block_tokens();
@@ -293,7 +293,7 @@ impl Manager {
                 spans.push(*span);
                 continue;
             }
-            // A span of several blocks keeps those before and behind this one.
+            // A span of several blocks keeps those before and after this one.
             for (start, stop) in [(span.start, at), (at + 1, span.stop)] {
                 if start < stop {
                     spans.push(Span { start, stop, ..*span });

@@ -27,7 +27,7 @@ pub struct Committed {
     pub duplicate: Vec<Slot>,
     /// The blocks that were kept, one for each duplicate.
     pub canonical: Vec<Handle>,
-    /// How many of the new blocks had been stored ahead: their copies were taken over.
+    /// Number of new blocks that had been stored ahead: their copies were adopted.
     pub ahead: usize,
 }
 
@@ -256,7 +256,7 @@ impl Manager {
         }
     }
 
-    /// Adds full blocks behind a lease's path to the trie, each with the lease's next open slot.
+    /// Adds full blocks after a lease's path to the trie, each with the lease's next open slot.
     fn seal(&mut self, id: LeaseId, tokens: &[Token], now: Nanos, out: &mut Committed) {
         if tokens.is_empty() {
             return;

@@ -13,7 +13,7 @@ use crate::manager::Manager;
 use crate::manager::request::lease::Hold;
 
 impl Manager {
-    /// How many scopes are known, and how many digests have a number.
+    /// Number of scopes in use, and number of digests that have a number.
     #[must_use]
     pub fn strangers(&self) -> (usize, usize) {
         let living = self.scopes.all().filter(|&(id, _)| self.scopes.in_use(id, self.trie()));
@@ -50,7 +50,7 @@ impl Manager {
         tail.extend_from_slice(tokens);
     }
 
-    /// Removes the tokens of a lease's tail behind the first `kept`.
+    /// Removes the tokens of a lease's tail after the first `kept`.
     pub(crate) fn remove_tail(&mut self, id: LeaseId, kept: usize) {
         let lease = self.leases.get_mut(&id).expect("a lease that was just seen");
         self.scopes.digests.free(&lease.tail[kept..]);

@@ -1,7 +1,7 @@
 //! Due sessions: those whose learned pause is about to end, for an engine that then prefetches.
 //!
-//! The manager calls nobody: it is asked. Invariant: only sessions that wait, without a lease, are
-//! named. Cost: O(sessions of the scope · log limit) per call.
+//! The manager makes no calls: the engine polls it. Invariant: only sessions that wait, without a
+//! lease, are named. Cost: O(sessions of the scope · log limit) per call.
 
 use crate::error::Result;
 use crate::manager::Manager;

@@ -74,7 +74,7 @@ pub struct Lease {
     pub(crate) path: LeasePath,
     pub(crate) tail: Vec<Token>,
     pub(crate) tail_from: TailFrom,
-    /// Slots behind the path; the first one holds the tail.
+    /// Slots after the path; the first one holds the tail.
     pub(crate) open: Vec<OpenSlot>,
     pub(crate) matched: usize,
     pub(crate) plan: Plan,

@@ -141,8 +141,8 @@ impl Manager {
         Ok(resident)
     }
 
-    /// How many of some blocks, from the first on, have all layers valid on a tier now. A copy that
-    /// arrives or leaves does not count, nor does a block that left the trie.
+    /// Number of leading blocks that have all layers valid on a tier now. A copy that arrives or
+    /// leaves does not count, nor does a block that left the trie.
     #[must_use]
     pub fn standing(&self, blocks: &[Handle], tier: usize) -> usize {
         let (all, table) = (self.all_layers(), self.blocks.table(tier));
@@ -192,8 +192,7 @@ impl Manager {
         path
     }
 
-    /// How many blocks of a path are resident or arriving with all layers, before the first that is
-    /// not.
+    /// Number of leading blocks of a path that are resident or arriving with all layers.
     fn covered(&self, path: &[BlockId]) -> usize {
         // One tier with every block of the trie: no run needs a look.
         if (0..self.tiers.len()).any(|tier| self.holds_all(tier)) {

@@ -43,8 +43,8 @@ impl Manager {
         self.mark_behind(mark, 0, now)
     }
 
-    /// As [`Manager::mark`] sets presence, of the blocks behind the first `skip`, which must be
-    /// cached and stay as they are.
+    /// As [`Manager::mark`], for the blocks after the first `skip`, which must be cached and are
+    /// not changed.
     ///
     /// # Errors
     /// As [`Manager::mark`]; [`Error::Config`] if one of the first `skip` is not cached, or for

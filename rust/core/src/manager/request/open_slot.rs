@@ -1,4 +1,4 @@
-//! Open slots: the slots behind a lease's path, in which it writes next.
+//! Open slots: the slots after a lease's path, which it writes next.
 //!
 //! Invariant: an open slot that only its lease refers to is a plain number, and becomes a private
 //! slot once a second reference is made. Cost: O(1), with layer slots O(layers). Its life:
@@ -16,7 +16,7 @@ use crate::tier::Owner;
 
 use crate::manager::Manager;
 
-/// Slot behind a lease's path, in the order of writing.
+/// Slot after a lease's path, in the order of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpenSlot {
     /// A slot of the first tier for all layers of a block, to which only the lease refers.

@@ -1,7 +1,7 @@
 //! Pinned copies: kept on their tier while another machine reads them.
 //!
-//! A pin takes no slot on any tier above. Invariant: a pinned copy stands whole and is no victim of its
-//! tier; audit counts pins as moves that read. Cost: O(log n) per block.
+//! A pin takes no slot on any tier above. Invariant: a pinned copy has all layers and is no victim
+//! of its tier; audit counts pins as moves that read. Cost: O(log n) per block.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub(crate) struct Pins {
 }
 
 impl Pins {
-    /// How many there are.
+    /// Number of pins.
     pub(crate) fn len(&self) -> usize {
         self.held.len()
     }
@@ -41,8 +41,8 @@ impl Manager {
     /// Keeps the copies of blocks on a tier where they are until [`Manager::unpin_copies`].
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no such tier or the engine owns its slots, or for a block that
-    /// does not stand there whole; nothing has changed then.
+    /// [`Error::Config`] if there is no such tier or the engine owns its slots, or if a block does
+    /// not have all layers there; nothing has changed then.
     pub fn pin_copies(&mut self, blocks: &[Handle], tier: TierId, now: Nanos) -> Result<PinId> {
         self.open()?;
         self.check_tier(tier)?;

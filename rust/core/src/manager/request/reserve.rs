@@ -23,7 +23,7 @@ use crate::manager::{Manager, moves};
 use crate::transfer::{End, MoveKind};
 
 impl Manager {
-    /// Makes room for `tokens` more tokens behind the lease's end, and copies a shared partial
+    /// Makes room for `tokens` more tokens after the lease's end, and copies a shared partial
     /// block before it is written.
     ///
     /// # Errors
@@ -263,7 +263,7 @@ impl Manager {
     ) -> MoveIds {
         let private = step.private.expect("a deferred step has a private slot");
         if miss.lacks.is_empty() {
-            // Another request has loaded the block meanwhile: use its residency.
+            // Another request has loaded the block since: use its residency.
             self.lease_mut(id).path.change(at, |step| *step = PathBlock::shared(step.block));
             self.unref_private(private);
             self.carry_out();

@@ -46,7 +46,7 @@ pub(crate) struct Prefill {
     pub(crate) mode: LoadMode,
     /// Loads that would be ready later are not planned.
     pub(crate) deadline: Option<Nanos>,
-    /// Time to compute the tokens behind the match.
+    /// Time to compute the tokens after the match.
     pub(crate) rest: Nanos,
     /// Whether the engine computes a layer while the next ones are loaded.
     pub(crate) layerwise: bool,
@@ -58,7 +58,7 @@ impl Prefill {
         Self { mode: LoadMode::All, deadline: None, rest: 0, layerwise: false };
 }
 
-/// Cached time of loading so many layers over a lane: mostly the same for a path.
+/// Cached time to load a number of layers over a lane: mostly the same for a path.
 #[derive(Default)]
 struct LoadTime {
     lane: LaneId,
@@ -322,7 +322,7 @@ impl Manager {
         plan::Step { compute: if priced { full() } else { 0 }, source }
     }
 
-    /// The layers missing beside `have`: those behind it, or before it on a single tier that drops
+    /// The layers that `have` lacks: those after it, or before it on a single tier that drops
     /// shallow layers first.
     pub(crate) fn lacks(&self, have: Layers) -> Layers {
         let all = self.all_layers();

@@ -395,7 +395,7 @@ impl Manager {
         }
     }
 
-    /// Removes a session, and ranks the blocks of its path anew.
+    /// Removes a session, and ranks the blocks of its path again.
     fn end_session(&mut self, id: SessionId) {
         let path = self.ranked_path(id);
         let Some(length) = self.sessions.end(id) else { return };

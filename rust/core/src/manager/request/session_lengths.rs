@@ -1,7 +1,7 @@
 //! Lengths of the sessions through each block, for policies that rank by the shortest.
 //!
-//! The sessions through a block are those through the next one and those that end there, so long
-//! stretches of a path have the same multiset of lengths, which they share:
+//! The sessions through a block are those through the next one and those that end there. Long
+//! stretches of a path therefore share one multiset of lengths:
 //!
 //! ```text
 //! words[block]   0: no session    n: lists[n - 1], with a reference count
@@ -196,7 +196,7 @@ mod tests {
         for (end, length) in [(40, 40), (100, 100)] {
             lengths.change(&path[..end], None, Some(length), &mut Vec::new());
         }
-        // At most the two of the latest change are beside the two in use.
+        // At most the two lists of the latest change in addition to the two in use.
         assert!(lengths.lists.bound() <= 4, "{}", lengths.lists.bound());
         assert_eq!((lengths.shortest(39), lengths.shortest(40)), (Some(40), Some(100)));
     }

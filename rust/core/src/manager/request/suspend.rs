@@ -55,7 +55,7 @@ impl Manager {
         Ok(touching)
     }
 
-    /// Plans again for a suspended lease, with room for `reserve` tokens behind its end. Blocks
+    /// Plans again for a suspended lease, with room for `reserve` tokens after its end. Blocks
     /// that are not matched any more must be computed and committed again; `load` decides on loads.
     ///
     /// # Errors

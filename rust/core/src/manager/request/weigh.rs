@@ -8,11 +8,11 @@ use crate::memory;
 
 use crate::manager::Manager;
 
-/// Upper bound of the bytes per block besides its tokens and rows of layer slots.
+/// Upper bound of the bytes per block, without its tokens and rows of layer slots.
 const BLOCK: usize = 512;
 
 impl Manager {
-    /// Fails if there is no memory for so many new blocks.
+    /// Fails if there is no memory for `blocks` new blocks.
     pub(crate) fn check_memory(&self, blocks: usize) -> Result<()> {
         // Decoding within a block asks for none.
         if blocks == 0 {
@@ -25,11 +25,11 @@ impl Manager {
         let text = self.trie().growth(blocks);
         let bytes = blocks.saturating_mul(BLOCK + layers).saturating_add(text);
         memory::check(bytes, || {
-            format!("what is kept of {blocks} new blocks of {} tokens", self.block_tokens())
+            format!("the records of {blocks} new blocks of {} tokens", self.block_tokens())
         })
     }
 
-    /// Fails if there is no memory for so many forks of a lease.
+    /// Fails if there is no memory for `forks` forks of a lease.
     pub(crate) fn check_forks(&self, id: crate::block::LeaseId, forks: usize) -> Result<()> {
         let lease = &self.leases[&id];
         let parts = BLOCK + 16 * lease.path.len() + 4 * lease.tail.len();

@@ -13,7 +13,7 @@ use crate::paged_vec::{PAGE, PagedVec};
 /// Requests between two lessons.
 const PERIOD: u64 = 128;
 
-/// Uses that the ring stands for, per block of capacity and at least.
+/// Uses that the ring samples, per block of capacity, and at least.
 const WINDOW: u64 = 8;
 const LEAST_WINDOW: u64 = 65_536;
 
@@ -53,7 +53,7 @@ pub struct Lives {
 }
 
 impl Lives {
-    /// Empty, for tiers of so many blocks.
+    /// Empty, for tiers of `capacity` blocks.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
         let window = capacity.saturating_mul(WINDOW).max(LEAST_WINDOW) / super::SAMPLED;
@@ -118,7 +118,7 @@ impl Lives {
         self.ring[slot].lasted = lasted;
     }
 
-    /// What the lives have taught, every 128 requests.
+    /// New estimates from the recorded lives, every 128 requests.
     pub fn learn(&mut self, request: u64) -> Option<Arc<Reuse>> {
         if request / PERIOD == self.lessons {
             return None;
@@ -187,7 +187,7 @@ impl Lives {
     }
 }
 
-/// A slot that may lie one round too far.
+/// A slot that may be one round too far.
 fn wrap(slot: u64, window: u32) -> u32 {
     let window = u64::from(window);
     u32::try_from(if slot < window { slot } else { slot - window }).expect("below the window")
@@ -229,7 +229,7 @@ mod tests {
     }
 
     proptest! {
-        /// The counts beside a list of all uses.
+        /// Compares the counts with those of a list of all uses.
         #[test]
         fn they_count_what_a_list_of_all_uses_counts(
             uses in prop::collection::vec((0..12_u32, 0..3_u8, 0..3_u64), 1..120),
@@ -331,7 +331,7 @@ mod tests {
         let rate = |lives: &mut Lives, from: u64, period: u64| {
             let mut learned = None;
             for request in from..from + 4096 {
-                // Ten blocks at a time, each again after so many requests.
+                // Ten blocks at a time, each again after `period` requests.
                 for block in 0..10_u32 {
                     let turn = u32::try_from(request % period).expect("small");
                     lives.use_again((block * 1000 + turn).wrapping_mul(0x9E37_79B9), 9, request);

@@ -142,7 +142,7 @@ mod tests {
     fn there_are_two_buckets_to_the_octave() {
         for b in 0..BUCKETS {
             let first = u16::try_from(start(b)).expect("ages below 2^14");
-            // No age lies between 2^0.5 and 2.
+            // No age is between 2^0.5 and 2.
             let expected = if b == 1 { 2 } else { b };
             assert_eq!(bucket(first), expected);
             assert!(first == 1 || bucket(first - 1) < expected);

@@ -147,7 +147,7 @@ impl Manager {
             self.add_victim(set, Victim::one(tier, block, out, Fate::Drop));
             return true;
         }
-        // Where room must be made, a subtree may go; otherwise a block with children stays.
+        // A subtree is dropped only if room must be made; otherwise a block with children stays.
         let dropped = if set.dropping { self.subtree(block) } else { vec![block] };
         // A descendant in use keeps its ancestors.
         if !dropped.iter().all(|&block| self.droppable(set, block, &dropped)) {
@@ -208,7 +208,7 @@ impl Manager {
     pub(super) fn add_victim(&mut self, set: &mut EvictionSet, victim: Victim) {
         let Victim { tier, block, layers, .. } = victim;
         let have = self.view(set, tier, block);
-        let rest = have.without(layers).expect("what leaves is at an end of the range");
+        let rest = have.without(layers).expect("evicted layers are at an end of the range");
         set.victims.push(victim);
         set.taken.insert((tier, block), rest);
         let freed = if self.tiers[tier].spec.layer_slots {

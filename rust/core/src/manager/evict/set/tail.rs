@@ -51,7 +51,7 @@ impl Manager {
             first = last - alike;
             chosen = self.entry(tier, first, self.all_layers());
         }
-        // The policy could not tell: compare block by block, as the index would.
+        // Compare the remaining blocks one by one, as the index does.
         let (mut next, band) = (None, self.band(tier, last));
         while first > run.start {
             let block = first - 1;
@@ -111,7 +111,7 @@ impl Manager {
             && self.fate(set, tier, blocks) == Some(fate)
     }
 
-    /// How many of the blocks before a chosen one leave next, as their last uses tell.
+    /// Number of blocks before a chosen one that are evicted next, by their last uses.
     fn alike(&self, tier: TierId, before: Range<BlockId>, chosen: &Entry) -> u32 {
         let index = &self.tiers[tier].eviction;
         if index.policy().order() != Order::Ends || !self.ranks_by_place() {
@@ -132,7 +132,7 @@ impl Manager {
         let first = set.latest_tail.1.start;
         let parent = self.trie().parent(first)?;
         let entry = self.exposed(set, tier, parent, self.trie().only_child(first))?;
-        // A policy with an order of its own must see every entry.
+        // A policy with `Order::Own` must see every entry.
         let order = self.tiers[tier].eviction.policy().order();
         let compared = !matches!(order, Order::Own | Order::Ends);
         // Comparing is cheaper than a link and an unlink.
@@ -165,7 +165,7 @@ impl Manager {
         next.is_none_or(|next| index.precedes(&entry, band, &next, stamp(now)))
     }
 
-    /// Whether no hint or price tells single blocks from others of their run.
+    /// Whether no hint or price ranks a block apart from the others of its run.
     fn ranks_by_place(&self) -> bool {
         self.hints.all_normal() && self.prices.is_empty()
     }
