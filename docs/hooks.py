@@ -74,7 +74,8 @@ the server's start with a `ConfigError`.
 
 ## vLLM: `kv_connector_extra_config`
 
-Settings of `KvtrieConnector`; [vLLM](../engines.md#vllm) has a command.
+Settings of `KvtrieConnector`; [Add kvtrie to a vLLM server](../vllm.md) has a
+command.
 
 {settings}
 ## vLLM: a tier

@@ -136,11 +136,14 @@ def test_commands_exist(command, tmp_path):
     elif program == "vllm":
         assert words[0] == "serve"
         assert settings_of(words, tmp_path).tiers
+    elif program == "curl":
+        assert words[0].removeprefix("http://localhost:8000") in {"/metrics", "/v1/completions"}
+        assert all(json.loads(word) for word in words if word.startswith("{"))
     elif program == "python":
         assert words[:2] == ["-m", "sglang.launch_server"]
         assert names_of_sglang(words)
     else:
-        pytest.fail(f"'{program}' is none of make, pip, kvtrie, vllm, maturin and python")
+        pytest.fail(f"'{program}' is none of make, pip, kvtrie, vllm, maturin, curl and python")
 
 
 @pytest.mark.parametrize("page", named(PAGES))

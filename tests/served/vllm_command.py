@@ -22,8 +22,8 @@ PROMPT = " ".join(f"w{at * 7 % 500}" for at in range(300))
 
 
 def settings(folder):
-    """The settings of the first command in `docs/engines.md`, for a small machine."""
-    text = (ROOT / "docs" / "engines.md").read_text()
+    """The settings of the first command in `docs/vllm.md`, for a small machine."""
+    text = (ROOT / "docs" / "vllm.md").read_text()
     told = re.search(r"vllm serve MODEL --kv-transfer-config '(.*)'", text)[1]
     read = json.loads(told)
     for tier in read["kv_connector_extra_config"]["tiers"]:

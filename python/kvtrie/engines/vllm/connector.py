@@ -76,7 +76,7 @@ class _Handshake(KVConnectorHandshakeMetadata):
 
 
 class KvtrieConnector(KVConnectorBase_V1):
-    """Keeps a server's KV in host memory and on disk; `docs/engines.md` has the settings."""
+    """Keeps a server's KV in host memory and on disk; `docs/vllm.md` has the settings."""
 
     def __init__(self, vllm_config: VllmConfig, role: Any, kv_cache_config: KVCacheConfig) -> None:  # noqa: ANN401
         super().__init__(vllm_config, role, kv_cache_config)
