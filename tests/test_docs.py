@@ -14,12 +14,19 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.engines.transformers import fingerprint
 from kvtrie.engines.vllm import settings as vllm_settings
 from kvtrie.engines.vllm.settings import Settings
+from kvtrie.tiers import open_pools
+from kvtrie.transfer import Executor
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -101,6 +108,28 @@ def settings_of(words: list[str], folder: Path) -> Settings:
     return Settings.read(extra)
 
 
+@contextmanager
+def readme_names():
+    """What README.md says is open: a model, an executor of its KV, and ids."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        dtype="float32",
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = LlamaForCausalLM(config).eval()
+    shape = ModelShape.from_config(config, fingerprint=fingerprint(model))
+    tiers = [Tier("gpu", blocks=16), Tier("host", blocks=16)]
+    manager = BlockManager(shape, tiers, block_tokens=8)
+    with Executor(manager, open_pools(shape, tiers, block_tokens=8)) as executor:
+        yield {"model": model, "executor": executor, "ids": torch.arange(1, 41)[None]}
+
+
 def named(pages: list[Path]) -> list:
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
 
@@ -108,10 +137,11 @@ def named(pages: list[Path]) -> list:
 @pytest.mark.parametrize("page", named([page for page in PAGES if blocks(page, "python")]))
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {"__name__": "__main__"}
-    for line, code in blocks(page, "python"):
-        padded = "\n" * line + code  # so that a traceback names the page's own line
-        exec(compile(padded, str(page), "exec"), names)  # noqa: S102
+    with readme_names() if page.name == "README.md" else nullcontext({}) as given:
+        names = {"__name__": "__main__", **given}
+        for line, code in blocks(page, "python"):
+            padded = "\n" * line + code  # so that a traceback names the page's own line
+            exec(compile(padded, str(page), "exec"), names)  # noqa: S102
 
 
 @pytest.mark.parametrize("command", commands())

@@ -67,10 +67,10 @@ def test_it_injects_no_faults(alone):
     run(alone, "-c", "from kvtrie import _kvtrie; assert not hasattr(_kvtrie, 'Faults')")
 
 
-def test_the_first_snippet_of_the_readme_runs(alone, tmp_path):
-    snippet = SNIPPET.search((ROOT / "README.md").read_text())
-    assert snippet is not None
-    run(alone, "-c", snippet[1], cwd=tmp_path)
+def test_the_first_request_of_the_guide_runs(alone, tmp_path):
+    snippets = SNIPPET.findall((ROOT / "docs/guide.md").read_text())[:3]
+    assert "lease.commit" in snippets[-1]
+    run(alone, "-c", "\n".join(snippets), cwd=tmp_path)
 
 
 def test_a_trace_is_replayed(alone, tmp_path):

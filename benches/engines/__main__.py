@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -22,9 +21,18 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from benches.core.place import place
+
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
 LMCACHE = ROOT / "benches" / "peers" / "envs" / "lmcache-vllm" / "bin" / "python"
+KINDS = {
+    "none": "none",
+    "host": "kvtrie",
+    "disk": "kvtrie",
+    "restart": "kvtrie",  # after "disk", whose folder it opens
+    "offload": "offload",
+}
 WRONG = re.compile(r"^(?:\[rank\d+\]: )?(\w*Error: .*)$", re.MULTILINE)
 GOALS = {"ttft host": 12, "ttft disk": 6, "beside offload": 1, "miss": 0.97, "scheduler step": 2}
 
@@ -54,16 +62,21 @@ def tiny_folder(folder):
     return str(folder)
 
 
-def first_token(given, model, what, disk=""):
-    """The figures of one server's first tokens."""
-    more = ["--rounds", str(given.rounds), "--disk", disk]
+def first_token(given, model, what, disk="", *more):
+    """Measure the first tokens of one server."""
+    more = ["--rounds", str(given.rounds), "--disk", disk, *more]
     return measure("vllm_first_token", given, model, what, more)
 
 
 def fastest(turns):
     """The server that computed fastest: one keeps its speed, and shared machines have several."""
     well = [told for told in turns if "error" not in told]
-    return min(well, key=lambda told: median(told["computed_s"])) if well else turns[0]
+    return min(well, key=pace) if well else turns[0]
+
+
+def pace(figures):
+    """The seconds by which servers of one kind are compared."""
+    return median(figures["computed_s"]) if figures["computed_s"] else found(figures)
 
 
 def scheduler_steps(given, model):
@@ -151,12 +164,12 @@ def main():
         tiny = tiny_folder(Path(folder) / "model")
         steps = scheduler_steps(given, tiny)
         model = tiny if given.tiny else smollm_folder(console)
-        kinds = {"none": "none", "host": "kvtrie", "disk": "kvtrie", "offload": "offload"}
-        tries = {name: [] for name in kinds}
+        tries = {name: [] for name in KINDS}
         for turn in range(given.turns):
-            for name, what in kinds.items():
-                disk = f"{folder}/kv{turn}" if name == "disk" else ""
-                tries[name].append(first_token(given, model, what, disk))
+            for name, what in KINDS.items():
+                disk = f"{folder}/kv{turn}" if name in {"disk", "restart"} else ""
+                more = ["--restarted"] if name == "restart" else []
+                tries[name].append(first_token(given, model, what, disk, *more))
         servers = {name: fastest(told) for name, told in tries.items()}
         if LMCACHE.exists():
             servers["lmcache"] = first_token(given, model, "lmcache")
@@ -168,7 +181,7 @@ def main():
         table.add_row(name, f"{ratio:.2f}x", f"{GOALS[name]}x")
     console.print(table)
     if given.json:
-        told = {"machine": platform.processor(), "cores": os.cpu_count(), "dtype": given.dtype}
+        told = {"place": place(), "dtype": given.dtype}
         told |= {"tokens": given.tokens, "rounds": given.rounds, "tiny": given.tiny}
         told |= {"ratios": ratios, "goals": GOALS, "servers": servers, "steps": steps}
         given.json.write_text(json.dumps(told, indent=1) + "\n")

@@ -1,0 +1,24 @@
+"""The comparison of vLLM servers: which one counts, and what its rows show."""
+
+from benches.engines.__main__ import KINDS, fastest, ratios_of, rows_of
+
+
+def computed(*seconds):
+    return {"what": "none", "computed_s": list(seconds), "found": []}
+
+
+def loaded(*seconds):
+    return {"what": "kvtrie", "computed_s": [], "found": [(took, 64) for took in seconds]}
+
+
+def test_the_server_with_the_smallest_median_counts_and_one_that_failed_does_not():
+    assert fastest([computed(2, 3), {"error": "no"}, computed(1, 9, 1)])["computed_s"] == [1, 9, 1]
+    assert fastest([loaded(0.3), loaded(0.2)])["found"] == [(0.2, 64)]
+    assert fastest([{"error": "no"}]) == {"error": "no"}
+
+
+def test_a_restarted_server_opens_the_folder_of_the_server_with_a_disk():
+    assert list(KINDS).index("restart") == list(KINDS).index("disk") + 1
+    servers = {"none": computed(2), "restart": loaded(0.25)}
+    assert ("from restart", "250 ms") in rows_of(servers, {})
+    assert not ratios_of(servers, {"kvtrie": [{"error": ""}], "offload": []})
