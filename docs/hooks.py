@@ -80,7 +80,9 @@ command.
 {settings}
 ## vLLM: a tier
 
-An object in `tiers`. Sizes are per rank.
+An object in `tiers`, with some fields of [`Tier`](kvtrie.md#kvtrie.Tier). `kind` is "host" or
+"disk"; "remote" has no back end yet. `write` is "through" by default in a host tier above a disk.
+Sizes are per rank.
 
 {tier}
 ## vLLM: `disk` of `KvtrieOffloadingSpec`

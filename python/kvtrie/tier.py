@@ -42,9 +42,9 @@ class Lane:
     Attributes:
         name: its name, for `transmit` and in statistics.
         bytes_per_s: bandwidth in bytes per second, at least 1.
-        latency_ns: nanoseconds that each transmission takes besides its bytes.
+        latency_ns: nanoseconds that each transmission takes in addition to its bytes.
         shares: name of its queue; lanes of one queue wait for each other. None is
-            a queue of its own name.
+            a separate queue with the lane's name.
 
     Raises:
         ConfigError: an empty name or a number that cannot be.
@@ -69,38 +69,38 @@ class Lane:
 class Tier:
     """A storage level of one machine, with its budget.
 
+    Pools, storages and executors read `path`, `io_budget`, `layout`, `durability` and `io`; the
+    manager does not.
+
     Attributes:
         kind: "gpu", "host", "disk" or "remote".
         blocks: room in blocks; give either this or `bytes`.
         bytes: room in bytes, rounded down to whole blocks; also as "8GB" (10^9), "512MiB" (2^20),
             or "25%" of what is free when the tier is made: of host memory, or of the disk together
             with what is in `path`. It is an int afterwards.
-        path: the folder in which a disk tier keeps its files; the core does not read it.
-        owner: who hands out slots: "kvtrie"; "engine" for the first tier of an engine with a pool
-            of its own, which names its slots by `Lease.bind`; "none" where there are no bytes.
+        path: the folder in which a disk tier keeps its files.
+        owner: allocator of the slots: "kvtrie"; "engine" for a first tier whose slots the engine
+            allocates and names by `Lease.bind`; "none" if there are no bytes.
         write: when blocks are copied to the next tier: "back" when they are evicted or ahead of
             need, "through" as soon as they are there, "never".
         admit_after: uses before a block is worth a copy to the next tier.
         free_low: below this share of free or clean slots, blocks are written down ahead of need.
         growth_reserve: this share is kept for running decodes; `acquire` leaves it free.
         retained_share: at most this share of the blocks is retained by hints; see `kvtrie.hint`.
-        io_budget: bytes per second that background copies may take; None does not limit them. It
-            is for executors; the core does not read it.
-        read: the lane that brings blocks up from here; None takes the kind's default: 2 TB/s
+        io_budget: bytes per second that background copies may take; None does not limit them.
+        read: the lane that loads blocks from here; None takes the kind's default: 2 TB/s
             for gpu, 12 GB/s and 10 us for host, 2 GB/s and 100 us for disk, 1 GB/s and 1 ms
             for remote.
-        store: the lane that brings blocks down to here; None as for `read`.
+        store: the lane that stores blocks here; None as for `read`.
         layer_slots: one slot per layer of a block instead of one per block, so that single layers
             can leave.
         policy: this tier's policy; None takes the manager's.
-        layout: how its bytes lie, and in which format, which below the first tier may be another
-            than the model's: a block takes as many bytes as the layout says. None takes kvtrie's
-            own. The core does not read it.
+        layout: the layout and number format of its bytes; below the first tier the format may
+            differ from the model's, and a block takes fewer bytes. None takes kvtrie's own.
         durability: the event that a block on disk survives: "none" a clean close, "flush" the death
-            of the process, "fsync" the loss of power. The core does not read it.
+            of the process, "fsync" the loss of power.
         io: "direct" moves a disk's bytes between device and memory without the system's page
-            cache, where the file system allows it; "buffered" uses the cache. The core does not
-            read it.
+            cache, where the file system allows it; "buffered" uses the cache.
 
     Raises:
         ConfigError: no room or room stated twice, an unknown word, a number that cannot be.

@@ -60,11 +60,12 @@ class KvtrieDiskTier(SecondaryTierManager):
         offloading_spec: vLLM's, which says whose KV this is.
         primary_kv_view: the chunks in host memory, a row each.
         tier_type: its name in the configuration.
-        path: the folder.
-        bytes: room of all files together, also as "200GB" or "25%" of the disk that is free; or
-        blocks: how many chunks.
+        path: the folder of the files.
+        bytes: room of all files together, also as "200GB" or "25%" of the disk that is free; give
+            either this or `blocks`.
+        blocks: room in chunks.
         durability: what a finished write survives, as in `Tier`.
-        threads: how many copies run at once.
+        threads: the number of copies that run at once.
         backpressure_detector: vLLM's own.
 
     Attributes:

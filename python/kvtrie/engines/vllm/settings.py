@@ -41,17 +41,19 @@ _DEADLINE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a server's operator said.
+    """Settings of a server, from `kv_connector_extra_config`.
 
     Attributes:
-        tiers: those below the GPU, per rank; None asks for one host tier of a quarter of the free
-            memory.
-        policy: which copies are evicted first.
+        tiers: the tiers below the GPU, per rank: a host tier, or a host and a disk tier. None is
+            one host tier of a quarter of the free memory.
+        policy: the policy that ranks blocks for eviction.
         objective: what policies by value save: the "cost" of computing blocks again, or "hits".
-        layerwise: whether a step's layers are loaded one behind the other, while it computes.
-        deadline_s: seconds that a request waits for its blocks to come from disk, and a copy of
-            the disk may take.
-        events: whether KV events are told.
+        layerwise: whether each layer is loaded just before a step reads it; makes vLLM use
+            piecewise CUDA graphs.
+        deadline_s: seconds that a request waits for blocks from disk before they are a miss, and
+            that a copy of the disk may take.
+        events: whether KV events of host and disk are published with vLLM's own
+            (`--kv-events-config`).
     """
 
     tiers: tuple[Tier, ...] | None = None
