@@ -46,16 +46,36 @@ pub(crate) struct DiskStore {
     store: RwLock<Option<Arc<Store>>>,
     /// The process that opened it.
     pid: u32,
-    settings: Settings,
-    folder: PathBuf,
     refusal: Option<String>,
+    #[pyo3(get)]
+    folder: PathBuf,
+    #[pyo3(get)]
+    about: String,
+    #[pyo3(get)]
+    layers: u16,
+    #[pyo3(get)]
+    layer_bytes: usize,
+    #[pyo3(get)]
+    block_tokens: u32,
+    #[pyo3(get)]
+    slots: u32,
+    #[pyo3(get)]
+    slot_bytes: u64,
 }
 
 impl DiskStore {
     fn of(store: Store) -> Self {
+        let slot_bytes = store.settings().slot_bytes();
+        let Settings { about, layers, layer_bytes, block_tokens, blocks, .. } =
+            store.settings().clone();
         Self {
-            settings: store.settings().clone(),
             folder: store.folder().to_owned(),
+            about,
+            layers,
+            layer_bytes,
+            block_tokens,
+            slots: blocks,
+            slot_bytes,
             refusal: store.refusal().map(str::to_string),
             store: RwLock::new(Some(Arc::new(store))),
             pid: process::id(),
@@ -248,11 +268,6 @@ impl DiskStore {
     }
 
     #[getter]
-    fn folder(&self) -> PathBuf {
-        self.folder.clone()
-    }
-
-    #[getter]
     fn read_only(&self) -> bool {
         self.why().is_some()
     }
@@ -268,36 +283,6 @@ impl DiskStore {
     fn travel(&self, py: Python<'_>) -> PyResult<(bool, &'static str, Vec<String>)> {
         let travel = self.run(py, |store| Ok(store.travel()))?;
         Ok((travel.direct, travel.queue, travel.reasons))
-    }
-
-    #[getter]
-    fn about(&self) -> &str {
-        &self.settings.about
-    }
-
-    #[getter]
-    fn layers(&self) -> u16 {
-        self.settings.layers
-    }
-
-    #[getter]
-    fn layer_bytes(&self) -> usize {
-        self.settings.layer_bytes
-    }
-
-    #[getter]
-    fn block_tokens(&self) -> u32 {
-        self.settings.block_tokens
-    }
-
-    #[getter]
-    fn slots(&self) -> u32 {
-        self.settings.blocks
-    }
-
-    #[getter]
-    fn slot_bytes(&self) -> u64 {
-        self.settings.slot_bytes()
     }
 
     #[getter]
@@ -488,6 +473,6 @@ impl DiskStore {
 
     fn __repr__(&self) -> String {
         let mode = if self.read_only() { ", read-only" } else { "" };
-        format!("DiskStore({}, {} slots{mode})", self.folder.display(), self.settings.blocks)
+        format!("DiskStore({}, {} slots{mode})", self.folder.display(), self.slots)
     }
 }

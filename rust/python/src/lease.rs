@@ -35,6 +35,8 @@ pub(crate) fn load_mode(load: &Bound<'_, PyAny>) -> PyResult<LoadMode> {
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Lease {
     shared: Shared,
+    /// Its id, never used twice.
+    #[pyo3(get)]
     id: LeaseId,
 }
 
@@ -59,12 +61,6 @@ impl Lease {
 
 #[pymethods]
 impl Lease {
-    /// Its id, never used twice.
-    #[getter]
-    fn id(&self) -> LeaseId {
-        self.id
-    }
-
     /// The name of its session; None if it has none.
     #[getter]
     fn session(&self, py: Python<'_>) -> PyResult<Option<String>> {

@@ -45,43 +45,27 @@ mod _kvtrie {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::committed::Committed;
-    #[pymodule_export]
-    use crate::disk::DiskStore;
-    #[pymodule_export]
-    use crate::event::Event;
-    #[pymodule_export]
-    use crate::eviction::Eviction;
-    #[pymodule_export]
-    use crate::explanation::Explanation;
-    #[pymodule_export]
-    use crate::failed::Failed;
-    #[pymodule_export]
-    use crate::hint::HintReply;
-    #[pymodule_export]
-    use crate::histogram::Histogram;
-    #[pymodule_export]
-    use crate::index::Index;
-    #[pymodule_export]
-    use crate::lease::Lease;
-    #[pymodule_export]
-    use crate::line::hashed_line;
-    #[pymodule_export]
-    use crate::manager::BlockManager;
-    #[pymodule_export]
-    use crate::matched::{Copy, Match, MatchedBlock};
-    #[pymodule_export]
-    use crate::moves::{Move, Moves};
-    #[pymodule_export]
-    use crate::plan::{Plan, Span};
-    #[pymodule_export]
-    use crate::simulation::Simulation;
-    #[pymodule_export]
-    use crate::stats::{LaneStats, Stats, TierStats};
-    #[pymodule_export]
-    use crate::transmission::Transmission;
-    #[pymodule_export]
-    use crate::unpriced::Unpriced;
+    use crate::{
+        committed::Committed,
+        disk::DiskStore,
+        event::Event,
+        eviction::Eviction,
+        explanation::Explanation,
+        failed::Failed,
+        hint::HintReply,
+        histogram::Histogram,
+        index::Index,
+        lease::Lease,
+        line::hashed_line,
+        manager::BlockManager,
+        matched::{Copy, Match, MatchedBlock},
+        moves::{Move, Moves},
+        plan::{Plan, Span},
+        simulation::Simulation,
+        stats::{LaneStats, Stats, TierStats},
+        transmission::Transmission,
+        unpriced::Unpriced,
+    };
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -48,10 +48,18 @@ type Session<'py> = (String, u32, Bound<'py, PyArray1<u64>>);
 #[pyclass(frozen, weakref, module = "kvtrie")]
 pub(crate) struct BlockManager {
     shared: Shared,
+    /// The shape of the model.
+    #[pyo3(get)]
     model: Py<PyAny>,
+    /// The tiers, fastest first.
+    #[pyo3(get)]
     tiers: Py<PyTuple>,
+    /// Tokens of one block.
+    #[pyo3(get)]
     block_tokens: u32,
     layers: u16,
+    /// This machine's number.
+    #[pyo3(get)]
     machine: u32,
 }
 
@@ -65,6 +73,11 @@ impl BlockManager {
         let tokens = blocks.len() * self.block_tokens as usize;
         Match::new(&self.shared, blocks, tokens, now)
     }
+}
+
+/// Blocks by their handles.
+fn blocks_of(given: &Bound<'_, PyAny>) -> PyResult<Vec<Handle>> {
+    Ok(numbers(given, "block", u64::MAX)?.into_iter().map(Handle).collect())
 }
 
 #[pymethods]
@@ -126,30 +139,6 @@ impl BlockManager {
             layers,
             machine,
         })
-    }
-
-    /// The shape of the model.
-    #[getter]
-    fn model(&self, py: Python<'_>) -> Py<PyAny> {
-        self.model.clone_ref(py)
-    }
-
-    /// The tiers, fastest first.
-    #[getter]
-    fn tiers(&self, py: Python<'_>) -> Py<PyTuple> {
-        self.tiers.clone_ref(py)
-    }
-
-    /// Tokens of one block.
-    #[getter]
-    fn block_tokens(&self) -> u32 {
-        self.block_tokens
-    }
-
-    /// This machine's number.
-    #[getter]
-    fn machine(&self) -> u32 {
-        self.machine
     }
 
     /// A number that stays as long as lookups find what they found.
@@ -432,9 +421,7 @@ impl BlockManager {
         tier: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<u64> {
-        let found: Vec<Handle> =
-            numbers(blocks, "block", u64::MAX)?.into_iter().map(Handle).collect();
-        let tier = self.shared.tier(tier)?;
+        let (found, tier) = (blocks_of(blocks)?, self.shared.tier(tier)?);
         self.shared.call(blocks.py(), |manager| manager.pin_copies(&found, tier, now))
     }
 
@@ -513,9 +500,7 @@ impl BlockManager {
         costs: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<usize> {
-        let blocks: Vec<Handle> =
-            numbers(ids, "block", u64::MAX)?.into_iter().map(Handle).collect();
-        let costs = reals(costs, "cost")?;
+        let (blocks, costs) = (blocks_of(ids)?, reals(costs, "cost")?);
         self.shared.call(ids.py(), |manager| manager.set_costs(&blocks, &costs, now))
     }
 
@@ -531,12 +516,9 @@ impl BlockManager {
         self.named(py, "the index of a tier")?;
         let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
         if let Some(blocks) = blocks {
-            let blocks: Vec<Handle> =
-                numbers(blocks, "block", u64::MAX)?.into_iter().map(Handle).collect();
-            return self
-                .shared
-                .call(py, |manager| manager.index_of(tier, &blocks, now))
-                .map(Index::from);
+            let blocks = blocks_of(blocks)?;
+            let index = self.shared.call(py, |manager| manager.index_of(tier, &blocks, now));
+            return index.map(Index::from);
         }
         self.shared.long(py, |manager| manager.index(tier, now)).map(Index::from)
     }

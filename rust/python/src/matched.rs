@@ -27,6 +27,8 @@ pub(crate) use copy::Copy;
 pub(crate) struct Match {
     shared: Shared,
     found: Vec<Handle>,
+    /// Number of tokens that it covers.
+    #[pyo3(get)]
     tokens: usize,
     now: u64,
     blocks: PyOnceLock<Py<PyTuple>>,
@@ -40,12 +42,6 @@ impl Match {
 
 #[pymethods]
 impl Match {
-    /// Number of tokens that it covers.
-    #[getter]
-    fn tokens(&self) -> usize {
-        self.tokens
-    }
-
     /// Handles of its blocks in logical order, `uint64[n]`.
     #[getter]
     fn handles<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {

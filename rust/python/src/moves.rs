@@ -12,43 +12,73 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple, PyType};
 
-use crate::arrays::numbers;
+use crate::arrays;
 use crate::error::bad;
 use crate::memory::claimed;
 use crate::number::{self, shown};
 
 pub(crate) use row::Move;
-use row::{COPY, LOAD, STORE};
+use row::{COPY, LOAD, STORE, columns};
 
 /// Limit of moves in a selection.
 const LIST: usize = 1 << 16;
 
-/// A column, once it was used.
-struct Column<A>(PyOnceLock<Py<A>>);
+/// A value of a column, and the array of them.
+trait Cell: Sized {
+    type Array;
 
-impl<A> Default for Column<A> {
-    fn default() -> Self {
-        Self(PyOnceLock::new())
+    fn array(py: Python<'_>, cells: Vec<Self>) -> PyResult<Py<Self::Array>>;
+}
+
+macro_rules! numbers {
+    ($($number:ty)*) => {$(
+        impl Cell for $number {
+            type Array = PyArray1<Self>;
+
+            fn array(py: Python<'_>, cells: Vec<Self>) -> PyResult<Py<Self::Array>> {
+                Ok(cells.into_pyarray(py).unbind())
+            }
+        }
+    )*};
+}
+
+numbers!(u8 u16 u32 u64);
+
+impl Cell for [u8; 32] {
+    type Array = PyArray2<u8>;
+
+    fn array(py: Python<'_>, cells: Vec<Self>) -> PyResult<Py<Self::Array>> {
+        let shape = [cells.len(), 32];
+        cells.into_flattened().into_pyarray(py).reshape(shape).map(Bound::unbind)
     }
 }
 
-#[derive(Default)]
-struct Columns {
-    id: Column<PyArray1<u64>>,
-    kind: Column<PyArray1<u8>>,
-    lease: Column<PyArray1<u64>>,
-    block: Column<PyArray1<u64>>,
-    key: Column<PyArray2<u8>>,
-    src: Column<PyArray1<u8>>,
-    dst: Column<PyArray1<u8>>,
-    src_slot: Column<PyArray1<u32>>,
-    dst_slot: Column<PyArray1<u32>>,
-    group: Column<PyArray1<u8>>,
-    layer_lo: Column<PyArray1<u16>>,
-    layer_hi: Column<PyArray1<u16>>,
-    after: Column<PyArray1<u64>>,
-    tokens: Column<PyArray1<u32>>,
-    label: Column<PyList>,
+/// The columns, each once it was used, and the methods of `Moves`.
+macro_rules! moves {
+    ({ $($(#[$doc:meta])* $name:ident: $type:ty;)* } $($method:tt)*) => {
+        struct Columns {
+            $($name: PyOnceLock<Py<<$type as Cell>::Array>>,)*
+            label: PyOnceLock<Py<PyList>>,
+        }
+
+        impl Columns {
+            const fn unused() -> Self {
+                Self { $($name: PyOnceLock::new(),)* label: PyOnceLock::new() }
+            }
+        }
+
+        #[pymethods]
+        impl Moves {
+            $(
+                #[getter]
+                fn $name(&self, py: Python<'_>) -> PyResult<Py<<$type as Cell>::Array>> {
+                    let made = || Cell::array(py, self.rows.iter().map(|row| row.$name).collect());
+                    self.columns.$name.get_or_try_init(py, made).map(|made| made.clone_ref(py))
+                }
+            )*
+            $($method)*
+        }
+    };
 }
 
 /// Kind, lease, tiers and layers of a move.
@@ -67,22 +97,11 @@ pub(crate) struct Moves {
 
 impl From<Vec<Move>> for Moves {
     fn from(rows: Vec<Move>) -> Self {
-        Self { rows, columns: Columns::default() }
+        Self { rows, columns: Columns::unused() }
     }
 }
 
 impl Moves {
-    /// A column of a value of each row.
-    fn column<T: numpy::Element>(
-        &self,
-        py: Python<'_>,
-        column: &Column<PyArray1<T>>,
-        of: impl Fn(&Move) -> T,
-    ) -> Py<PyArray1<T>> {
-        let made = || self.rows.iter().map(of).collect::<Vec<T>>().into_pyarray(py).unbind();
-        column.0.get_or_init(py, made).clone_ref(py)
-    }
-
     fn row(&self, index: isize) -> PyResult<&Move> {
         let at = if index < 0 { index + self.rows.len().cast_signed() } else { index };
         let row = usize::try_from(at).ok().and_then(|at| self.rows.get(at));
@@ -90,8 +109,7 @@ impl Moves {
     }
 }
 
-#[pymethods]
-impl Moves {
+columns! { moves
     /// The kind of a move towards a faster tier.
     #[classattr]
     const LOAD: u8 = LOAD;
@@ -103,86 +121,12 @@ impl Moves {
     const COPY: u8 = COPY;
 
     #[getter]
-    fn id(&self, py: Python<'_>) -> Py<PyArray1<u64>> {
-        self.column(py, &self.columns.id, |row| row.id)
-    }
-
-    #[getter]
-    fn kind(&self, py: Python<'_>) -> Py<PyArray1<u8>> {
-        self.column(py, &self.columns.kind, |row| row.kind)
-    }
-
-    #[getter]
-    fn lease(&self, py: Python<'_>) -> Py<PyArray1<u64>> {
-        self.column(py, &self.columns.lease, |row| row.lease)
-    }
-
-    #[getter]
-    fn block(&self, py: Python<'_>) -> Py<PyArray1<u64>> {
-        self.column(py, &self.columns.block, |row| row.block)
-    }
-
-    #[getter]
-    fn key(&self, py: Python<'_>) -> PyResult<Py<PyArray2<u8>>> {
-        let made = || {
-            let keys: Vec<u8> = self.rows.iter().flat_map(|row| row.key).collect();
-            keys.into_pyarray(py).reshape([self.rows.len(), 32]).map(Bound::unbind)
-        };
-        self.columns.key.0.get_or_try_init(py, made).map(|key| key.clone_ref(py))
-    }
-
-    #[getter]
-    fn src(&self, py: Python<'_>) -> Py<PyArray1<u8>> {
-        self.column(py, &self.columns.src, |row| row.src)
-    }
-
-    #[getter]
-    fn dst(&self, py: Python<'_>) -> Py<PyArray1<u8>> {
-        self.column(py, &self.columns.dst, |row| row.dst)
-    }
-
-    #[getter]
-    fn src_slot(&self, py: Python<'_>) -> Py<PyArray1<u32>> {
-        self.column(py, &self.columns.src_slot, |row| row.src_slot)
-    }
-
-    #[getter]
-    fn dst_slot(&self, py: Python<'_>) -> Py<PyArray1<u32>> {
-        self.column(py, &self.columns.dst_slot, |row| row.dst_slot)
-    }
-
-    #[getter]
-    fn group(&self, py: Python<'_>) -> Py<PyArray1<u8>> {
-        self.column(py, &self.columns.group, |row| row.group)
-    }
-
-    #[getter]
-    fn layer_lo(&self, py: Python<'_>) -> Py<PyArray1<u16>> {
-        self.column(py, &self.columns.layer_lo, |row| row.layer_lo)
-    }
-
-    #[getter]
-    fn layer_hi(&self, py: Python<'_>) -> Py<PyArray1<u16>> {
-        self.column(py, &self.columns.layer_hi, |row| row.layer_hi)
-    }
-
-    #[getter]
-    fn after(&self, py: Python<'_>) -> Py<PyArray1<u64>> {
-        self.column(py, &self.columns.after, |row| row.after)
-    }
-
-    #[getter]
-    fn tokens(&self, py: Python<'_>) -> Py<PyArray1<u32>> {
-        self.column(py, &self.columns.tokens, |row| row.tokens)
-    }
-
-    #[getter]
     fn label(&self, py: Python<'_>) -> PyResult<Py<PyList>> {
         let made = || {
             let labels = self.rows.iter().map(|row| PyBytes::new(py, &row.label));
             PyList::new(py, labels).map(Bound::unbind)
         };
-        self.columns.label.0.get_or_try_init(py, made).map(|label| label.clone_ref(py))
+        self.columns.label.get_or_try_init(py, made).map(|label| label.clone_ref(py))
     }
 
     /// The moves that include a layer, restricted to it. Report them with `layers_done`.
@@ -209,7 +153,7 @@ impl Moves {
         tiers: &Bound<'py, PyAny>,
     ) -> PyResult<(Vec<Bound<'py, Self>>, Bound<'py, Self>)> {
         let py = slf.py();
-        let tiers = numbers(tiers, "tier", u64::from(u8::MAX))?;
+        let tiers = arrays::numbers(tiers, "tier", u64::from(u8::MAX))?;
         let among = |tier: u8| tiers.contains(&u64::from(tier));
         let mut parts: Vec<(MoveClass, Vec<Move>)> = Vec::new();
         let mut others = Vec::new();

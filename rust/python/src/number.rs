@@ -102,8 +102,8 @@ fn half(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u16> {
     small(number, name, u16::MAX)
 }
 
-fn copies(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
-    small(number, name, 1 << 20)
+fn many(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
+    whole(number, name, MANY)
 }
 
 fn entries(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
@@ -119,64 +119,37 @@ fn maybe<T>(
 }
 
 macro_rules! arguments {
-    ($($name:ident: $number:ty = $convert:ident;)*) => {$(
+    ($($convert:ident $number:ty: $($name:ident)*;)*) => {$($(
         pub(crate) fn $name(given: &Bound<'_, PyAny>) -> PyResult<$number> {
             $convert(given, stringify!($name))
         }
-    )*};
+    )*)*};
 }
 
 macro_rules! optional_arguments {
-    ($($name:ident: $number:ty = $convert:ident;)*) => {$(
+    ($($convert:ident $number:ty: $($name:ident)*;)*) => {$($(
         pub(crate) fn $name(given: &Bound<'_, PyAny>) -> PyResult<Option<$number>> {
             maybe(given, stringify!($name), $convert)
         }
-    )*};
+    )*)*};
 }
 
 arguments! {
-    now: u64 = nanos;
-    block_tokens: u32 = word;
-    token_weight: u32 = word;
-    machine: u32 = word;
-    ranks: u32 = word;
-    events: u32 = word;
-    eviction_log: u32 = entries;
-    lease_id: u64 = id;
-    keep: usize = count;
-    skip: usize = count;
-    pin: u64 = id;
-    reserve: usize = count;
-    best: usize = count;
-    tokens: usize = count;
-    first_block: usize = count;
-    n: u32 = copies;
-    rank: u32 = word;
-    layer: u16 = half;
-    block: u32 = word;
-    session_blocks: u32 = word;
-    context: u64 = nanos;
-    busy_ns: u64 = nanos;
-    epsilon: f64 = real;
-    reuse: bool = flag;
-    spans: bool = flag;
-    sample_ns: u64 = nanos;
-    present: bool = flag;
-    ok: bool = flag;
-    hung: bool = flag;
-    cancelled: bool = flag;
-    layerwise: bool = flag;
+    nanos u64: now context busy_ns sample_ns;
+    id u64: lease_id pin;
+    many u64: token_budget max_running;
+    word u32: block_tokens token_weight machine ranks events rank block session_blocks;
+    entries u32: eviction_log n;
+    half u16: layer;
+    count usize: keep skip reserve best tokens first_block moves_per_job prefill;
+    real f64: epsilon;
+    flag bool: reuse spans present ok hung cancelled layerwise;
 }
 
 optional_arguments! {
-    limit: usize = count;
-    deadline: u64 = nanos;
-    directory_ns: u64 = nanos;
-    layers_done: u16 = half;
-    layers: u16 = half;
-    ready: u64 = nanos;
-    first: u64 = nanos;
-    per_layer: u64 = nanos;
+    nanos u64: deadline directory_ns ready first per_layer;
+    half u16: layers_done layers;
+    count usize: limit clients;
 }
 
 /// An optional layer.

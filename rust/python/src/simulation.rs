@@ -32,7 +32,7 @@ use crate::settings;
 use crate::text::text;
 use crate::tokens::Tokens;
 use calls::call_row;
-use engine::{clients_of, engine_kind, max_running, moves_per_job, prefill_machines, token_budget};
+use engine::engine_kind;
 use price::prices;
 use record::row;
 
@@ -109,17 +109,17 @@ impl Simulation {
         wait: Option<&Bound<'_, PyAny>>,
         router: Option<&Bound<'_, PyAny>>,
         transfer: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = moves_per_job)] moves_per_job: usize,
+        #[pyo3(from_py_with = number::moves_per_job)] moves_per_job: usize,
         peers: Option<&Bound<'_, PyAny>>,
         engine: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = token_budget)] token_budget: u64,
-        #[pyo3(from_py_with = max_running)] max_running: u64,
+        #[pyo3(from_py_with = number::token_budget)] token_budget: u64,
+        #[pyo3(from_py_with = number::max_running)] max_running: u64,
         token_by_token: bool,
-        #[pyo3(from_py_with = prefill_machines)] prefill: usize,
+        #[pyo3(from_py_with = number::prefill)] prefill: usize,
         network: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::directory_ns)] directory_ns: Option<u64>,
         prefetch: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = clients_of)] clients: Option<usize>,
+        #[pyo3(from_py_with = number::clients)] clients: Option<usize>,
         logged: bool,
         #[pyo3(from_py_with = settings::objective)] objective: Objective,
     ) -> PyResult<Self> {

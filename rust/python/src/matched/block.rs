@@ -13,8 +13,12 @@ use super::Copy;
 /// Block of a match.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct MatchedBlock {
-    block: Handle,
+    /// Its handle.
+    #[pyo3(get)]
+    block: u64,
     tokens: Vec<u32>,
+    /// Its copies, fastest tier first; none for a hole.
+    #[pyo3(get)]
     copies: Py<PyTuple>,
 }
 
@@ -27,46 +31,30 @@ impl MatchedBlock {
         let copies = found.copies.into_iter().zip(slots);
         let copies: Vec<Copy> = copies.map(Copy).collect();
         let copies = PyTuple::new(py, copies)?.unbind();
-        Ok(Self { block: found.block, tokens: found.tokens, copies })
-    }
-
-    pub(crate) fn handle(&self) -> Handle {
-        self.block
+        Ok(Self { block: found.block.0, tokens: found.tokens, copies })
     }
 }
 
 /// Argument: a block's handle, or a block of a match.
 pub(crate) fn handle(number: &Bound<'_, PyAny>) -> PyResult<Handle> {
     if let Ok(block) = number.cast::<MatchedBlock>() {
-        return Ok(block.get().handle());
+        return Ok(Handle(block.get().block));
     }
     whole(number, "block", u64::MAX).map(Handle)
 }
 
 #[pymethods]
 impl MatchedBlock {
-    /// Its handle.
-    #[getter]
-    fn block(&self) -> u64 {
-        self.block.0
-    }
-
     /// Its tokens, `uint32[block_tokens]`.
     #[getter]
     fn tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
         self.tokens.to_pyarray(py)
     }
 
-    /// Its copies, fastest tier first; none for a hole.
-    #[getter]
-    fn copies(&self, py: Python<'_>) -> Py<PyTuple> {
-        self.copies.clone_ref(py)
-    }
-
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         Ok(format!(
             "MatchedBlock(block={:#x}, copies={})",
-            self.block.0,
+            self.block,
             self.copies.bind(py).repr()?
         ))
     }

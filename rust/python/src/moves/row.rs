@@ -11,41 +11,61 @@ pub(super) const LOAD: u8 = 0;
 pub(super) const STORE: u8 = 1;
 pub(super) const COPY: u8 = 2;
 
-/// One move: copy `layer_lo..layer_hi` of a block from slot to slot.
-#[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Move {
-    /// Its id, never used twice.
-    pub(super) id: u64,
-    /// 0 load (towards a faster tier), 1 store (towards a slower one), 2 copy (within the first).
-    pub(super) kind: u8,
-    /// The lease that requested it or waits for it; 0 if none does.
-    pub(super) lease: u64,
-    /// Handle of the block; 2**64 - 1 for a partial one.
-    pub(super) block: u64,
-    /// Content hash of the block, 32 bytes; zeros unless a disk or remote tier takes part.
-    pub(super) key: [u8; 32],
-    /// Index of the tier to read.
-    pub(super) src: u8,
-    /// Index of the tier to write.
-    pub(super) dst: u8,
-    /// Slot to read.
-    pub(super) src_slot: u32,
-    /// Slot to write.
-    pub(super) dst_slot: u32,
-    /// Layer group.
-    pub(super) group: u8,
-    /// First layer.
-    pub(super) layer_lo: u16,
-    /// One behind the last layer.
-    pub(super) layer_hi: u16,
-    /// The move that must complete before this one starts; 0 if none.
-    pub(super) after: u64,
-    /// Tokens of the block that are valid.
-    pub(super) tokens: u32,
-    /// The block's record for a disk or remote tier; empty unless that is the destination.
-    pub(super) label: Vec<u8>,
+/// The columns of moves in the order of the binary format, for a macro.
+macro_rules! columns {
+    ($used:ident $($more:tt)*) => {
+        $used! {
+            {
+                /// Its id, never used twice.
+                id: u64;
+                /// 0 load (towards a faster tier), 1 store (towards a slower one), 2 copy (within the first).
+                kind: u8;
+                /// The lease that requested it or waits for it; 0 if none does.
+                lease: u64;
+                /// Handle of the block; 2**64 - 1 for a partial one.
+                block: u64;
+                /// Content hash of the block, 32 bytes; zeros unless a disk or remote tier takes part.
+                key: [u8; 32];
+                /// Index of the tier to read.
+                src: u8;
+                /// Index of the tier to write.
+                dst: u8;
+                /// Slot to read.
+                src_slot: u32;
+                /// Slot to write.
+                dst_slot: u32;
+                /// Layer group.
+                group: u8;
+                /// First layer.
+                layer_lo: u16;
+                /// One behind the last layer.
+                layer_hi: u16;
+                /// The move that must complete before this one starts; 0 if none.
+                after: u64;
+                /// Tokens of the block that are valid.
+                tokens: u32;
+            }
+            $($more)*
+        }
+    };
 }
+
+pub(super) use columns;
+
+macro_rules! row {
+    ({ $($(#[$doc:meta])* $name:ident: $type:ty;)* }) => {
+        /// One move: copy `layer_lo..layer_hi` of a block from slot to slot.
+        #[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
+        #[derive(Clone, Default, PartialEq, Eq, Hash)]
+        pub(crate) struct Move {
+            $($(#[$doc])* pub(super) $name: $type,)*
+            /// The block's record for a disk or remote tier; empty unless that is the destination.
+            pub(super) label: Vec<u8>,
+        }
+    };
+}
+
+columns!(row);
 
 impl Move {
     /// The move as the manager hands it out, with its lease.

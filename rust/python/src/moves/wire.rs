@@ -14,37 +14,77 @@
 use pyo3::PyResult;
 
 use super::Move;
+use super::row::columns;
 use crate::error::bad;
 
 const MAGIC: &[u8; 8] = b"kvtrmove";
 const VERSION: u32 = 2;
 const HEADER: usize = 24;
-const ROW: usize = 8 * 4 + 32 + 4 * 3 + 2 * 2 + 4 * 2;
+
+/// A value of a column.
+trait Cell: Sized {
+    fn put(&self, out: &mut Vec<u8>);
+    fn take(bytes: &mut Bytes<'_>) -> Self;
+}
+
+macro_rules! numbers {
+    ($($number:ty)*) => {$(
+        impl Cell for $number {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn take(bytes: &mut Bytes<'_>) -> Self {
+                Self::from_le_bytes(bytes.take())
+            }
+        }
+    )*};
+}
+
+numbers!(u8 u16 u32 u64);
+
+impl Cell for [u8; 32] {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+
+    fn take(bytes: &mut Bytes<'_>) -> Self {
+        bytes.take()
+    }
+}
+
+macro_rules! wire {
+    ({ $($(#[$doc:meta])* $name:ident: $type:ty;)* }) => {
+        /// Bytes of a move without its label.
+        const ROW: usize = $(size_of::<$type>() +)* size_of::<u32>();
+
+        fn put_columns(rows: &[Move], out: &mut Vec<u8>) {
+            $(for row in rows { row.$name.put(out); })*
+        }
+
+        fn take_columns(rows: &mut [Move], body: &mut Bytes<'_>) {
+            $(for row in &mut *rows { row.$name = Cell::take(body); })*
+        }
+    };
+}
+
+columns!(wire);
 
 /// Encodes moves.
 pub(super) fn encode(rows: &[Move]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER + rows.len() * ROW);
     out.extend_from_slice(MAGIC);
-    out.extend_from_slice(&VERSION.to_le_bytes());
-    out.extend_from_slice(&0_u32.to_le_bytes());
-    out.extend_from_slice(&(rows.len() as u64).to_le_bytes());
-    out.extend(rows.iter().flat_map(|row| row.id.to_le_bytes()));
-    out.extend(rows.iter().map(|row| row.kind));
-    out.extend(rows.iter().flat_map(|row| row.lease.to_le_bytes()));
-    out.extend(rows.iter().flat_map(|row| row.block.to_le_bytes()));
-    out.extend(rows.iter().flat_map(|row| row.key));
-    out.extend(rows.iter().map(|row| row.src));
-    out.extend(rows.iter().map(|row| row.dst));
-    out.extend(rows.iter().flat_map(|row| row.src_slot.to_le_bytes()));
-    out.extend(rows.iter().flat_map(|row| row.dst_slot.to_le_bytes()));
-    out.extend(rows.iter().map(|row| row.group));
-    out.extend(rows.iter().flat_map(|row| row.layer_lo.to_le_bytes()));
-    out.extend(rows.iter().flat_map(|row| row.layer_hi.to_le_bytes()));
-    out.extend(rows.iter().flat_map(|row| row.after.to_le_bytes()));
-    out.extend(rows.iter().flat_map(|row| row.tokens.to_le_bytes()));
+    VERSION.put(&mut out);
+    0_u32.put(&mut out);
+    (rows.len() as u64).put(&mut out);
+    put_columns(rows, &mut out);
     let length = |row: &Move| u32::try_from(row.label.len()).unwrap_or(u32::MAX);
-    out.extend(rows.iter().flat_map(|row| length(row).to_le_bytes()));
-    out.extend(rows.iter().flat_map(|row| row.label.iter().copied()));
+    for row in rows {
+        length(row).put(&mut out);
+    }
+    for row in rows {
+        out.extend_from_slice(&row.label);
+    }
     out
 }
 
@@ -57,11 +97,11 @@ pub(super) fn decode(data: &[u8]) -> PyResult<Vec<Move>> {
     if header.take::<8>() != *MAGIC {
         return Err(refuse("they do not start with the magic"));
     }
-    let version = u32::from_le_bytes(header.take());
-    if version != VERSION || u32::from_le_bytes(header.take()) != 0 {
+    let version = u32::take(&mut header);
+    if version != VERSION || u32::take(&mut header) != 0 {
         return Err(refuse(&format!("their version is {version}, {VERSION} wanted")));
     }
-    let count = u64::from_le_bytes(header.take());
+    let count = u64::take(&mut header);
     let columns = usize::try_from(count).ok().and_then(|count| count.checked_mul(ROW));
     let Some((body, mut labels)) = columns.and_then(|columns| body.split_at_checked(columns))
     else {
@@ -69,68 +109,10 @@ pub(super) fn decode(data: &[u8]) -> PyResult<Vec<Move>> {
     };
     let count = body.len() / ROW;
     let mut body = Bytes(body);
-    let empty = Move {
-        id: 0,
-        kind: 0,
-        lease: 0,
-        block: 0,
-        key: [0; 32],
-        src: 0,
-        dst: 0,
-        src_slot: 0,
-        dst_slot: 0,
-        group: 0,
-        layer_lo: 0,
-        layer_hi: 0,
-        after: 0,
-        tokens: 0,
-        label: Vec::new(),
-    };
-    let mut rows = vec![empty; count];
+    let mut rows = vec![Move::default(); count];
+    take_columns(&mut rows, &mut body);
     for row in &mut rows {
-        row.id = u64::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.kind = u8::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.lease = u64::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.block = u64::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.key = body.take();
-    }
-    for row in &mut rows {
-        row.src = u8::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.dst = u8::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.src_slot = u32::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.dst_slot = u32::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.group = u8::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.layer_lo = u16::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.layer_hi = u16::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.after = u64::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        row.tokens = u32::from_le_bytes(body.take());
-    }
-    for row in &mut rows {
-        let length = u32::from_le_bytes(body.take()) as usize;
+        let length = u32::take(&mut body) as usize;
         let label = labels.split_at_checked(length);
         let (label, rest) = label.ok_or_else(|| refuse("the labels are cut short"))?;
         row.label = label.to_vec();

@@ -8,32 +8,18 @@ pub(super) type Row =
     (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64, Vec<u64>, u64, u64);
 
 pub(super) fn row(record: &Record) -> Row {
-    let Record {
-        id,
-        machine,
-        arrival,
-        first_token,
-        end,
-        ref hits,
-        peer,
-        computed,
-        stalled,
-        ref saved,
-        suspended,
-        output,
-    } = *record;
     (
-        id,
-        machine,
-        arrival,
-        first_token,
-        end,
-        hits.clone(),
-        peer,
-        computed,
-        stalled,
-        saved.clone(),
-        suspended,
-        output,
+        record.id,
+        record.machine,
+        record.arrival,
+        record.first_token,
+        record.end,
+        record.hits.clone(),
+        record.peer,
+        record.computed,
+        record.stalled,
+        record.saved.clone(),
+        record.suspended,
+        record.output,
     )
 }
