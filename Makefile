@@ -51,7 +51,7 @@ test-wheel: $(LOCKED) ## the wheel: its tags and size, and what runs where it st
 bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kvtrie`
 	cargo bench -p kvtrie-core
 	$(BIN)/pytest benches --benchmark-enable --benchmark-columns=min,median,stddev,rounds $(ARGS)
-	$(BIN)/python benches/import_time.py
+	$(BIN)/python -m benches.import_time
 
 peers: $(LOCKED) ## install other block managers for bench-core (Linux x86-64, Python 3.11); ARGS="dynamo"
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh $(or $(ARGS),dynamo sglang vllm lmcache)

@@ -8,14 +8,13 @@ Cost: about a minute on two cores once the model is converted.
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from benches.core.place import place
+from benches.record import keep, options
 from kvtrie import BlockManager, Cost, ModelShape, Tier
 from kvtrie.cli.progress import watched
 from kvtrie.demo.model import smollm, tiny
@@ -72,25 +71,22 @@ def compared(truth: torch.Tensor, got: torch.Tensor, ids: torch.Tensor) -> dict[
 
 def main() -> None:
     """Reads arguments, measures, prints."""
-    parser = argparse.ArgumentParser(prog="python -m benches.formats", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one document instead of a table")
-    parser.add_argument("--tiny", action="store_true", help="a random model, in seconds")
-    told = parser.parse_args()
-    speaker = tiny() if told.tiny else smollm(Console(stderr=True))
+    given = options(__doc__).parse_args()
+    speaker = tiny() if given.quick else smollm(Console(stderr=True))
     ids = torch.tensor([speaker.opening(TEXT.read_text())[:TOKENS]])
     with torch.no_grad():
         truth = speaker.model(ids).logits
     rows = {}
-    for name in watched(list(LAYOUTS), "formats", quiet=told.json):
+    names = ["float32", "int8, group"] if given.quick else list(LAYOUTS)
+    for name in watched(names, "formats", quiet=given.json):
         logits, past = behind(speaker.model, ids, LAYOUTS[name])
         shape = ModelShape.from_config(speaker.model.config)
         bytes_per_block = sum(LAYOUTS[name].planes(BLOCK, shape.kv_heads, shape.head_dim))
         rows[name] = {"bytes of a block": bytes_per_block * shape.layers} | compared(
             truth[:, past:], logits, ids[0, past + 1 :]
         )
-    if told.json:
-        about = place() | {"model": speaker.name, "torch": torch.__version__}
-        print(json.dumps({"about": about, "formats": rows}, indent=2))
+    about = place() | {"model": speaker.name, "torch": torch.__version__}
+    if keep(given, {"about": about, "formats": rows}):
         return
     print(f"{speaker.name}, {CACHED} tokens loaded, {ids.shape[1] - CACHED} behind them")
     for name, row in rows.items():

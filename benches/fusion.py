@@ -8,8 +8,6 @@ Cost: half a minute a round on an idle core; `--tiny` seconds.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import time
@@ -21,10 +19,9 @@ from statistics import median
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from benches.core.place import place
-from benches.record import Result, document, write
+from benches.record import Result, document, keep, options, show
 from kvtrie import BlockManager, Layout, ModelShape, Tier
 from kvtrie.cli.progress import watched
 from kvtrie.demo.model import smollm, tiny
@@ -146,11 +143,11 @@ def loss(speaker, world, context, whole):
     return float((truth.exp() * (truth - mine)).sum())
 
 
-def play(speaker, rounds):
+def play(speaker, rounds, size):
     """Samples by way; fusions as `Sample`, losses in nats by format, the others as seconds."""
     text = "\n".join(topics[name] for name in sorted(topics))
-    ids = np.array(speaker.tokens(text[: 12 * CHUNKS * TOKENS]))
-    chunks = [ids[at * TOKENS : (at + 1) * TOKENS] for at in range(CHUNKS)]
+    ids = np.array(speaker.tokens(text[: 12 * CHUNKS * size]))
+    chunks = [ids[at * size : (at + 1) * size] for at in range(CHUNKS)]
     context = Context(chunks, speaker.tokens(QUESTION))
     decoder = Decoder(speaker.model)
     parts = [np.array(speaker.tokens(PREFIX)), *chunks, context.query]
@@ -176,7 +173,7 @@ def play(speaker, rounds):
             began = time.perf_counter()
             first(speaker.model, whole)
             seen["full prefill"].append(time.perf_counter() - began)
-            head = whole[:, : -len(context.query) - (CHUNKS - 1) * TOKENS]
+            head = whole[:, : -len(context.query) - (CHUNKS - 1) * size]
             with KvtrieCache(speaker.model, alone.executor, head) as cache:
                 first(speaker.model, head, cache)
             seen["prefix reuse"].append(prefix_reuse(alone, whole)[0])
@@ -229,30 +226,18 @@ def results(seen, layer, losses):
 
 def main() -> int:
     """Play, write, print."""
-    parser = argparse.ArgumentParser(prog="benches.fusion", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true", help="a random model; nothing is written")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--json", action="store_true", help="print the document, not the table")
+    parser = options(__doc__, OUT)
+    parser.add_argument("--rounds", type=int, help="default: 5")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    told = Console(stderr=True)
-    speaker = tiny() if given.tiny else smollm(told)
-    rows = results(*play(speaker, given.rounds))
-    where = {**place(), "model": speaker.name, "torch": torch.__version__, "rounds": given.rounds}
-    where["threads"], where["chunks"], where["chunk_tokens"] = 1, CHUNKS, TOKENS
-    kept = document(where, rows)
-    if not given.tiny:
-        write(given.out, kept)
-    if given.json:
-        sys.stdout.write(json.dumps(kept) + "\n")
-        return 0
-    table = Table("", "ours", "peer", "times better", "goal")
-    for each in rows:
-        goal = "-" if each.goal is None else f"{each.goal:.2f} {'✓' if each.ok else 'missed'}"
-        peer = f"{each.peer_name} {each.peer:.3g} {each.unit}"
-        table.add_row(each.what, f"{each.ours:.3g} {each.unit}", peer, f"{each.ratio:.2f}", goal)
-    Console(width=120).print(table)
+    speaker = tiny() if given.quick else smollm(Console(stderr=True))
+    rounds = given.rounds or (1 if given.quick else 5)
+    tokens = 32 if given.quick else TOKENS
+    rows = results(*play(speaker, rounds, tokens))
+    where = {**place(), "model": speaker.name, "torch": torch.__version__, "rounds": rounds}
+    where["threads"], where["chunks"], where["chunk_tokens"] = 1, CHUNKS, tokens
+    if not keep(given, document(where, rows)):
+        show(rows)
     return 0
 
 

@@ -37,6 +37,18 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+def clear_peak() -> int:
+    """Set the peak of resident memory to what is resident, and return it in kilobytes; Linux."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_kilobytes()
+
+
+def peak_kilobytes() -> int:
+    """The most resident memory since the peak was cleared."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
 def percentile(samples: Sequence[float] | NDArray[np.float64], share: float) -> float:
     """The sample below which that share of all lies."""
     return float(np.sort(np.asarray(samples))[int(share * len(samples))])

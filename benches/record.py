@@ -1,4 +1,4 @@
-"""The form in which measurements are kept in `benches/results`, and what reads and writes it.
+"""The form of records in `benches/results`; arguments, table and goals that benches share.
 
 A document is `{place, rows}`: where and when it was measured, and a row for each figure of ours
 beside one peer's. Invariant: every row has the same eight keys; what else tells how it was made
@@ -7,15 +7,21 @@ stands under `more`. Cost: none.
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 NO_PEER = "-"
+WIDE = 140
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +70,76 @@ def write(path: Path, kept: dict[str, Any]) -> None:
     new = path.with_suffix(".new")
     new.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     new.replace(path)
+
+
+def bounded(  # noqa: PLR0917 - the fields of a row
+    what: str,
+    ours: float,
+    peer: float,
+    unit: str,
+    name: str,
+    most: float | None = None,
+    **more: Any,
+) -> Result:
+    """A row whose ours / peer is at most `most`, if that is given.
+
+    Args:
+        what: the row's name.
+        ours: our figure, of which less is better.
+        peer: the peer's.
+        unit: of both.
+        name: of the peer.
+        most: the bound.
+        more: see `Result`.
+    """
+    ratio = round(min(peer / ours, 1e6) if ours else 1e6, 3)
+    goal, ok = (None, None) if most is None else (round(1 / most, 3), ours <= most * peer)
+    return Result(what, round(ours, 4), unit, round(peer, 4), name, ratio, goal, ok, more)
+
+
+def options(about: str | None, out: Path | None = None) -> argparse.ArgumentParser:
+    """A parser with the arguments that every bench takes.
+
+    Args:
+        about: the module's docstring.
+        out: where the record is written by default; None if it is only printed.
+    """
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument(
+        "--quick", "--tiny", action="store_true", help="small sizes, in seconds; see --out"
+    )
+    parser.add_argument("--json", action="store_true", help="print the record, no table")
+    where = "with --quick: not at all" if out else "not at all"
+    shown = f"{out.relative_to(Path(__file__).parents[1])}; " if out else ""
+    parser.add_argument("--out", type=Path, help=f"where the record goes (default: {shown}{where})")
+    parser.set_defaults(kept=out)
+    return parser
+
+
+def keep(given: argparse.Namespace, record: dict[str, Any]) -> bool:
+    """Write a record as `options` said, and print it under `--json`; whether it was printed."""
+    path = given.out or (None if given.quick else given.kept)
+    if path is not None:
+        write(path, record)
+    if given.json:
+        sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+    return given.json
+
+
+def show(rows: Iterable[Result], words: Iterable[str] = ()) -> None:
+    """Print a table of rows, and then other lines."""
+    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False)
+    table = Table()
+    for head in ("what", "ours", "peer", "whose", "ratio", "goal", ""):
+        left = head in {"what", "whose"}
+        table.add_column(head, justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        ratio, goal = ("" if each is None else f"{each:.3g}" for each in (row.ratio, row.goal))
+        verdict = "" if row.ok is None else "reached" if row.ok else "missed"
+        figures = (
+            "" if each is None else f"{each:.4g} {row.unit}" for each in (row.ours, row.peer)
+        )
+        table.add_row(row.what, *figures, row.peer_name, ratio, goal, verdict)
+    console.print(table)
+    for each in words:
+        console.print(each)

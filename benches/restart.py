@@ -8,7 +8,6 @@ blocks are written once, 12 KiB each.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -21,6 +20,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benches.core.place import place
+from benches.record import keep, options
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie._kvtrie import DiskStore
 
@@ -82,10 +83,11 @@ def timed(rows, name, call):
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--blocks", type=int, default=1_000_000)
+    parser = options(__doc__)
+    parser.add_argument("--blocks", type=int, help="default: a million")
     parser.add_argument("--folder", type=Path, help="where the files go; the default is temporary")
     given = parser.parse_args()
+    given.blocks = given.blocks or (10 * CHAIN if given.quick else 1_000_000)
     if given.blocks < CHAIN or given.blocks % CHAIN:
         parser.error(f"--blocks is a multiple of {CHAIN}")
     rows: list[tuple[str, float, float]] = []
@@ -100,6 +102,9 @@ def main():
         store.close()
     if found != given.blocks:
         raise SystemExit(f"{found} of {given.blocks} blocks were found again")
+    parts = {name: {"seconds": wall, "processor_seconds": busy} for name, wall, busy in rows}
+    if keep(given, {"place": place(), "blocks": given.blocks, "parts": parts}):
+        return 0
     table = Table("part", title=f"A restart with {given.blocks:,} blocks")
     for name in ("seconds", "processor seconds", "µs a block"):
         table.add_column(name, justify="right")

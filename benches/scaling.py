@@ -14,7 +14,6 @@ Cost: three minutes, 2 GB.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
@@ -30,14 +29,18 @@ from rich.table import Table
 from benches import crowds
 from benches.core.place import place
 from benches.ours.manager import STEP, manager
+from benches.record import keep, options
 from benches.workload import BLOCK, SEED, VOCABULARY
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from kvtrie import BlockManager
 
 ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs/images/scaling.png"
+QUICK = ((1024, 2048), (10, 30))  # sizes and crowds
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)
 LENGTH = 32  # blocks of a sequence
 KEPT = 500  # sequences that are asked for again
@@ -204,27 +207,35 @@ def words(size: int) -> str:
     return f"{size // 1_000_000} M" if size >= 1_000_000 else f"{size // 1000} k"
 
 
-def main() -> int:
-    """Measure, print, write, draw."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BLOCKS")
-    parser.add_argument(
-        "--crowds", type=int, nargs="+", default=list(crowds.NUMBERS), metavar="NUMBER"
-    )
+def arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = options(__doc__, ROOT / "benches/results/scaling.json")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="BLOCKS")
+    parser.add_argument("--crowds", type=int, nargs="+", metavar="NUMBER")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--json", action="store_true", help="print the document, not the table")
-    parser.add_argument("--out", type=Path, default=ROOT / "benches/results/scaling.json")
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs/images/scaling.png")
+    parser.add_argument(
+        "--picture", type=Path, help=f"default: {PICTURE.name}, if --out is not given"
+    )
     parser.add_argument("--redraw", action="store_true", help="only draw what --out holds")
     given = parser.parse_args()
+    given.sizes = given.sizes or list(QUICK[0] if given.quick else SIZES)
+    given.crowds = given.crowds or list(QUICK[1] if given.quick else crowds.NUMBERS)
+    if not (given.quick or given.out):
+        given.picture = given.picture or PICTURE
+    if min(given.sizes) < 16 * LENGTH:
+        parser.error(f"{min(given.sizes)} blocks: at least {16 * LENGTH} are needed")
+    return given
+
+
+def main() -> int:
+    """Measure, print, write, draw."""
+    given = arguments()
     if given.redraw:
-        rows = json.loads(given.out.read_text())["rows"]
+        rows = json.loads((given.out or given.kept).read_text())["rows"]
         sizes = [row.pop("blocks") for row in rows]
-        picture(sizes, rows, given.picture)
+        picture(sizes, rows, given.picture or PICTURE)
         return 0
     sizes, told = sorted(given.sizes), Console(stderr=True)
-    if sizes[0] < 16 * LENGTH:
-        parser.error(f"{sizes[0]} blocks: at least {16 * LENGTH} are needed")
     draw, measured, where = np.random.default_rng(given.seed), [], place()
     worst = Worst()
     gc.freeze()
@@ -252,11 +263,9 @@ def main() -> int:
             "ok": max(worst.us.values()) <= GOAL_US,
         },
     }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(document, indent=1) + "\n")
-    picture(sizes, measured, given.picture)
-    if given.json:
-        sys.stdout.write(json.dumps(document) + "\n")
+    if given.picture:
+        picture(sizes, measured, given.picture)
+    if keep(given, document):
         return 0
     table = Table(title="µs a call, median")
     for head in ("blocks", *LABELS.values()):

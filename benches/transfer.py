@@ -10,8 +10,6 @@ either side. Cost: half a minute a round.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -19,12 +17,11 @@ from statistics import median
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benches.core.place import place
 from benches.core.referee import DriverError, Line, interpreter, run
 from benches.core.rows import OURS, Play
-from benches.record import Result, document, write
+from benches.record import Result, document, keep, options, show
 
 OUT = Path(__file__).parent / "results/transfer.json"
 GOAL_MS = 1.0
@@ -41,12 +38,13 @@ PARTS = ("lookup", "store", "retrieve")
 LAYERS = "benches.ours.layers"
 
 
-def plays() -> list[Play]:
-    """The peer or its stand-in, then ours."""
+def plays(*, quick: bool) -> list[Play]:
+    """The peer or its stand-in, then ours; the stand-in and short prompts if it is to be quick."""
+    small = ("--tokens", "2048", "--prompts", "1") if quick else ()
     peer = Play("lmcache", "benches.peers.lmcache_layers", ())
-    if interpreter("lmcache") is None:
-        peer = Play(OURS, LAYERS, ("--naive",))
-    return [peer, *(Play(OURS, LAYERS, ("--block", block)) for block in ("256", "16"))]
+    if quick or interpreter("lmcache") is None:
+        peer = Play(OURS, LAYERS, ("--naive", *small))
+    return [peer, *(Play(OURS, LAYERS, ("--block", block, *small)) for block in ("256", "16"))]
 
 
 def rows_of(lines: list[Line]) -> list[Result]:
@@ -82,13 +80,12 @@ def rows_of(lines: list[Line]) -> list[Result]:
 
 def main() -> int:
     """Play, write, print."""
-    parser = argparse.ArgumentParser(prog="benches.transfer", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--json", action="store_true", help="print the document, not the table")
+    parser = options(__doc__, OUT)
+    parser.add_argument("--rounds", type=int, help="default: 3")
     given = parser.parse_args()
+    rounds = given.rounds or (1 if given.quick else 3)
     told = Console(stderr=True)
-    order = plays() * given.rounds
+    order = plays(quick=given.quick) * rounds
     try:
         lines = [
             line
@@ -99,24 +96,11 @@ def main() -> int:
         told.print(str(error), highlight=False)
         return 1
     rows = rows_of(lines)
-    where = {**place(), "rounds": given.rounds, "tokens": 32_768, "layers": 32}
+    where = {**place(), "rounds": rounds, "tokens": 32_768, "layers": 32}
     where["lines"] = [asdict(line) for line in lines]
-    kept = document(where, rows)
-    write(given.out, kept)
-    if given.json:
-        sys.stdout.write(json.dumps(kept) + "\n")
-        return 0
-    table = Table("", "ours ms, best (median)", "peer ms", "ratio", "goal", "")
-    for row in rows:
-        table.add_row(
-            row.what,
-            f"{row.ours:.3g} ({row.more['ours_median']:.3g})",
-            f"{row.peer_name} {row.peer:.3g} ({row.more['peer_median']:.3g})",
-            f"{row.ratio:.3g}",
-            "-" if row.goal is None else f"{row.goal:g}",
-            "" if row.more["within_budget"] else f"above {GOAL_MS:g} ms",
-        )
-    Console(width=120).print(table)
+    if not keep(given, document(where, rows)):
+        late = [row.what for row in rows if not row.more["within_budget"]]
+        show(rows, [f"above {GOAL_MS:g} ms: {', '.join(late)}"] if late else [])
     return 0
 
 

@@ -11,12 +11,9 @@ Cost: half an hour with the peers, ten minutes without, on two cores.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -25,11 +22,12 @@ from rich.progress import Progress
 from benches.core.place import place
 from benches.core.referee import PROTOTYPE, ROOT, DriverError, Line, missing, run, schedule
 from benches.core.report import PlayedWronglyError, check, rows_of, table
-from benches.core.rows import GAMES, chosen
-from benches.record import Result, document, read, write
+from benches.core.rows import GAMES, chosen, quick
+from benches.record import Result, document, keep, options, read, write
 from benches.workload import CONVERSATIONS, LRU_POOL, SEED
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from benches.core.rows import Game, Play
@@ -40,14 +38,15 @@ WIDE = 140
 
 def main() -> int:
     """Play, check, report."""
-    parser = argparse.ArgumentParser(prog="benches.core", description=__doc__.partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="PREFIX", help="of rows")
     parser.add_argument("--without-peers", action="store_true")
     parser.add_argument("--rounds", type=int, default=2, help="two at least give a median")
-    parser.add_argument("--out", type=Path, help="write what was played there")
-    parser.add_argument("--json", action="store_true", help="print the document, not the table")
     given = parser.parse_args()
+    given.without_peers |= given.quick
+    given.rounds = 1 if given.quick else given.rounds
     games, told = chosen(given.only), Console(stderr=True)
+    games = [quick(game) for game in games] if given.quick else games
     if not games:
         names = ", ".join(row.what for game in GAMES for row in game.rows)
         parser.error(f"no row's name begins with {' or '.join(given.only)}; there are {names}")
@@ -62,10 +61,7 @@ def main() -> int:
     except (DriverError, PlayedWronglyError) as error:
         told.print(str(error), markup=False, highlight=False)
         return 1
-    if given.out is not None:
-        write(given.out, document(where, rows))
-    if given.json:
-        sys.stdout.write(json.dumps(document(where, rows), ensure_ascii=False) + "\n")
+    if keep(given, document(where, rows)):
         return 0
     show(where, rows, Console(width=None if sys.stdout.isatty() else WIDE))
     return 0

@@ -7,7 +7,7 @@ that ours prints, and no two rows share it. Cost: none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 OURS = "kvtrie"
 LIMIT = "limit"
@@ -228,3 +228,25 @@ def chosen(prefixes: list[str]) -> list[Game]:
         for game in GAMES
     ]
     return [game for game in games if game.rows]
+
+
+_SMALL = {
+    "request": "--conversations 60 --blocks 20000",
+    "leaves": "--leaves 40 --steps 5",
+    "decode": "--requests 3 --steps 40 --prompt 100",
+    "store": "--blocks 2000 --calls 3",
+    "memory": "--blocks 3000 --conversations 60",
+    "offload": "--conversations 80 --gpu 14000 --blocks 15000",
+}
+"""Arguments of our drivers under `--quick`; criterion's benches are left out."""
+
+
+def quick(game: Game) -> Game:
+    """The game on small sizes, without the limit and peers."""
+    names = {play: play.module.rpartition(".")[2] for play in game.ours}
+    ours = [
+        replace(play, arguments=(*play.arguments, *_SMALL[name].split()))
+        for play, name in names.items()
+        if play.environment == OURS and name in _SMALL
+    ]
+    return replace(game, ours=tuple(ours), peers=())

@@ -156,7 +156,9 @@ def main():
         "--turns", type=int, default=3, help="servers of each kind, one after the other in turns"
     )
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--tiny", action="store_true", help="a random model, in a minute")
+    parser.add_argument(
+        "--quick", "--tiny", dest="tiny", action="store_true", help="a random model, in a minute"
+    )
     parser.add_argument("--json", type=Path, help="where the figures go")
     given = parser.parse_args()
     console = Console()

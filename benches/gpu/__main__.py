@@ -6,7 +6,6 @@ the CPU, to prove this program; its figures mean nothing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict, replace
@@ -18,6 +17,7 @@ import torch
 from benches.core.place import place
 from benches.gpu import attention, bandwidth, link, overlap
 from benches.gpu.clock import Clock, Row
+from benches.record import keep, options
 from kvtrie.cli.progress import watched
 
 if TYPE_CHECKING:
@@ -43,25 +43,26 @@ def parts(clock: Clock) -> dict[str, Callable[[], Iterable[Row]]]:
     }
 
 
-def main() -> None:
-    """Reads arguments, measures, prints."""
-    parser = argparse.ArgumentParser(prog="python -m benches.gpu", description=__doc__)
+def main() -> int:
+    """Measure and print; 1 if a part stopped or a goal was missed."""
+    parser = options(__doc__)
     parser.add_argument(
         "--only", action="append", choices=["bandwidth", "link", "overlap", "attention"]
     )
-    parser.add_argument("--json", action="store_true", help="one document instead of a table")
-    parser.add_argument("--rehearse", action="store_true", help="small sizes on the CPU")
-    told = parser.parse_args()
-    if not torch.cuda.is_available() and not told.rehearse:
+    parser.add_argument(
+        "--rehearse", dest="quick", action="store_true", help="as --quick: small sizes on the CPU"
+    )
+    given = parser.parse_args()
+    if not torch.cuda.is_available() and not given.quick:
         said = "not run: no CUDA device"
-        print(json.dumps({"not_run": said}) if told.json else said)
-        return
-    device = torch.device("cpu" if told.rehearse else "cuda")
+        print(json.dumps({"not_run": said}) if given.json else said)
+        return 0
+    device = torch.device("cpu" if given.quick else "cuda")
     clock = Clock(device)
-    chosen = {name: run for name, run in parts(clock).items() if name in (told.only or [name])}
+    chosen = {name: run for name, run in parts(clock).items() if name in (given.only or [name])}
     rows: dict[str, list[Row]] = {}
     stopped: dict[str, str] = {}
-    for name in watched(list(chosen), "measuring", quiet=told.json):
+    for name in watched(list(chosen), "measuring", quiet=given.json):
         rows[name], error = collected(chosen[name])
         if error:
             stopped[name] = error
@@ -73,19 +74,16 @@ def main() -> None:
         else "none: a rehearsal on the CPU, whose figures mean nothing",
         "torch": torch.__version__,
     }
-    if told.json:
-        document = {
-            name: [asdict(row) | {"ok": row.ok} for row in each] for name, each in rows.items()
-        }
-        print(json.dumps({"about": about, **document, "stopped": stopped}, indent=2))
-        sys.exit(1 if stopped else 0)
+    figures = {name: [asdict(row) | {"ok": row.ok} for row in each] for name, each in rows.items()}
+    if keep(given, {"about": about, **figures, "stopped": stopped}):
+        return int(bool(stopped))
     print(", ".join(f"{name} {about[name]}" for name in ("date", "device", "torch")))
     for row in chain.from_iterable(rows.values()):
         print(line(row))
     for name, error in stopped.items():
         print(f"{name} stopped: {error}")
     missed = [row for row in chain.from_iterable(rows.values()) if row.ok is False]
-    sys.exit(1 if missed or stopped else 0)
+    return int(bool(missed or stopped))
 
 
 def collected(run: Callable[[], Iterable[Row]]) -> tuple[list[Row], str]:
@@ -111,4 +109,4 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

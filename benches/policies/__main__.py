@@ -13,7 +13,6 @@ Cost: an hour on two cores; `--seeds 1 --modes 1` takes a quarter of one.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -43,8 +42,10 @@ from benches.policies.cells import (
 from benches.policies.goals import goals_of
 from benches.policies.show import show
 from benches.policies.traces import AGENTS, COMMON, SEEDS, rooms_of, sources
+from benches.record import options
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
 RESULTS = Path(__file__).parents[1] / "results" / "policies.json"
@@ -90,17 +91,17 @@ def verify(rows: list[Row]) -> list[str]:
     return wrong
 
 
-def write(path: Path, rows: list[Row]) -> None:
-    """Write the rows, and the goals that they reach or miss."""
+def text_of(rows: list[Row]) -> str:
+    """The record: the rows, a line each, and the goals that they reach or miss."""
     goals = [{**asdict(goal), "ok": goal.ok} for goal in goals_of(rows)]
     lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
     told = ",\n".join(json.dumps(goal) for goal in goals)
-    path.write_text(f'{{"goals": [\n{told}\n], "rows": [\n{lines}\n]}}\n')
+    return f'{{"goals": [\n{told}\n], "rows": [\n{lines}\n]}}\n'
 
 
 def main() -> int:
     """Play all cells and print what came of them; 1 if something is wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, RESULTS)
     parser.add_argument(
         "--trace", default=os.environ.get("KVTRIE_TRACE"), help="the Mooncake conversation trace"
     )
@@ -108,13 +109,16 @@ def main() -> int:
         "--sessions", default=os.environ.get("KVTRIE_SESSIONS"), help="sessions of coding agents"
     )
     parser.add_argument("--policy", action="append", choices=policies())
-    parser.add_argument("--requests", type=int, default=10_000, help="of a made-up trace")
-    parser.add_argument("--seeds", type=int, default=SEEDS, choices=range(1, SEEDS + 1))
-    parser.add_argument("--modes", type=int, default=len(MODES), help="so many, leaf-only first")
+    parser.add_argument("--requests", type=int, help="of a made-up trace (default: 10 000)")
+    parser.add_argument("--seeds", type=int, choices=range(1, SEEDS + 1))
+    parser.add_argument("--modes", type=int, help="the number of them, leaf-only first")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--exact", action="store_true", help="also exact ghosts, which is slow")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
+    given.requests = given.requests or (60 if given.quick else 10_000)
+    given.seeds = given.seeds or (1 if given.quick else SEEDS)
+    given.modes = given.modes or (1 if given.quick else len(MODES))
+    path = given.out or (None if given.quick else given.kept)
     given.policy = given.policy or list(COMPARED)
     told = Console(stderr=True)
     for name in ("trace", "sessions"):
@@ -137,8 +141,12 @@ def main() -> int:
                         f"{structure}, tiers {tiers}: {len(done)}/{len(jobs)}, {seconds:.0f} s"
                     )
             rows += [done[job] for job in jobs]
-            write(given.out, rows)
-    show(rows, Console(width=None if sys.stdout.isatty() else WIDE))
+            if path is not None:
+                path.write_text(text_of(rows))
+    if given.json:
+        sys.stdout.write(text_of(rows))
+    else:
+        show(rows, Console(width=None if sys.stdout.isatty() else WIDE))
     wrong = verify(rows)
     for line in wrong:
         told.print(line)

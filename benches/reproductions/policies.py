@@ -33,7 +33,7 @@ PER_S = 1.0
 THINK_S = 60.0
 
 
-def sessions() -> tuple[str, list[TraceRequest]]:
+def sessions(requests: int) -> tuple[str, list[TraceRequest]]:
     """Name and requests of the trace."""
     arrivals = Arrivals(per_s=PER_S)
     file = os.environ.get(FILE)
@@ -41,15 +41,15 @@ def sessions() -> tuple[str, list[TraceRequest]]:
         source = TraceSource(
             Path(file), "sharegpt", arrivals=arrivals, think_s=THINK_S, lenient=True
         )
-        return Path(file).name, list(islice(block_requests(source, BLOCK), REQUESTS))
-    made = ShareGptLike(requests=REQUESTS, think_s=THINK_S, arrivals=arrivals)
+        return Path(file).name, list(islice(block_requests(source, BLOCK), requests))
+    made = ShareGptLike(requests=requests, think_s=THINK_S, arrivals=arrivals)
     source = TraceSource(Path("sharegpt-like"), "sharegpt-like", generator=made)
     return "sharegpt-like", list(block_requests(source, BLOCK))
 
 
-def compared() -> tuple[list[Result], list[str]]:
+def compared(count: int) -> tuple[list[Result], list[str]]:
     """A row per policy and set of tiers."""
-    name, requests = sessions()
+    name, requests = sessions(count)
     distinct = len({block for request in requests for block in request.blocks.tolist()})
     longest = max(len(request.blocks) for request in requests)
     room = max(longest, round(ROOM * distinct))

@@ -12,7 +12,6 @@ Cost: some minutes on one core.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import subprocess
 import sys
@@ -25,12 +24,13 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from benches.core.place import place
-from benches.record import Result, document, write
+from benches.measure import clear_peak, peak_kilobytes
+from benches.record import Result, bounded, document, keep, options, show
 from kvtrie.kernels import attend, attend_masked, attend_padded
 from kvtrie.selective import CacheSettings, SelectiveCache, make_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 RESULTS = Path(__file__).parents[1] / "results" / "selective.json"
 HEADS, GROUPS, DIM = 9, 3, 64
@@ -57,7 +57,7 @@ def attends(given: argparse.Namespace) -> list[Result]:
     """Attention with weights beside torch's masked kernel without."""
     rows: list[Result] = []
     for new, length in SHAPES:
-        if given.quick and new * length > 1 << 17:
+        if given.quick and new * length > 1 << 12:
             continue
         query = torch.randn(1, HEADS, new, DIM)
         keys, values = torch.randn(2, 1, GROUPS, length, DIM)
@@ -77,15 +77,15 @@ def attends(given: argparse.Namespace) -> list[Result]:
             return torch.nn.functional.scaled_dot_product_attention(query, *spread, attn_mask=mask)
 
         one, other = paired(ours, peer, given.rounds * (8 if new == 1 else 1))
-        rows.append(result(f"attend {new} x {length}", one * 1e3, other * 1e3, "ms", MASKED))
+        rows.append(bounded(f"attend {new} x {length}", one * 1e3, other * 1e3, "ms", MASKED))
     mean = math.prod(row.ours / row.peer for row in rows) ** (1 / len(rows))
-    return [*rows, goal("attend, geometric mean", mean, 1.0, "times", MASKED, ATTEND)]
+    return [*rows, bounded("attend, geometric mean", mean, 1.0, "times", MASKED, ATTEND)]
 
 
 def padding(given: argparse.Namespace) -> list[Result]:
     """From how many queries on padding them to a square beats torch's kernel under a mask."""
     rows: list[Result] = []
-    for length in (256, 512) if given.quick else (256, 512, 1024, 2048):
+    for length in (256,) if given.quick else (256, 512, 1024, 2048):
         keys, values = torch.randn(2, 1, GROUPS, length, DIM)
         pos = torch.rand(1, GROUPS, length).argsort(dim=-1)
         for new in (length // 8, length // 2):
@@ -100,7 +100,7 @@ def padding(given: argparse.Namespace) -> list[Result]:
 
             one, other = paired(padded, masked, given.rounds)
             what = f"padded queries, {new} x {length}"
-            rows.append(result(what, one * 1e3, other * 1e3, "ms", "under a mask"))
+            rows.append(bounded(what, one * 1e3, other * 1e3, "ms", "under a mask"))
     return rows
 
 
@@ -139,9 +139,9 @@ def full(given: argparse.Namespace) -> list[Result]:
                 one, other = paired(ours, peer, given.rounds * (8 if new == 1 else 1))
             what = f"full cache, {name}, a step of {new}"
             if name == "h2o-default":
-                rows.append(goal(what, one * 1e3, other * 1e3, "ms", "DynamicCache", FULL))
+                rows.append(bounded(what, one * 1e3, other * 1e3, "ms", "DynamicCache", FULL))
             else:
-                rows.append(result(what, one * 1e3, other * 1e3, "ms", "DynamicCache"))
+                rows.append(bounded(what, one * 1e3, other * 1e3, "ms", "DynamicCache"))
     return rows
 
 
@@ -166,7 +166,7 @@ def books(given: argparse.Namespace) -> list[Result]:
 
     whole, alone = paired(lambda: cache(*step), attention, given.rounds * 2)
     share = max(0.0, (whole - alone) / whole)
-    return [goal(f"bookkeeping, share of a step, {new} x {length}", share, 1.0, "", "-", BOOKS)]
+    return [bounded(f"bookkeeping, share of a step, {new} x {length}", share, 1.0, "", "-", BOOKS)]
 
 
 def memory(given: argparse.Namespace) -> list[Result]:
@@ -175,7 +175,7 @@ def memory(given: argparse.Namespace) -> list[Result]:
     for name in ("h2o-default", "h2o-torch-quantized8"):
         peaks = [peak(name, times, given) for times in (4, 16)]
         rows.append(
-            goal(f"memory, {name}, 16 L beside 4 L", peaks[1], peaks[0], "MB", "at 4 L", MEMORY)
+            bounded(f"memory, {name}, 16 L beside 4 L", peaks[1], peaks[0], "MB", "at 4 L", MEMORY)
         )
     plain = None
     for buffers in ("default", "torch-quantized8", "torch-quantized4", "int8", "fp8"):
@@ -186,76 +186,47 @@ def memory(given: argparse.Namespace) -> list[Result]:
         bytes_per = cache.buffers.nbytes / (2 * 8 * 1024 * 128)
         plain = bytes_per if plain is None else plain
         rows.append(
-            result(f"memory of a value, {buffers}", bytes_per, plain, "bytes", "bfloat16, default")
+            bounded(f"memory of a value, {buffers}", bytes_per, plain, "bytes", "bfloat16, default")
         )
     return rows
 
 
 def peak(name: str, times: int, given: argparse.Namespace) -> float:
-    """Megabytes at most, beyond those of the loaded model, in a process of its own."""
-    quick = ["--quick"] if given.quick else []
-    words = [sys.executable, "-m", "benches.selective", "--peak", name, str(times), *quick]
+    """Megabytes at most, beyond those of the loaded model, in another process."""
+    if given.quick:
+        return measure_peak(name, times, given)
+    words = [sys.executable, "-m", "benches.selective", "--peak", name, str(times)]
     return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
 
 
 @torch.no_grad()
 def measure_peak(name: str, times: int, given: argparse.Namespace) -> float:
     """Read `times` lengths of the cache and see what it took."""
-    model, length = model_of(given), 256 if given.quick else 512
+    model, length = model_of(given), 128 if given.quick else 512
     model(torch.ones(1, 8, dtype=torch.int64))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _peak_kilobytes()
+    before = clear_peak()
     with SelectiveCache(
         model, CacheSettings(name, cache_length=length, chunk_size=128), yarn_rope=False
     ) as cache:
         cache.read(torch.randint(1, 1000, (1, times * length)))
-    return (_peak_kilobytes() - before) / 1e3
+    return (peak_kilobytes() - before) / 1e3
 
 
-def _peak_kilobytes() -> int:
-    """Resident memory at most, since the peak was cleared."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-
-
-def result(what: str, ours: float, peer: float, unit: str, name: str) -> Result:
-    """A row without a goal."""
-    return Result(what, round(ours, 4), unit, round(peer, 4), name, round(peer / ours, 3))
-
-
-def goal(what: str, ours: float, peer: float, unit: str, name: str, most: float) -> Result:  # noqa: PLR0917
-    """A row whose ours over peer has a bound; ratios are how many times ours is better."""
-    ratio = peer / ours if ours else math.inf
-    found = (round(ours, 4), unit, round(peer, 4), name)
-    return Result(what, *found, round(min(ratio, 1e6), 3), round(1 / most, 3), ours / peer <= most)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print and keep."""
-    parser = argparse.ArgumentParser(prog="python -m benches.selective")
-    parser.add_argument("--quick", action="store_true", help="small sizes; nothing is kept")
+    parser = options(__doc__, RESULTS)
     parser.add_argument("--rounds", type=int, default=None, help="of each pair (default: 9)")
-    parser.add_argument("--json", action="store_true", help="print the document")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    given.rounds = given.rounds or (2 if given.quick else 9)
+    given = parser.parse_args()
+    given.rounds = given.rounds or (1 if given.quick else 9)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if given.peak:
         print(measure_peak(given.peak[0], int(given.peak[1]), given))
         return 0
-    rows: list[Result] = []
-    for part in (attends, padding, full, memory, books):
-        for row in part(given):
-            rows.append(row)
-            verdict = "" if row.ok is None else ("  met" if row.ok else "  missed")
-            if not given.json:
-                print(f"{row.what:48} {row.ours:10.3f} {row.peer:10.3f} {row.unit}{verdict}")
-    kept = document(place() | {"torch": torch.__version__}, rows)
-    if given.json:
-        print(json.dumps(kept))
-    if not given.quick:
-        write(RESULTS, kept)
+    rows = [row for part in (attends, padding, full, memory, books) for row in part(given)]
+    if not keep(given, document(place() | {"torch": torch.__version__}, rows)):
+        show(rows)
     return 0
 
 

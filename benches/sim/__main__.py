@@ -11,21 +11,16 @@ Cost: three minutes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from benches.core.place import place
 from benches.core.referee import ROOT, Line, interpreter, run
 from benches.core.rows import OURS, Play
-from benches.record import Result, document, write
+from benches.record import Result, document, keep, options, show
 from kvtrie.sim.trace import iter_trace
 
 OUT = ROOT / "benches/results/sim.json"
@@ -35,7 +30,6 @@ PEER = "dynamo"
 GPU, HOST = 5859, 40_000
 LIMITS = {"serial": 1.5, "continuous": 3.0}
 GOALS = {"one_tier": 10.0, "host_tier": 3.0, "4_machines": 8.0, "16_machines": 8.0}
-WIDE = 110
 RUNS = 3  # of each, of which the best counts: a core's speed differs from minute to minute
 
 
@@ -109,10 +103,8 @@ def beside(trace: Path) -> tuple[list[Result], list[str]]:
 
 def main() -> int:
     """Play, report, record."""
-    parser = argparse.ArgumentParser(prog="benches.sim", description=__doc__.partition("\n")[0])
+    parser = options(__doc__, OUT)
     parser.add_argument("--trace", type=Path, default=os.environ.get(TRACE), metavar="FILE")
-    parser.add_argument("--out", type=Path, default=OUT, help="where to write the document")
-    parser.add_argument("--json", action="store_true", help="print the document, not the table")
     given = parser.parse_args()
     if given.trace is None:
         parser.error(f"neither --trace nor {TRACE} names the trace")
@@ -120,23 +112,8 @@ def main() -> int:
     rows = limits(trace)
     runs, said = beside(trace)
     rows += runs
-    kept = document({**place(), "said": said}, rows)
-    write(given.out, kept)
-    if given.json:
-        sys.stdout.write(json.dumps(kept, ensure_ascii=False) + "\n")
-        return 0
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
-    table = Table()
-    for head in ("what", "ours s", "peer s", "whose", "ratio", "goal", "ok"):
-        table.add_column(head, justify="left" if head in {"what", "whose"} else "right")
-    for row in rows:
-        bound = "at most" if row.what.startswith("limit") else "at least"
-        ok = "" if row.ok is None else "yes" if row.ok else "NO"
-        cells = (row.what, row.ours, row.peer, row.peer_name, row.ratio, f"{bound} {row.goal}", ok)
-        table.add_row(*map(str, cells))
-    console.print(table)
-    for words in said:
-        console.print(words, markup=False, highlight=False)
+    if not keep(given, document({**place(), "said": said}, rows)):
+        show(rows, said)
     return 0
 
 

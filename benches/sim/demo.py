@@ -12,7 +12,6 @@ Cost: a profile and as many demos as there are runs, some minutes each; an idle 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -26,7 +25,7 @@ from rich.console import Console
 
 from benches.core.place import place
 from benches.core.referee import ROOT
-from benches.record import Result, document, write
+from benches.record import Result, document, keep, options
 from kvtrie import ModelShape
 from kvtrie.demo.chats import CHATS, SYSTEM
 from kvtrie.demo.model import smollm, tiny
@@ -116,33 +115,27 @@ def played(small: bool, profile: Path, answer_tokens: int) -> dict[str, Any]:  #
 
 def main() -> int:
     """Profile, play, simulate, record."""
-    parser = argparse.ArgumentParser(
-        prog="benches.sim.demo", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--runs", type=int, default=5, metavar="N", help="demos (default: 5)")
+    parser = options(__doc__, OUT)
+    parser.add_argument("--runs", type=int, metavar="N", help="demos (default: 5)")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="take this, measure none")
     parser.add_argument("--answer-tokens", type=int, default=4, metavar="N")
-    parser.add_argument("--tiny", action="store_true", help="a random model, and seconds")
-    parser.add_argument("--out", type=Path, default=OUT, help="where to write the document")
-    parser.add_argument("--json", action="store_true", help="print the document, not the lines")
     given = parser.parse_args()
+    count = given.runs or (1 if given.quick else 5)
     with tempfile.TemporaryDirectory() as name:
         profile = given.profile
         if profile is None:
             profile = Path(name) / "kvtrie.toml"
-            model = "tiny" if given.tiny else "demo"
+            model = "tiny" if given.quick else "demo"
             words = ("--model", model, "--longest", "1024", "--repeats", "5")
             told("profile", *words, "--disk", str(Path(name) / "disk"), "--out", str(profile))
         # A name that does not lead to the folder it stood in.
         lanes = tomllib.loads(profile.read_text())["lanes"]
-        runs = [
-            played(given.tiny, profile.absolute(), given.answer_tokens) for _ in range(given.runs)
-        ]
+        runs = [played(given.quick, profile.absolute(), given.answer_tokens) for _ in range(count)]
     ratios = [run["simulated"] / run["seen"] for run in runs]
     middle = runs[ratios.index(statistics.median_low(ratios))]
     ratio = middle["simulated"] / middle["seen"]
     row = Result(
-        what="ttft.tiny" if given.tiny else "ttft",
+        what="ttft.tiny" if given.quick else "ttft",
         ours=round(middle["simulated"], 4),
         unit="s",
         peer=round(middle["seen"], 4),
@@ -153,10 +146,7 @@ def main() -> int:
         more={"better": "near 1", "ratios": [round(each, 3) for each in ratios]}
         | {"runs": runs, "lanes": lanes},
     )
-    kept = document(place(), [row])
-    write(given.out, kept)
-    if given.json:
-        sys.stdout.write(json.dumps(kept, ensure_ascii=False) + "\n")
+    if keep(given, document(place(), [row])):
         return 0
     for run, each in zip(runs, ratios, strict=True):
         sys.stdout.write(

@@ -15,8 +15,6 @@ Cost: the minutes that are asked for, both workers and one more core.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 from contextlib import closing
@@ -29,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benches.core.place import place
+from benches.record import keep, options
 from benches.soak.asks import asks
 from benches.soak.check import Check, checks
 from benches.soak.engine import AT_ONCE, Engine
@@ -38,6 +37,7 @@ from kvtrie.cli.progress import watched
 from kvtrie.errors import KvtrieError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
 LEAST_WARM_S = 20
@@ -109,14 +109,16 @@ def table_of(rows: Sequence[Check]) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve, compare, print."""
-    parser = argparse.ArgumentParser(prog="benches.soak", description=__doc__.partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--requests", type=int, help="so many instead; half of them to warm up")
-    parser.add_argument("--blocks", type=int, nargs=3, default=[256, 768, 2048], help="per tier")
+    parser.add_argument("--requests", type=int, help="their number instead; half of them warm up")
+    parser.add_argument("--blocks", type=int, nargs=3, help="per tier (default: 256 768 2048)")
     parser.add_argument("--seed", type=int, default=0, help="of the first trace")
     parser.add_argument("--folder", type=Path, help="where the files go; the default is temporary")
-    parser.add_argument("--json", action="store_true", help="print the document, not the table")
     given = parser.parse_args(arguments)
+    given.blocks = given.blocks or ([32, 48, 64] if given.quick else [256, 768, 2048])
+    if given.quick and given.requests is None:
+        given.requests = 300
     if given.requests is None and not given.minutes >= 1:
         parser.error(f"--minutes is {given.minutes}, at least 1 wanted")
     if given.requests is not None and given.requests < 2:
@@ -132,19 +134,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             done = soak(engine, given, monotonic)
     rows = checks(done.warm, done.end, done.slope)
     ok = engine.healthy and all(row.ok for row in rows)
-    if given.json:
-        document = {
-            "place": context,
-            "minutes": done.minutes,
-            "warm": asdict(done.warm),
-            "end": asdict(done.end),
-            "slope": asdict(done.slope),
-            "checks": [asdict(row) for row in rows],
-            "what": engine.what,
-            "ok": ok,
-        }
-        sys.stdout.write(json.dumps(document) + "\n")
-    else:
+    document = {
+        "place": context,
+        "minutes": done.minutes,
+        "warm": asdict(done.warm),
+        "end": asdict(done.end),
+        "slope": asdict(done.slope),
+        "checks": [asdict(row) for row in rows],
+        "what": engine.what,
+        "ok": ok,
+    }
+    if not keep(given, document):
         console = Console(width=100)
         console.print(table_of(rows))
         for what in engine.what:

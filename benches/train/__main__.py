@@ -18,19 +18,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benches.core.place import place
-from benches.record import Result, document, write
+from benches.measure import clear_peak, peak_kilobytes
+from benches.record import Result, bounded, document, keep, options, show
 from kvtrie.selective import CacheSettings
 from kvtrie.train import GradientSettings, LongContextGradients, Run, TrainSettings, make_head
 from kvtrie.train.plan import figures
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 RESULTS = Path(__file__).parents[1] / "results" / "train.json"
 PEER = "autograd, activation checkpointing, dense"
@@ -85,10 +83,9 @@ def one(side: str, times: int, rounds: int, *, quick: bool) -> dict[str, Any]:
         model.activation_checkpointing_enable({"use_reentrant": False})
     step = peer if side == "peer" else ours
     tool.loss(ids[:, :new], targets[:, :new])  # what is loaded once is loaded
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _peak_kilobytes()
+    before = clear_peak()
     step()
-    found: dict[str, Any] = {"mb": (_peak_kilobytes() - before) / 1e3}
+    found: dict[str, Any] = {"mb": (peak_kilobytes() - before) / 1e3}
     grads = [each.grad.clone() for each in model.parameters() if each.grad is not None]
     spent = []
     for _ in range(rounds):
@@ -113,27 +110,14 @@ def one(side: str, times: int, rounds: int, *, quick: bool) -> dict[str, Any]:
     return found
 
 
-def _peak_kilobytes() -> int:
-    """Resident memory at most, since the peak was cleared."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-
-
 def apart(side: str, times: int, given: argparse.Namespace) -> dict[str, Any]:
-    """The same in a process of its own."""
+    """The same in another process, unless sizes are small."""
+    if given.quick:
+        return one(side, times, given.rounds, quick=True)
     words = [sys.executable, "-m", "benches.train", "--one", side, str(times)]
-    words += ["--rounds", str(given.rounds), *(["--quick"] if given.quick else [])]
+    words += ["--rounds", str(given.rounds)]
     done = subprocess.run(words, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
-
-
-def goal(  # noqa: PLR0917
-    what: str, ours: float, peer: float, unit: str, name: str, most: float, **more: Any
-) -> Result:
-    """A row whose ours over peer has a bound; ratios are how many times ours is better."""
-    ratio = peer / ours if ours else 1e6
-    found = (round(ours, 4), unit, round(peer, 4), name)
-    return Result(what, *found, round(ratio, 3), round(1 / most, 3), ours / peer <= most, more)
 
 
 def measure(given: argparse.Namespace) -> list[Result]:
@@ -142,18 +126,20 @@ def measure(given: argparse.Namespace) -> list[Result]:
     ours: dict[int, dict[str, Any]] = {}
     peers: dict[int, dict[str, Any]] = {}
     for times, most in TIMES.items():
+        if given.quick and times not in {4, 16}:
+            continue
         ours[times], peers[times] = (apart(side, times, given) for side in ("ours", "peer"))
         both = [found[times]["seconds"] for found in (ours, peers)]
-        rows.append(goal(f"step {times} L", *both, "s", PEER, most))
+        rows.append(bounded(f"step {times} L", *both, "s", PEER, most))
     bare = [ours[times]["mb"] - ours[times]["checkpoints"] for times in (16, 4)]
-    rows.append(goal("memory without checkpoints, 16 L", *bare, "MB", "at 4 L", GROWTH))
+    rows.append(bounded("memory without checkpoints, 16 L", *bare, "MB", "at 4 L", GROWTH))
     whole = [found[16]["mb"] for found in (ours, peers)]
-    rows.append(goal("memory with checkpoints, 16 L", *whole, "MB", PEER, SHARE))
+    rows.append(bounded("memory with checkpoints, 16 L", *whole, "MB", PEER, SHARE))
     stated = [ours[16][name] for name in ("checkpoints", "planned")]
-    rows.append(goal("checkpoints, 16 L", *stated, "MB", "as planned", 1.0))
+    rows.append(bounded("checkpoints, 16 L", *stated, "MB", "as planned", 1.0))
     coded = apart("coded", 16, given)
     stated = [coded[name] for name in ("checkpoints", "planned")]
-    rows.append(goal("checkpoints of 8 bits, 16 L", *stated, "MB", "as planned", 1.0))
+    rows.append(bounded("checkpoints of 8 bits, 16 L", *stated, "MB", "as planned", 1.0))
     rows.append(
         Result(
             "gradient's cosine, checkpoints of 8 bits",
@@ -169,30 +155,20 @@ def measure(given: argparse.Namespace) -> list[Result]:
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure, print and keep."""
-    parser = argparse.ArgumentParser(prog="python -m benches.train")
-    parser.add_argument("--quick", action="store_true", help="small sizes; nothing is kept")
+    parser = options(__doc__, RESULTS)
     parser.add_argument("--rounds", type=int, default=None, help="timed steps (default: 3)")
-    parser.add_argument("--json", action="store_true", help="print the document")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     given.rounds = given.rounds or (1 if given.quick else 3)
     torch.set_num_threads(1)
     if given.one:
-        found = one(given.one[0], int(given.one[1]), given.rounds, quick=given.quick)
-        print(json.dumps(found))
+        print(json.dumps(one(given.one[0], int(given.one[1]), given.rounds, quick=given.quick)))
         return 0
     rows = measure(given)
-    for row in rows:
-        verdict = "met" if row.ok else "missed"
-        if not given.json:
-            print(f"{row.what:44} {row.ours:10.3f} {row.peer:10.3f} {row.unit:3} {verdict}")
-    kept = document(place() | {"torch": torch.__version__}, rows)
-    if given.json:
-        print(json.dumps(kept))
-    if not given.quick:
-        write(RESULTS, kept)
+    if not keep(given, document(place() | {"torch": torch.__version__}, rows)):
+        show(rows)
     return 0
 
 

@@ -53,20 +53,6 @@ def standing(engine, tier):
     raise AssertionError(f"no block stands on tier {tier} first")
 
 
-def test_a_small_soak_is_well(capsys):
-    words = ["--requests", "300", "--json", "--blocks", *map(str, ROOMS)]
-    assert door.main(words) == 0
-    told = capsys.readouterr()
-    document = json.loads(told.out)
-    assert document["ok"] is True
-    assert document["end"]["requests"] == 300
-    assert document["end"]["read"] > 0
-    assert all(row["ok"] for row in document["checks"])
-    assert [*document["warm"]["hits"]] == ["gpu", "host", "disk"]
-    assert len(document["minutes"]) == 5  # one for sixty requests
-    assert "requests/s" in told.err
-
-
 def test_a_soak_keeps_to_its_minutes(tmp_path):
     given = Namespace(minutes=3.0, requests=None, seed=0)
     now = count(0.0, 0.5)

@@ -5,7 +5,9 @@ import sys
 
 import numpy as np
 
-from benches.workload import BLOCK, SYSTEM_TOKENS, Trace
+from benches.policies.cells import LEAVES, Job, play
+from benches.policies.traces import COMMON, Source, common, rooms_of, sources
+from benches.workload import BLOCK, SEED, SYSTEM_TOKENS, Trace
 
 
 def test_the_default_trace_is_the_published_one():
@@ -43,3 +45,34 @@ def test_a_peer_needs_numpy_alone():
     )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.strip() == "set()"
+
+
+def test_equal_ids_of_the_common_trace_are_equal_prefixes():
+    requests = common(0, 150)
+    known = {}
+    for request, (_, prompt, tokens) in zip(requests, Trace(SEED, 30), strict=True):
+        path = np.concatenate([request.blocks, request.answer]).tolist()
+        assert len(path) == len(tokens) // BLOCK
+        assert len(request.blocks) == prompt // BLOCK
+        for at, block in enumerate(path):
+            prefix = tokens[: BLOCK * (at + 1)].tobytes()
+            assert known.setdefault(prefix, block) == block
+    assert len(set(known.values())) == len(known)
+
+
+def test_files_that_are_not_there_have_no_rows():
+    names = [source.name for source in sources(None, None, 2, 50)]
+    assert names == [name for name in ("chats", "agents", "shared", "flood", COMMON) for _ in "ab"]
+
+
+def test_seeds_share_their_rooms_and_a_cell_is_played():
+    made = [Source("chats", None, seed, 60) for seed in range(2)]
+    assert rooms_of(made[0]) == rooms_of(made[1])
+    room = rooms_of(made[0])[-1]
+    rows = {
+        policy: play(Job(made[0], room, "leaf-only", 1, policy))
+        for policy in ("lru", "learned, hits", LEAVES)
+    }
+    assert 0 < rows["lru"].hits <= 100
+    assert rows[LEAVES].hits >= rows["lru"].hits
+    assert play(Job(made[0], room, "holes", 2, "flat")).hits >= rows["lru"].hits
