@@ -18,7 +18,7 @@ pub enum Error {
     Bad {
         /// The slot.
         slot: u32,
-        /// What is there instead.
+        /// The content found instead.
         reason: String,
     },
     /// The device failed; a retry may succeed.

@@ -64,11 +64,11 @@ impl Fault {
 /// Frequency of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chance {
-    /// In so many of a thousand calls, drawn from the seed.
+    /// In this number of a thousand calls, drawn from the seed.
     PerMille(u32),
-    /// Once, after so many calls.
+    /// Once, after this number of calls.
     After(u64),
-    /// In every call after so many.
+    /// In every call after the first ones, of this number.
     From(u64),
 }
 
@@ -170,7 +170,7 @@ impl Faults {
         lock(&self.shared.plan).waiting
     }
 
-    /// Waits until at least so many calls hang.
+    /// Waits until at least `hanging` calls hang.
     pub fn wait_for(&self, hanging: usize) {
         let plan = lock(&self.shared.plan);
         let fewer = |plan: &mut Plan| plan.waiting < hanging;
@@ -245,7 +245,7 @@ impl Shared {
         plan.most = (plan.most.0.max(now.0), plan.most.1.max(now.1));
     }
 
-    /// How many of `length` bytes to transfer, if fewer than all.
+    /// Number of bytes to transfer, `length` or fewer.
     fn short(&self, fault: Fault, length: usize) -> usize {
         if length < 2 || !self.occurs(fault) {
             return length;

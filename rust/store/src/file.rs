@@ -48,7 +48,7 @@ pub trait File: Any + Send + Sync + Debug {
     /// The device's errors; writes since the last sync may be lost then.
     fn sync(&self) -> io::Result<()>;
 
-    /// Offset of the next data at or after `at`, behind any hole; `at` if unknown.
+    /// Offset of the next data at or after `at`, past any hole; `at` if unknown.
     fn data_from(&self, at: u64) -> u64 {
         at
     }

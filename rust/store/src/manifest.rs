@@ -76,7 +76,7 @@ impl Manifest {
         Error::io(format!("{what} {}", self.folder.join(name).display()), error)
     }
 
-    /// Whether so many more bytes may follow: the manifest is rewritten first if its dead frames
+    /// Makes room for `bytes` more bytes: the manifest is rewritten first if its dead frames
     /// would outweigh the live ones, or if it is damaged.
     pub(crate) fn make_room(&mut self, bytes: usize, table: &Mutex<Table>) -> Result<()> {
         let end = self.len + (self.pending.len() + bytes) as u64;

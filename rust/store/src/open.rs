@@ -87,8 +87,8 @@ fn one_folder(device: &dyn Device, folder: &Path) -> Result<()> {
 
 fn two_folders(folder: &Path) -> Error {
     Error::config(format!(
-        "{} lies in two folders, which this version does not read: remove it, and put a folder over \
-         several devices by RAID 0 or LVM",
+        "{} is spread over two folders, which this version does not read: remove it, and put a \
+         folder over several devices by RAID 0 or LVM",
         folder.display()
     ))
 }
@@ -222,7 +222,7 @@ impl Store {
                 }
             }
         }
-        // Even behind a bad header: frames are found by their own checksums.
+        // Also after a bad header: frames are found by their own checksums.
         if let Some(file) = &found.file {
             found.end =
                 scan::frames(&**file, found.end, blocks, &settings, &mut table, &mut reasons)
@@ -264,7 +264,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Prepares a writer: valid header, no tail behind the last frame, no leftovers.
+    /// Prepares a writer: valid header, no tail after the last frame, no leftovers.
     fn begin(&self, exact: bool) -> Result<()> {
         self.device
             .sync_folder(&self.folder)

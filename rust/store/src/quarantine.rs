@@ -38,7 +38,7 @@ pub(crate) fn quarantine(
 pub(crate) fn create(device: &dyn Device, folder: &Path, name: &str) -> io::Result<Arc<dyn File>> {
     let path = folder.join(name);
     match device.open(&path, Access::Fresh) {
-        // A folder, possibly with files of its own.
+        // A folder, possibly with files in it.
         Err(error) if is_not_regular(&error) => {
             quarantine(device, folder, name, UNUSABLE)?;
             device.open(&path, Access::Fresh)

@@ -105,7 +105,7 @@ pub(crate) fn frames(
         table.apply(slot, entry);
     }
     if good < len {
-        reasons.push(format!("manifest: {} bytes behind byte {good} are no frame", len - good));
+        reasons.push(format!("manifest: {} bytes after byte {good} are no frame", len - good));
     }
     Ok(good)
 }

@@ -156,7 +156,7 @@ impl Segments {
         }
         let mut state = lock(&self.state);
         state.known.insert(segment);
-        // Another thread may have opened it meanwhile.
+        // Another thread may have opened it since.
         if let Some((_, first)) = state.open.iter().find(|&&(number, _)| number == segment) {
             return Ok(Some(Arc::clone(first)));
         }
@@ -264,7 +264,7 @@ impl Segments {
             return Ok(());
         }
         let what = format!("syncing {}", self.path(self.of(slot)).display());
-        Err(Error::io(what, io::Error::other("another sync of it failed meanwhile")))
+        Err(Error::io(what, io::Error::other("a concurrent sync of it failed")))
     }
 
     fn sync_segment(&self, segment: u32) -> Result<u64> {

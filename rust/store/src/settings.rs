@@ -120,7 +120,7 @@ impl Settings {
         2 * self.header_bytes() as u64 + u64::from(self.layers) * self.stride() as u64
     }
 
-    /// How many slots one segment holds.
+    /// Number of slots of one segment.
     #[must_use]
     pub fn per_segment(&self) -> u32 {
         u32::try_from(SEGMENT / self.slot_bytes()).unwrap_or(u32::MAX).max(1)

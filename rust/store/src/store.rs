@@ -212,7 +212,7 @@ impl Store {
                 Err(error) => self.note(format!("manifest: sync failed: {error}; rewriting it")),
             }
         }
-        // After a failed sync the page cache may have dropped dirty pages: write all of it anew.
+        // After a failed sync the page cache may have dropped dirty pages: write all of it again.
         let mut manifest = lock(&self.manifest);
         manifest.damaged = true;
         manifest.rewrite(&self.table, &mut |_, _| true)?;

@@ -54,7 +54,7 @@ impl Table {
         self.apply(slot, Entry { sequence, ..Entry::default() });
     }
 
-    /// Frees a slot without a frame of its own.
+    /// Frees a slot without writing a frame.
     pub(crate) fn forget(&mut self, slot: u32) {
         let sequence = self.slots.get(slot as usize).map_or(0, |entry| entry.sequence);
         self.free(slot, sequence);

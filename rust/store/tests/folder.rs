@@ -487,7 +487,7 @@ fn a_store_in_two_folders_is_refused_by_name() {
     let own = opened().unwrap().folder().to_path_buf();
     let refused = |found: Result<Store, Error>, part: &Path| {
         let Err(Error::Config(message)) = found else { panic!("{found:?}") };
-        let named = format!("{} lies in two folders, which this version", part.display());
+        let named = format!("{} is spread over two folders, which this version", part.display());
         assert!(message.starts_with(&named) && message.contains("RAID 0 or LVM"), "{message}");
     };
     // Both parts of such a store have a file `pair`.
