@@ -1,7 +1,7 @@
 //! A manager for several threads.
 //!
-//! The core has no threads and the binding no logic, so the lock between them is a crate of its
-//! own, tested without Python. Invariant: it makes no decisions. Cost: one lock per call.
+//! The core has no threads and the binding no logic, so the lock between them is a separate crate,
+//! tested without Python. Invariant: it makes no decisions. Cost: one lock per call.
 
 mod locked;
 mod sync;

@@ -46,7 +46,7 @@ fn run(
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "what happened how often is what the run is for")]
+#[expect(clippy::print_stdout, reason = "the run exists to print counts")]
 fn every_schedule_is_as_if_one_thread_called() {
     let half = usize::try_from(number("KVTRIE_SCHEDULES", 2000) / 2).expect("it fits");
     let seed = number("KVTRIE_FUZZ_SEED", 1);

@@ -29,7 +29,7 @@ fn try_until_free(mutex: &Mutex<Manager>) -> LockResult<MutexGuard<'_, Manager>>
     }
 }
 
-#[expect(clippy::print_stdout, reason = "what happened how often is what the run is for")]
+#[expect(clippy::print_stdout, reason = "the run exists to print counts")]
 fn stress(call: Call) {
     let mix = Mutex::default();
     for seed in 0..stories() {

@@ -48,12 +48,12 @@ enum Reply {
     Closed,
 }
 
-/// Where a call is logged.
+/// Time at which a call is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
     /// In the critical section that it runs in.
     Inside,
-    /// In a critical section of its own after it: the bug of a lock released too early.
+    /// In a second critical section after it: the bug of a lock released too early.
     Behind,
 }
 
@@ -220,7 +220,7 @@ impl Stage {
         reports
     }
 
-    /// Ends all moves; no other thread calls meanwhile.
+    /// Ends all moves; no other thread calls during it.
     fn drain(&self) {
         let mut left = 1;
         while left > 0 && self.run(&Op::Moves(usize::MAX)) != Reply::Closed {
