@@ -202,7 +202,7 @@ impl Simulation {
             (requests.py(), requests.try_iter()?.unbind(), tell.as_unbound());
         let decide = decide.map(Bound::as_unbound);
         let mut run = self.take()?;
-        run.tell_decisions(decide.map(|_| best));
+        run.report_decisions(decide.map(|_| best));
         let failed = Mutex::new(None);
         // The error itself is raised below; the run only has to stop.
         let stop = |error: PyErr| {

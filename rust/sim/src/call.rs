@@ -2,7 +2,7 @@
 //!
 //! The log is all that a manager was asked and all that it handed out: played into another manager
 //! of the same settings it must give the same moves, slot for slot. Invariant: no manager is changed
-//! but through here. Cost: none beside the call where nothing is logged.
+//! but through here. Cost: none except the call if nothing is logged.
 
 mod handed;
 
@@ -29,9 +29,9 @@ pub enum Call {
         tokens: Vec<Token>,
         /// Tokens that stay to be computed.
         keep: usize,
-        /// Tokens behind the prompt.
+        /// Tokens after the prompt.
         reserve: usize,
-        /// Whether loads run beside computing.
+        /// Whether loads overlap with computation.
         layerwise: bool,
         /// The conversation.
         session: Option<String>,
@@ -50,7 +50,7 @@ pub enum Call {
     Release(LeaseId, Nanos),
     /// `hint` that a conversation is over.
     End(String, Nanos),
-    /// `reserve` of so many tokens, with whether there was room.
+    /// `reserve` of a number of tokens, with whether there was room.
     Reserve(LeaseId, usize, bool, Nanos),
     /// `suspend` to the tier below the first.
     Suspend(LeaseId, Kind, Nanos),
@@ -58,7 +58,7 @@ pub enum Call {
     Resume(LeaseId, bool, Nanos),
     /// `hint` that a sequence's blocks be brought to the first tier.
     Prefetch(Vec<Token>, Nanos),
-    /// `mark` of the blocks behind the first ones, with whether there was room.
+    /// `mark` of the blocks after the first ones, with whether there was room.
     Mark {
         /// The prompt up to the last block.
         tokens: Vec<Token>,
@@ -102,7 +102,7 @@ impl Calls {
         &self.manager
     }
 
-    /// Takes the block events, which tell and change nothing.
+    /// Takes the block events; this changes no decision.
     ///
     /// # Errors
     /// As [`Manager::take_block_events`].
@@ -218,7 +218,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Marks the blocks behind the first `skip` as arriving; whether there is room.
+    /// Marks the blocks after the first `skip` as arriving; returns whether there is room.
     ///
     /// # Errors
     /// As [`Manager::mark_behind`], but for room.
@@ -289,7 +289,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Makes room for `tokens` behind a lease's end; whether there is any.
+    /// Makes room for `tokens` after a lease's end; returns whether there is any.
     ///
     /// # Errors
     /// As [`Manager::reserve`], but for room.
@@ -312,7 +312,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Plans anew for a suspended lease; whether there is room for it.
+    /// Plans again for a suspended lease; returns whether there is room for it.
     ///
     /// # Errors
     /// As [`Manager::resume`], but for room.

@@ -22,13 +22,12 @@ pub use table::Table;
 /// Prices are in units of `2^-PART_BITS` ns.
 pub const PART_BITS: u32 = 32;
 
-/// Tokens that are computed one behind the other: the context of the first one, and how many.
+/// Consecutive tokens to compute: the context of the first one, and their number.
 pub type Span = (u64, u64);
 
 /// How long tokens take to compute.
 pub trait Cost: Debug + Send + Sync {
-    /// Parts of a nanosecond that `tokens` tokens take behind `context` tokens, each behind those
-    /// before it.
+    /// Parts of a nanosecond that `tokens` consecutive tokens take after `context` tokens.
     fn parts(&self, context: u64, tokens: u64) -> u128;
 
     /// Nanoseconds for the same, rounded to the nearest.
@@ -44,7 +43,7 @@ pub trait Cost: Debug + Send + Sync {
     }
 
     /// Parts of a nanosecond that a request alone takes for `tokens` tokens of its answer, one per
-    /// step, behind `context` tokens.
+    /// step, after `context` tokens.
     fn answer(&self, context: u64, tokens: u64) -> u128 {
         self.parts(context, tokens)
     }

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::event::MachineId;
 
-/// What sending a request to one machine means.
+/// One machine that a request could be sent to, with the expected cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// Which machine.
@@ -17,8 +17,8 @@ pub struct Choice {
     pub hit: u64,
     /// Tokens of the prompts there that have not ended.
     pub queued: u64,
-    /// Estimated time to the first token: computing what is not there, behind the same of the
-    /// requests there that have not ended.
+    /// Estimated time to the first token: computing the missing tokens, after those of the requests
+    /// there that have not ended.
     pub cost: Nanos,
 }
 
@@ -29,7 +29,7 @@ pub struct Decision {
     pub id: u64,
     /// When it came in.
     pub arrival: Nanos,
-    /// Where it was sent.
+    /// The machine it was sent to.
     pub chosen: Choice,
     /// The best of the others, by cost, then number.
     pub others: Vec<Choice>,
@@ -55,7 +55,7 @@ impl Decision {
     }
 }
 
-/// What a machine has to do for a request.
+/// Work of a machine for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Tokens of its prompt.

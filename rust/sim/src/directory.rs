@@ -1,7 +1,7 @@
 //! Directories: which machine has which blocks, as routers and peers learn it.
 //!
-//! Invariant: a directory only answers; what it says may have been true a while ago, and whoever goes
-//! by it looks again. Cost: stated by each.
+//! Invariant: a directory only answers queries; an answer may be stale, so callers verify it on the
+//! machine. Cost: stated by each.
 
 mod events;
 mod exact;
@@ -25,7 +25,7 @@ pub enum Learning {
     /// It asks every manager each time.
     #[default]
     Exact,
-    /// It hears of each change, so many nanoseconds late.
+    /// It learns of each change this many nanoseconds late.
     Events(Nanos),
 }
 
@@ -45,13 +45,13 @@ impl Learning {
 pub struct Sendable {
     /// How many.
     pub blocks: usize,
-    /// How many of them only its disk has.
+    /// Number of those that only its disk has.
     pub on_disk: usize,
 }
 
 /// Knows which machine has which blocks.
 pub trait Directory: Debug + Send {
-    /// How many blocks at the front of a prompt each machine has with all their layers.
+    /// Number of leading blocks of a prompt that each machine has with all their layers.
     ///
     /// # Errors
     /// As [`kvtrie_core::manager::Manager::resident`].
@@ -61,7 +61,7 @@ pub trait Directory: Debug + Send {
         machines: &mut dyn Iterator<Item = &Machine>,
     ) -> Result<Vec<usize>>;
 
-    /// How many blocks behind the first `own` each machine can send.
+    /// Number of blocks after the first `own` that each machine can send.
     ///
     /// # Errors
     /// As [`kvtrie_core::manager::Manager::probe`].

@@ -36,7 +36,7 @@ pub enum Wait {
     Layer,
 }
 
-/// What bounds a step of the continuous engine.
+/// Limits of a step of the continuous engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The most tokens of a step.
@@ -44,7 +44,7 @@ pub struct Limits {
     /// The most requests that hold blocks at a time; not above the token budget, so that each of
     /// them can decode in every step.
     pub max_running: u64,
-    /// Whether steps that only decode are events of their own, one by one.
+    /// Whether each step that only decodes is a separate event.
     pub token_by_token: bool,
 }
 
@@ -56,7 +56,8 @@ pub enum Kind {
     Serial,
     /// All at once, in steps.
     Continuous(Limits),
-    /// The same, but the first machines, so many, compute prompts, and the others make answers.
+    /// The same, but the first machines, of the given number, compute prompts, and the others
+    /// decode.
     Disaggregated(Limits, usize),
 }
 
@@ -76,7 +77,7 @@ pub struct Service {
 }
 
 impl Kind {
-    /// What bounds its steps, if anything does.
+    /// Limits of its steps, if there are any.
     #[must_use]
     pub fn limits(self) -> Option<Limits> {
         match self {
@@ -107,7 +108,7 @@ pub trait Engine: Debug + Send {
     /// Takes in a request.
     fn push(&mut self, request: Request, now: Nanos);
 
-    /// How many requests have not ended.
+    /// Number of requests that have not ended.
     fn load(&self) -> u64;
 
     /// The request that begins next.
@@ -153,7 +154,7 @@ pub trait Engine: Debug + Send {
         None
     }
 
-    /// What the engine waits for next; each is returned once.
+    /// Events that the engine waits for next; each is returned once.
     fn take_due(&mut self) -> Vec<(event::Kind, Nanos)>;
 
     /// Requests that have ended; each is returned once.

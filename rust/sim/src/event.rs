@@ -11,7 +11,7 @@ use kvtrie_core::time::Nanos;
 /// A machine's number.
 pub type MachineId = usize;
 
-/// What happens, in the order in which it does at one time.
+/// Kind of an event; events of one time run in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// The last byte of a transmission is there.
@@ -33,7 +33,7 @@ pub struct Event {
     pub at: Nanos,
     /// What.
     pub kind: Kind,
-    /// Where; for an arrival, which is not routed yet, 0.
+    /// The machine; 0 for an arrival, which is not routed yet.
     pub machine: MachineId,
     /// The number of the transmission or of the request; 0 where there is none.
     pub number: u64,

@@ -31,7 +31,7 @@ pub struct Machine {
     pub number: MachineId,
     /// Its manager.
     pub calls: Calls,
-    /// What carries its moves.
+    /// The executor of its moves.
     pub executor: Executor,
 }
 
@@ -51,7 +51,7 @@ impl Machine {
         Ok(Self { number, calls, executor: Executor::new(settings, transfer) })
     }
 
-    /// The blocks of a prompt behind the first `own` that it can send, up to the first that neither
+    /// The blocks of a prompt after the first `own` that it can send, up to the first that neither
     /// its host nor its disk has whole, each with the first of them that has.
     ///
     /// # Errors

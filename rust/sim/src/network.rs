@@ -1,6 +1,6 @@
 //! The network between machines: a lane for each ordered pair of them, or one queue for all.
 //!
-//! Invariant: what enters a lane queues behind all that entered before. Cost: O(log machines) per
+//! Invariant: transmissions enter a lane in order. Cost: O(log machines) per
 //! transmission.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::record::LaneUse;
 /// The name of the lanes between machines.
 pub const LANE: &str = "peers";
 
-/// What lies between machines.
+/// Lanes between machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerSpec {
     /// Bandwidth of each lane.
@@ -46,7 +46,7 @@ impl Network {
         self.spec.latency_ns
     }
 
-    /// What it has carried.
+    /// Bytes and transmissions that it has carried.
     #[must_use]
     pub fn carried(&self) -> LaneUse {
         let all = 0..self.lanes.len();

@@ -40,7 +40,7 @@ pub struct Fetch {
     pins: Vec<PinId>,
 }
 
-/// Where peers send blocks from, and to.
+/// Tiers that peers send blocks from, and to.
 #[derive(Debug)]
 pub struct Peers {
     sources: Sources,
@@ -56,7 +56,7 @@ impl Peers {
         Some(Self { sources, keep })
     }
 
-    /// Who continues a request's match on `here` farthest, as a directory knows it.
+    /// The machine that continues a request's match on `here` farthest, as a directory knows it.
     ///
     /// # Errors
     /// As [`Directory::sendable`].
@@ -83,7 +83,7 @@ impl Peers {
     }
 
     /// The peer begins to read those of the blocks that it has. Returns when its disk's last byte is
-    /// there: now without any. `None` if the first of them has left meanwhile.
+    /// there: now without any. `None` if the first of them has left since.
     ///
     /// # Errors
     /// As [`kvtrie_core::manager::Manager::pin_copies`].
@@ -124,7 +124,8 @@ impl Peers {
     }
 
     /// The blocks enter the network and are marked here. Returns when they begin to move and
-    /// when they are there; `None` if there is no room for them, or what they continue has left meanwhile.
+    /// when they are there; `None` if there is no room for them, or if the blocks that they
+    /// continue have left since.
     ///
     /// # Errors
     /// As [`kvtrie_core::manager::Manager::mark_behind`].
@@ -166,7 +167,7 @@ impl Peers {
 }
 
 impl Fetch {
-    /// Where the blocks stand in the prompt.
+    /// Places of the blocks in the prompt.
     #[must_use]
     pub fn blocks(&self) -> Range<usize> {
         self.blocks.clone()

@@ -1,4 +1,4 @@
-//! What became of one request, and of one lane.
+//! Results of one request, and of one lane.
 //!
 //! Invariant: real tokens; hits and `computed` add up to the prompt. Cost: plain values.
 
@@ -36,7 +36,7 @@ pub struct Record {
     pub output: u64,
 }
 
-/// What a lane has carried, over all machines.
+/// Traffic of a lane, over all machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneUse {
     /// Bytes.

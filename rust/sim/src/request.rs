@@ -1,7 +1,7 @@
 //! A request of a trace.
 //!
-//! Invariant: `tokens` are what the manager matches; where one of them stands for several real
-//! tokens (a block's hash), the real numbers are kept beside it. Cost: plain values.
+//! Invariant: `tokens` are what the manager matches; if one of them is the hash of several real
+//! tokens, separate fields hold the real numbers. Cost: plain values.
 
 use kvtrie_core::block::Token;
 use kvtrie_core::time::Nanos;
@@ -17,7 +17,7 @@ pub struct Request {
     pub tokens: Vec<Token>,
     /// The conversation it belongs to.
     pub session: Option<String>,
-    /// Whether its conversation ends with it, and the manager is told so.
+    /// Whether its conversation ends with it and the manager gets a hint.
     pub last: bool,
     /// Real tokens of its prompt.
     pub input: u64,
@@ -35,7 +35,7 @@ pub struct Prompt<'a> {
 }
 
 impl Request {
-    /// The conversation that ends with it, if that is to be told.
+    /// The conversation that ends with it, if the manager gets a hint.
     #[must_use]
     pub fn ends(&self) -> Option<&str> {
         self.session.as_deref().filter(|_| self.last)
@@ -49,8 +49,8 @@ impl Request {
 
     /// Tokens at the prompt's end that stay to be computed so that `keep` real ones do.
     ///
-    /// Of hashes that stand for `weight` real tokens each, all may be matched with a `keep` of 0, and
-    /// else those that end before the kept tokens.
+    /// Of hashes of `weight` real tokens each, all may be matched with a `keep` of 0, and otherwise
+    /// those that end before the kept tokens.
     #[must_use]
     pub fn keep(&self, keep: u64, weight: u64) -> usize {
         if weight == 1 || keep == 0 {
@@ -60,7 +60,7 @@ impl Request {
         self.tokens.len().saturating_sub(usize::try_from(usable).unwrap_or(usize::MAX))
     }
 
-    /// Tokens behind the prompt to make room for. The last token of an answer is never written.
+    /// Tokens after the prompt to make room for. The last token of an answer is never written.
     #[must_use]
     pub fn reserve(&self, weight: u64) -> usize {
         let written = self.input.saturating_add(self.output.saturating_sub(1));

@@ -20,7 +20,7 @@ pub use locality::{Locality, RATIO_ONE};
 pub use round_robin::RoundRobin;
 pub use score::Score;
 
-/// What a router may look at of a machine.
+/// State of a machine that a router may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Candidate {
     /// Requests there that have not ended.

@@ -1,7 +1,7 @@
 //! The run: events in their order, until none is left.
 //!
 //! Invariant: requests are asked for when their time is known, so a trace of any length streams; records
-//! are reported in the order of arrival. Cost: O(log events) per event, besides what machines do.
+//! are reported in the order of arrival. Cost: O(log events) per event, plus the machines' work.
 
 mod arrivals;
 mod fetch;
@@ -33,7 +33,7 @@ use arrivals::Arrivals;
 use fetch::{FIRST_FETCH, Fetching};
 use handoffs::Handoffs;
 
-/// What a run is made of.
+/// Configuration of a run.
 #[derive(Debug)]
 pub struct Config {
     /// Of every machine's manager.
@@ -42,15 +42,15 @@ pub struct Config {
     pub machines: usize,
     /// Whether leases load.
     pub load: LoadMode,
-    /// What engines are told.
+    /// Settings of the engines.
     pub service: Service,
     /// How moves take their time.
     pub transfer: Transfer,
-    /// Where requests go.
+    /// Router of requests.
     pub router: Box<dyn Router>,
-    /// What lies between machines that ask each other for blocks; `None` if they do not.
+    /// Network between machines that ask each other for blocks; `None` if they do not.
     pub peers: Option<PeerSpec>,
-    /// What lies between machines that hand requests over, if they do not ask each other for blocks.
+    /// Network between machines that hand requests over, if they do not ask each other for blocks.
     pub network: Option<PeerSpec>,
     /// How routers and peers learn which machine has which blocks.
     pub directory: Learning,
@@ -76,9 +76,9 @@ pub struct Simulation {
     delay: Option<Nanos>,
     /// By machine: changes that the directory will learn of, in order.
     updates: Vec<VecDeque<Vec<BlockEvent>>>,
-    /// How many others are reported with each decision; `None` reports no decisions.
+    /// Number of other machines reported with each decision; `None` reports no decisions.
     decisions: Option<usize>,
-    /// What machines have to do, if the router looks at it or its decisions are reported.
+    /// Work of the machines, if the router uses it or its decisions are reported.
     backlog: Option<Backlog>,
     cost: Arc<dyn Cost>,
     keep: u64,
@@ -93,7 +93,7 @@ pub struct Simulation {
     next_fetch: u64,
     /// Whether a request's blocks are loaded from when it comes in.
     prefetches: bool,
-    /// How many clients wait for answers before they ask again; 0 if nobody does.
+    /// Number of clients that wait for an answer before the next request; 0 for an open trace.
     clients: usize,
     /// Records that wait for an earlier request's.
     early: BTreeMap<u64, Record>,
@@ -256,7 +256,7 @@ impl Simulation {
     }
 
     /// The directory will learn what has changed on a machine.
-    fn tell(&mut self, number: MachineId) -> Result<()> {
+    fn notify_directory(&mut self, number: MachineId) -> Result<()> {
         let Some(delay) = self.delay else { return Ok(()) };
         let events = self.servers[number].machine.calls.take_events()?;
         if !events.is_empty() {
@@ -278,11 +278,11 @@ impl Simulation {
         for (kind, at) in engine.take_due() {
             self.events.push(Event { at, kind, machine: number, number: 0 });
         }
-        self.tell(number)
+        self.notify_directory(number)
     }
 
-    /// What has followed on a machine: transmissions that end, and steps. Returns the requests that are
-    /// over.
+    /// Runs the consequences on a machine: transmissions that end, and steps. Returns the requests
+    /// that have ended.
     fn settle(&mut self, number: MachineId) -> Result<Vec<Record>> {
         self.follow(number)?;
         self.hand_over(number)?;
@@ -295,18 +295,18 @@ impl Simulation {
         Ok(finished)
     }
 
-    /// Tells, from the next run on, each decision of the router with so many of the best machines that
-    /// it did not choose, or none.
-    pub fn tell_decisions(&mut self, others: Option<usize>) {
+    /// Reports, from the next run on, each decision of the router with the best `others` machines
+    /// that it did not choose; `None` reports none.
+    pub fn report_decisions(&mut self, others: Option<usize>) {
         self.decisions = others;
         if others.is_some() && self.backlog.is_none() {
             self.backlog = Some(Backlog::new(self.servers.len()));
         }
     }
 
-    /// From the next run on, so many clients play the trace's conversations, one each at a time: requests
-    /// that follow each other with the same session, or one without. `arrival` is the time to think
-    /// between the answer before and the request. Requests are numbered as they come in.
+    /// From the next run on, `clients` clients play the trace's conversations, one each at a time:
+    /// requests that follow each other with the same session, or one without. `arrival` is the time
+    /// to think between the answer before and the request. Requests are numbered as they come in.
     pub fn close(&mut self, clients: usize) {
         self.clients = clients;
     }
@@ -318,8 +318,8 @@ impl Simulation {
         self.prefetches = manager.settings().tiers.len() > 1;
     }
 
-    /// Keeps, from now on, each step and transmission, or a sample of the tiers every so many
-    /// nanoseconds; 0 for none.
+    /// Keeps, from now on, each step and transmission, or a sample of the tiers every
+    /// `sample_every` nanoseconds; 0 for none.
     pub fn watch(&mut self, spans: bool, sample_every: Nanos) {
         self.timeline = Timeline::new(spans, sample_every);
         if spans {

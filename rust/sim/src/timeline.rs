@@ -9,7 +9,7 @@ use kvtrie_core::time::{NEVER, Nanos};
 
 use crate::event::MachineId;
 
-/// Where a span ran.
+/// Resource that a span ran on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Track {
     /// The machine's engine.
@@ -27,7 +27,7 @@ pub struct Span {
     pub machine: MachineId,
     /// Where.
     pub track: Track,
-    /// Its begin, behind what was queued before it.
+    /// Its begin, after the spans queued before it.
     pub start: Nanos,
     /// Its end.
     pub end: Nanos,
@@ -46,7 +46,7 @@ pub struct Sample {
     pub resident: Vec<u64>,
 }
 
-/// What is kept of a run.
+/// Recorded steps, transfers and samples of a run.
 #[derive(Debug)]
 pub struct Timeline {
     /// Steps and transfers between machines, if spans are kept.
@@ -57,7 +57,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// With `spans`, or a sample every so many nanoseconds, 0 for none.
+    /// With `spans`, or a sample every `every` nanoseconds, 0 for none.
     pub(crate) fn new(spans: bool, every: Nanos) -> Self {
         let next = if every == 0 { NEVER } else { every };
         Self { spans: spans.then(Vec::new), samples: Vec::new(), every, next }

@@ -31,7 +31,7 @@ pub enum Mode {
     Predicted,
 }
 
-/// What a run says of transfers.
+/// Settings of a run's transfers.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
     /// How moves take their time.
@@ -81,7 +81,8 @@ pub struct Executor {
     /// Predicted ends.
     predicted: BTreeMap<Nanos, Vec<MoveId>>,
     next_job: u64,
-    /// What has entered since somebody asked, and the transmissions that end, with their number.
+    /// Moves that entered a lane since the last `take_entered`, and the transmissions that end,
+    /// with their number.
     entered: Vec<Entered>,
     ends: Vec<(Nanos, u64)>,
 }
@@ -124,7 +125,7 @@ impl Executor {
         &self.lanes
     }
 
-    /// A read of so many bytes from a tier by another machine: it queues like any.
+    /// A read of `bytes` bytes from a tier by another machine: it queues like any other.
     pub fn read_for_peer(&mut self, tier: usize, bytes: u64, now: Nanos, layers: u16) -> Nanos {
         self.transmit(self.read[tier], bytes, now, layers).end
     }
@@ -203,7 +204,7 @@ impl Executor {
         self.under_way.get(&id).copied()
     }
 
-    /// What has entered a lane since the last call.
+    /// Moves that have entered a lane since the last call.
     pub fn take_entered(&mut self) -> Vec<Entered> {
         std::mem::take(&mut self.entered)
     }
@@ -257,7 +258,8 @@ impl Executor {
         jobs
     }
 
-    /// What carries a move, and what that waits for, is as urgent as what waits for it.
+    /// Priority inheritance: a job and the jobs that it waits for get the urgency of the move that
+    /// waits.
     fn hurry(&mut self, mut id: MoveId, urgency: Urgency) {
         while let Some(job) = self.carried.get(&id).and_then(|number| self.waiting.get_mut(number))
         {

@@ -28,7 +28,7 @@ fn score() -> Box<dyn Router> {
 /// Plays requests; the records and the decisions, each with so many others.
 fn decide(config: Config, requests: Vec<Request>, others: usize) -> (Vec<Record>, Vec<Decision>) {
     let mut simulation = Simulation::new(config).expect("settings");
-    simulation.tell_decisions(Some(others));
+    simulation.report_decisions(Some(others));
     let (mut records, mut decisions) = (Vec::new(), Vec::new());
     let tell = |record| {
         records.push(record);

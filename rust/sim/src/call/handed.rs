@@ -11,9 +11,9 @@ use kvtrie_core::time::Nanos;
 pub struct Handed {
     /// Its id.
     pub id: MoveId,
-    /// What it is for.
+    /// Its purpose.
     pub kind: MoveKind,
-    /// The lease that it is for; 0 for nobody.
+    /// The lease that it is for; 0 if none.
     pub lease: LeaseId,
     /// Where from.
     pub src: TierId,
@@ -27,7 +27,7 @@ pub struct Handed {
     pub layers: Layers,
     /// The move that must have ended before it starts.
     pub after: MoveId,
-    /// How many tokens of its block are valid.
+    /// Number of valid tokens of its block.
     pub tokens: u32,
     /// Predicted end of its first layer.
     pub first: Nanos,
@@ -53,7 +53,7 @@ impl Handed {
         }
     }
 
-    /// What moves of one transmission have in common.
+    /// The key that moves of one transmission have in common.
     #[must_use]
     pub fn way(&self) -> (MoveKind, LeaseId, TierId, TierId, Layers) {
         (self.kind, self.lease, self.src, self.dst, self.layers)

@@ -1,7 +1,8 @@
-//! A table over two axes: nanoseconds by context and by how many.
+//! A table over two axes: nanoseconds by context and by count.
 //!
-//! Invariant: axes ascend and values do not fall along either. Between points it is linear along both
-//! axes, behind the last one its slope goes on, before the first it is constant. Cost: O(log points).
+//! Invariant: axes ascend and values do not fall along either. Between points it is linear along
+//! both axes; after the last point the slope continues, before the first it is constant. Cost:
+//! O(log points).
 
 use super::PART_BITS;
 
@@ -37,7 +38,7 @@ impl Grid {
         self.counts.last().copied().unwrap_or(1)
     }
 
-    /// Parts of a nanosecond of `count` behind `context`.
+    /// Parts of a nanosecond of `count` after `context`.
     #[must_use]
     pub fn at(&self, context: u64, count: u64) -> u128 {
         let (low, high) = neighbours(&self.contexts, context);
@@ -50,8 +51,8 @@ impl Grid {
             return along(low);
         }
         let ends = (self.contexts[low], self.contexts[high]);
-        // Behind the last count slopes differ by row, but a row is nowhere below the one above it
-        // there only if its slope is not smaller; else the difference counts as none.
+        // After the last count slopes differ by row, so a row with a smaller slope would cross the
+        // one above it; then the difference counts as none.
         let (first, second) = (along(low), along(high));
         between(ends, (first, second.max(first)), context)
     }
@@ -61,7 +62,8 @@ fn parts(nanos: u64) -> u128 {
     u128::from(nanos) << PART_BITS
 }
 
-/// The two places whose points lie around a value, or the last two behind them; equal before the first.
+/// The two places whose points enclose a value, or the last two if it is after them; equal before
+/// the first.
 fn neighbours(axis: &[u64], value: u64) -> (usize, usize) {
     let behind = axis.partition_point(|&point| point <= value);
     let high = behind.min(axis.len() - 1);
@@ -75,7 +77,7 @@ fn between((first, second): (u64, u64), (low, high): (u128, u128), value: u64) -
     }
     let (rise, run) = (high.saturating_sub(low), u128::from(second - first));
     let far = u128::from(value - first);
-    // Whole runs first, so that a value far behind the last point does not overflow.
+    // Whole runs first, so that a value far after the last point does not overflow.
     let whole = rise.saturating_mul(far / run);
     low.saturating_add(whole).saturating_add(rise.saturating_mul(far % run) / run)
 }

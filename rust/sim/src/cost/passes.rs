@@ -1,8 +1,8 @@
 //! A step takes a fixed time, and what a table says of its prefills and of its decodes.
 //!
 //! The fixed time is the reading of the weights: paid once per step, whatever is in it. Invariant: a
-//! prefill of more tokens than the table has is priced as passes of its largest size, each behind the
-//! one before it. Cost: O(log points) per pass.
+//! prefill of more tokens than the table has is priced as consecutive passes of its largest size.
+//! Cost: O(log points) per pass.
 
 use super::{Cost, Grid, PART_BITS, Span, Table};
 

@@ -1,7 +1,7 @@
 //! A token takes what a table says of its context: linear between the points.
 //!
 //! Invariant: contexts ascend and prices do not fall, so slopes are not negative. Before the first
-//! point the price is constant; behind the last one its slope goes on. Cost: O(points) per span.
+//! point the price is constant; after the last one the slope continues. Cost: O(points) per span.
 
 use super::Cost;
 
@@ -10,7 +10,7 @@ use super::Cost;
 pub struct Table(pub Vec<(u64, u64)>);
 
 impl Table {
-    /// The price of a token behind `context` tokens.
+    /// The price of a token after `context` tokens.
     fn price(&self, context: u64) -> u128 {
         let points = &self.0;
         let behind = points.partition_point(|&(at, _)| at <= context);

@@ -19,7 +19,7 @@ use crate::request::Prompt;
 /// The most tiers of a machine.
 const TIERS: usize = 4;
 
-/// What one machine has of a block.
+/// Residency of a block on one machine.
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     machine: MachineId,
@@ -29,7 +29,7 @@ struct Holder {
 /// A map that events keep.
 #[derive(Debug)]
 pub struct EventMap {
-    /// By key: who has it, by number.
+    /// By key: the machines that have it, by number.
     holders: FxHashMap<BlockKey, Vec<Holder>>,
     scope: BlockKey,
     block_tokens: usize,
@@ -50,7 +50,7 @@ impl EventMap {
         }
     }
 
-    /// Goes along a prompt behind its first `skip` blocks while some machine's row goes on; `visit`
+    /// Walks a prompt after its first `skip` blocks while some machine's row goes on; `visit`
     /// counts a holder of the block at a place of the row, and says whether its row does.
     fn walk(&self, prompt: Prompt<'_>, skip: usize, mut visit: impl FnMut(usize, &Holder) -> bool) {
         let usable = prompt.tokens.len().saturating_sub(prompt.keep);

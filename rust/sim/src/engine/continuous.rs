@@ -134,7 +134,7 @@ impl Continuous {
 
 impl Engine for Continuous {
     fn push(&mut self, request: Request, now: Nanos) {
-        // Behind others, or without a place, it is taken in when one of them makes room.
+        // If others are queued or no place is free, it is admitted when one of them makes room.
         let first = self.queue.len() == 0;
         self.queue.fresh.push_back(request);
         if first && (self.running.len() as u64) < self.limits.max_running {
@@ -204,7 +204,7 @@ impl Engine for Continuous {
         if self.step.runs() {
             return;
         }
-        // What was suspended is tried again with the next step.
+        // Suspended requests are tried again with the next step.
         let one_by_one = self.limits.token_by_token || self.step.preempted;
         let begun = self.step.begin(&self.decodes, &*self.service.cost, one_by_one, now);
         if let Some((end, stalled)) = begun {

@@ -26,7 +26,7 @@ pub(super) struct Prefill {
     pub(super) lease: LeaseId,
     /// Tokens of the prompt, as the manager takes them, that need not be computed.
     pub(super) matched: usize,
-    /// What is to be computed.
+    /// Tokens to compute.
     pub(super) work: Work,
     wait: Wait,
     began: Nanos,
@@ -176,7 +176,7 @@ pub(super) fn pipelined(from: Nanos, compute: Nanos, there: &[Nanos]) -> Nanos {
     from.saturating_add(pipeline::finish(steps))
 }
 
-/// What a lease found of a prompt of `input` real tokens, in blocks of `block` of them.
+/// Match of a lease in a prompt of `input` real tokens, in blocks of `block` of them.
 struct Found<'a> {
     held: &'a Lease,
     block: u64,

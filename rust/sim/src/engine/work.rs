@@ -1,6 +1,6 @@
 //! Work: the tokens that a prefill computes.
 //!
-//! Invariant: holes of the match come first, then what is behind it; a span is computed in order.
+//! Invariant: holes of the match come first, then the tokens after it; a span is computed in order.
 //! Cost: O(spans).
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use crate::cost::{Cost, Span};
 /// Spans of a prompt that are still to be computed.
 #[derive(Debug, Default)]
 pub(super) struct Work {
-    /// Holes of all layers, one each, and at last the tokens behind the match, perhaps none.
+    /// Holes of all layers, one each, and at last the tokens after the match, perhaps none.
     spans: VecDeque<Span>,
     /// Parts of a nanosecond for holes of some layers, due with the first chunk.
     partial: u128,
@@ -31,8 +31,8 @@ impl Work {
         }
     }
 
-    /// What a lease lacks of `target` real tokens, of which it knows the first `known`. Blocks have
-    /// `block` of them.
+    /// Tokens that a lease lacks of `target` real tokens, of which it knows the first `known`.
+    /// Blocks have `block` of them.
     pub(super) fn of(
         lease: &Lease,
         (known, target): (u64, u64),
@@ -55,7 +55,7 @@ impl Work {
         self.spans.is_empty()
     }
 
-    /// The context of the next token behind the match; `None` while holes are left or all is done.
+    /// The context of the next token after the match; `None` while holes are left or all is done.
     pub(super) fn behind_holes(&self) -> Option<u64> {
         self.spans.front().filter(|_| self.spans.len() == 1).map(|&(context, _)| context)
     }

@@ -24,22 +24,23 @@ pub(super) struct Arrivals<I> {
     clients: Option<Clients>,
 }
 
-/// Who asks only after the last answer.
+/// Clients that send a request only after the last answer.
 #[derive(Debug)]
 struct Clients {
     /// By client: turns of its conversation that are left.
     turns: Vec<VecDeque<Request>>,
     /// The first turn of the next conversation.
     ahead: Option<Request>,
-    /// Who sends a request, by its place in the trace, and who waits for it, by its number.
+    /// The client that sends a request, by its place in the trace, and the one that waits for it,
+    /// by its number.
     sends: FxHashMap<u64, usize>,
     waits: FxHashMap<u64, usize>,
-    /// How many have come in.
+    /// Number of requests that have arrived.
     numbered: u64,
 }
 
 impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
-    /// Requests of a trace, by so many clients; 0 for an open one.
+    /// Requests of a trace, by `clients` clients; 0 for an open trace.
     pub(super) fn new(requests: I, clients: usize) -> Self {
         let clients = (clients > 0).then(|| Clients {
             turns: vec![VecDeque::new(); clients],

@@ -23,7 +23,7 @@ pub(super) enum Fetching {
     Disk(Fetch),
     /// The answer is on its way that a peer has nothing of it any more.
     Refused,
-    /// What came of it.
+    /// The fetched blocks.
     Done(Range<usize>),
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Fetching {
 pub(super) const FIRST_FETCH: u64 = 1 << 63;
 
 impl Simulation {
-    /// An engine may begin a step. What its next requests can have from a peer is fetched before.
+    /// Begins a step of an engine. Blocks that a peer has for its next requests are fetched first.
     pub(super) fn step_begins(&mut self, here: MachineId) -> Result<()> {
         let now = self.now;
         let Server { machine, engine, .. } = &mut self.servers[here];
@@ -59,7 +59,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Asks the directory who continues the next request's match.
+    /// Asks the directory which machine continues the next request's match.
     pub(super) fn fetch(&mut self, here: MachineId) -> Result<()> {
         let (Some(peers), Server { machine, engine, .. }) = (&self.peers, &self.servers[here])
         else {

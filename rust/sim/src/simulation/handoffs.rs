@@ -1,8 +1,8 @@
 //! Requests on their way from the machine of their prefill to the one that decodes them.
 //!
-//! The machine with the fewest requests decodes; of equal ones the lowest number. What it lacks of the
-//! prompt is one transmission, which begins once it has room. Invariant: each request is pulled once.
-//! Cost: O(machines) per request.
+//! The machine with the fewest requests decodes; of equal ones the lowest number. The missing part
+//! of the prompt is one transmission, which begins once it has room. Invariant: each request is
+//! pulled once. Cost: O(machines) per request.
 
 use kvtrie_core::error::Result;
 use rustc_hash::FxHashMap;
@@ -15,9 +15,9 @@ use crate::timeline::Track;
 /// Requests between two machines.
 #[derive(Debug)]
 pub(super) struct Handoffs {
-    /// How many machines compute prompts: the first ones.
+    /// Number of machines that compute prompts: the first ones.
     pub(super) prefill: usize,
-    /// Where the prompts of requests were computed.
+    /// Machines that computed the prompts of requests.
     from: FxHashMap<u64, MachineId>,
     /// Requests that are pulled, by the number of the transmission.
     pulls: FxHashMap<u64, u64>,
@@ -30,12 +30,12 @@ impl Handoffs {
 }
 
 impl Simulation {
-    /// How many machines requests are sent to.
+    /// Number of machines that requests are sent to.
     pub(super) fn fronts(&self) -> usize {
         self.handoffs.as_ref().map_or(self.servers.len(), |handoffs| handoffs.prefill)
     }
 
-    /// What a machine gives away is sent on, and what it pulls enters the network.
+    /// Sends on the requests that a machine gives away; its pulls enter the network.
     pub(super) fn hand_over(&mut self, here: MachineId) -> Result<()> {
         let now = self.now;
         let (given, pulls) = match (&self.handoffs, self.servers[here].engine.relay()) {

@@ -44,13 +44,13 @@ impl Simulation {
         self.servers.iter().map(|server| &server.machine)
     }
 
-    /// What was asked of a machine's manager, if that was kept.
+    /// The log of calls to a machine's manager, if it was kept.
     #[must_use]
     pub fn log(&self, machine: MachineId) -> &[Call] {
         self.servers[machine].machine.calls.log()
     }
 
-    /// What each lane has carried, by its name, over all machines.
+    /// Traffic of each lane, by its name, over all machines.
     #[must_use]
     pub fn lanes(&self) -> BTreeMap<String, LaneUse> {
         let mut all: BTreeMap<String, LaneUse> = BTreeMap::new();

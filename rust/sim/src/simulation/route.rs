@@ -1,4 +1,4 @@
-//! Routing: asks the router for a machine, and tells how good its choice was.
+//! Routing: asks the router for a machine, and reports how good its choice was.
 //!
 //! Invariant: a router that does not look at hits causes no lookup, unless its decisions are reported.
 //! Cost: that of the directory's answer.
@@ -39,7 +39,7 @@ impl Simulation {
         Ok(decision)
     }
 
-    /// What the router may look at.
+    /// The machines' states that the router may use.
     pub(super) fn candidates(&self, request: &Request) -> Result<Vec<Candidate>> {
         let fronts = self.servers.iter().take(self.fronts());
         let loads = fronts.map(|server| server.engine.load());
@@ -55,7 +55,7 @@ impl Simulation {
         Ok(all)
     }
 
-    /// What sending a request to each machine means, by exact knowledge.
+    /// The cost of sending a request to each machine, by exact knowledge.
     pub(super) fn choices(&self, request: &Request, backlog: &Backlog) -> Result<Vec<Choice>> {
         let hits = self.hits(request, &Exact)?.into_iter().take(self.fronts()).enumerate();
         let choice = |(machine, hit): (MachineId, u64)| {

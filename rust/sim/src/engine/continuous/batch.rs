@@ -1,7 +1,7 @@
 //! The batch: which requests compute, which wait for moves, and how they leave.
 //!
 //! Invariant: a request with a lease is in `computing` or in `waiting` or `ready`, never in two of them.
-//! Cost: O(log requests) each, besides the manager's calls.
+//! Cost: O(log requests) each, plus the manager's calls.
 
 use kvtrie_core::block::MoveId;
 use kvtrie_core::error::Result;

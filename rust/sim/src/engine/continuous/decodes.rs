@@ -26,18 +26,18 @@ impl Decodes {
         self.count
     }
 
-    /// How many requests decode.
+    /// Number of requests that decode.
     pub(super) fn members(&self) -> u64 {
         self.due.len() as u64
     }
 
-    /// A request behind `context` tokens joins and is due at a count.
+    /// Adds a request with `context` tokens that is due at a count.
     pub(super) fn join(&mut self, id: u64, context: u64, due: u64) {
         self.contexts += context;
         self.due.insert((due, id));
     }
 
-    /// A member behind `context` tokens leaves.
+    /// Removes a member with `context` tokens.
     pub(super) fn leave(&mut self, id: u64, context: u64, due: u64) {
         if self.due.remove(&(due, id)) {
             self.contexts -= context;
@@ -52,7 +52,7 @@ impl Decodes {
         due
     }
 
-    /// How many steps pass until a member is due; `None` without members.
+    /// Number of steps until a member is due; `None` without members.
     pub(super) fn until_due(&self) -> Option<u64> {
         self.due.first().map(|&(due, _)| due.saturating_sub(self.count))
     }

@@ -2,7 +2,7 @@
 //!
 //! The machine that decodes acquires room first and pulls what it lacks; the machine of the prefill
 //! keeps its blocks until then. Invariant: a request is handed over once, and its blocks are let go
-//! once it was pulled. Cost: O(1) per request, besides the managers' calls.
+//! once it was pulled. Cost: O(1) per request, plus the managers' calls.
 
 use kvtrie_core::block::MoveId;
 use kvtrie_core::error::Result;
@@ -15,7 +15,8 @@ use crate::machine::Machine;
 use crate::record::Record;
 use crate::request::Request;
 
-/// What an engine awaits for a pull: beside it the request's id. No move has so high a number.
+/// Number that an engine awaits for a pull, combined with the request's id. It is above all move
+/// ids.
 const PULL: MoveId = 1 << 63;
 
 /// A request whose first token is there.
@@ -23,11 +24,11 @@ const PULL: MoveId = 1 << 63;
 pub struct Handoff {
     /// The request.
     pub request: Request,
-    /// What is known of it.
+    /// Its record so far.
     pub record: Record,
 }
 
-/// What a request lacks on the machine that decodes it.
+/// Tokens that a request lacks on the machine that decodes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Pull {
     /// Of which request.
@@ -104,7 +105,7 @@ impl Continuous {
             match Running::begin(request, &self.service, machine, &(0..0), now)? {
                 Ok(mut running) => {
                     let (id, tokens) = (running.request.id, running.pull(record));
-                    // What is pulled is committed, so no load may be under way then.
+                    // Pulled blocks are committed, so no load may be in flight then.
                     running.prefill.wait_again(machine)?;
                     running.prefill.wait_for(PULL | id);
                     self.relay.pulls.push(Pull { request: id, tokens });
@@ -120,7 +121,7 @@ impl Continuous {
         Ok(())
     }
 
-    /// What a request lacked is there.
+    /// Ends the pull of a request.
     pub fn pulled(&mut self, id: u64, now: Nanos) {
         self.came(PULL | id, now, |prefill| prefill.ended(&[PULL | id]));
         if !self.ready.is_empty() {

@@ -91,7 +91,7 @@ impl Running {
         self.prefill.work.drain()
     }
 
-    /// What it waited for is there: what it pulled is cached.
+    /// Ends its wait: pulled blocks are cached.
     pub(super) fn arrived(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
         if std::mem::take(&mut self.pulls) {
             self.chunk_ends(machine, now)?;
@@ -118,7 +118,7 @@ impl Running {
         let (tokens, work) = (&self.request.tokens, &self.prefill.work);
         let end = match work.behind_holes() {
             _ if work.done() => tokens.len(),
-            // A hash that is cut is not there yet; behind the prompt is the answer.
+            // A hash that is cut is not there yet; the answer follows the prompt.
             Some(context) if context < self.request.input => {
                 usize::try_from(context / weight).unwrap_or(usize::MAX).min(tokens.len())
             }
@@ -132,7 +132,7 @@ impl Running {
         Ok(())
     }
 
-    /// Plans anew after a preemption; whether there is room.
+    /// Plans again after a preemption; returns whether there is room.
     pub(super) fn resume(
         &mut self,
         service: &Service,

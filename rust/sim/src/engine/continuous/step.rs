@@ -26,7 +26,7 @@ pub(super) struct Step {
     begin: Nanos,
     /// When it ends, if it runs.
     end: Option<Nanos>,
-    /// How many steps it is in one.
+    /// Number of steps that it joins.
     steps: u64,
 }
 
