@@ -1,13 +1,12 @@
 // Attend: attention of new tokens to rows of a cache in any order, one pass over the rows.
 //
-// Query i of each head stands at position input_pos + i and sees the rows whose token_pos is at
-// most that and at least first[batch] (0 where `first` is null). `out` becomes the rows' values by
-// softmax, `lse` the logarithm of the sum of exp(score), for `attend_weights`; a query that sees
-// nothing gets zeros and infinity.
-// The query heads of a KV head lie side by side: query n of a group is token n % new of head
-// n / new. `scale` is the bits of an fp32 number. Strides are in numbers.
-// Grid: x over tiles of QUERIES queries of a group, y over KV heads, z over the batch. Cost: keys
-// and values once per tile of queries; scores never leave the block.
+// Query i of each head has position input_pos + i and sees the rows whose token_pos is at most that
+// and at least first[batch] (0 if `first` is null). `out` becomes the rows' values by softmax,
+// `lse` the logarithm of the sum of exp(score), for `attend_weights`; a query that sees nothing
+// gets zeros and infinity. The query heads of a KV head are adjacent: query n of a group is token n
+// % new of head n / new. `scale` is the bits of an fp32 number. Strides are in numbers. Grid: x
+// over tiles of QUERIES queries of a group, y over KV heads, z over the batch. Cost: keys and
+// values once per tile of queries; scores never leave the block.
 
 #include "attend.cuh"
 

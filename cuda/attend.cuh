@@ -1,10 +1,10 @@
-// Attend: what the kernels of attention share: rows in shared memory, scores, and who sees whom.
+// Attend: code that the attention kernels share: rows in shared memory, scores, and the mask.
 //
 // A block of threads takes QUERIES queries and KEYS rows of the cache at a time; each warp has 16
 // of the queries. Heads of up to WIDTH numbers are filled up with zeros.
-// Invariant: a query at position p sees rows whose token stands at `first` to p; a head is a whole
-// number of vectors, and all rows begin at one, which the host makes sure of. Shared memory stays
-// below 48 KiB. Cost: of scores, a product of WIDTH numbers each.
+// Invariant: a query at position p sees rows whose tokens have positions `first` to p; a head is a
+// whole number of vectors, and all rows begin at one, which the host makes sure of. Shared memory
+// stays below 48 KiB. Cost: of scores, a product of WIDTH numbers each.
 
 #pragma once
 
@@ -25,7 +25,8 @@ struct Apart {
     long long batch, head, row;
 };
 
-// Bring rows of `dim` numbers into shared memory, by all BLOCK threads; what lies beyond is zero.
+// Bring rows of `dim` numbers into shared memory, by all BLOCK threads; rows beyond the end are
+// zero.
 template <unsigned ROWS, unsigned BLOCK = THREADS, class From>
 __device__ inline void bring(ROW* to, unsigned dim, const From& row_at) {
     constexpr unsigned ACROSS = WIDTH / VECTOR;

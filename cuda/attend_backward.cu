@@ -3,14 +3,13 @@
 //
 // Weights P are computed again from `lse`. With T = grad Vᵀ and E = P (T - delta), where delta is
 // the sum of grad times out of each query, query_grad becomes scale E K; scale Eᵀ Q and Pᵀ grad,
-// sums over the query heads of a KV head, are added to key_grad and value_grad. Who sees whom, and
-// all other arguments, are as of `attend`; delta lies as lse does. Only the last two are fp32.
-// A block of threads owns OWN queries or rows and goes over all rows or queries, OTHER at a time;
-// each warp has 16 of its own. Heads of up to 512 bytes fit.
-// Invariant: one block adds up all of a number, in one order: the same bits each time.
-// Grid: x over tiles of queries of a group, then of rows for K, then of rows for V; y over KV
-// heads, z over the batch. Cost: eight products, of which P takes three; nothing but the gradients
-// leaves the block.
+// sums over the query heads of a KV head, are added to key_grad and value_grad. The mask and all
+// other arguments are those of `attend`; delta has the layout of lse. Only the last two are fp32. A
+// block of threads owns OWN queries or rows and goes over all rows or queries, OTHER at a time;
+// each warp has 16 of them. Heads of up to 512 bytes fit. Invariant: one block adds up all of a
+// number, in one order: the same bits each time. Grid: x over tiles of queries of a group, then of
+// rows for K, then of rows for V; y over KV heads, z over the batch. Cost: eight products, of which
+// P takes three; nothing but the gradients leaves the block.
 
 #include "attend.cuh"
 
@@ -74,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(2 * OWN) attend_backward(
     const auto value_at = [&](long long n) {
         return of_row(values, {value_batch, value_head, value_row}, n);
     };
-    // What stands beside `size` queries or rows from n on.
+    // Positions and sums of `size` queries or rows from n on.
     const auto note_queries = [&](long long n, unsigned size) {
         if (threadIdx.x >= size) return;
         n += threadIdx.x;

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_weights(
     const long long row = at + threadIdx.x;
     const bool there = threadIdx.x < KEYS && row < rows;
     long long token = there ? token_pos[batch * pos_batch + group * pos_head + row] : -1;
-    if (token < from) token = input_pos + new_tokens;  // nobody sees it
+    if (token < from) token = input_pos + new_tokens;  // no query sees it
     const float* sum_of = lse + (static_cast<long long>(batch) * gridDim.y + head) * new_tokens;
 
     bring<KEYS>(held, width, [&](unsigned k) -> const ROW* {

@@ -2,7 +2,7 @@
 //
 // Invariant: `widen` is exact and `narrow` rounds to nearest, ties to even. fp16 overflows to
 // infinity; fp8 (e4m3) stops at 448 and int8 at 127, infinities too; NaN stays NaN but in int8.
-// Where there is no instruction the arithmetic says what one would do, so a host compiles it too.
+// Without an instruction for it the arithmetic computes the same result, so a host compiles it too.
 // Cost: one or two instructions per number; fp8 before sm_89 about a dozen.
 
 #pragma once
@@ -13,7 +13,7 @@ struct bf16 { unsigned short bits; };
 struct fp8 { unsigned char bits; };
 struct int8 { signed char bits; };
 
-// The number that a quantised format's largest code stands for, at scale 1; others have no codes.
+// The value of a quantised format's largest code at scale 1; other formats have no codes.
 template <class T> constexpr float LARGEST = 1.f;
 template <> constexpr float LARGEST<fp8> = 448.f;
 template <> constexpr float LARGEST<int8> = 127.f;
@@ -22,7 +22,7 @@ __device__ inline float power_of_two(int exponent) {
     return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23);
 }
 
-// The bits of |x| in a format with `mantissa` bits behind the point and this bias; exponents are
+// The bits of |x| in a format with `mantissa` bits after the point and this bias; exponents are
 // not bounded above. Below the least normal number the adder rounds: the last bit of its sum with
 // `unit` is worth as much as the format's.
 __device__ inline unsigned rounded(float x, unsigned mantissa, int bias) {

@@ -2,12 +2,11 @@
 //
 // A block of threads serves whole tokens: x runs over the lanes of a head, y over its heads, z
 // over tokens. The grid's x runs over tokens too, y over layers, z over planes, which differ in
-// where they begin alone. A lane owns two vectors of a head, `lo` and `hi`; in the part of K that
-// turns with the position they are the two halves of the same rotary pairs, so nobody else
-// touches them.
-// Invariant: the head is blockDim.x * 2 * VECTOR numbers wide, a block has at most MOST_THREADS,
-// and every vector is aligned; the host refuses what breaks this. A place outside the pool is
-// never touched. Cost: each number is read once and written once, 16 bytes of a ROW at a time.
+// where they begin alone. A lane owns two vectors of a head, `lo` and `hi`; in the rotary part of K
+// they are the two halves of the same rotary pairs, so no other lane touches them. Invariant: the
+// head is blockDim.x * 2 * VECTOR numbers wide, a block has at most MOST_THREADS, and every vector
+// is aligned; the host refuses what breaks this. A place outside the pool is never touched. Cost:
+// each number is read once and written once, 16 bytes of a ROW at a time.
 
 #pragma once
 
@@ -26,7 +25,7 @@ struct Pair {
     float lo[VECTOR] = {}, hi[VECTOR] = {};
 };
 
-// Where a lane's vectors begin in the head, and whether they turn.
+// Offsets of a lane's vectors in the head, and whether they are rotated.
 struct Lane {
     unsigned lo, hi;
     bool turns;
@@ -63,14 +62,14 @@ struct Strides {
     long long layer, block, token, head;
 };
 
-// Where this thread's head of a slot begins: slot = block * block_tokens + token of the block.
+// Offset of this thread's head of a slot: slot = block * block_tokens + token of the block.
 __device__ inline long long place(long long slot, long long block_tokens, const Strides& by) {
     const unsigned at = static_cast<unsigned>(slot), tokens = static_cast<unsigned>(block_tokens);
     return blockIdx.y * by.layer + at / tokens * by.block + at % tokens * by.token +
            threadIdx.y * by.head;
 }
 
-// Where this thread's head of row i begins.
+// Offset of this thread's head of row i.
 __device__ inline long long row_of(long long i, long long layer_stride, long long row_stride,
                                    long long head_stride) {
     return blockIdx.y * layer_stride + i * row_stride + threadIdx.y * head_stride;
@@ -86,7 +85,7 @@ template <class T> __device__ inline T* plane_of(T* first, T* second) {
     return blockIdx.z ? second : first;
 }
 
-// What a code of this thread's head is worth.
+// Scale of the codes of this thread's head.
 __device__ inline float scale_of(const float* scales, long long slot, long long block_tokens,
                                  const Strides& by) {
     if constexpr (QUANTISED) return scales[place(slot, block_tokens, by)];
@@ -184,7 +183,8 @@ template <class Join> __device__ inline float over(unsigned span, float mine, Jo
     return part[at - place];
 }
 
-// Whose scale is found as numbers are written: nobody's (scales are given), a token's, a head's.
+// Scale that is computed as numbers are written: none (scales are given), one per token or one per
+// head.
 enum Found : long long { GIVEN = 0, TOKEN = 1, HEAD = 2 };
 
 // The scale that fresh numbers are stored at; all threads of the block must call. One that is found

@@ -3,8 +3,8 @@
 //
 // Row to[i] of the target becomes row from[i] of the source, `width` vectors of 16 bytes; strides
 // are in vectors too. Rows written must differ. The host refuses rows outside the memories.
-// Grid: x runs over the vectors of all rows, again and again: a few blocks fill a link, and the
-// rest of the card computes meanwhile. Cost: one read and one write of every vector, AT_ONCE of a
+// Grid: x runs over the vectors of all rows, again and again: a few blocks fill a link and leave
+// the rest of the card to computation. Cost: one read and one write of every vector, AT_ONCE of a
 // thread under way together.
 
 #include "paged.cuh"

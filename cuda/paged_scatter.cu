@@ -1,10 +1,9 @@
 // Paged scatter: rows into the slots of a pool, in the pool's format.
 //
 // Slot slots[i] becomes row i; where that is not in [0, capacity) nothing is written and
-// skipped[i] is 1. Slots inside must differ. Strides are in numbers. Scales are given, or found
-// here and written beside the numbers.
-// Grid: one z-layer of a block per token, of each layer (y) and plane (z). Cost: one read and one
-// write of every number.
+// skipped[i] is 1. Slots inside must differ. Strides are in numbers. Scales are given, or computed
+// here and written next to the numbers. Grid: one z-layer of a block per token, of each layer (y)
+// and plane (z). Cost: one read and one write of every number.
 
 #include "paged.cuh"
 

@@ -1,7 +1,7 @@
-// Rerotate: keys that stand in a pool, turned from their positions to others, in place.
+// Rerotate: rotates keys in a pool from their positions to others, in place.
 //
 // The key in slots[i] turns by deltas[i] positions: row |delta| of the tables, backwards where
-// delta is negative. It is computed in fp32 and stored in the pool's format, quantised anew. A
+// delta is negative. It is computed in fp32 and stored in the pool's format, quantised again. A
 // slot not in [0, capacity) or a delta not in (-angles, angles) is passed over and skipped[i] is
 // 1. Slots inside must differ. ROW only says how wide a vector is.
 // Grid: one z-layer of a block per token, of each layer (y). Cost: one read and one write of every

@@ -1,14 +1,13 @@
 // Scatter-fused recompute: fresh rows of K and V, straight from the projection, into their slots.
 //
 // In one pass row i turns by row positions[i] of the tables (RoPE, fp32), is quantised where the
-// pool is, and replaces what stands in slots[i]. `deviation`, where it is not null, holds a row of
-// `tokens` numbers per plane: each becomes the sum over the token of (fresh - what stood there)^2,
-// taken before fresh is rounded. The first plane turns if `turns`, the second (V) never does;
-// `positions` is null for models without RoPE.
-// A slot not in [0, capacity) or a position not in [0, angles) is passed over: skipped[i] is 1
-// and its deviation 0. Slots inside must differ. Strides are in numbers.
-// Grid: one z-layer of a block per token, of each plane (z). Cost: one read and one write of every
-// number, and one more read with `deviation`.
+// pool is, and replaces the numbers in slots[i]. `deviation`, where it is not null, holds a row of
+// `tokens` numbers per plane: each becomes the sum over the token of (fresh - old)^2, taken before
+// fresh is rounded. The first plane turns if `turns`, the second (V) never does; `positions` is
+// null for models without RoPE. A slot not in [0, capacity) or a position not in [0, angles) is
+// passed over: skipped[i] is 1 and its deviation 0. Slots inside must differ. Strides are in
+// numbers. Grid: one z-layer of a block per token, of each plane (z). Cost: one read and one write
+// of every number, and one more read with `deviation`.
 
 #include "paged.cuh"
 

@@ -60,8 +60,8 @@ __device__ inline void tensor_cores(Tile& sum, const unsigned (&a)[4], const uns
 #endif
 
 // Add left (16 rows of DEPTH numbers) times right (DEPTH steps of 8 columns) to a tile. A step of
-// the right side is STEP numbers on, a column `column` numbers; the left side's numbers lie side by
-// side, at even places.
+// the right side is STEP numbers on, a column `column` numbers; the left side's numbers are
+// adjacent, at even places.
 template <unsigned STEP, class T>
 __device__ inline void multiply(Tile& sum, const T* left, unsigned row, const T* right,
                                 unsigned column) {

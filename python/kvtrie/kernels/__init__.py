@@ -1,4 +1,4 @@
-"""Work on paged KV where it lies: gather, scatter, turn to other positions, recompute into place.
+"""Operations on paged KV in place: gather, scatter, rotate to other positions, recompute.
 
 `attend` is attention to rows in any order, with the weights that each row was given. Each of the
 others takes one layer of a pool (`Pages`) and a slot per token. On a CUDA device it runs a kernel

@@ -1,8 +1,8 @@
 """Attend: attention of new tokens to rows in any order, with the weights that each row was given.
 
 Rows are masked by their tokens' positions. On a CUDA device two kernels do it (`flash`); the twin,
-which says what they mean, takes queries in slices, with the query heads of a KV head side by side
-in one product. No array of all weights ever stands.
+their reference, takes queries in slices, with the query heads of a KV head in one product. The full
+matrix of weights is never materialised.
 Invariant: weights of a query sum to 1 over the rows it sees; padding, which sees none, gets zeros.
 Cost: two products and one softmax; temporary arrays stay below a limit.
 """
@@ -48,7 +48,7 @@ def attend(
     Args:
         query: `(batch, query_heads, m, dim)`, rotated.
         keys: `(batch, kv_heads, rows, dim)`, rotated.
-        values: likewise, of any width.
+        values: like `keys`, of any width.
         token_pos: integers `(batch, kv_heads, rows)`, each row's position; a query sees those up
             to its own.
         input_pos: position of the first query.
@@ -117,7 +117,7 @@ def attend_causal(
     Args:
         query: `(batch, query_heads, m, dim)`.
         keys: `(batch, kv_heads, m, dim)`.
-        values: likewise.
+        values: like `keys`.
         first: integers `(batch,)`, where each batch row begins; padding before it sees itself.
         scale: of the products.
         tmp_array_limit_gb: bound of masks where rows are padded, in 10^9 bytes.
@@ -187,7 +187,7 @@ def attend_padded(
 ) -> torch.Tensor:
     """As `attend` without weights or padding, by torch's causal kernel over a square.
 
-    Keys and values are put in the order of their positions, so that the new ones stand right, and
+    Keys and values are put in the order of their positions, so that the new ones are last, and
     queries are padded with zeros on the left. Every row must be at most as new as its query, as in
     a cache that the queries' own tokens were just written to.
     """

@@ -2,7 +2,7 @@
 
 Weights are computed again, so nothing of the forward pass is kept: on a CUDA device by a kernel
 (`flash_backward`); the twin, which says what it means, takes queries slice by slice.
-Invariant: the rows' gradients are added to what stands there. Cost: five products and a softmax;
+Invariant: the rows' gradients are added to the tensors given. Cost: five products and a softmax;
 temporary arrays stay below a limit.
 """
 
@@ -27,7 +27,7 @@ from kvtrie.kernels.flash_backward import FlashBackward, takes_back
 __all__ = ["attend_backward"]
 
 
-def attend_backward(  # noqa: PLR0917 - three gradients stand beside what they are of
+def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
     grad: torch.Tensor,
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -49,14 +49,14 @@ def attend_backward(  # noqa: PLR0917 - three gradients stand beside what they a
     Args:
         grad: of the output, `(batch, query_heads, m, width of V)`.
         query: as `attend` was given.
-        keys: likewise.
-        values: likewise.
+        keys: as `attend` was given.
+        values: as `attend` was given.
         key_grads: fp32, in the shape of the keys.
         value_grads: fp32, in the shape of the values.
         token_pos: as `attend` was given.
-        input_pos: likewise.
-        first: likewise.
-        scale: likewise.
+        input_pos: as `attend` was given.
+        first: as `attend` was given.
+        scale: as `attend` was given.
         tmp_array_limit_gb: bound of the twin's temporary arrays, in 10^9 bytes.
 
     Raises:
@@ -96,7 +96,7 @@ def attend_backward(  # noqa: PLR0917 - three gradients stand beside what they a
     plain, stated = keys.float(), values.float()
     found = torch.empty_like(asked)
     sight = _Sight.of(token_pos, input_pos, new, first)
-    # Two arrays of weights stand at once here, where the forward pass has one.
+    # Two arrays of weights are live here; the forward pass has one.
     for lo, hi in _slices(new, 8 * batch * heads * rows, query.device, tmp_array_limit_gb):
         size = (each, hi - lo)
         part, back = asked[:, :, :, lo:hi].flatten(2, 3), given[:, :, :, lo:hi].flatten(2, 3)

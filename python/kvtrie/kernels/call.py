@@ -1,6 +1,6 @@
-"""Call: one kernel over planes that lie alike, with everything that it reads and writes.
+"""Call: one kernel over planes of equal layout, with everything that it reads and writes.
 
-Invariant: what stands in a call has been looked at (`checks`); the kernel and its twin take the
+Invariant: the arguments of a call have been checked (`checks`); the kernel and its twin take the
 same call and leave the same numbers. Cost: none.
 """
 
@@ -31,7 +31,7 @@ Kernel: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """What to do with one or two planes, in one launch.
+    """One launch over one or two planes.
 
     Attributes:
         kernel: which.
@@ -44,7 +44,7 @@ class Call:
         turns: int64 `(n,)`, positions or deltas; empty where nothing turns.
         rope: what turns; None where nothing does.
         keys: whether the first plane is the one that turns; a second one never does.
-        deviation: fp32 `(planes, n)`, written; None where nobody asked.
+        deviation: fp32 `(planes, n)`, written; None if not wanted.
     """
 
     kernel: Kernel

@@ -1,7 +1,7 @@
 """Checks: what is refused on the host, before a kernel or a twin touches anything.
 
-Numbers that lie on a device (slots, positions) are not read here, which would wait for it: there
-the kernel passes over what is out of range and says so.
+Slots and positions on a device are not read here, which would wait for it: the kernel skips those
+out of range and flags them.
 Invariant: a call that passes can read and write only its own tensors. Cost: arithmetic on shapes;
 slots and positions on the CPU are looked through once.
 """
@@ -70,7 +70,7 @@ def check_plane(plane: Plane, covers: Covers, step: int) -> None:
     if scales is None or tuple(scales.shape) != wanted or scales.dtype != torch.float32:
         given = None if scales is None else f"{scales.dtype} {tuple(scales.shape)}"
         raise ConfigError(f"scales by {covers!r} are float32 {wanted} here, not {given}")
-    # Axes along which every scale has a place of its own.
+    # Axes along which scales may not share memory.
     own = {"token": scales.dim() - 1, "group": scales.dim()}.get(covers, 0)
     if any(scales.shape[at] > 1 and scales.stride(at) == 0 for at in range(own)):
         raise ConfigError(
@@ -127,7 +127,7 @@ def check_indices(
         given: integers `(tokens,)`.
         tokens: how many there must be.
         bounds: the least that is allowed, and one more than the largest.
-        device: where the cells are; the integers lie there or on the CPU.
+        device: where the cells are; the integers are there or on the CPU.
         distinct: whether all must differ.
 
     Raises:
@@ -164,7 +164,7 @@ def _check_strides(name: str, tensor: torch.Tensor, align: int) -> None:
     ]
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise ConfigError(
-            f"the numbers of a head lie side by side in {name}, not every {tensor.stride(-1)}"
+            f"the numbers of a head are adjacent in {name}, not {tensor.stride(-1)} apart"
         )
     if tensor.data_ptr() % align or any(stride * width % align for stride in strides[:-1]):
         raise ConfigError(

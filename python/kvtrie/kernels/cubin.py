@@ -3,8 +3,7 @@
 Compiled to machine code for a named architecture: that needs no driver, and a driver takes it
 even where it is older than the compiler. Kept in the program cache of cuda.core
 (`~/.cache/cuda-python/program-cache`), which is shared between processes and keyed by text,
-options and compiler; each entry is proved when it is taken, and made anew if it is not what was
-kept.
+options and compiler; each entry is verified when it is read, and compiled again if it is damaged.
 Invariant: the text comes from the extension; no files are looked for. Cost: about 0.1 s for each
 kernel and pair of formats at first use, under a millisecond from the cache.
 """
@@ -104,7 +103,7 @@ def compiled(
         define_macro=[("ROW", row), ("CELL", cell), *([("WIDTH", str(width))] if width else [])],
         fma=False,  # products are rounded as the twins round them: the same bits everywhere
         ptxas_options=["-v"] if logs else None,
-        no_cache=logs is not None,  # beside a driver NVRTC has a cache too, and no report from it
+        no_cache=logs is not None,  # NVRTC with a driver has a cache too, which gives no report
     )
     program = cuda.Program(text(kernel), "c++", options)
     if logs is not None:
@@ -127,7 +126,7 @@ def compiled(
 
 
 def _proof(key: bytes, code: bytes) -> bytes:
-    """What stands before a cubin in the cache: damaged and foreign entries do not have it."""
+    """The prefix of a cubin in the cache; damaged and foreign entries do not have it."""
     return hashlib.blake2b(key + code, digest_size=_PROOF_BYTES).digest()
 
 

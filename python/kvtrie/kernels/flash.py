@@ -52,12 +52,12 @@ def width_of(query: torch.Tensor) -> int:
 
 
 class Flash:
-    """What starts both kernels over one layer's queries and rows; see `attend`.
+    """Launches of both kernels over one layer's queries and rows; see `attend`.
 
     Args:
         query: `(batch, query_heads, m, dim)`.
         keys: `(batch, kv_heads, rows, dim)`.
-        values: likewise.
+        values: like `keys`.
         token_pos: int64 `(batch, kv_heads, rows)`.
         input_pos: position of the first query.
         first: int64 `(batch,)`, or None.
@@ -97,14 +97,14 @@ class Flash:
         self._start("attend", self.launch("attend"))
 
     def weigh(self) -> None:
-        """Fill `weights`, behind `attend`."""
+        """Fill `weights`, after `attend`."""
         self._start("attend_weights", self.launch("attend_weights"))
 
     def _start(self, kernel: Kernel, what: Launch) -> None:
         start(kernel, what, self.out.device)
 
     def launch(self, kernel: Kernel) -> Launch:
-        """What starts one of the two."""
+        """The launch of one of the two."""
         query, keys, _ = self._rows
         batch, heads, new, _ = query.shape
         groups, rows = keys.shape[1], keys.shape[2]
@@ -121,7 +121,7 @@ class Flash:
 
     @property
     def arguments(self) -> tuple[torch.Tensor | int, ...]:
-        """What `attend` is given, and its backward pass first: all but what is written."""
+        """Arguments of `attend`, which its backward pass takes first: all but those written."""
         values = self._rows[2]
         return (*self._asked, values, *values.stride()[:3], *self._sight)
 
@@ -132,7 +132,7 @@ class Flash:
 
     @property
     def _sight(self) -> tuple[torch.Tensor | int, ...]:
-        """Who sees whom, and sizes."""
+        """Arguments of the mask, and sizes."""
         query, keys, _ = self._rows
         _, heads, new, dim = query.shape
         first = 0 if self._first is None else self._first

@@ -1,8 +1,8 @@
-"""FlashBackward: the gradients of attention by `cuda/attend_backward.cu`, behind `Flash`.
+"""FlashBackward: the gradients of attention by `cuda/attend_backward.cu`, after `Flash`.
 
-Invariant: what the kernel cannot take is said before (`takes_back`), and torch's way is taken; the
-rows' gradients are added to what stands there. Cost: `attend` once more, for the sums and outputs
-that nobody kept, a product of two arrays of a step's size, and one launch.
+Invariant: `takes_back` says before whether the kernel can run, otherwise torch does; the rows'
+gradients are added to the tensors given. Cost: `attend` once more, for the sums and outputs that
+were not kept, a product of two arrays of a step's size, and one launch.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def takes_back(
 
 
 class FlashBackward:
-    """What starts the kernel over one layer's queries and rows; see `attend_backward`.
+    """Launch of the kernel over one layer's queries and rows; see `attend_backward`.
 
     Args:
         flash: the forward pass, which has attended.
         grad: of its output, `(batch, query_heads, m, dim)`.
         key_grads: fp32 `(batch, kv_heads, rows, dim)`, added to.
-        value_grads: likewise.
+        value_grads: like `key_grads`.
 
     Attributes:
         query_grads: `(batch, query_heads, m, dim)` in the queries' type, written.

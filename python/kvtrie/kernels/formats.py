@@ -16,7 +16,7 @@ CELLS = {**ROWS, torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
 """Formats of pools."""
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-"""The number that a quantised format's largest code stands for, at scale 1."""
+"""The value of a quantised format's largest code at scale 1."""
 
 VECTOR_BYTES = 16
 """A lane reads and writes this many bytes of a row at a time."""

@@ -55,7 +55,7 @@ class Launch:
 
     @classmethod
     def of(cls, call: Call, *, threads: int = _THREADS) -> Launch:
-        """What starts a call's kernel, in blocks of about so many threads."""
+        """The launch of a call's kernel, in blocks of about `threads` threads."""
         cells = call.planes[0].cells
         rows = step_format(cells.dtype) if call.kernel == "rerotate" else call.rows[0].dtype
         layers, _, block_tokens, heads, dim = cells.shape
@@ -110,12 +110,12 @@ def _arch(device: int) -> str:
 
 @functools.cache
 def _stream(handle: int) -> Any:  # noqa: ANN401 - cuda.core's Stream
-    """Torch's stream for cuda.core, which makes a class for each one that it is told of."""
+    """Torch's stream for cuda.core, which makes a class for each handle."""
     return core().Stream.from_handle(handle)
 
 
 def _both(call: Call, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor | int, ...]:
-    """What each plane has of its own, as the kernel's arguments; `rerotate` takes keys alone."""
+    """The arguments of each plane for the kernel; `rerotate` takes only keys."""
     missing = (1 if call.kernel == "rerotate" else 2) - len(given)
     return (*given, *([0] * missing))
 

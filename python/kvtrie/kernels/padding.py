@@ -1,9 +1,9 @@
-"""Padding: from how many queries on torch's causal kernel over a square beats the one under a mask.
+"""Padding: the least number of queries at which a padded square beats a mask in torch's kernel.
 
-Queries that are padded to a square cost more products and need no mask. Where that pays depends on
+Queries that are padded to a square cost more products and need no mask. The break-even depends on
 the device; `python -m benches.selective.padding` measures it into `padding.json`, per kind of
 device a list of (rows, least number of queries, or null where padding never paid).
-Invariant: a device that nobody measured never pads. Cost: a search among a few points.
+Invariant: a device without a measurement never pads. Cost: a search among a few points.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Points: TypeAlias = "list[tuple[int, int | None]]"
 
 @functools.cache
 def stored() -> dict[str, Points]:
-    """What was measured, by kind of device."""
+    """The measurements, by kind of device."""
     text = files(__package__ or "kvtrie.kernels").joinpath("padding.json").read_text()
     return {name: [(n, q) for n, q in points] for name, points in _read(text).items()}
 
@@ -33,7 +33,7 @@ def _read(text: str) -> dict[str, list[list[int]]]:
 
 
 def pays(kind: str, queries: int, rows: int, points: Points | None = None) -> bool:
-    """Whether padding so many queries to so many rows is faster on a kind of device.
+    """Whether padding `queries` queries to `rows` rows is faster on a kind of device.
 
     Between two numbers of rows that were measured the bound is interpolated, by logarithms; below
     the first one it is that one's, above the last one that one's share of the rows.

@@ -1,7 +1,7 @@
 """Pages: layers of a pool as tensors that kernels and twins address by slot.
 
 A slot is a token's place: `block * block_tokens + token of the block`.
-Invariant: views only; the pool's bytes lie where its `Layout` says. Cost: no copy.
+Invariant: views only; the `Layout` gives the place of each byte of the pool. Cost: no copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["FRESH", "Covers", "Pages", "Plane"]
 Covers: TypeAlias = Literal["none", "tensor", "head", "token", "group"]
 
 FRESH: tuple[Covers, ...] = ("token", "group")
-"""What scales cover that are found anew with what is written; others are given and stay."""
+"""Coverage of scales that are computed again with each write; other scales are given and stay."""
 
 _INSIDE: set[Axis] = {"kv", "token", "head", "dim"}
 _AXES: tuple[Axis, ...] = ("block", "token", "head", "dim")
@@ -55,13 +55,13 @@ class Plane:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Pages:
-    """One layer of a pool, or several that lie evenly apart.
+    """One layer of a pool, or several at a constant distance.
 
     Attributes:
         planes: K and V, or the latent vectors alone.
         covers: what one scale covers, as in `Layout.scales`: "tensor" and "head" are given and
-            stay; "token" (all heads of a token) and "group" (one head of a token) are found anew
-            whenever a token is written.
+            stay; "token" (all heads of a token) and "group" (one head of a token) are computed
+            again whenever a token is written.
         turned: whether keys carry their position's rotation.
     """
 
@@ -89,7 +89,7 @@ class Pages:
         Args:
             memory: the pool's bytes, contiguous uint8: one tensor, or K's and V's where the layout
                 splits them (`Pool.planes`).
-            layout: where numbers lie in it.
+            layout: the place of each number in it.
             blocks: blocks (with layer slots: units, and `layers` is 1).
             block_tokens: tokens per block, any number.
             heads: heads of K and V on this rank.
@@ -101,8 +101,8 @@ class Pages:
             scales: one tensor per plane where the layout quantises: `(1,)` for "tensor",
                 `(heads,)` for "head", `(blocks, block_tokens)` for "token" and `(blocks,
                 block_tokens, heads)` for "group"; a range of layers puts its own axis before. The
-                last two are found behind the numbers, where `Layout.planes` has room for them,
-                unless they are given.
+                last two follow the numbers, in the room that `Layout.planes` reserves, unless they
+                are given.
 
         Raises:
             ConfigError: numbers that the layout cannot serve, or memory that is too small.
@@ -115,7 +115,7 @@ class Pages:
             )
         sizes = layout.planes(block_tokens, heads, head_dim, v_head_dim)
         if len(memory) != len(sizes):
-            raise ConfigError(f"the layout lies in {len(sizes)} tensors, {len(memory)} given")
+            raise ConfigError(f"the layout takes {len(sizes)} tensors, {len(memory)} given")
         joined = layout.kv == "joined" and not layout.latent
         cells: list[torch.Tensor] = []
         behind: list[torch.Tensor] = []
@@ -151,7 +151,7 @@ class Pages:
 
     @property
     def layers(self) -> int | None:
-        """Layers of a range; None for one layer without an axis of its own."""
+        """Layers of a range; None for one layer without a layer axis."""
         cells = self.planes[0].cells
         return len(cells) if len(cells.shape) > len(_AXES) else None
 
@@ -172,7 +172,7 @@ def _cells(
         )
     if strides["dim"] != width or any(stride % width for stride in strides.values()):
         raise ConfigError(
-            f"the numbers of a head lie side by side, {width} bytes each: strides "
+            f"the numbers of a head are adjacent, {width} bytes each: strides "
             f"{tuple(strides.values())} along {layout.order} do not fit"
         )
     begin = sum(at * strides[axis] for axis, at in start.items())
@@ -186,10 +186,10 @@ def _behind(
     start: dict[Axis, int],
     strides: dict[Axis, int],
 ) -> torch.Tensor:
-    """The scales behind the numbers of each layer of each block, as a view of the cells' shape."""
+    """The scales after the numbers of each layer of each block, as a view of the cells' shape."""
     if layout.strides is not None or set(layout.order[2:]) != _INSIDE:
         raise ConfigError(
-            f"scales by {layout.scales!r} stand behind a layer of a block that lies in one piece: "
+            f"scales by {layout.scales!r} follow the layer of a block that is contiguous: "
             f"with the order {layout.order} and strides {layout.strides} they must be given"
         )
     heads = shape["head"] if layout.scales == "group" else 1
@@ -251,7 +251,7 @@ def _strides(layout: Layout, shape: dict[Axis, int], layer_bytes: int) -> dict[A
     if layout.alignment > 1 and not inside:
         raise ConfigError(
             f"an alignment of {layout.alignment} in the order {layout.order} needs strides: only "
-            "layers of a block that lie in one piece are padded"
+            "contiguous layers of a block are padded"
         )
     step = DTYPE_BYTES[layout.dtype]
     dense = step * math.prod(shape[axis] for axis in _INSIDE)

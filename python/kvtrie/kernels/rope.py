@@ -30,8 +30,8 @@ class Rope:
 
     Attributes:
         cos: fp32 `(length, width / 2)`.
-        sin: likewise.
-        first: where in the head the part that turns begins; it lies at one of the head's ends.
+        sin: like `cos`.
+        first: offset of the rotary part in the head; the part is at one of the head's ends.
         neighbours: whether numbers 2j and 2j + 1 are a pair (GPT-J, DeepSeek), instead of j and
             j + width / 2 (GPT-NeoX, Llama).
 

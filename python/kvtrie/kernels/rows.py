@@ -32,7 +32,7 @@ _SHORT_BYTES = 1 << 20
 
 _THREADS = 1024
 _AT_ONCE = 4  # as in paged_copy.cu
-_LINK_BLOCKS = 4  # fill a link, and leave the multiprocessors to what computes meanwhile
+_LINK_BLOCKS = 4  # fill a link, and leave the other multiprocessors to computation
 _CARD_BLOCKS = 1024
 _MOST_VECTORS = 1 << 30  # of a launch: the kernel counts them in 32 bits
 
@@ -78,7 +78,7 @@ def launches(
     rows: NDArray[np.int64],
     device: torch.device,
 ) -> Iterator[Launch]:
-    """What starts the kernel over rows of any number; `device` holds the rows' numbers."""
+    """Launches of the kernel over any number of rows; `device` holds the rows' numbers."""
     width = source.shape[1] // VECTOR_BYTES
     most = _MOST_VECTORS // width
     blocks = _CARD_BLOCKS if source.device == target.device else _LINK_BLOCKS

@@ -74,7 +74,7 @@ def _turn(keys: torch.Tensor, rope: Rope, by: torch.Tensor) -> torch.Tensor:
 
 
 def _read(plane: Plane, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What stands in slots of every layer, `(layers, n, heads, dim)`."""
+    """The numbers in slots of every layer, `(layers, n, heads, dim)`."""
     where = _places(plane, slots)
     cells = plane.cells[where]
     if plane.scales is None:

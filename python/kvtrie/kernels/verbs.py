@@ -1,7 +1,7 @@
-"""Verbs: what callers ask of paged KV. Checked first, then run by kernels or by their twins.
+"""Verbs: the operations on paged KV. Checked first, then run by kernels or by their twins.
 
-Slots and positions may lie on the CPU, then they are looked through and wrong ones refused; or on
-the device, then the kernel passes over wrong ones and the answer's flags say which.
+Slots and positions on the CPU are checked, and wrong ones refused. On the device the kernel skips
+wrong ones, and the result flags them.
 Invariant: a call that raises has written nothing. Cost: one launch for K and V and all layers of
 the pages; two where K and V differ in width or strides; the CPU's twins take several passes.
 """
@@ -37,8 +37,8 @@ class Recomputed(NamedTuple):
 
     Attributes:
         skipped: uint8 `(n,)`, 1 where a token was passed over.
-        deviation: fp32 `(planes, n)`, per token the squared distance from what stood there; None
-            where it was not asked for.
+        deviation: fp32 `(planes, n)`, per token the squared distance from the old numbers; None if
+            not wanted.
     """
 
     skipped: torch.Tensor
@@ -55,7 +55,7 @@ def gather(
         slots: integers `(n,)`.
         keys: K `(n, heads, head_dim)`, or latent vectors, written; heads side by side or strided.
             Of pages of several layers `(layers, n, heads, head_dim)`.
-        values: V likewise; None for latent pages.
+        values: V, like `keys`; None for latent pages.
 
     Returns:
         uint8 `(n,)`, 1 where a slot was out of range and the row was left alone.
@@ -71,8 +71,8 @@ def scatter(
 ) -> torch.Tensor:
     """Copy rows of tokens into their slots, in the pool's format; arguments as in `gather`.
 
-    Slots must differ. Codes are `narrow(x * (1 / scale))`; where slots have scales of their own,
-    scale is `max(largest |x| / largest code, 2^-126)`.
+    Slots must differ. Codes are `narrow(x * (1 / scale))`; if each slot has a scale, it is
+    `max(largest |x| / largest code, 2^-126)`.
 
     Returns:
         uint8 `(n,)`, 1 where a slot was out of range and nothing was written.
@@ -84,7 +84,7 @@ def scatter(
 
 
 def rerotate(pages: Pages, slots: torch.Tensor, deltas: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Turn keys where they stand, each by `delta` positions, in fp32.
+    """Rotate keys in place, each by `delta` positions, in fp32.
 
     R(p + delta) = R(delta) R(p): a key computed at position p becomes that of p + delta. The
     tables must be pure rotations (cos^2 + sin^2 = 1).
@@ -133,11 +133,11 @@ def recompute(
         pages: where to.
         slots: integers `(n,)`, all different.
         keys: K `(n, heads, head_dim)` before rotation, or latent vectors.
-        values: V likewise; None for latent pages.
+        values: V, like `keys`; None for latent pages.
         positions: integers `(n,)`, each token's position; with `rope` only.
         rope: the model's tables; None stores K as it comes.
-        deviation: whether to measure, per token and plane, the sum of (fresh - what stood)^2, in
-            fp32 and before fresh is rounded.
+        deviation: whether to measure, per token and plane, the sum of (fresh - old)^2, in fp32 and
+            before fresh is rounded.
 
     Returns:
         The flags of tokens passed over, and the deviation.
