@@ -536,8 +536,8 @@ def test_generate_is_right_whatever_a_configuration_says_of_caches():
 @pytest.mark.parametrize(
     ("kind", "more", "message"),
     [
-        ("Doge", {"keep_window_size": 16}, "DogeAttention has a mask of its own"),
-        ("Doge", {"keep_window_size": 2048}, "DogeAttention has a mask of its own"),
+        ("Doge", {"keep_window_size": 16}, "DogeAttention builds its own mask"),
+        ("Doge", {"keep_window_size": 2048}, "DogeAttention builds its own mask"),
         ("DiffLlama", {}, "DiffLlama.*"),
     ],
 )

@@ -14,7 +14,7 @@ from kvtrie.selective import make_cache
 REFUSED = {
     "a step beyond the filling": (
         lambda: full("h2o", 12, ran=9)(*step(torch.Generator(), 4)),
-        "a step of 4 tokens behind 9 in a cache of 12 rows",
+        "a step of 4 tokens after 9 in a cache of 12 rows",
     ),
     "a step too long": (
         lambda: full("h2o", 12, grace_period=4)(*step(torch.Generator(), 9)),

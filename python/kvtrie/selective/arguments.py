@@ -1,4 +1,4 @@
-"""CacheArguments: what policies take beside the number of rows.
+"""CacheArguments: arguments of policies in addition to the number of rows.
 
 Invariant: an argument that a policy lacks is refused, whatever its value. Cost: none.
 """
@@ -28,13 +28,14 @@ class CacheArguments:
     """Arguments of policies.
 
     Attributes:
-        grace_period: a token is not evicted before so many others came behind it.
-        max_chunk_size: most tokens of a step behind the first; None sets no limit.
+        grace_period: a token is not evicted before this number of later tokens has come.
+        max_chunk_size: most tokens of a step after the first; None sets no limit.
         keep_initial_fraction: share of the rows, from the start, that the first eviction spares
             where a prefill filled the cache and nothing was scored yet.
         normalize_scores: divide scores by the number of positions over which rows gained them.
-        prefill_scores: score the first step by the weights of its last so many queries; 0 does not.
-        sinks: so many first tokens of each sequence are never evicted.
+        prefill_scores: score the first step by the weights of this number of its last queries; 0
+            does not.
+        sinks: number of first tokens of each sequence that are never evicted.
         init_grace_tokens: the same under the name that `lastrec` has for it.
         decay: what is left of a score after each token.
         seed: of chance.

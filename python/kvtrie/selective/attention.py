@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Layers", "Passing"]
 
 _NAME = "kvtrie"
-# What some models add to attention and rows in any order do not know.
+# Additions of some models to attention that rows in any order do not support.
 _STRANGE = ("softcap", "s_aux", "position_bias", "sliding_window")
 _running = local()
 # Of each configuration, which threads of a model share, the lock of its passes.
@@ -37,7 +37,7 @@ _locks: dict[int, Lock] = {}
 
 
 class Layers(Protocol):
-    """What holds a cache per layer."""
+    """An object that holds a cache per layer."""
 
     @property
     def caches(self) -> Sequence[KVCache]:
@@ -71,7 +71,7 @@ class Passing:
             raise ConfigError("a pass over a selective cache is running: passes do not nest")
         self._lock.acquire()
         before = torch.is_grad_enabled()
-        # Where nothing changes nothing is put back: an interrupted pass ends in other contexts.
+        # An unchanged setting is not restored: an interrupted pass ends in other contexts.
         self._before = self._config._attn_implementation, None if before is grad else before  # noqa: SLF001
         self._config._attn_implementation = _NAME  # noqa: SLF001 - has no public name
         torch.set_grad_enabled(grad)
@@ -112,8 +112,8 @@ def _attention(
     # comes from the layer itself.
     if attention_mask is not None and attention_mask.dim() > 2:  # noqa: PLR2004 - rows and columns
         raise ConfigError(
-            f"attention of {type(module).__name__} has a mask of its own, which selective caches "
-            "do not know"
+            f"attention of {type(module).__name__} builds its own mask, which selective caches "
+            "do not support"
         )
     strange = [name for name in _STRANGE if given.get(name) is not None]
     if strange or given.get("dropout"):

@@ -3,8 +3,8 @@
 A policy overrides `_compute_scores`. The base keeps the cumulated weights S, finds victims, keeps
 the newest tokens in a ring that no victim comes from, spares sinks, lets padding go first, and
 notes or replays decisions.
-Invariant: the g newest tokens are always there; per-row numbers go with their rows and begin anew
-with each token; equal scores are told apart by age, so the order of rows decides nothing.
+Invariant: the g newest tokens are always there; per-row numbers move with their rows and restart
+with each token; equal scores are ordered by age, so the order of rows decides nothing.
 Cost: per step one addition over the rows and one partial sort.
 """
 
@@ -42,11 +42,11 @@ _POOL = 5  # neighbours that share what a window gave them
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a policy sees of the rows outside of the grace ring.
+    """The rows outside of the grace ring, as a policy sees them.
 
     Attributes:
         keys: `(batch, kv_heads, n, dim)`, rotated, as attention sees them.
-        values: likewise.
+        values: like `keys`.
         scores: fp32 `(batch, kv_heads, n)`, S: weights cumulated since the row's token entered.
         weights: fp32, A: those of the last step; zeros where the policy does not ask for them.
         token_pos: int64, positions of the tokens.
@@ -116,7 +116,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
     """Last queries that the policy looks at, kept for it."""
 
     names: ClassVar[tuple[str, ...]] = ("scores",)
-    """Per-row numbers, fp32, beside K and V."""
+    """Per-row numbers, fp32, in addition to K and V."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
         return order.topk(new, dim=-1, largest=False, sorted=True).indices
 
     def rows(self, beyond: int | None = None) -> Rows:
-        """What `_compute_scores` sees; without the last rows, by default those of the ring."""
+        """The rows that `_compute_scores` sees: without the last, by default those of the ring."""
         n = self.filled - (self.arguments.grace_period if beyond is None else beyond)
         keys, values = self._rows_seen()
         scores = self.scores[:, :, :n]
@@ -202,7 +202,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
         return token_pos >= self.first[:, None, None]
 
     def _initial(self, new: int) -> torch.Tensor:
-        """Before anything is scored: the oldest tokens behind a share of the rows go first."""
+        """Order before any score: the oldest tokens after a share of the rows leave first."""
         place = self.token_pos
         first = place.new_zeros(self.batch) if self.first is None else self.first
         fraction = int(self.arguments.keep_initial_fraction * self.cache_length)
@@ -335,7 +335,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
         return tensors, {**numbers, "ring": self._ring}
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> None:
-        """Become what `state` told."""
+        """Restore a result of `state`."""
         super().load_state(tensors, numbers)
         self._weights, self._queries = tensors.get("weights"), tensors.get("queries")
         self._ring = numbers["ring"]
@@ -346,7 +346,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
         full, grace = self.filled == self.cache_length, self.arguments.grace_period
         kept = min(self.filled, cache_length)
         rows = torch.arange(self.filled, device=self.place.device)
-        if full and grace:  # oldest of the ring first, so that it begins anew
+        if full and grace:  # oldest of the ring first, so that it restarts
             turned = (rows[-grace:] - rows[-grace] + self._ring) % grace + rows[-grace]
             rows = torch.cat((rows[:-grace], turned))
         order = rows.expand(self.batch, self.kv_heads, -1)

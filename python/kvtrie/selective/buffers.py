@@ -1,11 +1,11 @@
 """KVCacheBuffers: where the rows of a selective cache are kept, exact or as codes.
 
-A step writes rows, moves others, looks at all of them and settles. What a step has written is
-exact until it settles; from then on it is what the codes say. Layers that keep codes share one
+A step writes rows, moves others, reads all of them and settles. Written rows are exact until the
+step settles; from then on they are decoded from their codes. Layers that keep codes share one
 working copy, into which a layer's rows are read when it did not hold the copy before.
 Invariant: a row that is neither written nor moved keeps its bits; a moved row keeps its codes, so
 nothing depends on which layer held the working copy. Cost: exact buffers, a scatter per step;
-codes, besides, one pass over all rows whenever another layer held the copy.
+codes, in addition, one pass over all rows if another layer held the copy.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -90,7 +90,7 @@ class KVCacheBuffers(ABC):
 
     @abstractmethod
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
-        """What would be read of numbers `(..., dim)` that were written."""
+        """The numbers `(..., dim)` as they would be read after a write."""
 
     @abstractmethod
     def allocate(self) -> None:
@@ -273,7 +273,7 @@ class CodedBuffers(KVCacheBuffers):
         self._fresh = self._pending = None
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
-        """What the codes of numbers say."""
+        """Numbers after encoding and decoding."""
         return self._decode(self._encode(x))
 
     def _forget(self) -> None:

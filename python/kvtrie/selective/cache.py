@@ -1,4 +1,4 @@
-"""KVCache: one layer of a selective cache, and the bases that policies stand on.
+"""KVCache: one layer of a selective cache, and the base classes of policies.
 
 `KVCache` is the bare interface. `DefaultKVCache` is a step, with attention taken apart from rows
 and buffers; `KVCacheWithBuffers` keeps rows in one of the buffer strategies.
@@ -56,7 +56,7 @@ class KVCache(ABC):
         Args:
             query: `(batch, query_heads, m, dim)`, rotated.
             key: `(batch, kv_heads, m, dim)`, rotated.
-            value: likewise.
+            value: like `key`.
 
         Returns:
             `(batch, query_heads, m, dim)`.
@@ -237,7 +237,7 @@ class DefaultKVCache(KVCache):
         if self.replay_log is not None:
             self.replay_log.note(new, rows)
 
-    # -------------------------------------------------------------------------- what is told
+    # -------------------------------------------------------------------------- state
 
     @property
     def token_pos(self) -> torch.Tensor:
@@ -255,7 +255,7 @@ class DefaultKVCache(KVCache):
         return self.step_at(self.input_pos)
 
     def step_at(self, input_pos: int) -> int:
-        """Tokens that a step may have behind so many tokens."""
+        """Most tokens of a step after `input_pos` tokens."""
         if self.evicted or input_pos >= self.cache_length:
             return self._largest_when_full()
         room, most = self.cache_length - input_pos, self.arguments.max_chunk_size
@@ -307,7 +307,7 @@ class DefaultKVCache(KVCache):
     def _too_long(self, new: int, most: int) -> str:
         if self.filled < self.cache_length and new > self.cache_length - self.filled:
             return (
-                f"a step of {new} tokens behind {self.filled} in a cache of {self.cache_length} "
+                f"a step of {new} tokens after {self.filled} in a cache of {self.cache_length} "
                 f"rows: no step may go beyond the filling, so at most {most} come first"
             )
         return (
@@ -380,7 +380,7 @@ class KVCacheWithBuffers(DefaultKVCache):
                     plane.scatter_(2, rows, 0.0)
 
     def _arrivals(self, key: torch.Tensor, value: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """What per-row numbers of new tokens begin with, where that is not 0."""
+        """Initial per-row numbers of new tokens, if they are not 0."""
         del key, value
         return {}
 
@@ -446,7 +446,7 @@ class KVCacheWithBuffers(DefaultKVCache):
         return tensors, {name: int(getattr(self, name)) for name in names}
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> None:
-        """Become what `state` told of a cache of the same kind and sizes."""
+        """Restore the `state` of a cache of the same kind and sizes."""
         self.reset()
         filled = numbers["filled"]
         planes = list(self.buffers.planes)

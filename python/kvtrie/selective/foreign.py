@@ -32,7 +32,7 @@ _BNB_LARGEST = 4096
 
 
 class _Foreign(CodedBuffers, ABC):
-    """What both have in common: 8 or 4 bits, on a card."""
+    """Base of both: 8 or 4 bits, on a GPU."""
 
     library = ""
     module = ""
@@ -59,7 +59,7 @@ class _Foreign(CodedBuffers, ABC):
 
     @abstractmethod
     def _extra(self, dim: int) -> tuple[tuple[int, torch.dtype], ...]:
-        """What is kept beside codes: numbers per row, and their format."""
+        """Data kept with the codes: numbers per row, and their format."""
 
     def _room(self) -> tuple[torch.Tensor, ...]:
         *rows, dim = self.place.shape

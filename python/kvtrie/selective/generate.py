@@ -1,6 +1,6 @@
 """Generate: a prompt of any length and an answer, in one call.
 
-Invariant: what transformers' own `generate` does behind the prompt is all its own.
+Invariant: after the prompt, transformers' `generate` runs unchanged.
 Cost: the prompt in steps, then one pass per token.
 """
 
@@ -56,7 +56,7 @@ def generate(
             without its cache, as Phi-3 does where the answer passes its original length.
     """
     if generate_arguments.get("past_key_values") is not None:
-        raise ConfigError("generate makes a cache of its own: leave past_key_values out")
+        raise ConfigError("generate makes the cache: leave past_key_values out")
     if generate_arguments.get("use_cache") is False:
         raise ConfigError("generate reads through a cache: leave use_cache out")
     _refuse_rereading(model, generate_arguments)

@@ -2,7 +2,7 @@
 
 A row's worth is the better of its two ranks, so of any number of rows that stay half are the first
 policy's best and half are the second's.
-Invariant: the parts see the same rows as they would alone, and keep per-row numbers of their own.
+Invariant: the parts see the same rows as they would alone, and each keeps separate per-row numbers.
 Cost: that of both, and two sorts of the rows per step that evicts.
 """
 
@@ -59,7 +59,8 @@ class _Mix(AttnWeightsKVCache):
             part = self._part(at)
             seen = part.rows(held)
             if kind.window and seen.queries is not None:
-                # What the part would have kept alone: right behind the first step, more.
+                # The queries that the part would have kept alone: more directly after the first
+                # step.
                 behind = self._prefill if self.input_pos == self.prefill_length else 0
                 last = seen.queries[:, :, -max(kind.window, behind) :]
                 seen = replace(seen, queries=last)

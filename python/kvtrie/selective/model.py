@@ -164,7 +164,7 @@ class SelectiveCache(Cache):
                 None goes on with the padding of the passes before.
 
         Returns:
-            The logits behind the last token, `(batch, vocabulary)`.
+            The logits after the last token, `(batch, vocabulary)`.
 
         Raises:
             ConfigError: as for a pass.
@@ -257,7 +257,7 @@ class SelectiveCache(Cache):
             raise too_long(self.caches, past, past + new)
         if not 0 < new <= most:
             raise ConfigError(
-                f"a pass of {new} tokens behind {past}, and the next step of this cache has 1 to "
+                f"a pass of {new} tokens after {past}, and the next step of this cache has 1 to "
                 f"{most}: let kvtrie.selective.generate or SelectiveCache.read cut it"
             )
         (self._rope or self._expect(new)).check(past + new - int(pad.min()))
@@ -275,14 +275,14 @@ class SelectiveCache(Cache):
         )
 
     def _after(self, *_: object) -> None:
-        """Behind a pass, also one that failed."""
+        """Runs after a pass, also one that failed."""
         if running(self) and self._passing.end():
             self._torn = len({cache.input_pos for cache in self.caches}) > 1
 
     def _turned(
         self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], __: object
     ) -> object:
-        """Behind the rotary module: other tables, in passes over this cache."""
+        """Hook of the rotary module: gives other tables in passes over this cache."""
         if self._rope is None or not running(self):
             return None
         given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
@@ -334,7 +334,7 @@ class SelectiveCache(Cache):
         return self.caches[layer_idx].input_pos
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """What transformers would mask: all that was read. Rows are masked by their positions."""
+        """Sizes of transformers' mask: all tokens read. Rows are masked by their positions."""
         return self.get_seq_length(layer_idx) + query_length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
@@ -345,7 +345,7 @@ class SelectiveCache(Cache):
         """Forget the last `-tokens_to_remove` tokens: transformers gives a negative number.
 
         Raises:
-            ConfigError: rows were evicted for them, or there are not so many.
+            ConfigError: rows were evicted for them, or there are fewer.
         """
         self._open()
         if tokens_to_remove > 0:
@@ -498,7 +498,7 @@ class Parked:
         self._yarn_rope = yarn_rope
 
     def resume(self, model: PreTrainedModel) -> SelectiveCache | None:
-        """The cache as it was, bit for bit; None if any of its blocks was evicted meanwhile.
+        """The cache as it was, bit for bit; None if any of its blocks was evicted.
 
         Raises:
             ConfigError: another model.

@@ -67,7 +67,7 @@ def policy_names() -> tuple[str, ...]:
 
 
 def register(name: str, policy: type[KVCacheWithBuffers]) -> None:
-    """Give a policy of one's own a name.
+    """Register a user's policy under a name.
 
     Raises:
         ConfigError: the name is taken, or it would not be found in `{policy}-{buffers}`; a policy

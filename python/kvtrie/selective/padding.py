@@ -40,7 +40,7 @@ def first_columns(  # noqa: PLR0917 - of one pass
         held = held.repeat_interleave(times)
     if mask is None:
         return held if past else None
-    # A pass that repeats what was read has the columns of its own tokens alone.
+    # A pass that repeats earlier tokens has only the columns of the repeated tokens.
     width = new if mask.shape == (batch, new) else past + new
     if mask.shape != (batch, width):
         raise ConfigError(
@@ -51,9 +51,7 @@ def first_columns(  # noqa: PLR0917 - of one pass
     first = width - seen.sum(dim=1)
     places = torch.arange(width, device=mask.device)
     if not torch.equal(seen, places >= first[:, None]):
-        raise ConfigError(
-            "attention_mask hides columns behind a row's first token: pad on the left"
-        )
+        raise ConfigError("attention_mask hides columns after a row's first token: pad on the left")
     if past:
         before = [0] * batch
         if held is not None:

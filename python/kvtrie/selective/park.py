@@ -1,11 +1,11 @@
 """Park: a selective cache waits as blocks of a manager, on whatever tier has room.
 
-Its bytes are cut into blocks under a scope of their own, as tokens that nobody asks for; the
-Executor moves them as it moves any blocks. What has no room on the second tier goes down in pieces,
-each behind the one before. What returns is the cache, bit for bit, or nothing.
+Its bytes are cut into blocks under a private scope, as tokens that no request has; the Executor
+moves them like any other blocks. If the second tier lacks room, the cache is stored in consecutive
+pieces. The cache returns bit for bit, or not at all.
 Invariant: no plain scope matches parked blocks; a cache that could not be parked is still open.
-Cost: the bytes of the filled rows, copied once in and once out beside the moves; where there are
-several pieces, the moves of each are waited for.
+Cost: the bytes of the filled rows, copied once in and once out in addition to the moves; with
+several pieces, each piece waits for its moves.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -128,7 +128,7 @@ def park_blocks(executor: Executor, caches: Sequence[KVCacheWithBuffers], about:
     Args:
         executor: of the manager whose tiers are to hold them.
         caches: one per layer.
-        about: what tells this state from others: model, settings, RoPE.
+        about: identity of the state: model, settings, RoPE.
 
     Raises:
         ConfigError: tiers that would convert bytes, or only one tier.
@@ -156,8 +156,8 @@ def park_blocks(executor: Executor, caches: Sequence[KVCacheWithBuffers], about:
     digest = _PREFIX + hashlib.blake2b(about.encode(), digest_size=32).digest()
     scope = Scope(tenant=_PREFIX + secrets.token_bytes(16), extra=((0, digest),))
     blocks = -(-len(whole) // block_bytes)
-    # Half of the smaller of the two tiers that a piece goes through: behind a piece that is still
-    # there the next one finds room.
+    # Half of the smaller of the two tiers that a piece goes through, so that the next piece finds
+    # room while this one is still there.
     told = executor.manager.stats().tiers
     most = max(1, min(blocks, *(told[tier.kind].slots // 2 for tier in tiers[:2])))
     leases: list[Lease] = []

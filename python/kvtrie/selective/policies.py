@@ -123,7 +123,7 @@ class LastRecentlyInsertedKVCache(KVCacheWithBuffers):
         last = (first + self._fixed)[:, None, None]
         by_age = self.token_pos.gather(2, order)
         sinks = (by_age >= last - self._fixed) & (by_age < last)
-        # Sinks in front, the others behind them, each by age.
+        # Sinks first, then the others, each by age.
         order = order.gather(2, (~sinks).long().argsort(dim=-1, stable=True))
         ring = cache_length - self._fixed
         newest = order[:, :, self.filled - ring :]
@@ -158,7 +158,7 @@ class VLengthH2OKVCache(H2OKVCache):
 
 
 class _Quantized(AttnWeightsKVCache):
-    """Rows whose codes are far from what they stand for are worth less."""
+    """Ranks rows with a large quantisation error lower."""
 
     names: ClassVar[tuple[str, ...]] = ("scores", "error")
 

@@ -1,7 +1,8 @@
 """Quantise: blocks of numbers as codes of 8 or 4 bits, each with a scale and a zero point.
 
 Invariant: codes are the same bits on every device; a block need not contain 0. Numbers come back
-within half a scale. Cost: a few passes over the numbers; 64 bits per block beside the codes.
+within half a scale. Cost: a few passes over the numbers; 64 bits per block in addition to the
+codes.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _SHARE = 2.0**-30
 
 
 class Codes(NamedTuple):
-    """Blocks that lie along the last axis.
+    """Blocks along the last axis.
 
     Attributes:
         codes: uint8 `(..., d)`; with 4 bits `(..., d / 2)`, the first half of a block in the high
             nibbles and the second in the low ones.
         scale: fp32 `(..., 1)`.
-        zero: int32 `(..., 1)`, the code that stands for 0; it may lie far outside of the codes.
+        zero: int32 `(..., 1)`, the code of 0; it may be far outside of the codes.
         bits: 8 or 4.
     """
 

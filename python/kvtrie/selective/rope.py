@@ -32,8 +32,8 @@ class FixedRope:
         rotary: the model's own rotary module.
         config: the model's configuration.
         total: tokens of the longest sequence to come.
-        yarn: whether a model without a scaling of its own is scaled beyond its trained length, by
-            YaRN's rule.
+        yarn: whether a model without RoPE scaling is scaled beyond its trained length, by YaRN's
+            rule.
 
     Attributes:
         factor: YaRN's, `max(1, total / trained length)`; 1 where the model has its own scaling.

@@ -30,7 +30,7 @@ def cut(
     """Lengths of the steps from position `start` to `total`.
 
     Raises:
-        ConfigError: a cache that cannot take so many tokens.
+        ConfigError: the cache cannot take `total` tokens.
     """
     size = settings.chunk_size
     sizes = [size]

@@ -31,7 +31,7 @@ _APART = 0.02
 """Largest difference that is rounding, as a share of the largest number."""
 
 _tried: WeakSet[torch.nn.Module] = WeakSet()
-# What a layer raises when attention is another function than it expects.
+# Errors of a layer when attention is another function than it expects.
 _UNFIT = (AttributeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError)
 
 

@@ -3,7 +3,7 @@
 A log's decisions are played again. The operator of a step overwrites rows and attends; its
 backward attends backwards, hands the written rows' gradients out, and puts the old rows back, so
 that the rows run backwards with it.
-Invariant: behind the backward pass of a cell the rows are those of its start, and the pair of
+Invariant: after the backward pass of a cell the rows are those of its start, and the pair of
 gradient buffers belongs to them; the graph holds no tensor of as many rows as the cache but what
 the prefill's own attention keeps. Cost: a step's queries, and the rows that it overwrote.
 """
@@ -32,15 +32,15 @@ __all__ = ["CellCache", "RowsAreIn", "Start"]
 
 
 class RowsAreIn(Exception):  # noqa: N818 - it says that all is done, not that something failed
-    """The pass may end here: the layer's rows are written and nobody wants what it attends to."""
+    """The pass may end here: the layer's rows are written and its output is not needed."""
 
 
 class Start(NamedTuple):
-    """Where a cell starts.
+    """State at the start of a cell.
 
     Attributes:
         keys: `(batch, kv_heads, n, dim)` of the n filled rows.
-        values: likewise.
+        values: like `keys`.
         token_pos: int32 `(batch, kv_heads, n)`.
         step: the step that comes next.
         input_pos: the next token's position.
@@ -176,13 +176,14 @@ class CellCache(KVCache):
         if turning == new:
             self._ring = (self._ring - new) % max(1, self.grace)
             turning, ring = self._turn(new)
-        # What left the ring lies in the first of the rows: content and gradient go back there.
+        # Tokens that left the ring are in the first of the rows: content and gradient go back
+        # there.
         for plane in (*self._planes, *grads):
             if turning:
                 put_rows(plane, ring, take_rows(plane, rows[:, :, :turning]))
         for plane, old in zip(self._planes, undo, strict=True):
             put_rows(plane, rows, old)
-        for plane in grads:  # what was overwritten is seen by nobody later
+        for plane in grads:  # no later query sees the overwritten rows
             put_rows(plane, rows, torch.zeros_like(found[0]))
         return found
 
@@ -227,7 +228,7 @@ class CellCache(KVCache):
 
     @property
     def rounds(self) -> bool:
-        """Whether rows become less exact behind their step."""
+        """Whether rows become less exact after their step."""
         return self._rounded is not None
 
     def _chosen(self, new: int, filled: int | None = None, step: int | None = None) -> torch.Tensor:
@@ -240,7 +241,7 @@ class CellCache(KVCache):
         return places.expand(*self.place.shape[:2], new)
 
     def _turn(self, new: int, start: int | None = None) -> tuple[int, torch.Tensor]:
-        """How many rows of the grace ring a step takes, and which, from `start` on."""
+        """Number of rows of the grace ring that a step takes, and the rows, from `start` on."""
         turning = min(new, self.grace)
         first = self._ring if start is None else start
         places = torch.arange(turning, device=self.place.device) + first
@@ -258,10 +259,10 @@ class CellCache(KVCache):
             ring = (ring - new) % self.grace
         return torch.cat((rows[:, :, turning:], self._turn(new, ring)[1]), dim=2)
 
-    # ------------------------------------------------------------------------- where it stands
+    # ------------------------------------------------------------------------------ position
 
     def start(self) -> Start:
-        """Where the next cell starts; a copy."""
+        """The state at which the next cell starts; a copy."""
         keys, values = self.keys_values()
         return Start(
             keys.clone(),
@@ -273,7 +274,7 @@ class CellCache(KVCache):
         )
 
     def begin(self, start: Start | None) -> None:
-        """Stand where a cell starts; None is the first one."""
+        """Go to the start of a cell; None is the first one."""
         self.reset()
         if start is None:
             return
@@ -297,7 +298,7 @@ class CellCache(KVCache):
         return self._grads
 
     def reset(self) -> None:
-        """Stand before the first step."""
+        """Go back before the first step."""
         self.step = self.filled = self.input_pos = self._ring = 0
 
     @property
@@ -325,7 +326,7 @@ class CellCache(KVCache):
 
     @property
     def largest_step(self) -> int:
-        """Tokens of the log's next step; 0 behind its end."""
+        """Tokens of the log's next step; 0 after its end."""
         steps = self._log.steps
         return steps[self.step] if self.step < len(steps) else 0
 
@@ -335,7 +336,7 @@ class CellCache(KVCache):
 
 
 class _Step(torch.autograd.Function):
-    """A step behind the prefill: overwrite rows, then attend to all of them."""
+    """A step after the prefill: overwrites rows, then attends to all of them."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - torch hands them over by place

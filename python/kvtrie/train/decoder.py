@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoder"]
 
-# What some models do between their parts, where only these parts are run.
+# Settings of some models that act between the parts that are run here.
 _BETWEEN = (
     "embedding_multiplier",
     "logit_scale",
@@ -69,14 +69,14 @@ class Decoder:
         self._seed: int | None = None
 
     def begin(self, total: int, *, yarn_rope: bool) -> None:
-        """Prepare for sequences of so many tokens: RoPE's scaling, and the seed of dropout."""
+        """Prepare for sequences of `total` tokens: RoPE's scaling, and the seed of dropout."""
         self._rope = FixedRope(self._parts.rotary_emb, self.config, total, yarn=yarn_rope)
         self._seed = None
         if any(_drops(part) for layer in self.layers for part in layer.modules()):
             self._seed = int(torch.randint(2**31, ()).item())
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """What the first layer is given, `(batch, m, hidden)`."""
+        """Inputs of the first layer, `(batch, m, hidden)`."""
         return self.embedding(input_ids)
 
     def turn(self, x: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +114,7 @@ class Decoder:
         return out[0] if isinstance(out, tuple) else out
 
     def outputs(self, hidden: torch.Tensor, *, logits: bool) -> torch.Tensor:
-        """What a head is given: logits, or what the last norm gives."""
+        """Inputs of a head: logits, or outputs of the last norm."""
         normed = self.norm(hidden)
         return self.to_logits(normed) if logits else normed
 

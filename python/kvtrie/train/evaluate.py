@@ -27,7 +27,7 @@ __all__ = ["Measured", "evaluate"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What an evaluation found.
+    """Results of an evaluation.
 
     Attributes:
         cases: how many.

@@ -50,7 +50,7 @@ _CHECKED = 2  # cases that are run to see that validation works
 
 
 class Tuned:
-    """What a run ends with.
+    """Results of a run.
 
     Attributes:
         model: with adapters, or with all weights trained.
@@ -279,7 +279,7 @@ class _Tuning:
         return loss
 
     def _validate(self, step: int, *, only: bool = False) -> Measured | None:
-        """Validate; `only` runs two cases, whose figures nobody is told."""
+        """Validate; `only` runs two cases and reports no figures."""
         run, places = self._run, self._data.validation.places
         if not places:
             return None
@@ -364,7 +364,7 @@ def _over(most: float | None, began: float) -> bool:
 
 
 def _start(saved: Saved, run: Run, about: About) -> int:
-    """The step that a run starts behind.
+    """The step after which a run starts.
 
     Raises:
         ConfigError: a run of another model is there, or one that was not asked to go on.
@@ -390,7 +390,7 @@ def _start(saved: Saved, run: Run, about: About) -> int:
 
 
 def _room(folder: Path, trained: Sequence[torch.nn.Parameter]) -> None:
-    """Refuse a folder that has no room for a checkpoint beside the one before."""
+    """Refuse a folder that has no room for two checkpoints."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free

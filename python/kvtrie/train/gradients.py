@@ -4,7 +4,7 @@ Forward phase: inference by steps, its decisions noted, the inputs of each row o
 Backward phase: rows of cells from the top; in each, K and V where cells start are computed once
 more, then its cells run from right to left, each forwards and backwards under autograd.
 Invariant: the gradients are those of plain autograd under the same decisions.
-Cost: three passes over the sequence, and the memory of one cell beside that of the checkpoints.
+Cost: three passes over the sequence, and the memory of one cell in addition to the checkpoints.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -51,7 +51,7 @@ class LongContextGradients:
         yarn_rope: as of `SelectiveCache`.
         attention_forward_temp_size_gb: bound of attention's temporary arrays, in 10^9 bytes.
         attention_backward_temp_size_gb: the same in the backward pass.
-        residence: where weights are meanwhile; None leaves them where they are.
+        residence: place of the weights during a batch; None leaves them where they are.
         watch: is called with "forward" and None when a batch starts, with "row" and the first
             layer when a row of cells does, and with "end" and None.
 
@@ -173,7 +173,7 @@ class LongContextGradients:
 
 
 class _Row:
-    """What attention finds while a row of cells runs: caches by their layers' numbers."""
+    """Caches that attention uses while a row of cells runs, by layer."""
 
     def __init__(self, layers: range, cells: Sequence[CellCache]) -> None:
         self._caches = dict(zip(layers, cells, strict=True))
@@ -434,7 +434,7 @@ class _Batch:
         of[at] = None
 
     def _input(self, layers: range, at: int) -> torch.Tensor:
-        """What a row of cells is given in a step."""
+        """Inputs of a row of cells in a step."""
         if layers.start:
             kept = self._inputs[layers.start][at]
             assert kept is not None  # noqa: S101 - a cell runs once
@@ -520,6 +520,4 @@ def _check(
         )
     seen = attention_mask != 0
     if not bool((seen[:, 1:] >= seen[:, :-1]).all()) or not bool(seen[:, -1].all()):
-        raise ConfigError(
-            "attention_mask hides columns behind a row's first token: pad on the left"
-        )
+        raise ConfigError("attention_mask hides columns after a row's first token: pad on the left")

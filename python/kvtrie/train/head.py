@@ -68,7 +68,7 @@ class HeadModel(torch.nn.Module, ABC):
         return (targets != IGNORED).sum(dim=1)
 
     def right(self, model_outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """How many targets the outputs name, int64 `(batch,)`; None where that has no meaning."""
+        """Number of targets that the outputs predict, int64 `(batch,)`; None if undefined."""
         del model_outputs, targets
         return None
 
@@ -92,13 +92,13 @@ class CrossEntropyOnLogits(HeadModel):
         return losses.view(targets.shape).sum(dim=1)
 
     def right(self, model_outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """How many next tokens the logits name."""
+        """Number of next tokens that the logits predict."""
         logits = model_outputs[:, model_outputs.shape[1] - targets.shape[1] :]
         return (logits.argmax(dim=-1) == targets).sum(dim=1)
 
 
 class _Classes(HeadModel):
-    """Cross entropy over classes, behind the last token."""
+    """Cross entropy over classes, after the last token."""
 
     needs_prompt: ClassVar[bool] = False
 
@@ -144,7 +144,7 @@ class SequenceClassificationOnLogits(_Classes):
 
 
 class SequenceClassification(_Classes):
-    """A linear map of its own from the last layer's outputs to classes (seq_classification).
+    """A new linear map from the last layer's outputs to classes (seq_classification).
 
     Args:
         hidden: numbers per output.

@@ -1,11 +1,11 @@
 """HostPool: host memory for checkpoints, and the streams that copy to it and back.
 
-Memory is pinned where there is a GPU, and used again as soon as a checkpoint is given up. One of
-`kvtrie.transfer`'s streams copies out of the device and one into it, each beside the computation
-and behind nothing but what it needs; on a CPU they are threads that copy.
-Invariant: a buffer gets new numbers only behind the copies that read its old ones; at most a few
-copies out are on their way, so what they read does not pile up. Cost: a copy each way; as much
-memory as stood at a time, of sizes that the last batch had.
+Memory is pinned if there is a GPU, and reused as soon as a checkpoint is freed. One stream of
+`kvtrie.transfer` copies out of the device and one into it. Both overlap with the computation and
+wait only for their inputs; on a CPU they are threads.
+Invariant: a buffer gets new numbers only after the copies that read its old ones; at most a few
+copies out are in flight, so their sources do not pile up. Cost: a copy each way; the peak memory of
+the checkpoints, in sizes that the last batch had.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -56,7 +56,7 @@ class HostPool:
         self._on_the_way: deque[StreamEvent] = deque()
 
     def put(self, x: torch.Tensor, spill: Spill | None = None) -> Held:
-        """Start to copy numbers that nobody changes any more.
+        """Start to copy numbers that do not change any more.
 
         Args:
             x: the numbers, on the pool's device.
@@ -83,7 +83,7 @@ class HostPool:
         if self.outwards.cuda is not None:
             x.record_stream(self.outwards.cuda)
         if spill is not None:
-            self.give(buffer)  # whoever has it next is copied behind the write
+            self.give(buffer)  # its next content is copied after the write
         self._on_the_way.append(held.copied)
         while len(self._on_the_way) > _UNDER_WAY:
             self._on_the_way.popleft().join()
@@ -97,7 +97,7 @@ class HostPool:
             self._free.setdefault(size, []).append(buffer)
 
     def reset(self) -> None:
-        """Behind a batch: take all buffers back, and let go of sizes that it did not have."""
+        """Take all buffers back after a batch, and free sizes that it did not use."""
         for stream in (self.outwards, self.inwards):
             stream.synchronize()
         self._on_the_way.clear()
@@ -120,11 +120,11 @@ class HostPool:
 
 
 class Held:
-    """Numbers in a pool's memory, or in files behind it.
+    """Numbers in a pool's memory, or in files.
 
     Attributes:
         host: where they are copied to.
-        copied: the point behind that copy.
+        copied: the event after that copy.
         file: where they went on to.
     """
 
@@ -147,7 +147,7 @@ class Held:
         self._there: torch.Tensor | None = None
 
     def bring(self) -> StreamEvent:
-        """Start to copy them back, beside what is computed; `read` waits for it."""
+        """Start to copy them back, while the device computes; `read` waits for it."""
         if self._brought is None:
             self._brought = self._pool.inwards.submit(self._copy_back)
             if not self._spilled:

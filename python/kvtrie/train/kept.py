@@ -1,7 +1,7 @@
 """Kept: checkpoints in host memory or in files, exact or as codes.
 
 Invariant: what comes back is on the device it came from and in its format; exact ones bit for bit.
-Cost: a copy each way beside the computation, one pass over the numbers where they are quantised.
+Cost: a copy each way that overlaps with the computation, and one pass over quantised numbers.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -32,7 +32,7 @@ class Kept:
     """A checkpoint.
 
     Args:
-        x: floating-point numbers that nobody changes any more.
+        x: floating-point numbers that do not change any more.
         pool: the host memory that they go to.
         quantiser: its name; None keeps them exact.
         spill: files that they go on to; None keeps them in memory.
@@ -55,7 +55,7 @@ class Kept:
         self._parts = [pool.put(each, spill) for each in parts]
 
     def bring(self) -> None:
-        """Start to copy them back, beside what is computed."""
+        """Start to copy them back, while the device computes."""
         for each in self._parts:
             each.bring()
 
@@ -94,7 +94,7 @@ def block_of(width: int) -> int:
 
 
 def coded_bytes(numbers: int, width: int, itemsize: int, quantiser: str | None) -> int:
-    """Bytes of so many numbers in host memory.
+    """Bytes of `numbers` numbers in host memory.
 
     Args:
         numbers: how many.

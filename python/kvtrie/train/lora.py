@@ -45,7 +45,7 @@ class LoraSettings:
         query: whether the map to queries has one.
         key: the map to keys.
         value: the map to values.
-        projection: the map behind attention.
+        projection: the map after attention.
         mlp: the three maps of the feed-forward part.
         head: the map to logits.
 

@@ -1,6 +1,6 @@
-"""Metrics: what a run writes down of each step, for people and for programs.
+"""Metrics: the log of each step of a run, for people and for programs.
 
-Invariant: `metrics.jsonl` has one line per step, in order, also behind a run that went on.
+Invariant: `metrics.jsonl` has one line per step, in order, also after a resumed run.
 Cost: a line per step.
 """
 
@@ -34,7 +34,7 @@ class Metrics:
 
     Args:
         folder: of the run.
-        start: the step that it goes on behind; lines of later ones are dropped.
+        start: the step that it resumes after; lines of later ones are dropped.
     """
 
     def __init__(self, folder: Path, start: int) -> None:

@@ -34,7 +34,7 @@ OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 """Optimisers by name; another one takes one line."""
 
-# What users write, and torch's names of it: those that an optimiser has are meant.
+# Users' names and torch's names for them; those that an optimiser has apply.
 _NAMES = {
     "learning_rate": ("lr",),
     "weight_decay": ("weight_decay",),
@@ -92,7 +92,7 @@ class OptimizerSettings:
         self.arguments()
 
     def arguments(self) -> dict[str, Any]:
-        """What torch's class is given.
+        """Arguments of torch's class.
 
         Raises:
             ConfigError: an argument that it does not know.

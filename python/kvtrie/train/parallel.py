@@ -1,6 +1,6 @@
 """World: processes that share each batch, by torch.distributed.
 
-Invariant: behind `average` all have the same gradients, the mean of everyone's. Cost: one
+Invariant: after `average` all processes have the same gradients, the mean of all. Cost: one
 all-reduce of all gradients per optimiser step.
 """
 
@@ -103,7 +103,7 @@ def spawned() -> bool:
 
 
 def spawn(devices: int, words: Sequence[str]) -> int:
-    """Run `kvtrie` with these words in so many processes, by torchrun; the exit status."""
+    """Run `kvtrie` with these words in `devices` processes, by torchrun; return the exit status."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(devices), "-m", "kvtrie", *words]
     threads = max(1, torch.get_num_threads() // devices)

@@ -44,7 +44,7 @@ _SINGLE = 4
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a batch of so many tokens takes.
+    """Memory and cells of a batch.
 
     Attributes:
         steps: tokens of each step.
@@ -79,7 +79,7 @@ class Figures:
 def figures(
     model: PreTrainedModel, run: Run, total: int, *, targets: int = 1, per_token: int | None = None
 ) -> Figures:
-    """What one batch takes.
+    """Compute the figures of one batch.
 
     Args:
         model: without adapters.
@@ -250,7 +250,7 @@ def _trained(model: PreTrainedModel, run: Run) -> int:
 
 
 def plan(model: PreTrainedModel, run: Run, total: int, *, memory_gb: float | None = None) -> str:
-    """What people read: cells, bytes per kind, and the most rows that fit.
+    """Describe a plan for people: cells, bytes per kind, and the most rows that fit.
 
     Args:
         model: without adapters.

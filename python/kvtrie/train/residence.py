@@ -3,7 +3,7 @@
 Plain weights stay where they are. Offloaded ones stay on the CPU with the optimiser: the forward
 phase runs on copies of all, the backward phase on copies of one row of cells at a time, and
 gradients are added up on the CPU.
-Invariant: behind a batch every weight is where it was, with its gradient beside it. Cost: a copy
+Invariant: after a batch every weight is where it was, and so is its gradient. Cost: a copy
 of each weight to the device twice per batch, of each gradient back once per row.
 """
 
@@ -51,7 +51,7 @@ class Offloaded(Residence):
 
     Args:
         decoder: of the model.
-        head: with weights of its own or without.
+        head: with weights or without.
         device: where parts run.
     """
 
@@ -100,7 +100,7 @@ class Offloaded(Residence):
         return x.to(self._device)
 
     def _copied(self, weight: torch.nn.Parameter) -> torch.Tensor:
-        # Where the device is the CPU itself this copies as well, so that both behave alike.
+        # Copies also if the device is the CPU, so that both behave alike.
         return weight.detach().to(self._device, non_blocking=True, copy=True)
 
     @contextmanager

@@ -40,10 +40,10 @@ class TrainSettings:
             times devices; None is that product itself.
         epochs: passes over the data.
         max_steps: optimiser steps after which the run ends; None sets no limit.
-        max_time: seconds likewise.
+        max_time: seconds after which the run ends; None sets no limit.
         save_interval: optimiser steps between checkpoints.
         log_interval: optimiser steps between lines.
-        max_tokens: end behind the step with which so many tokens of sequences were read; None sets
+        max_tokens: the run ends after the step in which this number of tokens was read; None sets
             no limit.
         max_norm: gradients of a step are scaled down to this norm; None leaves them.
         min_lr: the learning rate that the cosine ends at.
@@ -104,8 +104,8 @@ class EvalSettings:
         final_validation: whether one comes last.
         micro_batch_size: sequences of one pass; None takes that of training.
         max_iters: most passes of one validation.
-        max_new_tokens: tokens of an answer to the first case of validation, which is written
-            behind each validation; 0 writes none.
+        max_new_tokens: tokens of an answer to the first case of validation, which is written after
+            each validation; 0 writes none.
 
     Raises:
         ConfigError: a number that cannot be.

@@ -38,7 +38,7 @@ _KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a run says of itself.
+    """Description of a run.
 
     Attributes:
         model: what was written for MODEL.
@@ -47,8 +47,8 @@ class About:
         head_model: its head's name.
         labels: tokens of the head's labels.
         kv_cache: settings of its cache; None in runs of versions that did not say.
-        yarn_rope: whether RoPE was scaled beyond the trained length; likewise.
-        data: name and arguments of its `DataModule`; likewise.
+        yarn_rope: whether RoPE was scaled beyond the trained length; None as for `kv_cache`.
+        data: name and arguments of its `DataModule`; None as for `kv_cache`.
     """
 
     model: str
@@ -78,7 +78,7 @@ class Saved:
         write_whole(self.folder / _ABOUT, text.encode())
 
     def about(self) -> About | None:
-        """What the run is of; None where the folder is no run's.
+        """The run's description; None if the folder has no run.
 
         Raises:
             ConfigError: the file that says it cannot be read.
@@ -92,7 +92,7 @@ class Saved:
             raise ConfigError(f"cannot read {path}: {error}") from error
 
     def steps(self) -> list[int]:
-        """Optimiser steps behind which there is a checkpoint."""
+        """Optimiser steps that have a checkpoint."""
         if not self.folder.is_dir():
             return []
         found = (_STEP.fullmatch(each.name) for each in self.folder.iterdir())

@@ -25,8 +25,8 @@ class GradientSettings:
     Attributes:
         layers_per_cell: layers of a row of cells; the memory of a cell's graph grows with them,
             and layer inputs become fewer.
-        chunks_per_cell_multiplier: steps join a cell while it has at most so many times the
-            cache's rows as tokens; a longer step is a cell of its own.
+        chunks_per_cell_multiplier: steps join a cell while its tokens are at most this multiple of
+            the cache's rows; a longer step is a separate cell.
         layercp_qname: what layer inputs are quantised by, "torch-quantized8" or
             "torch-quantized4"; None keeps them exact.
         cachecp_qname: the same for K and V where a cell starts.

@@ -52,7 +52,7 @@ class Snapshots:
         self._step = step
 
     def watch(self, what: str, layer: int | None) -> None:
-        """What `LongContextGradients` tells; see its `watch`."""
+        """Callback for `LongContextGradients`; see its `watch`."""
         if not self._entries or (self._kind == _FIRST and self._step):
             return
         if self._kind == _WHOLE:

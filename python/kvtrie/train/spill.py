@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["Spill", "Spilled"]
 
 _PIECE = 1 << 18
-# A block's label as the store keeps it, of a block without tokens that nobody uses again.
+# The stored label of a block without tokens that is never used again.
 _LABEL = bytes(32) + bytes([1]) + bytes(11 + 32)
-# The key that the store gives such a block, whatever its bytes: its slot tells it from others.
+# The store's key of such a block, whatever its bytes: blocks differ by slot.
 _KEY = bytes.fromhex("352bd266dae53c6e6a29244011cfa029813d0ab8434b2a2b830a487d882832ba")
 
 
@@ -38,11 +38,11 @@ class Spill:
     """Room for the inputs of one batch.
 
     Args:
-        folder: in which a folder of its own is made.
+        folder: in which a new folder is made.
         tensors: bytes of each tensor that will be put here.
 
     Raises:
-        ConfigError: the folder cannot be written, or has no room for so many bytes.
+        ConfigError: the folder cannot be written, or has no room for the tensors.
     """
 
     def __init__(self, folder: str, tensors: Sequence[int]) -> None:
@@ -77,7 +77,7 @@ class Spill:
             raise
 
     def put(self, x: torch.Tensor) -> Spilled:
-        """Write numbers that lie in host memory.
+        """Write numbers that are in host memory.
 
         Raises:
             ConfigError: they cannot be written.

@@ -37,7 +37,7 @@ class Example:
 
     Attributes:
         prompt: what is read.
-        answer: what is to be said behind it; "" where the next token of all text is the target.
+        answer: the text to follow it; "" if the next token of all text is the target.
         label: the class, a place in the module's `labels`; None where there are no classes.
         messages: a chat that ends with the answer, each with `role` and `content`; `prompt` and
             `answer` are not used then.
@@ -61,7 +61,7 @@ class DataModule(ABC):
     """A data set; any subclass that was imported is found by its name.
 
     Args:
-        max_seq_length: keep cases of at most so many tokens, then split; None keeps all.
+        max_seq_length: keep cases of at most this number of tokens, then split; None keeps all.
         metadata_dir: a folder in which token lengths are stored and found again.
         val_split_fraction: share of the kept cases that are for validation.
         trainloader_longest_first: let the first batch hold the longest cases, so that memory that
@@ -75,7 +75,7 @@ class DataModule(ABC):
     """
 
     labels: ClassVar[tuple[str, ...]] = ()
-    """What classes are called, where there are any."""
+    """Names of the classes, if there are any."""
 
     given: Mapping[str, Any]
     """The arguments that it was made with."""

@@ -39,12 +39,12 @@ _MOST = 10**7
 
 
 class Recall(DataModule):
-    """Who has a box of which colour is told early, and one of them is asked for at the end.
+    """Facts early in a text say which person has a box of which colour; the end asks for one.
 
     Args:
         cases: how many.
         words: of each case, about.
-        facts: told in each, up to 26.
+        facts: number in each, up to 26.
         **more: as of `DataModule`.
     """
 
