@@ -167,7 +167,7 @@ REFUSED = {
         lambda: scatter(
             Pages((Plane(torch.zeros(1, 4, 16, 2).mT),)), torch.tensor([0]), torch.zeros(1, 2, 16)
         ),
-        "side by side in cells",
+        "adjacent in cells",
     ),
     "codes without scales": (
         lambda: scatter(
