@@ -70,7 +70,7 @@ GPU = Tier("gpu", blocks=4)
         (lambda: Cost(beta=0.0), "beta . constant is 0"),
         (lambda: Cost(ns_per_token=-3.0), r"-3\.0"),
         (lambda: Cost(table=()), r"\(\)"),
-        (lambda: Cost(table=((0, 2.0), (8, 1.0))), r"\(0, 2\.0\) stands before \(8, 1\.0\)"),
+        (lambda: Cost(table=((0, 2.0), (8, 1.0))), r"\(0, 2\.0\) comes before \(8, 1\.0\)"),
         (lambda: Layout(alignment=0), "alignment is 0, 1 to"),
         (lambda: ModelShape(2.5, 1, 1), r"layers is 2\.5, a whole number"),
         (lambda: ModelShape(layers=True, kv_heads=1, head_dim=1), "layers is True, a whole number"),

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MOST_NAME = 2**16 - 1
-"""So many bytes a name, a salt or a digest may have."""
+"""Most bytes of a name, a salt or a digest."""
 
 PAIR = 2
 _PAIR = 2
@@ -137,7 +137,7 @@ def text(name: str, given: object) -> str:
 
 
 def salt(name: str, given: object) -> bytes:
-    """Bytes that tell things apart.
+    """Bytes that distinguish tenants or adapters.
 
     Raises:
         ConfigError: no bytes, or more than 65 535.

@@ -27,7 +27,7 @@ _MOST_POINTS = 2**16 - 1
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of a token behind `context` tokens: `(alpha * context + beta) + constant`, or a table.
+    """Cost of a token after `context` tokens: `(alpha * context + beta) + constant`, or a table.
 
     Only ratios matter to retention; `ns_per_token` turns them into predicted times:
     `ns_per_token * cost(context) / cost(0)`.
@@ -37,7 +37,7 @@ class Cost:
         beta: cost of attention without context.
         constant: cost of everything but attention.
         table: pairs (context in tokens, cost) that replace the formula; both ascend, linear in
-            between, constant before the first, with the last slope behind the last.
+            between, constant before the first; the last slope continues after the last.
         ns_per_token: nanoseconds to prefill a token without context; None takes the estimate
             of `Cost.ns_of` for the manager's model.
 
@@ -74,7 +74,7 @@ class Cost:
         for (low, cheap), (high, dear) in pairwise(table):
             if not (low < high and cheap <= dear < math.inf):
                 raise ConfigError(
-                    f"a cost table ascends: ({low}, {cheap}) stands before ({high}, {dear})"
+                    f"a cost table ascends: ({low}, {cheap}) comes before ({high}, {dear})"
                 )
 
     @classmethod

@@ -75,11 +75,11 @@ class Retain:
         session: the path of a conversation, and what its leases will commit, until it is released.
         priority: 0 to 100.
         start: first token of the range; a block belongs to the range if its first token does.
-        end: one behind the last token; None is the end of the prompt.
+        end: the last token plus 1; None is the end of the prompt.
         ttl: for how long this holds, from now on, in nanoseconds or as a timedelta; None is for
             good.
-        decode_priority: the priority of blocks behind the prompt of a lease or of the session's
-            leases; None says nothing of them.
+        decode_priority: the priority of blocks after the prompt of a lease or of the session's
+            leases; None leaves it unset.
         decode_ttl: for how long that holds, from the commit of each such block on.
         owner: the author of the hint; None is the session, or no one in particular.
         scope: whose blocks, with `tokens`, or whose session; names of sessions and owners count
@@ -216,8 +216,8 @@ class Quota:
 
     Attributes:
         tenant: the tenant's salt, as in `Scope.tenant`.
-        blocks: at most so many blocks; with `share` the smaller one counts. Without both the quota
-            ends.
+        blocks: maximum number of blocks; with `share` the smaller limit counts. Without both the
+            quota ends.
         share: at most this share of the tier's blocks, 0 to 1.
         tier: by kind or index.
 

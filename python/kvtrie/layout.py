@@ -1,4 +1,4 @@
-"""Layout: how the KV of one layer of one block lies in memory.
+"""Layout: arrangement of the KV of one layer of one block in memory.
 
 A layout is a statement about bytes, not about values: two pools (or a pool and a file) may
 exchange raw bytes exactly when their layouts have the same digest. Invariant: equal layouts have
@@ -43,23 +43,23 @@ class Layout:
     """Order and meaning of the bytes of a pool.
 
     Attributes:
-        order: the six axes, outermost first. The default is kvtrie's own: inside a block the KV
-            lies layer by layer, so one layer of a block is one contiguous range.
+        order: the six axes, outermost first. The default is kvtrie's: inside a block the KV is
+            ordered by layer, so one layer of a block is one contiguous range.
         strides: bytes from one index to the next along each axis of `order`; None means dense,
             except for the padding that `alignment` asks for.
         dtype: torch's name of the stored numbers' type.
         kv: "joined" keeps K and V of a layer side by side in one tensor, "split" in two tensors.
         scales: the numbers that one quantisation scale covers, which is an fp32 number; "none" for
             plain numbers. Scales of a "token" (all its heads) or "group" (one head of a token), of
-            K and then of V, lie behind the numbers of each layer of each block; those of a "head"
+            K and then of V, follow the numbers of each layer of each block; those of a "head"
             or of the whole "tensor" are kept elsewhere.
         latent: True where one compressed vector per token replaces both K and V.
         alignment: every layer of a block starts at a multiple of this many bytes.
         rope: "rotated" where stored keys carry their position's rotation, "plain" where they are
             stored before it, "none" for models without rotary positions.
-        opaque: an engine's name of how the bytes of a layer of a block lie, where only the engine
-            knows: they travel as they are, and nobody converts or reads them. Empty where the
-            other fields tell.
+        opaque: an engine's name of the layout of a layer of a block, if only the engine knows it:
+            the bytes are moved unchanged, never converted or read. Empty if the other fields
+            describe the layout.
 
     Raises:
         ConfigError: an unknown axis, dtype or word, or a number that cannot be.
@@ -103,7 +103,7 @@ class Layout:
 
         Padding keeps rows whole: a plane is a multiple of both `alignment` and a token's row, so
         tokens of all layers and blocks are evenly spaced and one index reaches any of them. With
-        scales behind the numbers it is a multiple of 16 bytes instead of a row.
+        scales after the numbers it is a multiple of 16 bytes instead of a row.
 
         Args:
             block_tokens: tokens per block.
@@ -140,7 +140,7 @@ class Layout:
 
     @staticmethod
     def scales_at(numbers: int) -> int:
-        """The byte where scales begin behind so many bytes of numbers."""
+        """Offset of the scales after `numbers` bytes of numbers."""
         return -(-numbers // _SCALE_BYTES) * _SCALE_BYTES
 
     def digest(self) -> bytes:

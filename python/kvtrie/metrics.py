@@ -1,6 +1,6 @@
 """Metrics for Prometheus: every counter of one or more managers, read when they are scraped.
 
-`pip install 'kvtrie[metrics]'`; docs/metrics.md lists the names beside those of vLLM and SGLang.
+`pip install 'kvtrie[metrics]'`; docs/metrics.md maps the names to those of vLLM and SGLang.
 Invariant: a scrape changes nothing, and a manager that is closed or broken shows as `kvtrie_up` 0
 instead of ending it. Cost: some milliseconds per manager and scrape, of which the manager is held
 for ten microseconds; nothing in between.

@@ -1,4 +1,4 @@
-"""Scope: who may share blocks with whom.
+"""Scope: identity within which sequences share blocks.
 
 Invariant: blocks of two scopes (two tenants or two adapters) never match, whatever their tokens.
 Cost: a scope is looked up once per call, in O(log scopes).
@@ -21,7 +21,7 @@ Structure: TypeAlias = Literal["leaf-only", "holes"]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Names who may share a sequence's blocks, on top of the model's identity.
+    """Identity that sequences must share to share blocks, in addition to the model's.
 
     Attributes:
         tenant: salt of the tenant; two tenants never share.
@@ -57,4 +57,4 @@ class Scope:
             if not digest:
                 raise ConfigError(f"the digest at token {at} is empty")
         if len(set(offsets)) < len(offsets):
-            raise ConfigError(f"two digests stand at one token: offsets {offsets}")
+            raise ConfigError(f"two digests have one token: offsets {offsets}")

@@ -99,8 +99,8 @@ class ModelShape:
         groups: layers by kind of attention; empty means full attention everywhere. All layers keep
             all tokens; what a window hides is for the engine to mask.
         fingerprint: names the weights, RoPE settings and adapters, so that KV of two models never
-            mixes: `kvtrie.engines.transformers.fingerprint(model)` gives one. What outlives the
-            process or leaves it refuses an empty one.
+            mixes: `kvtrie.engines.transformers.fingerprint(model)` gives one. Storages and peers
+                outside the process refuse an empty one.
         tp: tensor-parallel ranks; sizes below are those of one rank.
 
     Raises:
@@ -139,7 +139,7 @@ class ModelShape:
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
             raise ConfigError(f"{self.kv_heads} KV heads do not divide over {self.tp} ranks")
         if self.latent and self.v_head_dim is not None:
-            raise ConfigError(f"a latent vector has no V of its own: v_head_dim {self.v_head_dim}")
+            raise ConfigError(f"a latent vector has no separate V: v_head_dim {self.v_head_dim}")
         named = sorted(layer for group in self.groups for layer in group.layers)
         if self.groups and named != list(range(self.layers)):
             raise ConfigError(
@@ -232,7 +232,7 @@ def require_fingerprint(model: ModelShape, what: str) -> None:
 
     Args:
         model: whose KV is kept.
-        what: who keeps the KV.
+        what: name of the storage that keeps the KV.
 
     Raises:
         ConfigError: the fingerprint is empty.

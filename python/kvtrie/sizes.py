@@ -111,7 +111,7 @@ def check_exists(name: str, wanted: int, there: int, where: str) -> None:
         name: what takes them, for messages.
         wanted: how many.
         there: how many there are, taken or not; 0 if that is not known.
-        where: what has them.
+        where: the memory or disk that has them.
 
     Raises:
         ConfigError: there are fewer.
@@ -126,7 +126,7 @@ def free_memory(root: Path = Path("/")) -> int:
     Those of the process's control group where it has fewer.
 
     Raises:
-        ConfigError: a system that does not tell.
+        ConfigError: the system does not report it.
     """
     free = _memory(root, "MemAvailable")
     limits = (limit - used for limit, used in _limits(root))
@@ -136,7 +136,7 @@ def free_memory(root: Path = Path("/")) -> int:
 def all_memory(root: Path = Path("/")) -> int:
     """Bytes of memory, taken or not: of the machine, or the limit of the process's control group.
 
-    0 on a system that does not tell.
+    0 if the system does not report it.
     """
     try:
         there = _memory(root, "MemTotal")
@@ -194,7 +194,7 @@ def _memory(root: Path, row: str) -> int:
                     return int(line.split()[1]) << 10
     except OSError:
         pass
-    raise ConfigError("this system does not tell its free memory: give sizes in bytes")
+    raise ConfigError("this system does not report its free memory: give sizes in bytes")
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
@@ -231,6 +231,6 @@ def _limit(group: Path, most: str, current: str, cache: str) -> Iterator[tuple[i
     except (OSError, ValueError):
         return
     pairs = (row.split() for row in rows)
-    # What files hold can be given up.
+    # The page cache can be reclaimed.
     files = next((int(value) for name, value in pairs if name == cache), 0)
     yield int(limit), max(0, used - files)

@@ -201,7 +201,7 @@ class Tier:
     def pace(self, lane: Lane, model: ModelShape, block_tokens: int) -> Lane:
         """A lane counted in bytes of the model's own KV, as a manager counts.
 
-        It carries so many more of them as the tier's format is smaller.
+        Its bandwidth grows by the factor by which the tier's format is smaller.
         """
         if self.layout is None:
             return lane

@@ -1,7 +1,7 @@
-"""Where bytes live: one object per tier of a manager, in the manager's order.
+"""Memory and storage of tiers: one object per tier of a manager, in the manager's order.
 
-A tier's bytes are either addressable memory (`Pool`: device or host) or behind an interface that
-moves layers between itself and a pool's memory (`Storage`: a disk or a remote store).
+A tier's bytes are either addressable memory (`Pool`: device or host) or reached by an interface
+that moves layers to and from a pool's memory (`Storage`: a disk or a remote store).
 Invariant: everything here obeys slot numbers that the manager chose and chooses none itself.
 """
 
@@ -49,7 +49,7 @@ __all__ = [
 
 @runtime_checkable
 class Storage(Protocol):
-    """A tier without memory of its own that a kernel could read: disk, remote.
+    """A tier without memory that a kernel could read: disk, remote.
 
     `memory` is always a view into a pool, `(hi - lo, bytes of one layer)` of uint8:
     reads go into it, writes come out of it, and a storage drops it with the call. Calls come from
@@ -66,8 +66,8 @@ class Storage(Protocol):
     ) -> None:
         """Store layers `[lo, hi)` of the block `key` from `memory` at `slot`.
 
-        `label` is what a later manager needs to find the block again; a storage that outlives
-        the process keeps it beside the block, another one may ignore it.
+        `label` is what a later manager needs to find the block again; a storage that outlives the
+        process keeps it with the block, another one may ignore it.
         """
         ...
 
@@ -76,7 +76,7 @@ class Storage(Protocol):
 class Batched(Storage, Protocol):
     """A storage that keeps several blocks under way in one call, in memory of the host.
 
-    Of each block they tell why it failed, or None.
+    For each block they return the reason of its failure, or None.
     """
 
     def read_many(
@@ -135,13 +135,13 @@ def open_pools(
             what running passes compute; as many as one batch fills.
 
     Returns:
-        One entry per tier, None where an engine owns the bytes, there are none, or they lie
-        elsewhere: the `pools` of `Executor`, once the user's own storages are filled in.
+        One entry per tier, None if an engine owns the bytes, there are none, or they are elsewhere:
+            the `pools` of `Executor`, once the user's storages are filled in.
 
     Raises:
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
-            bytes would lie differently, a format that KV cannot be converted to, or a rank that is
-            not there. Nothing is opened then.
+            layouts differ, a format that KV cannot be converted to, or a rank that is not there.
+            Nothing is opened then.
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")

@@ -1,4 +1,4 @@
-"""BlockFormat: the record of where each number of a block's KV lies on a tier.
+"""BlockFormat: the place of each number of a block's KV on a tier.
 
 Memory may keep numbers in another format than the memory above it; storages take bytes as they are.
 Invariant: two tiers exchange KV only if their formats are equal, but for the fields in `FORMAT`,
@@ -25,7 +25,7 @@ FORMAT = ("dtype", "scales")
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """How one rank's KV of a block lies on a tier.
+    """Format of one rank's KV of a block on a tier.
 
     Attributes:
         layers: layers of the model.
@@ -33,7 +33,7 @@ class BlockFormat:
         heads: heads of K and of V on this rank.
         head_dim: numbers per head of K.
         v_head_dim: numbers per head of V.
-        layout: how one layer of a block lies.
+        layout: layout of one layer of a block.
     """
 
     layers: int
@@ -80,5 +80,5 @@ class HasBlockFormat(Protocol):
 
     @property
     def block_format(self) -> BlockFormat:
-        """How its bytes lie."""
+        """Format of its bytes."""
         ...

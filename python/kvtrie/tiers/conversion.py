@@ -5,7 +5,7 @@ narrowed is rounded once, what keeps its format keeps its bits. It runs where th
 (`gather` and `scatter` of `kvtrie.kernels`, their twins where there is none), so that the link
 carries the bytes of the lower tier's format.
 Invariant: whatever cannot be converted is refused before any memory is taken. Cost: one launch each
-way per piece; beside the pools at most `PIECE_BYTES` of rows, and as many units.
+way per piece; in addition to the pools at most `PIECE_BYTES` of rows, and as many bytes of units.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _write(
 
 
 def _staging(pool: Units, units: int, device: torch.device) -> list[torch.Tensor]:
-    """Units beside the device; padding stays zero."""
+    """Staging units on the device; padding stays zero."""
     return [
         torch.zeros((units, plane.shape[1]), dtype=torch.uint8, device=device)
         for plane in pool.planes

@@ -1,6 +1,6 @@
 """The storage of the `disk` tier: blocks in the files of a folder, found again by later processes.
 
-What lies where is in `docs/design/disk.md`. Every layer is proved on every read: a damaged, cut or
+`docs/design/disk.md` describes the files. Every layer is verified on every read: a damaged, cut or
 foreign file is a miss with a logged reason and is removed, never a hit.
 Invariant: KV of another model, layout, block size or rank is not found. One process writes to a
 store; the next one reads only, and says so. The folder is opened once and held: a change of the
@@ -52,11 +52,11 @@ class DiskStorage:
 
     Args:
         folder: where the files are; several models may share one, each finds its own.
-        model: the shape whose KV is kept; its `fingerprint` tells models of one shape apart and
+        model: the shape whose KV is kept; its `fingerprint` distinguishes models of one shape and
             may not be empty.
         blocks: slots, as many as the tier has blocks.
         block_tokens: tokens per block.
-        layout: how a layer of a block lies in the pools; None is kvtrie's own.
+        layout: layout of a layer of a block in the pools; None is kvtrie's default.
         durability: the event that a finished write survives: "none" a clean close, "flush" the
             death of the process, "fsync" the loss of power.
         io: "direct" past the system's page cache, where the file system allows it, or "buffered".
@@ -66,7 +66,7 @@ class DiskStorage:
         clock: the wall clock in nanoseconds; ages grow by it between two processes.
 
     Attributes:
-        block_format: how the bytes lie.
+        block_format: format of the bytes.
         store: the files.
         read_only: whether another process writes here, the folder cannot be written, or it was
             removed or replaced since.
@@ -143,7 +143,7 @@ class DiskStorage:
             tier: its path, its budget, which is that of one rank, its layout and durability.
             block_tokens: tokens per block.
             rank: the tensor-parallel rank whose part of the KV this is; ranks share a folder, and
-                each has a store of its own in it.
+                each has a separate store in it.
             ranks: how many there are, as the manager has it.
 
         Raises:
@@ -214,7 +214,7 @@ class DiskStorage:
     ) -> list[str | None]:
         """Read blocks as `read` does, given as its arguments, several of them at once.
 
-        The memory is the host's. Tells of each block why it failed, or None.
+        The memory is the host's. Returns for each block the reason of its failure, or None.
         """
         if not blocks:
             return []
@@ -229,7 +229,7 @@ class DiskStorage:
     ) -> list[str | None]:
         """Write blocks as `write` does, given as its arguments, several of them at once.
 
-        The memory is the host's. Tells of each block why it failed, or None.
+        The memory is the host's. Returns for each block the reason of its failure, or None.
         """
         if not blocks:
             return []
@@ -267,8 +267,8 @@ class DiskStorage:
     def note_uses(self, index: Index, wall: int | None = None) -> None:
         """Persist ages and uses of the blocks of `index`, and leave all others as they are.
 
-        Who finds this folder after a kill finds what was noted last. A block that has left its slot
-        meanwhile is left out; a read-only storage does nothing.
+        After a kill the next process finds the ages and uses noted last. A block that has left its
+        slot is left out; a read-only storage does nothing.
 
         Args:
             index: the blocks.
@@ -305,7 +305,7 @@ class DiskStorage:
 
 
 def _depth(memory: Sequence[torch.Tensor]) -> int:
-    """How many blocks are under way at once, so that small ones keep a device as busy as large."""
+    """Number of blocks in flight, so that small ones keep a device as busy as large ones."""
     return min(64, max(4, _UNDER_WAY // max(one.nbytes for one in memory)))
 
 

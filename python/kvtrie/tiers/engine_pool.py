@@ -1,12 +1,12 @@
 """EnginePool: KV memory that an engine owns, cut into units as a `Pool` is.
 
 The engine has one tensor per layer, or one for K and one for V, whose axis of blocks may be
-anywhere and whose strides may be any. A unit is one layer of one block as plain bytes: those of its
-tensors one behind the other, each in the order of its other axes. If only the engine knows what
-they mean the pool is *opaque*: its bytes travel whole, and no tier below keeps them in another
+anywhere and whose strides may be any. A unit is one layer of one block as plain bytes: the bytes of
+its tensors concatenated, each in the order of its other axes. If only the engine knows their
+meaning the pool is *opaque*: its bytes are moved whole, and no tier below keeps them in another
 format.
 Invariant: no memory is taken, and none is written but blocks that moves name. Cost: one gather and
-one scatter per layer and tensor, or, where a block's bytes lie together, one copy per run of
+one scatter per layer and tensor, or, if a block's bytes are contiguous, one copy per run of
 neighbours.
 """
 
@@ -45,8 +45,8 @@ class EnginePool(Pool):
         block_tokens: tokens per block.
         tensors: for each layer its tensor, or those of K and of V.
         block_axis: the axis of blocks, the same in all tensors.
-        opaque: the engine's name of how a block lies inside, if no axis but that of blocks means
-            anything outside it; empty where K and then V lie by token, head and number.
+        opaque: the engine's name of a block's layout, if no axis but that of blocks has a meaning
+            outside the engine; empty if K and then V are ordered by token, head and number.
 
     Raises:
         ConfigError: tensors that do not fit each other or the model.
@@ -108,7 +108,7 @@ class EnginePool(Pool):
 
     @property
     def device(self) -> torch.device:
-        """Where the engine's tensors are."""
+        """The device of the engine's tensors."""
         return self._device
 
     def copy_from(
@@ -157,7 +157,7 @@ class EnginePool(Pool):
             raise ConfigError(f"an engine's tensors and a pool differ: {', '.join(told)}")
 
     def _dense(self, units: int) -> Iterator[tuple[slice, Pool]]:
-        """Pieces of so many units, and dense memory in the engine's format for each in turn."""
+        """Pieces of `units` units, and dense memory in the engine's format for each in turn."""
         most = max(1, PIECE_BYTES // self.unit_bytes)
         blocks = -(-min(units, most) // self.layers)
         dense = Pool(self._model, blocks, self.block_tokens, layout=self.layout, device=self.device)
@@ -173,7 +173,7 @@ class EnginePool(Pool):
     def _columns(
         self, layer: int, plane: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]]:
-        """A layer's tensors, their blocks as rows of bytes, and where those lie in a plane."""
+        """A layer's tensors, their blocks as rows of bytes, and the place of those in a plane."""
         first = 0
         for part, rows in zip(self._parts[layer], self._rows[layer], strict=True):
             size = _row_bytes(part)
@@ -207,7 +207,7 @@ def _blocks_first(part: torch.Tensor, axis: int, layer: int) -> torch.Tensor:
     if not -part.dim() <= axis < part.dim() or part.dim() < 2:  # noqa: PLR2004 - blocks and bytes
         raise ConfigError(
             f"a tensor of layer {layer} has shape {tuple(part.shape)}, which has no axis {axis} "
-            "of blocks and another one beside it"
+            "of blocks and a second axis"
         )
     return part.detach().movedim(axis, 0)
 
@@ -217,7 +217,7 @@ def _row_bytes(part: torch.Tensor) -> int:
 
 
 def _as_rows(part: torch.Tensor) -> torch.Tensor | None:
-    """The blocks as rows of bytes, a view; None where a block's bytes do not lie together."""
+    """The blocks as rows of bytes, a view; None if a block's bytes are not contiguous."""
     if not part[0].is_contiguous():
         return None
     size, item = _row_bytes(part), part.element_size()

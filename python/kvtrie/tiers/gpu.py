@@ -34,5 +34,5 @@ def gpu_pool(
 
 
 def default_device() -> torch.device:
-    """Where a `gpu` tier lies unless its caller says: a model that computes in it belongs there."""
+    """Default device of a `gpu` tier; a model that computes in the tier must be on it."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,6 +1,6 @@
 """The pool of the `host` tier: ordinary memory, pinned where there is a GPU to copy to and from.
 
-Pinned pages are what lets a copy run beside kernels; pinning costs about 0.3 s per GB, once.
+Pinned pages let copies overlap with kernels; pinning costs about 0.3 s per GB, once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Pool: one tier's memory, cut into units.
 
 A *unit* is one layer of one block. A slot that holds whole blocks is `layers` consecutive units;
-with layer slots each unit is a slot of its own, so both forms are addressed the same way and any
+with layer slots each unit is a separate slot, so both forms are addressed the same way and any
 layer of any block may sit in any unit of the second. A pool may have spare blocks, which no slot
 has: bytes that come layer by layer wait there, and `adopt` makes them those of a slot.
-A pool below the first tier may keep KV in a format of its own (`Layout.dtype`, `Layout.scales`):
+A pool below the first tier may keep KV in a different format (`Layout.dtype`, `Layout.scales`):
 copies between pools convert then.
 Invariant: allocated and touched once, never resized; bytes move only by `copy_from` and `scatter`;
 slots and spare blocks never share memory.
@@ -51,7 +51,7 @@ class Pool:
     Attributes:
         planes: the bytes, uint8 `(units, bytes per unit)`: one tensor, or K's and V's where the
             layout splits them.
-        block_format: how the bytes lie.
+        block_format: format of the bytes.
         layers: layers of the model.
         layer_slots: whether a slot is one layer of a block instead of the whole block.
         spare: blocks of memory beyond those of the slots.
@@ -94,7 +94,7 @@ class Pool:
         self.block_tokens = block_tokens
         self.layer_slots = layer_slots
         self.spare = spare
-        # Where the block of each slot lies, in blocks; None where no slot has ever moved.
+        # Place of each slot's block, in blocks; None if no slot can move.
         self._place = np.arange(blocks, dtype=np.int64) if spare else None
         self._free = list(range(blocks + spare - 1, blocks - 1, -1))
         sizes, units = block_format.planes(), (blocks + spare) * model.layers
@@ -143,7 +143,7 @@ class Pool:
 
     @property
     def device(self) -> torch.device:
-        """Where the memory is."""
+        """The device of the memory."""
         return self.planes[0].device
 
     @cached_property
@@ -157,7 +157,7 @@ class Pool:
 
     @cached_property
     def values(self) -> torch.Tensor:
-        """V likewise, `(rows, kv_heads, v_head_dim)`; the same memory as `keys` when joined."""
+        """V as rows, `(rows, kv_heads, v_head_dim)`; the same memory as `keys` when joined."""
         return self._numbers(self.planes[-1], self.block_format.heads, self.block_format.v_head_dim)
 
     @cached_property
@@ -180,7 +180,7 @@ class Pool:
         else:
             first, count = slot * self.layers + layer_lo, layer_hi - layer_lo
         if not 0 <= first <= first + count <= self.blocks * self.layers:
-            raise ConfigError(f"slot {slot} lies beyond a pool of {self.blocks} blocks")
+            raise ConfigError(f"slot {slot} is outside a pool of {self.blocks} blocks")
         if self._place is not None:
             first = int(self._place[slot]) * self.layers + layer_lo
         return np.arange(first, first + count, dtype=np.int64)
@@ -211,7 +211,7 @@ class Pool:
             Their numbers, for `spare_units`, `adopt` and `put_back`.
 
         Raises:
-            NoSpaceError: not so many are spare.
+            NoSpaceError: fewer are spare.
         """
         if blocks > len(self._free):
             used = self.spare - len(self._free)
@@ -239,7 +239,7 @@ class Pool:
         self._free.extend(spares)
 
     def spare_units(self, spares: Sequence[int]) -> NDArray[np.int64]:
-        """The units of the first layer of spare blocks, int64 `(n,)`; other layers' lie behind."""
+        """The units of the first layer of spare blocks, int64 `(n,)`; other layers follow."""
         return np.asarray(spares, dtype=np.int64) * self.layers
 
     def adopt(self, slots: NDArray[np.integer], spares: NDArray[np.int64]) -> None:
@@ -376,7 +376,7 @@ def _paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -
     """Memory of `units` times `size` bytes that starts on a page, as direct I/O wants it."""
     length = units * size
     if torch.device(device).type == "cpu" and not pinned:
-        # Large pages halve what a device has to be told, and more, of where bytes go.
+        # Large pages at least halve the address ranges that a device has to look up.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = mmap.mmap(-1, length, flags=private)
         if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,8 +1,8 @@
 """SharedMemory: memory that several processes of one machine have, without a name in any folder.
 
-One process makes it and tells the others its address; they open it there. It needs no room in
+One process makes it and passes its address to the others, which open it. It needs no room in
 `/dev/shm`, and is gone when the last process that has it has ended, however it ended.
-Invariant: who opens an address has the very memory that was made there, or an error. Cost: pages
+Invariant: opening an address gives the memory that was made there, or an error. Cost: pages
 are touched once, by the process that makes it.
 """
 
@@ -21,17 +21,17 @@ from kvtrie.sizes import free_memory
 
 __all__ = ["Address", "SharedMemory", "machine"]
 
-_MARK = 32  # bytes behind the memory that tell it from any other
+_MARK = 32  # bytes after the memory that identify it
 
 
 class Address(NamedTuple):
-    """Where a process has shared memory.
+    """Address of shared memory of a process.
 
     Attributes:
         process: its id.
         file: its file descriptor there.
         size: bytes.
-        mark: random bytes that stand behind the memory.
+        mark: random bytes stored after the memory.
     """
 
     process: int
@@ -60,7 +60,7 @@ class SharedMemory:
 
     @classmethod
     def make(cls, size: int) -> SharedMemory:
-        """New memory of so many bytes.
+        """New memory of `size` bytes.
 
         Raises:
             ConfigError: a size below 1, a machine without room for it, or a system that has no such
@@ -70,7 +70,7 @@ class SharedMemory:
             raise ConfigError(f"shared memory of {size} bytes, at least 1 wanted")
         if not hasattr(os, "memfd_create"):
             raise ConfigError("this system has no memory that processes share without a file")
-        # Asked first: the kernel gives pages until none is left, and ends somebody then.
+        # Checked first: the kernel gives pages until none is left, and then kills a process.
         if size > (free := free_memory()):
             raise ConfigError(f"no room for {size} bytes of shared memory: {free} are free")
         file = os.memfd_create("kvtrie", os.MFD_CLOEXEC)
@@ -106,7 +106,7 @@ class SharedMemory:
         return opened
 
     def close(self) -> None:
-        """Let nobody else open it here; the memory stays as long as its tensor is used."""
+        """Refuse further opens; the memory stays as long as its tensor is used."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -122,4 +122,4 @@ def machine() -> str:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as told:  # noqa: PTH123
             return f"{told.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     except OSError as error:
-        raise ConfigError(f"this system does not tell which machine it is: {error}") from error
+        raise ConfigError(f"this system does not report which machine it is: {error}") from error
