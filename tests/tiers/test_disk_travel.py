@@ -107,9 +107,9 @@ def test_costs_of_the_user_survive_a_restart(tmp_path):
 
 
 def test_words_that_are_none_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="io is direct or buffered"):
+    with pytest.raises(ConfigError, match="io is 'direct' or 'buffered'"):
         open_store(tmp_path, io="fast")
-    with pytest.raises(ConfigError, match="queue is best or threads"):
+    with pytest.raises(ConfigError, match="queue is 'best' or 'threads'"):
         open_store(tmp_path, queue="slow")
     with pytest.raises(ConfigError, match="io of a tier"):
         Tier("disk", blocks=1, io="fast")

@@ -21,8 +21,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::{ClosedError, TransferError, bad};
-use crate::index::Index;
+use crate::index::{Index, label};
 use crate::number;
+use crate::text::chosen;
 
 /// Row of a listing: slot, key, first layer, one behind the last, age in nanoseconds, uses, whether
 /// all blocks before it are stored.
@@ -146,19 +147,11 @@ fn raise(error: Error) -> PyErr {
 
 /// The I/O queue of a user-visible name.
 pub(crate) fn queue(name: &str) -> PyResult<QueueKind> {
-    match name {
-        "best" => Ok(QueueKind::Best),
-        "threads" => Ok(QueueKind::Threads),
-        other => Err(bad(format!("queue is best or threads, not '{other}'"))),
-    }
+    chosen(name, "queue", &[("best", QueueKind::Best), ("threads", QueueKind::Threads)])
 }
 
 fn device(io: &str, queue: &str) -> PyResult<Arc<dyn Device>> {
-    let direct = match io {
-        "direct" => true,
-        "buffered" => false,
-        other => return Err(bad(format!("io is direct or buffered, not '{other}'"))),
-    };
+    let direct = chosen(io, "io", &[("direct", true), ("buffered", false)])?;
     Ok(Arc::new(System::new(direct, self::queue(queue)?)))
 }
 
@@ -179,22 +172,13 @@ fn messages(results: Vec<Result<(), Error>>) -> Messages {
     results.into_iter().map(|result| result.err().map(|error| error.to_string())).collect()
 }
 
-fn label(bytes: &[u8]) -> PyResult<Label> {
-    Label::decode(bytes)
-        .ok_or_else(|| bad(format!("{} bytes are no label of a block", bytes.len())))
-}
-
 fn contiguous() -> PyErr {
     bad("memory of layers is contiguous")
 }
 
 fn durability(name: &str) -> PyResult<Durability> {
-    match name {
-        "none" => Ok(Durability::None),
-        "flush" => Ok(Durability::Flush),
-        "fsync" => Ok(Durability::Fsync),
-        other => Err(bad(format!("durability is none, flush or fsync, not '{other}'"))),
-    }
+    let (none, flush, fsync) = (Durability::None, Durability::Flush, Durability::Fsync);
+    chosen(name, "durability", &[("none", none), ("flush", flush), ("fsync", fsync)])
 }
 
 fn meta(standing: Standing) -> Meta {
@@ -216,7 +200,6 @@ impl DiskStore {
         folder, *, identity, about, layers, layer_bytes, block_tokens, blocks,
         durability="flush", io="direct", queue="best"
     ))]
-    #[expect(clippy::too_many_arguments, reason = "settings, all by name")]
     fn new(
         py: Python<'_>,
         folder: PathBuf,
@@ -306,7 +289,6 @@ impl DiskStore {
     }
 
     /// Writes layers of a block from an array `(layer_hi - layer_lo, layer_bytes)`.
-    #[expect(clippy::too_many_arguments, reason = "a block, its place, its bytes, what is kept")]
     fn write(
         &self,
         py: Python<'_>,
@@ -359,7 +341,7 @@ impl DiskStore {
         depth: usize,
     ) -> PyResult<Messages> {
         self.here()?;
-        let known = blocks.iter().map(|block| Ok((key(&block.0)?, self::label(&block.4)?)));
+        let known = blocks.iter().map(|block| Ok((key(&block.0)?, label(&block.4)?)));
         let known: Vec<(BlockKey, Label)> = known.collect::<PyResult<_>>()?;
         let records: Vec<Vec<u8>> = known.iter().map(|(_, label)| label.record.encode()).collect();
         let given = known.iter().zip(&records).zip(&blocks);
@@ -386,19 +368,15 @@ impl DiskStore {
 
     /// Keeps exactly the blocks of an index, with their ages and uses; frees every other slot.
     fn save(&self, py: Python<'_>, index: &Bound<'_, Index>, wall: u64) -> PyResult<()> {
-        let kept: Vec<KeptBlock> = index
-            .get()
-            .rows
-            .iter()
-            .map(|row| KeptBlock { slot: row.slot, meta: meta(row.label.standing) })
-            .collect();
+        let kept = |row: &Row| KeptBlock { slot: row.slot, meta: meta(row.label.standing) };
+        let kept: Vec<KeptBlock> = index.get().0.iter().map(kept).collect();
         self.run(py, |store| store.save(&kept, wall))
     }
 
     /// Notes the ages and uses of the blocks of an index, and leaves all others; returns how many of
     /// them are there.
     fn note_uses(&self, py: Python<'_>, index: &Bound<'_, Index>, wall: u64) -> PyResult<usize> {
-        let rows = &index.get().rows;
+        let rows = &index.get().0;
         self.run(py, |store| {
             let used = rows.iter().map(|row| UsedBlock {
                 slot: row.slot,

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 /// Arrival of some layers of a block on a tier, or their removal.
 #[pyclass(frozen, get_all, module = "kvtrie")]
+#[derive(Default)]
 pub(crate) struct Event {
     /// "stored" or "removed".
     kind: &'static str,
@@ -50,10 +51,7 @@ impl From<manager::Event> for Event {
             cause: Some(cause.name()),
             to,
             idle: Some(idle),
-            number: None,
-            key: None,
-            parent: None,
-            tokens: None,
+            ..Self::default()
         }
     }
 }
@@ -69,14 +67,11 @@ impl From<manager::BlockEvent> for Event {
             layer_lo: layers.lo,
             layer_hi: layers.hi,
             tier,
-            reason: None,
-            cause: None,
-            to: None,
-            idle: None,
             number: Some(number),
             key: Some(key),
             parent: Some(parent),
             tokens: Some(tokens),
+            ..Self::default()
         }
     }
 }

@@ -8,9 +8,11 @@ use std::sync::Arc;
 
 use kvtrie_store::{self as store, Call, Chance, Fault, System};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::disk::{DiskStore, settings};
 use crate::error::bad;
+use crate::text::chosen;
 
 /// Fault-injecting device.
 #[pyclass(frozen, module = "kvtrie._kvtrie")]
@@ -26,12 +28,8 @@ fn fault(name: &str) -> PyResult<Fault> {
 }
 
 fn call(name: &str) -> PyResult<Call> {
-    match name {
-        "read" => Ok(Call::Read),
-        "write" => Ok(Call::Write),
-        "sync" => Ok(Call::Sync),
-        other => Err(bad(format!("a gate stops read, write or sync, not '{other}'"))),
-    }
+    let known = [("read", Call::Read), ("write", Call::Write), ("sync", Call::Sync)];
+    chosen(name, "a call that a gate stops", &known)
 }
 
 #[pymethods]
@@ -39,19 +37,16 @@ impl Faults {
     #[new]
     #[pyo3(signature = (seed=0, *, direct=true, queue="best"))]
     fn new(seed: u64, direct: bool, queue: &str) -> PyResult<Self> {
-        let queue = crate::disk::queue(queue)?;
-        let inner = Arc::new(System::new(direct, queue));
+        let inner = Arc::new(System::new(direct, crate::disk::queue(queue)?));
         Ok(Self { device: Arc::new(store::Faults::new(inner, seed)) })
     }
 
     /// Opens a store on this device; arguments as of `DiskStore`.
     #[pyo3(signature = (
         folder, *, identity, about, layers, layer_bytes, block_tokens, blocks,
-        durability="flush", io="direct", queue="best"
+        durability="flush", **_device
     ))]
-    #[expect(unused_variables, reason = "io and queue are the device's")]
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted, not lent")]
-    #[expect(clippy::too_many_arguments, reason = "settings, all by name")]
     fn open(
         &self,
         py: Python<'_>,
@@ -63,8 +58,7 @@ impl Faults {
         block_tokens: u32,
         blocks: u32,
         durability: &str,
-        io: &str,
-        queue: &str,
+        _device: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<DiskStore> {
         let settings =
             settings(identity, about, layers, layer_bytes, block_tokens, blocks, durability)?;

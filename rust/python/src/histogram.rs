@@ -23,17 +23,6 @@ impl Histogram {
     pub(crate) fn between(&self, before: &Self) -> Option<Self> {
         self.0.since(&before.0).map(|times| Self(Arc::new(times)))
     }
-
-    /// Count, sum and the usual quantiles.
-    pub(crate) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let figures = PyDict::new(py);
-        figures.set_item("count", self.0.count())?;
-        figures.set_item("sum", self.0.sum())?;
-        for (name, share) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)] {
-            figures.set_item(name, self.0.quantile(share))?;
-        }
-        Ok(figures)
-    }
 }
 
 #[pymethods]
@@ -79,8 +68,14 @@ impl Histogram {
     }
 
     /// The same as a dictionary: `count`, `sum`, `p50`, `p90`, `p99` and `max`.
-    fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.to_dict(py)
+    pub(crate) fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let figures = PyDict::new(py);
+        figures.set_item("count", self.0.count())?;
+        figures.set_item("sum", self.0.sum())?;
+        for (name, share) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)] {
+            figures.set_item(name, self.0.quantile(share))?;
+        }
+        Ok(figures)
     }
 
     fn __repr__(&self) -> String {

@@ -10,9 +10,11 @@ use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyIterator, PyList};
 
+use crate::arrays::column;
 use crate::error::bad;
 use crate::memory::{items, vector};
 use crate::number::{shown, small};
+use crate::record::record;
 
 /// Limit of rows.
 const MOST: usize = u32::MAX as usize;
@@ -26,26 +28,10 @@ const ROW: usize = 256;
 /// `(label, slot, layer_lo, layer_hi)`.
 type Fields<'py> = (Bound<'py, PyBytes>, u32, u16, u16);
 
-/// The blocks of a tier, parents before their children.
-#[pyclass(frozen, module = "kvtrie")]
-pub(crate) struct Index {
-    pub(crate) rows: Vec<Row>,
-}
-
-impl From<Vec<Row>> for Index {
-    fn from(rows: Vec<Row>) -> Self {
-        Self { rows }
-    }
-}
-
-impl Index {
-    fn column<'py, T: numpy::Element>(
-        &self,
-        py: Python<'py>,
-        of: impl Fn(&Row) -> T,
-    ) -> Bound<'py, PyArray1<T>> {
-        self.rows.iter().map(of).collect::<Vec<T>>().into_pyarray(py)
-    }
+/// Decodes a block's label.
+pub(crate) fn label(bytes: &[u8]) -> PyResult<Label> {
+    Label::decode(bytes)
+        .ok_or_else(|| bad(format!("{} bytes are no label of a block", bytes.len())))
 }
 
 fn read(row: &Bound<'_, PyAny>) -> PyResult<Row> {
@@ -54,15 +40,28 @@ fn read(row: &Bound<'_, PyAny>) -> PyResult<Row> {
     let (label, slot, lo, hi): Given<'_> = row
         .extract()
         .map_err(|_| bad("a row of an index is (label as bytes, slot, layer_lo, layer_hi)"))?;
-    let bytes = label.as_bytes();
-    let label = Label::decode(bytes)
-        .ok_or_else(|| bad(format!("{} bytes are no label of a block", bytes.len())))?;
+    let label = self::label(label.as_bytes())?;
     let layers = Layers::new(small(&lo, "layer_lo", u16::MAX)?, small(&hi, "layer_hi", u16::MAX)?);
     Ok(Row { label, slot: small(&slot, "slot", u32::MAX - 1)?, layers })
 }
 
-#[pymethods]
-impl Index {
+record! {
+    /// The blocks of a tier, parents before their children.
+    Index(Vec<Row>) |rows, py| {
+        key: PyResult<Bound<'py, PyArray2<u8>>> = {
+            let keys: Vec<u8> = rows.iter().flat_map(|row| row.label.record.key()).collect();
+            keys.into_pyarray(py).reshape([rows.len(), 32])
+        };
+        slot: Bound<'py, PyArray1<u32>> = column(py, rows, |row| row.slot);
+        layer_lo: Bound<'py, PyArray1<u16>> = column(py, rows, |row| row.layers.lo);
+        layer_hi: Bound<'py, PyArray1<u16>> = column(py, rows, |row| row.layers.hi);
+        age: Bound<'py, PyArray1<u64>> = column(py, rows, |row| row.label.standing.age);
+        uses: Bound<'py, PyArray1<u32>> = column(py, rows, |row| row.label.standing.uses);
+        session_blocks: Bound<'py, PyArray1<u32>> =
+            column(py, rows, |row| row.label.standing.session_blocks);
+    }
+    repr format!("Index({} blocks)", rows.len());
+
     /// Converts tuples `(label, slot, layer_lo, layer_hi)`.
     #[new]
     #[pyo3(signature = (rows=None))]
@@ -81,54 +80,14 @@ impl Index {
         .map(Self::from)
     }
 
-    #[getter]
-    fn key<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<u8>>> {
-        let keys: Vec<u8> = self.rows.iter().flat_map(|row| row.label.record.key()).collect();
-        keys.into_pyarray(py).reshape([self.rows.len(), 32])
-    }
-
-    #[getter]
-    fn slot<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
-        self.column(py, |row| row.slot)
-    }
-
-    #[getter]
-    fn layer_lo<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u16>> {
-        self.column(py, |row| row.layers.lo)
-    }
-
-    #[getter]
-    fn layer_hi<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u16>> {
-        self.column(py, |row| row.layers.hi)
-    }
-
-    #[getter]
-    fn age<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
-        self.column(py, |row| row.label.standing.age)
-    }
-
-    #[getter]
-    fn uses<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
-        self.column(py, |row| row.label.standing.uses)
-    }
-
-    #[getter]
-    fn session_blocks<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
-        self.column(py, |row| row.label.standing.session_blocks)
-    }
-
     fn __len__(&self) -> usize {
-        self.rows.len()
+        self.0.len()
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
-        let rows = self.rows.iter().map(|row| {
+        let rows = self.0.iter().map(|row| {
             (PyBytes::new(py, &row.label.encode()), row.slot, row.layers.lo, row.layers.hi)
         });
         PyList::new(py, rows.collect::<Vec<Fields<'_>>>())?.try_iter()
-    }
-
-    fn __repr__(&self) -> String {
-        format!("Index({} blocks)", self.rows.len())
     }
 }

@@ -3,8 +3,8 @@
 //! Invariant: the object is only a reference to the manager's lease; several may refer to one, and
 //! dropping them releases nothing. Cost: one lock per call.
 
-use kvtrie_core::block::{Layers, LeaseId, NO_SLOT};
-use kvtrie_core::error::Error;
+use kvtrie_core::block::{Layers, LeaseId, MoveId, NO_SLOT};
+use kvtrie_core::error::{Error, Result};
 use kvtrie_core::manager::{self, LoadMode, Manager};
 use kvtrie_core::tier::Kind;
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
@@ -12,23 +12,18 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::arrays::{handles, moves, numbers};
-use crate::committed::Committed;
-use crate::error::bad;
-use crate::number;
+use crate::number::{self, BlockRange, Forks, LayerRange, Now};
 use crate::plan::Plan;
+use crate::record::Committed;
 use crate::settings::to;
 use crate::shared::Shared;
-use crate::text::text;
+use crate::text::choice;
 use crate::tokens::Tokens;
 
 /// Argument: whether blocks of lower tiers are loaded.
 pub(crate) fn load_mode(load: &Bound<'_, PyAny>) -> PyResult<LoadMode> {
-    match text(load, "load")? {
-        "plan" => Ok(LoadMode::Plan),
-        "all" => Ok(LoadMode::All),
-        "none" => Ok(LoadMode::None),
-        other => Err(bad(format!("load is 'plan', 'all' or 'none', not '{other}'"))),
-    }
+    let known = [("plan", LoadMode::Plan), ("all", LoadMode::All), ("none", LoadMode::None)];
+    choice(load, "load", &known)
 }
 
 /// A request's lease on blocks and slots.
@@ -48,6 +43,14 @@ impl Lease {
     /// Its id, for other Rust modules.
     pub(crate) fn number(&self) -> LeaseId {
         self.id
+    }
+
+    fn moves<'py>(
+        &self,
+        py: Python<'py>,
+        of: impl FnOnce(&mut Manager) -> Result<Vec<MoveId>>,
+    ) -> PyResult<Bound<'py, PyArray1<MoveId>>> {
+        Ok(moves(py, self.shared.call(py, of)?))
     }
 
     fn read<T>(
@@ -118,7 +121,7 @@ impl Lease {
     /// Moves that must end before its slots may be read and written.
     #[getter]
     fn after<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        Ok(moves(py, self.shared.call(py, |manager| manager.awaits(self.id))?))
+        self.moves(py, |manager| manager.awaits(self.id))
     }
 
     /// Whether all moves of `after` have ended.
@@ -145,13 +148,8 @@ impl Lease {
 
     /// Allocates room for more tokens behind the present ones.
     #[pyo3(signature = (tokens, *, now))]
-    fn reserve(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = number::tokens)] tokens: usize,
-        #[pyo3(from_py_with = number::now)] now: u64,
-    ) -> PyResult<()> {
-        self.shared.call(py, |manager| manager.reserve(self.id, tokens, now))
+    fn reserve(&self, py: Python<'_>, tokens: number::Tokens, now: Now) -> PyResult<()> {
+        self.shared.call(py, |manager| manager.reserve(self.id, tokens.0, now.0))
     }
 
     /// Binds slots of a tier that the engine owns.
@@ -173,14 +171,13 @@ impl Lease {
     fn load<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = number::layer_range)] layers: Option<(u16, u16)>,
-        #[pyo3(from_py_with = number::block_range)] blocks: Option<(usize, usize)>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        layers: Option<LayerRange>,
+        blocks: Option<BlockRange>,
+        now: Now,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        let layers = layers.map(|(lo, hi)| Layers::new(lo, hi));
-        let blocks = blocks.map(|(lo, hi)| lo..hi);
-        let load = |manager: &mut Manager| manager.load(self.id, layers, blocks, now);
-        Ok(moves(py, self.shared.call(py, load)?))
+        let layers = layers.map(|LayerRange((lo, hi))| Layers::new(lo, hi));
+        let blocks = blocks.map(|BlockRange((lo, hi))| lo..hi);
+        self.moves(py, |manager| manager.load(self.id, layers, blocks, now.0))
     }
 
     /// Starts the stores of blocks that the engine will write and commit later; returns their
@@ -189,22 +186,17 @@ impl Lease {
     fn store_ahead<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = number::block_range)] blocks: Option<(usize, usize)>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        blocks: Option<BlockRange>,
+        now: Now,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        let blocks = blocks.map(|(lo, hi)| lo..hi);
-        let begin = |manager: &mut Manager| manager.store_ahead(self.id, blocks, now);
-        Ok(moves(py, self.shared.call(py, begin)?))
+        let blocks = blocks.map(|BlockRange((lo, hi))| lo..hi);
+        self.moves(py, |manager| manager.store_ahead(self.id, blocks, now.0))
     }
 
     /// Takes back what `store_ahead` started and `commit` has not taken over.
     #[pyo3(signature = (*, now))]
-    fn drop_ahead(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = number::now)] now: u64,
-    ) -> PyResult<()> {
-        self.shared.call(py, |manager| manager.drop_ahead(self.id, now))
+    fn drop_ahead(&self, py: Python<'_>, now: Now) -> PyResult<()> {
+        self.shared.call(py, |manager| manager.drop_ahead(self.id, now.0))
     }
 
     /// Appends tokens whose KV is written.
@@ -213,34 +205,24 @@ impl Lease {
         &self,
         py: Python<'_>,
         new_tokens: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
     ) -> PyResult<Committed> {
         let tokens = Tokens::new(new_tokens)?;
         let committed =
-            self.shared.call(py, |manager| manager.commit(self.id, tokens.as_slice(), now))?;
+            self.shared.call(py, |manager| manager.commit(self.id, tokens.as_slice(), now.0))?;
         Ok(committed.into())
     }
 
     /// Keeps the first `tokens` tokens.
     #[pyo3(signature = (tokens, *, now))]
-    fn truncate(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = number::tokens)] tokens: usize,
-        #[pyo3(from_py_with = number::now)] now: u64,
-    ) -> PyResult<()> {
-        self.shared.call(py, |manager| manager.truncate(self.id, tokens, now))
+    fn truncate(&self, py: Python<'_>, tokens: number::Tokens, now: Now) -> PyResult<()> {
+        self.shared.call(py, |manager| manager.truncate(self.id, tokens.0, now.0))
     }
 
     /// `n` further leases over the same tokens.
     #[pyo3(signature = (n, *, now))]
-    fn fork(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = number::n)] n: u32,
-        #[pyo3(from_py_with = number::now)] now: u64,
-    ) -> PyResult<Vec<Self>> {
-        let ids = self.shared.call(py, |manager| manager.fork(self.id, n as usize, now))?;
+    fn fork(&self, py: Python<'_>, n: Forks, now: Now) -> PyResult<Vec<Self>> {
+        let ids = self.shared.call(py, |manager| manager.fork(self.id, n.0 as usize, now.0))?;
         Ok(ids.into_iter().map(|id| Self::new(&self.shared, id)).collect())
     }
 
@@ -254,9 +236,9 @@ impl Lease {
         &self,
         py: Python<'py>,
         #[pyo3(from_py_with = to)] to: Kind,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        Ok(moves(py, self.shared.call(py, |manager| manager.suspend(self.id, to, now))?))
+        self.moves(py, |manager| manager.suspend(self.id, to, now.0))
     }
 
     /// Plans a suspended lease anew.
@@ -268,10 +250,10 @@ impl Lease {
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = number::reserve)] reserve: usize,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
         #[pyo3(from_py_with = load_mode)] load: LoadMode,
     ) -> PyResult<Plan> {
-        self.shared.call(py, |manager| manager.resume(self.id, reserve, load, now))?;
+        self.shared.call(py, |manager| manager.resume(self.id, reserve, load, now.0))?;
         self.plan(py)
     }
 
@@ -280,17 +262,16 @@ impl Lease {
     fn release<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = number::any_now)] now: Option<u64>,
+        now: Option<Now>,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        let reading = self.shared.call(py, |manager| {
-            let now = now.unwrap_or_else(|| manager.now());
+        self.moves(py, |manager| {
+            let now = now.map_or_else(|| manager.now(), |now| now.0);
             match manager.release(self.id, now) {
                 // A closed manager has no leases left to release.
                 Err(Error::Closed(_)) => Ok(Vec::new()),
                 released => released,
             }
-        })?;
-        Ok(moves(py, reading))
+        })
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

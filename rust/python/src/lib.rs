@@ -1,16 +1,15 @@
-//! kvtrie._kvtrie: the core for Python, conversions only, one file per exposed class.
+//! kvtrie._kvtrie: the core for Python, conversions only, one file per exposed class but
+//! for plain records.
 //!
 //! Invariant: it makes no decisions, and no panic crosses into Python. Cost: one conversion of
 //! arguments and results per call.
 
+#![expect(clippy::too_many_arguments, reason = "keyword arguments of Python are arguments here")]
+
 mod arrays;
-mod committed;
 mod disk;
 mod error;
 mod event;
-mod eviction;
-mod explanation;
-mod failed;
 #[cfg(feature = "faults")]
 mod faults;
 mod hint;
@@ -35,8 +34,6 @@ mod simulation;
 mod stats;
 mod text;
 mod tokens;
-mod transmission;
-mod unpriced;
 
 /// Native classes of kvtrie; import them from `kvtrie`.
 #[pyo3::pymodule(gil_used = false)]
@@ -46,12 +43,8 @@ mod _kvtrie {
 
     #[pymodule_export]
     use crate::{
-        committed::Committed,
         disk::DiskStore,
         event::Event,
-        eviction::Eviction,
-        explanation::Explanation,
-        failed::Failed,
         hint::HintReply,
         histogram::Histogram,
         index::Index,
@@ -61,10 +54,9 @@ mod _kvtrie {
         matched::{Copy, Match, MatchedBlock},
         moves::{Move, Moves},
         plan::{Plan, Span},
+        record::{Committed, Eviction, Explanation, Failed, Transmission, Unpriced},
         simulation::Simulation,
         stats::{LaneStats, Stats, TierStats},
-        transmission::Transmission,
-        unpriced::Unpriced,
     };
 
     #[pymodule_init]

@@ -14,26 +14,24 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arrays::{handles, numbers, reals};
-use crate::committed::Committed;
 use crate::error::{bad, raise};
 use crate::event::Event;
-use crate::eviction::Eviction;
-use crate::explanation::Explanation;
-use crate::failed::Failed;
 use crate::hint::HintReply;
 use crate::index::Index;
 use crate::lease::{Lease, load_mode};
 use crate::mark::times;
 use crate::matched::{Match, handle};
 use crate::moves::{Move, Moves};
-use crate::number::{self, shown};
+use crate::number::{
+    self, BusyTime, Deadline, First, Layer, LayerTime, Layers, LayersDone, LeaseNumber, Limit, Now,
+    Pin, Ready, SessionBlocks, shown,
+};
+use crate::record::{Committed, Eviction, Explanation, Failed, Transmission, Unpriced};
 use crate::settings;
 use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::text::{any_text, reason, text};
 use crate::tokens::{Sequences, Tokens, Unchecked};
-use crate::transmission::Transmission;
-use crate::unpriced::Unpriced;
 
 /// Token count from which a request releases the interpreter's lock.
 const LONG: usize = 64 << 10;
@@ -92,7 +90,6 @@ impl BlockManager {
         structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
         events=0, events_of='evictions', eviction_log=0, reuse=True, epsilon=0.015625, \
         objective='cost')")]
-    #[expect(clippy::too_many_arguments, reason = "an engine's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
@@ -113,15 +110,11 @@ impl BlockManager {
     ) -> PyResult<Self> {
         let py = model.py();
         let tiers = settings::tiers(tiers)?;
-        let settings = settings::settings(&settings::Given {
-            model,
-            tiers: &tiers,
-            block_tokens,
+        let given = settings::Given { model, tiers: &tiers, block_tokens, token_weight, cost };
+        let settings = manager::Settings {
             policy,
-            cost,
             structure,
             drop_order,
-            token_weight,
             ranks,
             events: if events_of { 0 } else { events as usize },
             block_events: if events_of { events as usize } else { 0 },
@@ -129,7 +122,8 @@ impl BlockManager {
             reuse,
             epsilon,
             objective,
-        })?;
+            ..settings::settings(&given)?
+        };
         let layers = settings.layers;
         Ok(Self {
             shared: Shared::new(Manager::new(settings).map_err(raise)?),
@@ -161,7 +155,7 @@ impl BlockManager {
     fn lookup(
         &self,
         tokens: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
         scope: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::keep)] keep: usize,
     ) -> PyResult<Match> {
@@ -176,7 +170,7 @@ impl BlockManager {
                 found
             }
         };
-        Ok(self.found(found, now))
+        Ok(self.found(found, now.0))
     }
 
     /// `lookup` of several sequences in one call.
@@ -184,7 +178,7 @@ impl BlockManager {
     fn lookup_many(
         &self,
         tokens: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
         scope: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::keep)] keep: usize,
     ) -> PyResult<Vec<Match>> {
@@ -203,7 +197,7 @@ impl BlockManager {
             let all = all.slices();
             self.shared.call(py, |manager| look(manager, &all))?
         };
-        Ok(found.into_iter().map(|found| self.found(found, now)).collect())
+        Ok(found.into_iter().map(|found| self.found(found, now.0)).collect())
     }
 
     /// Matches a prompt, pins the blocks that its plan reuses or loads, and allocates the rest; or
@@ -216,18 +210,17 @@ impl BlockManager {
         text_signature = "($self, tokens, *, now, scope=None, session=None, session_blocks=None, \
             keep=1, reserve=0, load='plan', deadline=None, layerwise=False)"
     )]
-    #[expect(clippy::too_many_arguments, reason = "a request's settings are keyword arguments")]
     fn acquire(
         &self,
         tokens: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
         scope: Option<&Bound<'_, PyAny>>,
         session: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = number::foretold)] session_blocks: Option<u32>,
+        session_blocks: Option<SessionBlocks>,
         #[pyo3(from_py_with = number::keep)] keep: usize,
         #[pyo3(from_py_with = number::reserve)] reserve: usize,
         #[pyo3(from_py_with = load_mode)] load: LoadMode,
-        #[pyo3(from_py_with = number::deadline)] deadline: Option<u64>,
+        deadline: Option<Deadline>,
         #[pyo3(from_py_with = number::layerwise)] layerwise: bool,
     ) -> PyResult<Lease> {
         let py = tokens.py();
@@ -241,32 +234,28 @@ impl BlockManager {
             tokens: &[],
             scope,
             session,
-            session_blocks,
+            session_blocks: session_blocks.map(|blocks| blocks.0),
             keep,
             reserve,
             load,
-            deadline,
+            deadline: deadline.map(|deadline| deadline.0),
             layerwise,
         };
         let id = if tokens.as_slice().len() > LONG {
             let tokens = tokens.into_vec()?;
             ask.tokens = &tokens;
-            self.shared.long(py, |manager| manager.acquire(&ask, now))?
+            self.shared.long(py, |manager| manager.acquire(&ask, now.0))?
         } else {
             ask.tokens = tokens.as_slice();
-            self.shared.call(py, |manager| manager.acquire(&ask, now))?
+            self.shared.call(py, |manager| manager.acquire(&ask, now.0))?
         };
         Ok(Lease::new(&self.shared, id))
     }
 
     /// An unreleased lease, by its id.
-    fn lease(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = number::lease_id)] lease_id: u64,
-    ) -> PyResult<Lease> {
-        self.shared.call(py, |manager| manager.lease(lease_id).map(drop))?;
-        Ok(Lease::new(&self.shared, lease_id))
+    fn lease(&self, py: Python<'_>, lease_id: LeaseNumber) -> PyResult<Lease> {
+        self.shared.call(py, |manager| manager.lease(lease_id.0).map(drop))?;
+        Ok(Lease::new(&self.shared, lease_id.0))
     }
 
     /// Every named session of a scope: its name, its length in blocks, and its number of blocks.
@@ -284,12 +273,8 @@ impl BlockManager {
 
     /// Takes moves to execute, each exactly once, in topological order.
     #[pyo3(signature = (limit=None))]
-    fn moves(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = number::limit)] limit: Option<usize>,
-    ) -> PyResult<Moves> {
-        let limit = limit.unwrap_or(usize::MAX);
+    fn moves(&self, py: Python<'_>, limit: Option<Limit>) -> PyResult<Moves> {
+        let limit = limit.map_or(usize::MAX, |limit| limit.0);
         let moves = self.shared.call(py, |manager| manager.hand_out(limit, Move::handed_out))?;
         Ok(moves.into())
     }
@@ -299,13 +284,12 @@ impl BlockManager {
         ids, *, now, ok=true, layers_done=None, rank=0, error=None, hung=false,
         cancelled=false
     ))]
-    #[expect(clippy::too_many_arguments, reason = "a report's details are keyword arguments")]
     fn complete(
         &self,
         ids: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
         #[pyo3(from_py_with = number::ok)] ok: bool,
-        #[pyo3(from_py_with = number::layers_done)] layers_done: Option<u16>,
+        layers_done: Option<LayersDone>,
         #[pyo3(from_py_with = number::rank)] rank: u32,
         error: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::hung)] hung: bool,
@@ -322,8 +306,9 @@ impl BlockManager {
         }
         let error = error.map(|error| reason(error, "error")).transpose()?;
         let error = error.as_deref();
+        let layers_done = layers_done.map(|layers| layers.0);
         let outcome = Outcome { ok, layers_done, rank, hung, cancelled, error };
-        self.shared.call(ids.py(), |manager| manager.complete(&moves, &outcome, now))
+        self.shared.call(ids.py(), |manager| manager.complete(&moves, &outcome, now.0))
     }
 
     /// Takes the tokens of plans that will not arrive.
@@ -338,10 +323,10 @@ impl BlockManager {
         &self,
         py: Python<'py>,
         ids: &Bound<'py, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
     ) -> PyResult<Times<'py>> {
         let moves = numbers(ids, "id", u64::MAX)?;
-        let times = self.shared.call(py, |manager| manager.predict(&moves, now))?;
+        let times = self.shared.call(py, |manager| manager.predict(&moves, now.0))?;
         let (first, ready): (Vec<u64>, Vec<u64>) = times.into_iter().unzip();
         Ok((first.into_pyarray(py), ready.into_pyarray(py)))
     }
@@ -352,13 +337,13 @@ impl BlockManager {
         &self,
         py: Python<'_>,
         lane: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::tokens)] tokens: usize,
-        #[pyo3(from_py_with = number::now)] now: u64,
-        #[pyo3(from_py_with = number::layers)] layers: Option<u16>,
+        tokens: number::Tokens,
+        now: Now,
+        layers: Option<Layers>,
     ) -> PyResult<Transmission> {
-        let (tokens, layers) = (tokens as u64, layers.unwrap_or(self.layers));
+        let (tokens, layers) = (tokens.0 as u64, layers.map_or(self.layers, |layers| layers.0));
         let lane = text(lane, "lane")?;
-        let sent = self.shared.call(py, |manager| manager.transmit(lane, tokens, now, layers))?;
+        let sent = self.shared.call(py, |manager| manager.transmit(lane, tokens, now.0, layers))?;
         Ok(sent.into())
     }
 
@@ -372,30 +357,24 @@ impl BlockManager {
 
     /// Counts time in which a lane was busy.
     #[pyo3(signature = (lane, *, busy_ns))]
-    fn saw_lane(
-        &self,
-        py: Python<'_>,
-        lane: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::busy_ns)] busy_ns: u64,
-    ) -> PyResult<()> {
+    fn saw_lane(&self, py: Python<'_>, lane: &Bound<'_, PyAny>, busy_ns: BusyTime) -> PyResult<()> {
         let lane = text(lane, "lane")?;
-        self.shared.call(py, |manager| manager.saw_lane(lane, busy_ns))
+        self.shared.call(py, |manager| manager.saw_lane(lane, busy_ns.0))
     }
 
     /// Marks or clears the residency of a sequence's full blocks on a tier.
     #[pyo3(signature = (
         tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None, skip=0
     ))]
-    #[expect(clippy::too_many_arguments, reason = "a copy's details are keyword arguments")]
     fn mark<'py>(
         &self,
         tokens: &Bound<'py, PyAny>,
         tier: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::present)] present: bool,
-        #[pyo3(from_py_with = number::now)] now: u64,
-        #[pyo3(from_py_with = number::ready)] ready: Option<u64>,
-        #[pyo3(from_py_with = number::first)] first: Option<u64>,
-        #[pyo3(from_py_with = number::per_layer)] per_layer: Option<u64>,
+        now: Now,
+        ready: Option<Ready>,
+        first: Option<First>,
+        per_layer: Option<LayerTime>,
         scope: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::skip)] skip: usize,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
@@ -410,7 +389,7 @@ impl BlockManager {
             ready,
             first,
         };
-        Ok(handles(py, &self.shared.call(py, |manager| manager.mark_behind(&mark, skip, now))?))
+        Ok(handles(py, &self.shared.call(py, |manager| manager.mark_behind(&mark, skip, now.0))?))
     }
 
     /// Keeps the copies of blocks on a tier while another machine reads them.
@@ -419,21 +398,16 @@ impl BlockManager {
         &self,
         blocks: &Bound<'_, PyAny>,
         tier: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
     ) -> PyResult<u64> {
         let (found, tier) = (blocks_of(blocks)?, self.shared.tier(tier)?);
-        self.shared.call(blocks.py(), |manager| manager.pin_copies(&found, tier, now))
+        self.shared.call(blocks.py(), |manager| manager.pin_copies(&found, tier, now.0))
     }
 
     /// Ends a pin; ending it twice does nothing.
     #[pyo3(signature = (pin, *, now))]
-    fn unpin_copies(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = number::pin)] pin: u64,
-        #[pyo3(from_py_with = number::now)] now: u64,
-    ) -> PyResult<()> {
-        self.shared.call(py, |manager| manager.unpin_copies(pin, now))
+    fn unpin_copies(&self, py: Python<'_>, pin: Pin, now: Now) -> PyResult<()> {
+        self.shared.call(py, |manager| manager.unpin_copies(pin.0, now.0))
     }
 
     /// `commit` for many leases: all of them or, on an error, none.
@@ -442,7 +416,7 @@ impl BlockManager {
         &self,
         lease_ids: &Bound<'_, PyAny>,
         tokens: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
     ) -> PyResult<Vec<Committed>> {
         let (ids, all) = (numbers(lease_ids, "lease", u64::MAX)?, Sequences::new(tokens)?);
         if ids.len() != all.len() {
@@ -451,19 +425,15 @@ impl BlockManager {
         let all = all.slices();
         let batch: Vec<_> = ids.into_iter().zip(all).collect();
         let committed =
-            self.shared.call(tokens.py(), |manager| manager.commit_many(&batch, now))?;
+            self.shared.call(tokens.py(), |manager| manager.commit_many(&batch, now.0))?;
         Ok(committed.into_iter().map(Committed::from).collect())
     }
 
     /// Takes hints; returns a reply to each.
     #[pyo3(signature = (hints, *, now))]
-    fn hint(
-        &self,
-        hints: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
-    ) -> PyResult<Vec<HintReply>> {
+    fn hint(&self, hints: &Bound<'_, PyAny>, now: Now) -> PyResult<Vec<HintReply>> {
         let all = crate::hint::hints(hints, &self.shared)?;
-        let replies = self.shared.long(hints.py(), |manager| manager.hint(&all, now))?;
+        let replies = self.shared.long(hints.py(), |manager| manager.hint(&all, now.0))?;
         Ok(replies.into_iter().map(HintReply::from).collect())
     }
 
@@ -472,23 +442,20 @@ impl BlockManager {
     fn due(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = number::limit)] limit: Option<usize>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        limit: Option<Limit>,
+        now: Now,
         scope: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<(String, f64)>> {
-        let (scope, limit) = (crate::scope::scope(scope)?, limit.unwrap_or(usize::MAX));
-        let due = self.shared.call(py, |manager| manager.due(&scope, limit, now))?;
+        let (scope, limit) =
+            (crate::scope::scope(scope)?, limit.map_or(usize::MAX, |limit| limit.0));
+        let due = self.shared.call(py, |manager| manager.due(&scope, limit, now.0))?;
         Ok(due.into_iter().map(|one| (one.session, one.rate)).collect())
     }
 
     /// Blocks that await a price by the user, at most `limit`.
     #[pyo3(signature = (limit=None))]
-    fn unpriced(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = number::limit)] limit: Option<usize>,
-    ) -> PyResult<Unpriced> {
-        let limit = limit.unwrap_or(usize::MAX);
+    fn unpriced(&self, py: Python<'_>, limit: Option<Limit>) -> PyResult<Unpriced> {
+        let limit = limit.map_or(usize::MAX, |limit| limit.0);
         self.shared.call(py, |manager| manager.unpriced(limit)).map(Unpriced::from)
     }
 
@@ -498,10 +465,10 @@ impl BlockManager {
         &self,
         ids: &Bound<'_, PyAny>,
         costs: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
     ) -> PyResult<usize> {
         let (blocks, costs) = (blocks_of(ids)?, reals(costs, "cost")?);
-        self.shared.call(ids.py(), |manager| manager.set_costs(&blocks, &costs, now))
+        self.shared.call(ids.py(), |manager| manager.set_costs(&blocks, &costs, now.0))
     }
 
     /// The index of a tier, or of given blocks on it, for a later manager; None is the last tier.
@@ -510,17 +477,17 @@ impl BlockManager {
         &self,
         py: Python<'_>,
         tier: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
         blocks: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Index> {
         self.named(py, "the index of a tier")?;
         let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
         if let Some(blocks) = blocks {
             let blocks = blocks_of(blocks)?;
-            let index = self.shared.call(py, |manager| manager.index_of(tier, &blocks, now));
+            let index = self.shared.call(py, |manager| manager.index_of(tier, &blocks, now.0));
             return index.map(Index::from);
         }
-        self.shared.long(py, |manager| manager.index(tier, now)).map(Index::from)
+        self.shared.long(py, |manager| manager.index(tier, now.0)).map(Index::from)
     }
 
     /// Restores a tier from its index; returns how many blocks are back.
@@ -529,21 +496,21 @@ impl BlockManager {
         &self,
         index: &Bound<'_, PyAny>,
         tier: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
     ) -> PyResult<usize> {
         self.named(index.py(), "the index of a tier")?;
         let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
         let Ok(given) = index.cast::<Index>() else {
             return Err(bad(format!("index is {}, an Index wanted", shown(index))));
         };
-        let rows = &given.get().rows;
-        self.shared.long(index.py(), |manager| manager.load_index(tier, rows, now))
+        let rows = &given.get().0;
+        self.shared.long(index.py(), |manager| manager.load_index(tier, rows, now.0))
     }
 
     /// Stores blocks to the next tier that are on no lower one; returns how many moves began.
     #[pyo3(signature = (*, now))]
-    fn flush(&self, py: Python<'_>, #[pyo3(from_py_with = number::now)] now: u64) -> PyResult<u64> {
-        self.shared.long(py, |manager| manager.flush(now))
+    fn flush(&self, py: Python<'_>, now: Now) -> PyResult<u64> {
+        self.shared.long(py, |manager| manager.flush(now.0))
     }
 
     /// The price of a block, or of one layer of it, on a tier, and its rank.
@@ -554,15 +521,15 @@ impl BlockManager {
     fn explain(
         &self,
         block: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        now: Now,
         tier: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = number::any_layer)] layer: Option<u16>,
+        layer: Option<Layer>,
     ) -> PyResult<Explanation> {
         let (py, block) = (block.py(), handle(block)?);
         let tier = tier.map_or(Ok(0), |tier| self.shared.tier(tier))?;
         let explained = self.shared.call(py, |manager| match layer {
-            Some(layer) => manager.explain_layer(block, tier, layer, now),
-            None => manager.explain(block, tier, now),
+            Some(layer) => manager.explain_layer(block, tier, layer.0, now.0),
+            None => manager.explain(block, tier, now.0),
         })?;
         Ok(explained.into())
     }
@@ -575,7 +542,7 @@ impl BlockManager {
     fn cost(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = number::layer)] layer: u16,
+        layer: Layer,
         #[pyo3(from_py_with = number::block)] block: u32,
         #[pyo3(from_py_with = number::session_blocks)] session_blocks: u32,
         #[pyo3(from_py_with = number::context)] context: u64,
@@ -583,7 +550,7 @@ impl BlockManager {
     ) -> PyResult<f64> {
         let tier = tier.map_or(Ok(0), |tier| self.shared.tier(tier))?;
         let price = |manager: &mut Manager| {
-            manager.cost(tier, layer, block, session_blocks, context).map(|terms| terms.cost)
+            manager.cost(tier, layer.0, block, session_blocks, context).map(|terms| terms.cost)
         };
         self.shared.call(py, price)
     }
@@ -606,12 +573,8 @@ impl BlockManager {
 
     /// The last entries of the eviction log, the oldest first.
     #[pyo3(signature = (limit=None))]
-    fn evictions(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = number::limit)] limit: Option<usize>,
-    ) -> PyResult<Vec<Eviction>> {
-        let limit = limit.unwrap_or(usize::MAX);
+    fn evictions(&self, py: Python<'_>, limit: Option<Limit>) -> PyResult<Vec<Eviction>> {
+        let limit = limit.map_or(usize::MAX, |limit| limit.0);
         let entries = self.shared.call(py, |manager| manager.evictions(limit))?;
         Ok(entries.into_iter().map(Eviction::from).collect())
     }

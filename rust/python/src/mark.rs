@@ -5,12 +5,13 @@
 use pyo3::PyResult;
 
 use crate::error::bad;
+use crate::number::{First, LayerTime, Ready};
 
 /// Completes `ready` and `first` from `per_layer`; refuses contradictory ones.
 pub(crate) fn times(
-    ready: Option<u64>,
-    first: Option<u64>,
-    per_layer: Option<u64>,
+    ready: Option<Ready>,
+    first: Option<First>,
+    per_layer: Option<LayerTime>,
     layers: u16,
 ) -> PyResult<(Option<u64>, Option<u64>)> {
     let steps = |step: u64| {
@@ -18,7 +19,7 @@ pub(crate) fn times(
             .checked_mul(step)
             .ok_or_else(|| bad(format!("per_layer is {step}, too much for {layers} layers")))
     };
-    match (ready, first, per_layer) {
+    match (ready.map(|at| at.0), first.map(|at| at.0), per_layer.map(|time| time.0)) {
         (Some(ready), Some(first), None) if first > ready => {
             Err(bad(format!("first is {first}, later than ready at {ready}")))
         }

@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple, PyType};
 use crate::arrays;
 use crate::error::bad;
 use crate::memory::claimed;
-use crate::number::{self, shown};
+use crate::number::{Layer, shown};
 
 pub(crate) use row::Move;
 use row::{COPY, LOAD, STORE, columns};
@@ -130,7 +130,8 @@ columns! { moves
     }
 
     /// The moves that include a layer, restricted to it. Report them with `layers_done`.
-    fn by_layer(&self, #[pyo3(from_py_with = number::layer)] layer: u16) -> Self {
+    fn by_layer(&self, layer: Layer) -> Self {
+        let layer = layer.0;
         let carries = |row: &&Move| row.layer_lo <= layer && layer < row.layer_hi;
         let restricted =
             |row: &Move| Move { layer_lo: layer, layer_hi: layer.saturating_add(1), ..row.clone() };
@@ -138,7 +139,8 @@ columns! { moves
     }
 
     /// The same moves, each of all layers of a rank that has so many.
-    fn of_layers(&self, #[pyo3(from_py_with = number::layer)] layers: u16) -> PyResult<Self> {
+    fn of_layers(&self, layers: Layer) -> PyResult<Self> {
+        let layers = layers.0;
         if layers == 0 {
             return Err(bad("moves of 0 layers, at least 1 wanted"));
         }

@@ -102,20 +102,12 @@ fn half(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u16> {
     small(number, name, u16::MAX)
 }
 
-fn many(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
-    whole(number, name, MANY)
-}
-
-fn entries(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
+fn copies(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
     small(number, name, 1 << 20)
 }
 
-fn maybe<T>(
-    number: &Bound<'_, PyAny>,
-    name: &str,
-    convert: impl Fn(&Bound<'_, PyAny>, &str) -> PyResult<T>,
-) -> PyResult<Option<T>> {
-    if number.is_none() { Ok(None) } else { convert(number, name).map(Some) }
+fn many(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
+    whole(number, name, MANY)
 }
 
 macro_rules! arguments {
@@ -126,61 +118,61 @@ macro_rules! arguments {
     )*)*};
 }
 
-macro_rules! optional_arguments {
-    ($($convert:ident $number:ty: $($name:ident)*;)*) => {$($(
-        pub(crate) fn $name(given: &Bound<'_, PyAny>) -> PyResult<Option<$number>> {
-            maybe(given, stringify!($name), $convert)
-        }
-    )*)*};
-}
-
 arguments! {
-    nanos u64: now context busy_ns sample_ns;
-    id u64: lease_id pin;
+    nanos u64: context sample_ns;
     many u64: token_budget max_running;
     word u32: block_tokens token_weight machine ranks events rank block session_blocks;
-    entries u32: eviction_log n;
+    copies u32: eviction_log;
     half u16: layer;
-    count usize: keep skip reserve best tokens first_block moves_per_job prefill;
+    count usize: keep skip reserve best first_block moves_per_job prefill;
     real f64: epsilon;
     flag bool: reuse spans present ok hung cancelled layerwise;
 }
 
-optional_arguments! {
-    nanos u64: deadline directory_ns ready first per_layer;
-    half u16: layers_done layers;
-    count usize: limit clients;
+/// Defines arguments without a default as types, which keeps signatures short.
+macro_rules! types {
+    ($($class:ident($name:literal) = $convert:ident $number:ty;)*) => {$(
+        #[derive(Clone, Copy)]
+        pub(crate) struct $class(pub(crate) $number);
+
+        impl FromPyObject<'_, '_> for $class {
+            type Error = PyErr;
+
+            fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+                $convert(&given, $name).map(Self)
+            }
+        }
+    )*};
 }
 
-/// An optional layer.
-pub(crate) fn any_layer(given: &Bound<'_, PyAny>) -> PyResult<Option<u16>> {
-    maybe(given, "layer", half)
+types! {
+    Now("now") = nanos u64;
+    Pin("pin") = id u64;
+    LeaseNumber("lease_id") = id u64;
+    Limit("limit") = count usize;
+    Clients("clients") = count usize;
+    Tokens("tokens") = count usize;
+    Forks("n") = copies u32;
+    Layer("layer") = half u16;
+    LayersDone("layers_done") = half u16;
+    Layers("layers") = half u16;
+    SessionBlocks("session_blocks") = word u32;
+    Deadline("deadline") = nanos u64;
+    DirectoryTime("directory_ns") = nanos u64;
+    Ready("ready") = nanos u64;
+    First("first") = nanos u64;
+    LayerTime("per_layer") = nanos u64;
+    BusyTime("busy_ns") = nanos u64;
+    BlockRange("blocks") = range_of_blocks (usize, usize);
+    LayerRange("layers") = range_of_layers (u16, u16);
 }
 
-/// An optional length of a session.
-pub(crate) fn foretold(given: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
-    maybe(given, "session_blocks", word)
+fn range_of_blocks(given: &Bound<'_, PyAny>, name: &str) -> PyResult<(usize, usize)> {
+    let [first, behind] = pair(given, name)?;
+    Ok((count(&first, "first block")?, count(&behind, "block behind the last")?))
 }
 
-/// An optional time.
-pub(crate) fn any_now(given: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
-    maybe(given, "now", nanos)
-}
-
-/// An optional range of blocks.
-pub(crate) fn block_range(given: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
-    if given.is_none() {
-        return Ok(None);
-    }
-    let [first, behind] = pair(given, "blocks")?;
-    Ok(Some((count(&first, "first block")?, count(&behind, "block behind the last")?)))
-}
-
-/// An optional range of layers.
-pub(crate) fn layer_range(given: &Bound<'_, PyAny>) -> PyResult<Option<(u16, u16)>> {
-    if given.is_none() {
-        return Ok(None);
-    }
-    let [first, behind] = pair(given, "layers")?;
-    Ok(Some((half(&first, "first layer")?, half(&behind, "layer behind the last")?)))
+fn range_of_layers(given: &Bound<'_, PyAny>, name: &str) -> PyResult<(u16, u16)> {
+    let [first, behind] = pair(given, name)?;
+    Ok((half(&first, "first layer")?, half(&behind, "layer behind the last")?))
 }

@@ -8,7 +8,7 @@ use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 
 use crate::error::bad;
-use crate::number;
+use crate::number::Layer;
 
 pub(crate) use span::Span;
 
@@ -61,8 +61,9 @@ impl Plan {
     fn recompute<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = number::any_layer)] layer: Option<u16>,
+        layer: Option<Layer>,
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let layer = layer.map(|layer| layer.0);
         layer.map_or(Ok(()), |layer| self.check(layer))?;
         let size = i64::from(self.block_tokens);
         let mut positions = Vec::new();
@@ -79,7 +80,8 @@ impl Plan {
     ///
     /// A span of `n` blocks and `l` layers counts as `n` equal transmissions in a row, so that its
     /// layer `i` is resident at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`.
-    fn ready(&self, #[pyo3(from_py_with = number::layer)] layer: u16) -> PyResult<u64> {
+    fn ready(&self, layer: Layer) -> PyResult<u64> {
+        let layer = layer.0;
         self.check(layer)?;
         let there = |span: &manager::Span| {
             let parts = u64::from(span.stop - span.start) * u64::from(span.layers.len());

@@ -1,7 +1,14 @@
-//! Record classes: immutable values of the core with named attributes.
+//! Record classes: immutable values of the core with named attributes. The plain ones are here.
 //!
 //! Invariant: an attribute is computed at each access, so that making a record copies nothing. Cost:
 //! that of the core's value.
+
+use kvtrie_core::{lane, manager};
+use numpy::{PyArray1, ToPyArray};
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyBytes, PyDict};
+
+use crate::arrays::{column, handles};
 
 /// Defines a class that wraps a value of the core: its attributes, its `repr`, further methods.
 macro_rules! record {
@@ -49,3 +56,173 @@ macro_rules! record {
 }
 
 pub(crate) use record;
+
+record! {
+    /// Result of a commit.
+    Committed(manager::Committed) |done, py| {
+        /// Handles of the blocks that entered the trie, `uint64[n]`.
+        new: Bound<'py, PyArray1<u64>> = handles(py, &done.new);
+        /// Private slots whose block another lease had committed already, `uint32[k]`; the lease
+        /// keeps them until release.
+        duplicate: Bound<'py, PyArray1<u32>> = done.duplicate.to_pyarray(py);
+        /// Handles of the earlier blocks, one for each duplicate, `uint64[k]`.
+        canonical: Bound<'py, PyArray1<u64>> = handles(py, &done.canonical);
+        /// How many of the new blocks had been stored ahead: their copies were taken over.
+        ahead: usize = done.ahead;
+    }
+    repr format!("Committed(new={}, duplicate={})", done.new.len(), done.duplicate.len());
+}
+
+record! {
+    /// Eviction of some layers of a block from a tier, with the terms of its rank.
+    Eviction(manager::Eviction) |entry, py| {
+        /// When, in nanoseconds.
+        at: u64 = entry.at;
+        /// Handle of the block.
+        block: u64 = entry.block.0;
+        /// Its index in its sequence, in blocks.
+        position: u32 = entry.position;
+        /// The tenant's salt.
+        tenant: Bound<'py, PyBytes> = PyBytes::new(py, &entry.tenant);
+        /// The adapter's name.
+        lora: &str = &entry.lora;
+        /// Index of the tier that they were on.
+        tier: usize = entry.tier;
+        /// Index of the tier that they were moved to; None if to none.
+        to: Option<usize> = entry.to;
+        /// The evicted layers, as `(first, one behind the last)`.
+        layers: (u16, u16) = (entry.layers.lo, entry.layers.hi);
+        /// Cause of the eviction.
+        cause: &'static str = entry.cause.name();
+        /// Whether a copy remains: "clean", "demoted" or "dropped".
+        reason: &'static str = entry.reason.name();
+        /// Number of uses.
+        uses: u32 = entry.uses;
+        /// Nanoseconds since its last use.
+        idle: u64 = entry.idle;
+        /// The product of all terms.
+        cost: f64 = entry.terms.cost;
+        /// `base`, `uses`, `layer` and `position`, as in `explain`.
+        terms: PyResult<Bound<'py, PyDict>> = [
+            ("base", entry.terms.base),
+            ("uses", f64::from(entry.terms.uses)),
+            ("layer", entry.terms.layer_weight),
+            ("position", entry.terms.position_weight),
+        ].into_py_dict(py);
+        /// Retention value: cost per second of idle time; infinite at zero idle time.
+        value: f64 = entry.value;
+        /// Value of the copy that would have been evicted next; None if there was no other victim.
+        next_value: Option<f64> = entry.next;
+    }
+    repr format!(
+        "Eviction(at={}, block={:#x}, position={}, tier={}, layers={}, cause='{}', reason='{}', \
+         uses={}, idle={}, value={})",
+        entry.at, entry.block.0, entry.position, entry.tier, entry.layers, entry.cause.name(),
+        entry.reason.name(), entry.uses, entry.idle, entry.value
+    );
+}
+
+record! {
+    /// Price of a block on a tier at a time.
+    Explanation(manager::Explanation) |found, py| {
+        /// The product of all terms and weights.
+        cost: f64 = found.terms.cost;
+        /// `base`, the cost of computing a token of the block again, and `uses`, its discounted
+        /// number of uses. Terms that the policy does not use are 1.
+        terms: PyResult<Bound<'py, PyDict>> =
+            [("base", found.terms.base), ("uses", f64::from(found.terms.uses))].into_py_dict(py);
+        /// `layer` and `position`; 1 if the policy does not use them.
+        weights: PyResult<Bound<'py, PyDict>> = [
+            ("layer", found.terms.layer_weight),
+            ("position", found.terms.position_weight),
+        ].into_py_dict(py);
+        /// Nanoseconds since the last use.
+        idle: u64 = found.idle;
+        /// Retention value: cost per second of idle time; infinite at zero idle time.
+        value: f64 = found.value;
+        /// Its priority on the tier, 35 without a hint; lower ones are evicted first.
+        priority: u8 = found.priority;
+        /// Number of entries of the tier evicted before it; None while it cannot be a victim.
+        rank: Option<usize> = found.rank;
+        /// The layers that would be evicted next, as `(first, one behind the last)`.
+        layers: (u16, u16) = (found.layers.lo, found.layers.hi);
+        /// The value in words, under a policy that learns it; None under any other.
+        words: Option<&str> = found.words.as_deref();
+    }
+    repr format!(
+        "Explanation(cost={}, idle={}, value={}, priority={}, rank={}, layers={})",
+        found.terms.cost, found.idle, found.value, found.priority,
+        found.rank.map_or_else(|| "None".to_owned(), |rank| rank.to_string()), found.layers
+    );
+}
+
+record! {
+    /// Tokens of a lease's plan that will not arrive.
+    Failed(manager::Failed) |failed, py| {
+        /// The lease concerned; 0 if none is.
+        lease: u64 = failed.lease;
+        /// Handle of the block; None for a partial one.
+        block: Option<u64> = failed.block.map(|block| block.0);
+        /// First token on the lease's path.
+        start: u64 = failed.start;
+        /// One behind the last token.
+        stop: u64 = failed.stop;
+        /// The executor's message.
+        reason: &str = &failed.reason;
+    }
+    repr format!(
+        "Failed(lease={}, block={}, start={}, stop={}, reason={:?})",
+        failed.lease,
+        failed.block.map_or_else(|| "None".to_owned(), |block| format!("{:#x}", block.0)),
+        failed.start, failed.stop, failed.reason
+    );
+}
+
+/// Arrival times of a transmission: layer `i` is there at `first + i * per_layer`.
+#[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct Transmission {
+    /// Arrival of the last layer, in nanoseconds.
+    end: u64,
+    /// Arrival of the first layer, in nanoseconds.
+    first: u64,
+    /// Nanoseconds between two layers.
+    per_layer: u64,
+}
+
+impl From<lane::Transmission> for Transmission {
+    fn from(sent: lane::Transmission) -> Self {
+        let lane::Transmission { end, first, per_layer } = sent;
+        Self { end, first, per_layer }
+    }
+}
+
+#[pymethods]
+impl Transmission {
+    fn __repr__(&self) -> String {
+        let Self { end, first, per_layer } = self;
+        format!("Transmission(end={end}, first={first}, per_layer={per_layer})")
+    }
+}
+
+record! {
+    /// Blocks without a price, as a struct of arrays.
+    Unpriced(Vec<manager::Unpriced>) |blocks, py| {
+        /// The blocks' handles.
+        id: Bound<'py, PyArray1<u64>> = column(py, blocks, |known| known.block.0);
+        /// Tokens before each block.
+        context: Bound<'py, PyArray1<u64>> = column(py, blocks, |known| known.context);
+        /// Each block's index in its sequence.
+        index: Bound<'py, PyArray1<u32>> = column(py, blocks, |known| known.index);
+        /// Number of uses of each.
+        uses: Bound<'py, PyArray1<u32>> = column(py, blocks, |known| known.uses);
+        /// Number of blocks of each one's session.
+        session_blocks: Bound<'py, PyArray1<u32>> =
+            column(py, blocks, |known| known.session_blocks);
+    }
+    repr format!("Unpriced({} blocks)", blocks.len());
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+}

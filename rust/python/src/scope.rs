@@ -10,7 +10,7 @@ use pyo3::sync::PyOnceLock;
 
 use crate::error::bad;
 use crate::number::{nanos, shown};
-use crate::text::text;
+use crate::text::{chosen, text};
 
 /// Converts a scope; `None` is the plain one.
 pub(crate) fn scope(given: Option<&Bound<'_, PyAny>>) -> PyResult<Scope> {
@@ -43,8 +43,6 @@ pub(crate) fn structure_of(given: &Bound<'_, PyAny>) -> PyResult<Structure> {
 
 /// The structure of that name.
 pub(crate) fn structure(name: &str) -> PyResult<Structure> {
-    [Structure::LeafOnly, Structure::Holes]
-        .into_iter()
-        .find(|structure| structure.name() == name)
-        .ok_or_else(|| bad(format!("structure is 'leaf-only' or 'holes', not '{name}'")))
+    let known = [Structure::LeafOnly, Structure::Holes].map(|known| (known.name(), known));
+    chosen(name, "structure", &known)
 }

@@ -14,46 +14,32 @@ use pyo3::types::PyString;
 use crate::error::{bad, raise};
 use crate::memory::items;
 use crate::number::{nanos, shown, small};
-use crate::text::text;
+use crate::text::{choice, chosen, text};
 
 /// Limit of tiers; the core checks how they combine.
 const MOST_TIERS: usize = 16;
 
-/// The arguments of `BlockManager(...)`.
+/// The arguments that shape blocks and tiers.
 pub(crate) struct Given<'a, 'py> {
     pub(crate) model: &'a Bound<'py, PyAny>,
     pub(crate) tiers: &'a [Bound<'py, PyAny>],
     pub(crate) block_tokens: u32,
-    pub(crate) policy: String,
-    pub(crate) cost: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) objective: Objective,
-    pub(crate) structure: Structure,
-    pub(crate) drop_order: DropOrder,
     pub(crate) token_weight: u32,
-    pub(crate) ranks: u32,
-    /// How many events of evictions, and of residency, are remembered.
-    pub(crate) events: usize,
-    pub(crate) block_events: usize,
-    pub(crate) eviction_log: usize,
-    pub(crate) reuse: bool,
-    pub(crate) epsilon: f64,
+    pub(crate) cost: Option<&'a Bound<'py, PyAny>>,
 }
 
 impl Given<'_, '_> {
     /// Tokens of a block, each with its KV.
     fn real_tokens(&self) -> PyResult<u32> {
-        self.block_tokens.checked_mul(self.token_weight).ok_or_else(|| {
-            bad(format!(
-                "block_tokens {} times token_weight {} is above {}",
-                self.block_tokens,
-                self.token_weight,
-                u32::MAX
-            ))
+        let (block, weight, most) = (self.block_tokens, self.token_weight, u32::MAX);
+        block.checked_mul(weight).ok_or_else(|| {
+            bad(format!("block_tokens {block} times token_weight {weight} is above {most}"))
         })
     }
 }
 
-/// Converts all settings; the core checks that they are consistent.
+/// Converts these, with the defaults of all other settings; the core checks that they are
+/// consistent.
 pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     let model = given.model;
     instance(model, "model", "kvtrie.shape", "ModelShape")?;
@@ -75,18 +61,18 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         block_tokens: given.block_tokens,
         token_weight: given.token_weight,
         tiers,
-        policy: given.policy.clone(),
-        reuse: given.reuse,
-        epsilon: given.epsilon,
+        policy: "learned".to_owned(),
+        reuse: true,
+        epsilon: 0.015_625,
         cost: cost(given.cost, model)?,
         priced: given.cost.is_some_and(|cost| cost.eq("python").unwrap_or(false)),
-        objective: given.objective,
-        structure: given.structure,
-        drop_order: given.drop_order,
-        ranks: given.ranks,
-        events: given.events,
-        block_events: given.block_events,
-        eviction_log: given.eviction_log,
+        objective: Objective::Cost,
+        structure: Structure::LeafOnly,
+        drop_order: DropOrder::Shallow,
+        ranks: 1,
+        events: 0,
+        block_events: 0,
+        eviction_log: 0,
     })
 }
 
@@ -113,29 +99,17 @@ pub(crate) fn policy(given: &Bound<'_, PyAny>) -> PyResult<String> {
 
 /// Whether events are those of residency, not of evictions.
 pub(crate) fn of_residency(given: &Bound<'_, PyAny>) -> PyResult<bool> {
-    match text(given, "events_of")? {
-        "evictions" => Ok(false),
-        "residency" => Ok(true),
-        other => Err(bad(format!("events_of is 'evictions' or 'residency', not '{other}'"))),
-    }
+    choice(given, "events_of", &[("evictions", false), ("residency", true)])
 }
 
 /// The objective in an argument.
 pub(crate) fn objective(given: &Bound<'_, PyAny>) -> PyResult<Objective> {
-    match text(given, "objective")? {
-        "cost" => Ok(Objective::Cost),
-        "hits" => Ok(Objective::Hits),
-        other => Err(bad(format!("objective is 'cost' or 'hits', not '{other}'"))),
-    }
+    choice(given, "objective", &[("cost", Objective::Cost), ("hits", Objective::Hits)])
 }
 
 /// The order of layers in an argument.
 pub(crate) fn drop_order(given: &Bound<'_, PyAny>) -> PyResult<DropOrder> {
-    match text(given, "drop_order")? {
-        "shallow" => Ok(DropOrder::Shallow),
-        "seed" => Ok(DropOrder::Seed),
-        other => Err(bad(format!("drop_order is 'shallow' or 'seed', not '{other}'"))),
-    }
+    choice(given, "drop_order", &[("shallow", DropOrder::Shallow), ("seed", DropOrder::Seed)])
 }
 
 /// The kind of tier that a lease is suspended to.
@@ -163,25 +137,13 @@ fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
     }
     let (read, store) = tier.call_method1("paced", block)?.extract()?;
     let blocks = tier.call_method1("room", block)?;
+    let owners = [("kvtrie", Owner::Kvtrie), ("engine", Owner::Engine), ("none", Owner::Nobody)];
+    let writes = [("back", Write::Back), ("through", Write::Through), ("never", Write::Never)];
     Ok(TierSpec {
         kind: kind(&word("kind")?)?,
         blocks: small(&blocks, "blocks of a tier", u32::MAX)?,
-        owner: match word("owner")?.as_str() {
-            "kvtrie" => Owner::Kvtrie,
-            "engine" => Owner::Engine,
-            "none" => Owner::Nobody,
-            other => {
-                return Err(bad(format!("owner is 'kvtrie', 'engine' or 'none', not '{other}'")));
-            }
-        },
-        write: match word("write")?.as_str() {
-            "back" => Write::Back,
-            "through" => Write::Through,
-            "never" => Write::Never,
-            other => {
-                return Err(bad(format!("write is 'back', 'through' or 'never', not '{other}'")));
-            }
-        },
+        owner: chosen(&word("owner")?, "owner", &owners)?,
+        write: chosen(&word("write")?, "write", &writes)?,
         admit_after: small(&tier.getattr("admit_after")?, "admit_after", u32::MAX)?,
         free_low: tier.getattr("free_low")?.extract()?,
         growth_reserve: tier.getattr("growth_reserve")?.extract()?,

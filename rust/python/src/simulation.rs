@@ -4,18 +4,16 @@
 //! conversion per request and one per record.
 
 mod calls;
-mod engine;
 mod price;
-mod record;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::{DropOrder, Objective};
+use kvtrie_core::manager::{DropOrder, Objective, Settings};
 use kvtrie_sim::directory::Learning;
-use kvtrie_sim::engine::{Limits, Service, Wait};
+use kvtrie_sim::engine::{Kind, Limits, Service, Wait};
 use kvtrie_sim::network::{LANE, PeerSpec};
 use kvtrie_sim::request::Request;
 use kvtrie_sim::simulation::{Config, Simulation as Run};
@@ -26,15 +24,13 @@ use pyo3::types::PyTuple;
 
 use crate::error::{bad, raise};
 use crate::lease::load_mode;
-use crate::number::{self, nanos, whole};
+use crate::number::{self, Clients, DirectoryTime, nanos, whole};
 use crate::routing::{decision_row, routed};
 use crate::settings;
-use crate::text::text;
+use crate::text::{choice, text};
 use crate::tokens::Tokens;
-use calls::call_row;
-use engine::engine_kind;
+use calls::{call_row, row};
 use price::prices;
-use record::row;
 
 /// `(arrival_ns, tokens, input_tokens, output_tokens, session)`, and `last` where ends are told.
 type Asked<'py> = (
@@ -66,9 +62,9 @@ impl Simulation {
         *self.run.lock().unwrap_or_else(PoisonError::into_inner) = Some(run);
     }
 
-    fn look<T>(&self, at: impl FnOnce(&Run) -> PyResult<T>) -> PyResult<T> {
-        let run = self.take()?;
-        let found = at(&run);
+    fn look<T>(&self, at: impl FnOnce(&mut Run) -> PyResult<T>) -> PyResult<T> {
+        let mut run = self.take()?;
+        let found = at(&mut run);
         self.put(run);
         found
     }
@@ -90,7 +86,6 @@ impl Simulation {
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
         max_running=256, token_by_token=False, prefill=1, network=None, directory_ns=None, \
         prefetch='never', clients=None, logged=False, objective='cost')")]
-    #[expect(clippy::too_many_arguments, reason = "a run's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
@@ -117,39 +112,29 @@ impl Simulation {
         token_by_token: bool,
         #[pyo3(from_py_with = number::prefill)] prefill: usize,
         network: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = number::directory_ns)] directory_ns: Option<u64>,
+        directory_ns: Option<DirectoryTime>,
         prefetch: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = number::clients)] clients: Option<usize>,
+        clients: Option<Clients>,
         logged: bool,
         #[pyo3(from_py_with = settings::objective)] objective: Objective,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
-        let settings = settings::settings(&settings::Given {
-            model,
-            tiers: &tiers,
-            block_tokens,
-            policy,
-            cost,
-            structure,
-            drop_order,
-            token_weight,
-            ranks: 1,
-            events: 0,
-            block_events: 0,
-            eviction_log: 0,
-            reuse,
-            epsilon,
-            objective,
-        })?;
+        let given = settings::Given { model, tiers: &tiers, block_tokens, token_weight, cost };
+        let given = settings::settings(&given)?;
+        let settings =
+            Settings { policy, structure, drop_order, reuse, epsilon, objective, ..given };
         let word = |given: Option<&Bound<'_, PyAny>>, name: &str, known: [&'static str; 2]| {
-            let given = given.map_or(Ok(known[0]), |given| text(given, name))?;
-            known.into_iter().position(|word| word == given).ok_or_else(|| {
-                bad(format!("{name} is '{}' or '{}', not '{given}'", known[0], known[1]))
-            })
+            let known = [(known[0], false), (known[1], true)];
+            given.map_or(Ok(false), |given| choice(given, name, &known))
         };
-        let layerwise = word(wait, "wait", ["all", "layer"])? == 1;
+        let layerwise = word(wait, "wait", ["all", "layer"])?;
         let limits = Limits { token_budget, max_running, token_by_token };
-        let predicted = word(transfer, "transfer", ["executor", "predicted"])? == 1;
+        let kinds = [
+            ("serial", Kind::Serial),
+            ("continuous", Kind::Continuous(limits)),
+            ("disaggregated", Kind::Disaggregated(limits, prefill)),
+        ];
+        let predicted = word(transfer, "transfer", ["executor", "predicted"])?;
         let between = |lane: &Bound<'_, PyAny>| {
             settings::lane(lane).map(|lane| PeerSpec {
                 bytes_per_s: lane.bytes_per_s,
@@ -162,7 +147,7 @@ impl Simulation {
             machines: machines as usize,
             load: load.map_or(Ok(kvtrie_core::manager::LoadMode::All), load_mode)?,
             service: Service {
-                kind: engine_kind(engine, limits, prefill)?,
+                kind: engine.map_or(Ok(Kind::Serial), |given| choice(given, "engine", &kinds))?,
                 cost: prices(price)?,
                 wait: if layerwise { Wait::Layer } else { Wait::All },
                 keep: keep as u64,
@@ -177,16 +162,15 @@ impl Simulation {
             settings,
             peers,
             network,
-            directory: directory_ns.map_or(Learning::Exact, Learning::Events),
+            directory: directory_ns.map_or(Learning::Exact, |time| Learning::Events(time.0)),
             logged,
         };
         let mut run = Run::new(config).map_err(raise)?;
-        if word(prefetch, "prefetch", ["never", "arrival"])? == 1 {
+        if word(prefetch, "prefetch", ["never", "arrival"])? {
             run.prefetch();
         }
-        run.close(clients.unwrap_or(0));
-        let run = Mutex::new(Some(run));
-        Ok(Self { run, tiers: tiers.len() })
+        run.close(clients.map_or(0, |clients| clients.0));
+        Ok(Self { run: Mutex::new(Some(run)), tiers: tiers.len() })
     }
 
     /// Plays a trace to its end.
@@ -276,10 +260,10 @@ impl Simulation {
         #[pyo3(from_py_with = number::spans)] spans: bool,
         #[pyo3(from_py_with = number::sample_ns)] sample_ns: u64,
     ) -> PyResult<()> {
-        let mut run = self.take()?;
-        run.watch(spans, sample_ns);
-        self.put(run);
-        Ok(())
+        self.look(|run| {
+            run.watch(spans, sample_ns);
+            Ok(())
+        })
     }
 
     /// The spans that were kept: `(machine, lane, start_ns, end_ns, bytes)`; the lane of a step is

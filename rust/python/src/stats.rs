@@ -8,9 +8,10 @@ mod tier;
 
 use kvtrie_core::manager::Manager;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyMappingProxy};
+use pyo3::types::{IntoPyDict, PyDict, PyMappingProxy};
 
 use crate::error::bad;
+use crate::histogram::Histogram;
 
 pub(crate) use lane::LaneStats;
 pub(crate) use tier::TierStats;
@@ -27,28 +28,54 @@ impl Since for u64 {
     }
 }
 
-/// Defines a class of numbers, of which `counters` only grow and `gauges` do not.
+impl Since for Histogram {
+    fn since(&self, before: &Self) -> Option<Self> {
+        self.between(before)
+    }
+}
+
+/// A name has no difference.
+impl Since for String {
+    fn since(&self, before: &Self) -> Option<Self> {
+        (self == before).then(|| self.clone())
+    }
+}
+
+impl<T: Since> Since for Vec<T> {
+    fn since(&self, before: &Self) -> Option<Self> {
+        let pairs = self.iter().zip(before);
+        (self.len() == before.len()).then(|| pairs.map(|(now, then)| now.since(then)).collect())?
+    }
+}
+
+/// Defines a class of numbers, of which `counters` only grow and `gauges` do not, and of
+/// histograms.
 macro_rules! counted {
     (
         $(#[$meta:meta])* $name:ident;
         counters $($counter:ident)*;
         gauges $($gauge:ident)*;
-        $($field:ident: $type:ty),*
+        times $($(#[$doc:meta])* $time:ident)*;
+        $($(#[$of:meta])* $field:ident: $type:ty),*
     ) => {
         $(#[$meta])*
+        #[pyclass(frozen, module = "kvtrie")]
+        #[derive(Clone)]
         pub(crate) struct $name {
-            $(#[pyo3(get)] $counter: u64,)*
+            $(#[pyo3(get)] pub(super) $counter: u64,)*
             $(#[pyo3(get)] $gauge: u64,)*
-            $($field: $type,)*
+            $($(#[$doc])* #[pyo3(get)] $time: $crate::histogram::Histogram,)*
+            $($(#[$of])* pub(super) $field: $type,)*
         }
 
         impl $name {
-            /// All plain numbers with their names.
-            fn numbers(&self) -> Vec<(&'static str, u64)> {
-                vec![
-                    $((stringify!($counter), self.$counter),)*
-                    $((stringify!($gauge), self.$gauge),)*
-                ]
+            /// All numbers by their names, and the figures of the histograms.
+            pub(super) fn numbers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+                let numbers = PyDict::new(py);
+                $(numbers.set_item(stringify!($counter), self.$counter)?;)*
+                $(numbers.set_item(stringify!($gauge), self.$gauge)?;)*
+                $(numbers.set_item(stringify!($time), self.$time.as_dict(py)?)?;)*
+                Ok(numbers)
             }
         }
 
@@ -57,6 +84,7 @@ macro_rules! counted {
                 Some(Self {
                     $($counter: self.$counter.since(&before.$counter)?,)*
                     $($gauge: self.$gauge,)*
+                    $($time: self.$time.since(&before.$time)?,)*
                     $($field: self.$field.since(&before.$field)?,)*
                 })
             }
@@ -68,19 +96,20 @@ use counted;
 
 counted! {
     /// Counters of requests, and present totals.
-    #[pyclass(frozen, module = "kvtrie")]
     Stats;
     counters requests refused blocks_wanted tokens_wanted inserted duplicates failed_lost clamped
         doubted;
     gauges blocks leases moves queued now;
+    times;
     tiers: Vec<TierStats>, lanes: Vec<LaneStats>
 }
 
-impl<T: Since> Since for Vec<T> {
-    fn since(&self, before: &Self) -> Option<Self> {
-        let pairs = self.iter().zip(before);
-        (self.len() == before.len()).then(|| pairs.map(|(now, then)| now.since(then)).collect())?
-    }
+/// The entries of a dictionary, read-only.
+fn entries<'py>(
+    py: Python<'py>,
+    items: impl IntoPyDict<'py>,
+) -> PyResult<Bound<'py, PyMappingProxy>> {
+    Ok(PyMappingProxy::new(py, items.into_py_dict(py)?.as_mapping()))
 }
 
 impl Stats {
@@ -121,21 +150,13 @@ impl Stats {
     /// Counters per tier, by kind.
     #[getter]
     fn tiers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMappingProxy>> {
-        let tiers = PyDict::new(py);
-        for tier in &self.tiers {
-            tiers.set_item(tier.name(), tier.clone())?;
-        }
-        Ok(PyMappingProxy::new(py, tiers.as_mapping()))
+        entries(py, self.tiers.iter().map(|tier| (&tier.kind, tier.clone())))
     }
 
     /// Counters per lane, by name.
     #[getter]
     fn lanes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMappingProxy>> {
-        let lanes = PyDict::new(py);
-        for lane in &self.lanes {
-            lanes.set_item(lane.name(), lane.clone())?;
-        }
-        Ok(PyMappingProxy::new(py, lanes.as_mapping()))
+        entries(py, self.lanes.iter().map(|lane| (&lane.name, lane.clone())))
     }
 
     /// The difference since `before` was taken.
@@ -148,16 +169,13 @@ impl Stats {
 
     /// The same as dictionaries of numbers, for JSON.
     fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = PyDict::new(py);
-        for (name, value) in self.numbers() {
-            stats.set_item(name, value)?;
-        }
+        let stats = self.numbers(py)?;
         let (tiers, lanes) = (PyDict::new(py), PyDict::new(py));
         for tier in &self.tiers {
-            tiers.set_item(tier.name(), tier.to_dict(py)?)?;
+            tiers.set_item(&tier.kind, tier.to_dict(py)?)?;
         }
         for lane in &self.lanes {
-            lanes.set_item(lane.name(), lane.to_dict(py)?)?;
+            lanes.set_item(&lane.name, lane.numbers(py)?)?;
         }
         stats.set_item("tiers", tiers)?;
         stats.set_item("lanes", lanes)?;
@@ -165,7 +183,7 @@ impl Stats {
     }
 
     fn __repr__(&self) -> String {
-        let found: u64 = self.tiers.iter().map(TierStats::found).sum();
+        let found: u64 = self.tiers.iter().map(|tier| tier.hits).sum();
         format!(
             "Stats(requests={}, hits={found} of {} blocks, blocks={}, leases={}, moves={})",
             self.requests, self.blocks_wanted, self.blocks, self.leases, self.moves

@@ -40,6 +40,25 @@ pub(crate) fn any_text<'a>(
     given.map(|given| text(given, name)).transpose()
 }
 
+/// One of several words, as the value that it names.
+pub(crate) fn choice<T: Copy>(
+    given: &Bound<'_, PyAny>,
+    name: &str,
+    known: &[(&str, T)],
+) -> PyResult<T> {
+    chosen(text(given, name)?, name, known)
+}
+
+/// The value that a word names.
+pub(crate) fn chosen<T: Copy>(word: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
+    if let Some((_, value)) = known.iter().find(|(known, _)| *known == word) {
+        return Ok(*value);
+    }
+    let mut words: Vec<String> = known.iter().map(|(known, _)| format!("'{known}'")).collect();
+    let last = words.pop().unwrap_or_default();
+    Err(bad(format!("{name} is {} or {last}, not '{word}'", words.join(", "))))
+}
+
 /// A reason, truncated; characters that UTF-8 cannot encode are replaced.
 pub(crate) fn reason(given: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
     let Ok(string) = given.cast::<PyString>() else {

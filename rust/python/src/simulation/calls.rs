@@ -1,9 +1,32 @@
-//! Calls of a manager as tuples, each with its name first.
+//! Records as tuples, and calls of a manager, each with its name first.
 
 use kvtrie_core::manager::MoveKind;
 use kvtrie_sim::call::{Call, Handed};
+use kvtrie_sim::record::Record;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+
+/// `(id, machine, arrival, first token, end, hits by tier, peer, computed, stalled, saved by tier and
+/// by peers, suspended, tokens of the answer)`.
+pub(super) type Row =
+    (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64, Vec<u64>, u64, u64);
+
+pub(super) fn row(record: &Record) -> Row {
+    (
+        record.id,
+        record.machine,
+        record.arrival,
+        record.first_token,
+        record.end,
+        record.hits.clone(),
+        record.peer,
+        record.computed,
+        record.stalled,
+        record.saved.clone(),
+        record.suspended,
+        record.output,
+    )
+}
 
 /// `(id, kind, lease, src, dst, src_slot, dst_slot, layer_lo, layer_hi, after)`.
 type MoveRow = (u64, u8, u64, usize, usize, u32, u32, u16, u16, u64);

@@ -1,69 +1,42 @@
 //! Counters of one tier, and present totals.
 
-use kvtrie_core::manager::{self, Cause, Manager};
+use kvtrie_core::manager::{Cause, Manager};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyMappingProxy};
+use pyo3::types::{IntoPyDict, PyDict, PyMappingProxy};
 
-use super::lane::Name;
-use super::{Since, counted};
+use super::{counted, entries};
 use crate::histogram::Histogram;
 
 counted! {
     /// Counters of one tier, and present totals.
-    #[pyclass(frozen, module = "kvtrie")]
-    #[derive(Clone)]
     TierStats;
     counters hits misses tokens_hit evicted evicted_clean evicted_dirty dropped demoted promoted
         bytes_freed bytes_read bytes_written moves failed move_ns compared regrets;
-    gauges slots free coming evictable copies clean retained;
-    kind: Name, policy: Name, evictions: Evictions, times: Times
-}
-
-/// Evictions by cause.
-#[derive(Clone)]
-struct Evictions([u64; Cause::ALL.len()]);
-
-impl Since for Evictions {
-    fn since(&self, before: &Self) -> Option<Self> {
-        let mut left = self.0;
-        for (now, then) in left.iter_mut().zip(before.0) {
-            *now = now.checked_sub(then)?;
-        }
-        Some(Self(left))
-    }
-}
-
-/// Histograms with their names.
-#[derive(Clone)]
-struct Times([(&'static str, Histogram); 5]);
-
-impl Times {
-    fn new(times: &manager::TierTimes) -> Self {
-        let manager::TierTimes { hit_age, evict_age, load, store, copy } = times;
-        Self([
-            ("hit_age", Histogram::new(hit_age)),
-            ("evict_age", Histogram::new(evict_age)),
-            ("load_time", Histogram::new(load)),
-            ("store_time", Histogram::new(store)),
-            ("copy_time", Histogram::new(copy)),
-        ])
-    }
-}
-
-impl Since for Times {
-    fn since(&self, before: &Self) -> Option<Self> {
-        let mut left = self.clone();
-        for ((_, now), (_, then)) in left.0.iter_mut().zip(&before.0) {
-            *now = now.between(then)?;
-        }
-        Some(left)
-    }
+    gauges slots free coming evictable copies clean retained dirty;
+    times
+        /// Ages at hits: nanoseconds since the last use.
+        hit_age
+        /// Ages at eviction: nanoseconds since the last use.
+        evict_age
+        /// Latencies of loads out of this tier, from being handed out to the end.
+        load_time
+        /// Latencies of stores into this tier.
+        store_time
+        /// Latencies of copies within this tier.
+        copy_time;
+    /// The tier's kind.
+    #[pyo3(get)]
+    kind: String,
+    /// The eviction policy.
+    #[pyo3(get)]
+    policy: String,
+    causes: Vec<u64>
 }
 
 impl TierStats {
     /// Counters of a tier on which `misses` blocks were not found.
     pub(super) fn new(manager: &Manager, at: usize, misses: u64) -> Self {
-        let stats = manager.stats(at);
+        let (stats, times) = (manager.stats(at), manager.times(at));
         let now = manager.occupancy(at);
         let settings = manager.settings();
         let spec = &settings.tiers[at];
@@ -92,104 +65,43 @@ impl TierStats {
             copies: stats.copies,
             clean: stats.clean,
             retained: stats.retained,
-            kind: Name(spec.kind.name().to_owned()),
-            policy: Name(spec.policy.as_ref().unwrap_or(&settings.policy).clone()),
-            evictions: Evictions(stats.evicted),
-            times: Times::new(manager.times(at)),
+            // Copies whose eviction needs a write-back, or loses the last copy.
+            dirty: stats.copies - stats.clean,
+            hit_age: Histogram::new(&times.hit_age),
+            evict_age: Histogram::new(&times.evict_age),
+            load_time: Histogram::new(&times.load),
+            store_time: Histogram::new(&times.store),
+            copy_time: Histogram::new(&times.copy),
+            kind: spec.kind.name().to_owned(),
+            policy: spec.policy.as_ref().unwrap_or(&settings.policy).clone(),
+            causes: stats.evicted.to_vec(),
         }
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.kind.0
-    }
-
-    pub(super) fn found(&self) -> u64 {
-        self.hits
     }
 
     pub(super) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let tier = PyDict::new(py);
-        tier.set_item("policy", &self.policy.0)?;
-        for (name, value) in self.numbers() {
-            tier.set_item(name, value)?;
-        }
-        tier.set_item("dirty", self.dirty())?;
-        tier.set_item("evictions", self.by_cause(py)?)?;
-        for (name, times) in &self.times.0 {
-            tier.set_item(name, times.to_dict(py)?)?;
-        }
+        let tier = self.numbers(py)?;
+        tier.set_item("policy", &self.policy)?;
+        tier.set_item("evictions", self.by_cause().into_py_dict(py)?)?;
         Ok(tier)
     }
 
-    fn by_cause<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let causes = PyDict::new(py);
-        for (cause, count) in Cause::ALL.iter().zip(self.evictions.0) {
-            causes.set_item(cause.name(), count)?;
-        }
-        Ok(causes)
+    fn by_cause(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Cause::ALL.map(Cause::name).into_iter().zip(self.causes.iter().copied())
     }
 }
 
 #[pymethods]
 impl TierStats {
-    /// The tier's kind.
-    #[getter]
-    fn kind(&self) -> &str {
-        &self.kind.0
-    }
-
-    /// The eviction policy.
-    #[getter]
-    fn policy(&self) -> &str {
-        &self.policy.0
-    }
-
-    /// Copies whose eviction needs a write-back, or loses the last copy.
-    #[getter]
-    fn dirty(&self) -> u64 {
-        self.copies - self.clean
-    }
-
     /// Evictions by cause.
     #[getter]
     fn evictions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMappingProxy>> {
-        Ok(PyMappingProxy::new(py, self.by_cause(py)?.as_mapping()))
-    }
-
-    /// Ages at hits: nanoseconds since the last use.
-    #[getter]
-    fn hit_age(&self) -> Histogram {
-        self.times.0[0].1.clone()
-    }
-
-    /// Ages at eviction: nanoseconds since the last use.
-    #[getter]
-    fn evict_age(&self) -> Histogram {
-        self.times.0[1].1.clone()
-    }
-
-    /// Latencies of loads out of this tier, from being handed out to the end.
-    #[getter]
-    fn load_time(&self) -> Histogram {
-        self.times.0[2].1.clone()
-    }
-
-    /// Latencies of stores into this tier.
-    #[getter]
-    fn store_time(&self) -> Histogram {
-        self.times.0[3].1.clone()
-    }
-
-    /// Latencies of copies within this tier.
-    #[getter]
-    fn copy_time(&self) -> Histogram {
-        self.times.0[4].1.clone()
+        entries(py, self.by_cause())
     }
 
     fn __repr__(&self) -> String {
         format!(
             "TierStats({}: {}/{} free, hits={}, misses={}, evicted={})",
-            self.kind.0, self.free, self.slots, self.hits, self.misses, self.evicted
+            self.kind, self.free, self.slots, self.hits, self.misses, self.evicted
         )
     }
 }
