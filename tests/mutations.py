@@ -73,7 +73,7 @@ MUTATIONS = (
         "        for private in path.private_slots()",
     ),
     Mutation(
-        "a request without room leaves its pins behind",
+        "a request without room keeps its pins",
         "manager/request/acquire.rs",
         "                self.unpin(&path, None);\n                return Err(error);",
         "                return Err(error);",
@@ -117,7 +117,7 @@ MUTATIONS = (
         "            self.carry_out();\n            if true {",
     ),
     Mutation(
-        "a block that somebody else committed is believed to be new",
+        "a block that another request committed counts as new",
         "trie.rs",
         "return (self.tokens(block + 1) == tokens).then_some(block + 1),",
         "return Some(block + 1),",
@@ -130,7 +130,7 @@ MUTATIONS = (
         "",
     ),
     Mutation(
-        "what waits for the slot of a move that failed waits for ever",
+        "a move that waits for the slot of a failed move waits for ever",
         "manager/moves/complete.rs",
         "            self.moves.ended(&[id], false);\n",
         "            self.moves.ended(&[], false);\n",
@@ -142,7 +142,7 @@ MUTATIONS = (
         "",
     ),
     Mutation(
-        "what a lease used until its end was last used when it began",
+        "blocks that a lease used until its end were last used when it began",
         "manager/request/lease.rs",
         "            node.access = until.map_or(node.access, stamp);\n",
         "            let _ = until.map(stamp);\n",
