@@ -28,19 +28,21 @@ MARKED = re.compile(
     r"""\b(?:
     tells? | told | telling | heed(?:s|ed|ing)? | beside | besides | anew | likewise | meanwhile
     | stands? (?![- ](?:in|alone)s?\b) | stood | standing
-    | who | whom | whoever | nobody | somebody | so\ (?:many|much|long|few)
-    | (?:lies|lie|lay|lain|lying|laid|lays) (?!\ out\b)
-    | dear(?:er|est)? | mend(?:s|ed|ing)? | of\ (?:its|their|our|one's)\ own
+    | who | whom | whoever | nobody | somebody | so\s+(?:many|much|long|few)
+    | (?:lies|lie|lay|lain|lying|laid|lays) (?!\s+out\b)
+    | dear(?:er|est)? | mend(?:s|ed|ing)? | of\s+(?:its|their|our|one's)\s+own
     | (?<!fall\ )(?<!falls\ )(?<!left\ )(?<!leave\ )(?<!leaves\ )(?<!lags\ )
       behind (?!\ (?:an?|the|one)\ (?:\w+\ )?(?:lock|mutex|feature|flag|trait|proxy|router)\b)
     )\b""",
     re.IGNORECASE | re.VERBOSE,
 )
-OPENING = re.compile(r"(?:What|Who|Whoever|Where|How many)\b(?!.*\?$)", re.IGNORECASE | re.DOTALL)
+OPENING = re.compile(r"(?:What|Who|Whoever|Where|How\s+many)\b(?!.*\?$)", re.IGNORECASE | re.DOTALL)
 # A sentence opens a text, paragraph, list item or table cell, or follows another's end.
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*(?:[-*#>]+|\d+\.)\s+|\s*\|\s*")
 CODE = re.compile(
-    r"```.*?(?:```|\Z)|``[^`]*``|`[^`]*`|\{[^{}]*\}|\]\([^)]*\)|https?://\S+", re.DOTALL
+    r"```.*?(?:```|\Z)|``[^`]*``|`[^`]*`|\{[^{}]*\}|\]\([^)]*\)|https?://\S+"
+    r"|^[ \t]*\w+:(?=[ \n])",  # an argument's name
+    re.DOTALL | re.MULTILINE,
 )
 WORD = re.compile(r"[A-Za-z][A-Za-z']*")
 FEWEST_WORDS = 4  # a sentence; a shorter text is a label
@@ -144,8 +146,10 @@ def _plain(text):
 def marked(text):
     """Marked words of a text, as pairs of offset in lines and word."""
     text = _plain(text)
-    spaced = re.sub(r"\s", " ", text)
-    return [(text.count("\n", 0, hit.start()), hit[0].lower()) for hit in MARKED.finditer(spaced)]
+    return [
+        (text.count("\n", 0, hit.start()), " ".join(hit[0].lower().split()))
+        for hit in MARKED.finditer(text)
+    ]
 
 
 def sentences(text):
