@@ -6,7 +6,7 @@ seen is taken as that one and counted, and so is one more than a day beyond it u
 bears it out. A tier is named by its index in the manager's list or by its
 kind. A block is named by its handle, a `uint64` that dies with the block, or by a `MatchedBlock`.
 
-Every call can raise, besides what it lists: `ConfigError` for an argument that cannot be (its
+Every call can raise, in addition to the errors it lists: `ConfigError` for a wrong argument (its
 message has the numbers), `ClosedError` once the manager is closed, `InvariantError` once it is
 broken. A call that raises has changed nothing.
 """
@@ -86,7 +86,7 @@ def hashed_line(
 
 @type_check_only
 class _Array(Protocol):
-    """What numpy can read as an array: a CPU tensor, say."""
+    """An object that numpy reads as an array, such as a CPU tensor."""
 
     def __array__(self) -> NDArray[Any]: ...
 
@@ -107,7 +107,7 @@ class BlockManager:
     It never touches bytes: `moves` says what to copy, `complete` reports that it is done. All
     methods may be called from any thread. Long calls (`lookup_many` and `acquire` of more than
     65 536 tokens, `hint`, `index`, `load_index`, `flush`, `snapshot`, `audit`) let other threads
-    run meanwhile.
+    run.
     """
 
     def __new__(
@@ -187,10 +187,10 @@ class BlockManager:
     def generation(self) -> int:
         """A number that stays as long as every lookup finds what it found.
 
-        As long as it is the same, a lookup of the same tokens in the same scope gives the same
-        blocks, and of each the same copies but for their predicted times: who asks for a waiting
-        request again and again need not. It is another number after each change of which blocks
-        there are or where they stand, and may be another one without need. Costs O(1).
+        While it does not change, a lookup of the same tokens in the same scope gives the same
+        blocks and copies, except for predicted times; a scheduler need not repeat it for a waiting
+        request. Increments whenever a block is added, removed or changes its residency. May also
+        increment spuriously. Costs O(1).
 
         Raises:
             ClosedError: the manager is closed.
@@ -211,8 +211,8 @@ class BlockManager:
         Args:
             tokens: the sequence.
             now: the time.
-            scope: who may share its blocks.
-            keep: at least so many tokens at the end stay uncovered.
+            scope: the scope of its blocks.
+            keep: minimum number of tokens at the end that stay uncovered.
 
         Raises:
             ConfigError: the scope was first used with another structure.
@@ -228,13 +228,13 @@ class BlockManager:
     ) -> list[Match]:
         """`lookup` of many sequences in one call, all of the same state.
 
-        One conversion, one lock; more than 65 536 tokens in all let other threads run meanwhile.
+        One conversion, one lock; with more than 65 536 tokens in all other threads run during it.
 
         Args:
             tokens: the sequences.
             now: the time.
-            scope: who may share their blocks.
-            keep: at least so many tokens at the end of each stay uncovered.
+            scope: the scope of their blocks.
+            keep: minimum number of tokens at the end of each that stay uncovered.
 
         Returns:
             One match per sequence, in their order.
@@ -263,14 +263,13 @@ class BlockManager:
         Args:
             tokens: the prompt.
             now: the time.
-            scope: who may share its blocks.
+            scope: the scope of its blocks.
             session: the conversation it belongs to; its name counts within the scope.
-            session_blocks: so many blocks it will have, for policies that weigh a block by its
-                place in its session; never taken for fewer than it has. None leaves what was said
-                last.
-            keep: so many tokens at the end stay to be computed.
-            reserve: room for so many tokens behind the prompt's end; room for what did not match
-                is always included.
+            session_blocks: number of blocks it will have, for policies that rank a block by its
+                place in its session; at least the number it has. None keeps the last value.
+            keep: number of tokens at the end that stay to be computed.
+            reserve: number of tokens after the prompt's end to make room for; room for unmatched
+                tokens is always included.
             load: "plan" loads or computes, whichever is ready sooner; "all" loads all it can, and
                 in a leaf-only scope the match ends where it cannot; "none" loads nothing until
                 `Lease.load`.
@@ -299,7 +298,7 @@ class BlockManager:
         carried out.
 
         Args:
-            limit: at most so many; None takes all there are.
+            limit: maximum number; None takes all.
         """
 
     def complete(
@@ -322,8 +321,8 @@ class BlockManager:
             ids: the moves.
             now: the time.
             ok: whether their bytes are there. If not, sources that could not be read are avoided,
-                leases that awaited them are planned anew, and `failed` tells which tokens.
-            layers_done: so many of each move's layers are there so far, counted from its first;
+                leases that awaited them are planned again, and `failed` names the tokens.
+            layers_done: number of each move's layers that have arrived, counted from its first;
                 None means all.
             rank: the tensor-parallel rank that reports.
             error: why they failed.
@@ -362,15 +361,15 @@ class BlockManager:
         Args:
             lane: the lane's name.
             tokens: how many given tokens' KV.
-            now: the time; it starts behind everything in the lane's queue.
+            now: the time; the transmission starts after everything in the lane's queue.
             layers: how many layers of it; None means all.
         """
 
     def set_lane(self, lane: Lane) -> None:
         """Takes what a lane has turned out to do, for all predictions from now on.
 
-        What is queued keeps its predicted times; lanes of one name are one; `shares` stays as it
-        was.
+        Queued transmissions keep their predicted times; lanes of one name are one; `shares` stays
+        as it was.
 
         Args:
             lane: its name, its bandwidth and its latency.
@@ -382,7 +381,7 @@ class BlockManager:
     def saw_lane(self, lane: str, *, busy_ns: int) -> None:
         """Counts time in which a lane was seen to carry something, for `LaneStats.busy_ns`.
 
-        For engines that copy by themselves; an `Executor` tells it.
+        For engines that copy by themselves; an `Executor` reports it.
 
         Args:
             lane: its name.
@@ -420,7 +419,7 @@ class BlockManager:
             first: when the first layer is there.
             per_layer: nanoseconds between two layers.
             scope: whose blocks.
-            skip: so many blocks at the front, which must be cached, stay as they are.
+            skip: number of blocks at the front, which must be cached, that are not changed.
 
         Returns:
             Handles of the blocks that are or were there, `uint64[n]`.
@@ -428,7 +427,7 @@ class BlockManager:
         Raises:
             NoSpaceError: the tier cannot hold them.
             ConfigError: times that contradict each other; a block to clear that is leased, on the
-                move, or needed by blocks behind it; a block to be there that a failed move still
+                move, or needed by blocks after it; a block to be there that a failed move still
                 writes, or of which only a part is on its way; a tier whose slots the engine owns.
         """
 
@@ -472,14 +471,13 @@ class BlockManager:
         now: int,
         blocks: _Ids | None = None,
     ) -> Index:
-        """What stands on a tier: with it a later manager finds the blocks again.
+        """Index of the blocks on a tier, with which a later manager finds them again.
 
         Args:
             tier: which tier; None is the last one.
             now: the time; ages are counted from it.
             blocks: handles of the blocks to list, in this order; None lists all, parents first.
-                Those that do not stand on the tier, or are gone, are left out. The cost goes by
-                their number.
+                Blocks that are not on the tier, or are gone, are left out. Costs O(blocks listed).
 
         Raises:
             ConfigError: a tier with layer slots, or a model without a fingerprint.
@@ -488,9 +486,9 @@ class BlockManager:
     def load_index(self, index: Index, tier: _Tier | None = None, *, now: int) -> int:
         """Rebuilds what a tier held.
 
-        Each row proves itself by the chain of keys from its scope to its block. Rows that cannot
-        be used are left out: of another model, behind a block that is not there, in a slot that
-        is taken, no full block, or a part of one where holes may not be.
+        Each row is verified by the chain of keys from its scope to its block. Rows that cannot be
+        used are left out: of another model, after a missing block, in a slot that is taken, no
+        full block, or a part of one where holes may not be.
 
         Args:
             index: what `index` gave, or what a store kept of it.
@@ -506,7 +504,7 @@ class BlockManager:
         """
 
     def flush(self, *, now: int) -> int:
-        """Copies to the next tier what stands nowhere below: before an end.
+        """Copies blocks that are on no lower tier to the next tier, before a shutdown.
 
         The youngest goes first, parents before their children, and nothing younger leaves for
         it, so that a disk holds whole prefixes afterwards. Bytes move one tier at a time: carry
@@ -540,12 +538,12 @@ class BlockManager:
     ) -> list[tuple[str, float]]:
         """The sessions whose learned pause is about to end, the likeliest to go on soon first.
 
-        For an engine that then hints `Prefetch(session=...)`; the manager calls nobody. Only
+        For an engine that then hints `Prefetch(session=...)`; the manager makes no calls. Only
         sessions that wait, without a lease, and were not released are named. Empty where no tier's
         policy learns, as `learned` does.
 
         Args:
-            limit: at most so many; None names all.
+            limit: maximum number; None names all.
             now: the time; pauses are counted in requests, so nothing hangs on it.
             scope: whose sessions.
 
@@ -557,12 +555,12 @@ class BlockManager:
         """
 
     def unpriced(self, limit: int | None = None) -> Unpriced:
-        """Blocks whose cost has still to be said, in the order of their handles' ids.
+        """Blocks that have no cost yet, in the order of their handles' ids.
 
-        They are handed out again until they have a cost. Meanwhile the default one ranks them.
+        They are handed out again until they have a cost. Until then the default one ranks them.
 
         Args:
-            limit: at most so many; None for all.
+            limit: maximum number; None for all.
 
         Raises:
             ConfigError: the manager was not made with `cost="python"`.
@@ -571,11 +569,11 @@ class BlockManager:
     def set_costs(
         self, ids: int | Iterable[int] | NDArray[np.uint64], costs: Iterable[float], *, now: int
     ) -> int:
-        """Says what computing a token of each block again costs, in any unit that all share.
+        """Sets the cost of computing a token of each block again, in any unit that all share.
 
-        It stands where the cost model's number stood: under `retention` a block is worth uses x
-        cost / idle, under `flat` cost / idle. Policies with a memory of their own take it at the
-        block's next use.
+        It replaces the cost model's number: under `retention` a block is worth uses x cost / idle,
+        under `flat` cost / idle. Policies that keep state per block use it from the block's next
+        use on.
 
         Args:
             ids: handles of blocks. Those of blocks that are gone are left out; they name no other
@@ -643,7 +641,7 @@ class BlockManager:
         Only as many are kept as the manager was made with (`eviction_log`); `reset` empties it.
 
         Args:
-            limit: at most so many, the newest; None gives all there are.
+            limit: maximum number, the newest; None gives all.
         """
 
     def take_events(self) -> list[Event]:
@@ -661,7 +659,7 @@ class BlockManager:
     def reset(self) -> None:
         """Forgets all blocks and the time: the next call may come with any.
 
-        Settings and counters stay, lanes are idle, and what stood counts as evicted.
+        Settings and counters stay, lanes are idle, and resident blocks count as evicted.
 
         Raises:
             ConfigError: a lease is held or a move has not ended.
@@ -699,7 +697,7 @@ class Lease:
 
     @property
     def plan(self) -> Plan:
-        """What is reused, loaded and to be computed, as of now: a failed move changes it."""
+        """The plan as of now: blocks to reuse, load and compute. A failed move changes it."""
 
     @property
     def matched(self) -> int:
@@ -736,7 +734,7 @@ class Lease:
         """
 
     def reserve(self, tokens: int, *, now: int) -> None:
-        """Makes room for `tokens` more tokens behind those held; nothing if it is there already.
+        """Makes room for `tokens` more tokens after those held, unless there is room already.
 
         A tail that is shared with a fork is copied first: see `after`.
 
@@ -769,7 +767,7 @@ class Lease:
                 asked for are loaded from one end of what is still missing.
             blocks: from this block of the match to before that one; all by default. An engine whose
                 private slots hold the first ones loads the rest. The plan has those not loaded as
-                computed: the first commit confirms that they are written, no matter by whom.
+                computed: the first commit confirms that they are written, by any writer.
             now: nanoseconds.
 
         Returns:
@@ -783,15 +781,15 @@ class Lease:
     def store_ahead(self, blocks: tuple[int, int] | None = None, *, now: int) -> NDArray[np.uint64]:
         """Starts the stores of blocks that the engine will write, and commit later.
 
-        For a first tier that the engine owns. `commit` takes the copies over in place of stores of
-        its own; those of blocks that it finds stored already are free again, as is what `release`,
-        `suspend`, a load that fails or `drop_ahead` takes back, once no move writes it any more.
+        For a first tier that the engine owns. `commit` adopts the copies instead of starting
+        stores. Copies of blocks that are stored already are freed, as are those that `release`,
+        `suspend`, a failed load or `drop_ahead` takes back, once no move writes them any more.
         The moves have no block and no `after`. They may run as soon as the block's slot is written
-        (a layer behind that layer, too), and have to before anybody else writes it; an `Executor`
-        runs them at once.
+        (or layer by layer), and must run before it is written again; an `Executor` runs them at
+        once.
 
         Args:
-            blocks: from this block of the lease to before that one, behind those it has committed;
+            blocks: from this block of the lease to before that one, after those it has committed;
                 all that have slots by default.
             now: nanoseconds.
 
@@ -823,7 +821,7 @@ class Lease:
         """
 
     def truncate(self, tokens: int, *, now: int) -> None:
-        """Keeps the first `tokens` tokens. Blocks behind them stay cached.
+        """Keeps the first `tokens` tokens. Blocks after them stay cached.
 
         A cut inside a block needs `reserve` before the next commit, which copies its front.
 
@@ -856,10 +854,10 @@ class Lease:
         """
 
     def resume(self, reserve: int = 0, *, now: int, load: _Load = "plan") -> Plan:
-        """Plans anew for a suspended lease; what is not `matched` must be committed again.
+        """Plans again for a suspended lease; blocks that are not `matched` must be committed again.
 
         Args:
-            reserve: room for so many tokens behind its end.
+            reserve: number of tokens after its end to make room for.
             now: the time.
             load: what is loaded, as for `acquire`.
 
@@ -905,14 +903,14 @@ class Match:
     @property
     def blocks(self) -> tuple[MatchedBlock, ...]: ...
     def standing(self, tier: _Tier, *, skip: int = 0) -> int:
-        """How many of its blocks, one behind the other, stand whole on a tier now.
+        """Number of its leading blocks that have all layers on a tier now.
 
         A copy that comes or leaves does not count, nor does a block that is gone. Cheaper than
         reading `blocks`, which it leaves alone.
 
         Args:
             tier: where.
-            skip: so many blocks, the first ones, are passed over.
+            skip: number of first blocks to pass over.
 
         Raises:
             ConfigError: no such tier, or a match with fewer blocks.
@@ -945,9 +943,9 @@ class Copy:
         slot: its slot; with layer slots that of its first coming layer.
         slots: its slots: one, or with layer slots one for each of its coming layers.
         layer_lo: first layer that is valid now.
-        layer_hi: one behind the last layer that is valid now.
+        layer_hi: the last layer that is valid now, plus 1.
         coming_lo: first layer that will be valid at `ready`.
-        coming_hi: one behind the last layer that will be valid at `ready`.
+        coming_hi: the last layer that will be valid at `ready`, plus 1.
         first: when the first of the coming layers is expected, in nanoseconds.
         ready: when all coming layers are expected, in nanoseconds.
         leaving: whether it was chosen to leave: it is valid until the store that reads it has
@@ -977,26 +975,26 @@ class Copy:
 
 @final
 class Plan:
-    """How a request's match comes to stand on the first tier, and when the prompt is computed.
+    """Steps that bring a request's match to the first tier, and the time the prompt is computed.
 
-    Spans tell of the match alone: the rest of the prompt the engine computes behind the positions
-    to recompute.
+    Spans cover only the match: the engine computes the rest of the prompt after the positions to
+    recompute.
     """
 
     @property
     def spans(self) -> list[Span]:
-        """What happens to which tokens and layers, in logical order."""
+        """The actions on ranges of tokens and layers, in logical order."""
 
     @property
     def finish(self) -> int:
         """Predicted time at which the prompt is computed to its end, in nanoseconds.
 
-        It counts the loads, waiting for their lanes included, what is computed again of the match,
-        and all tokens behind it; not the tokens that `reserve` makes room for. What is computed
-        again runs while lanes load. The rest of the prompt begins when all of the match is there,
-        or under `acquire(layerwise=True)` each layer of it when that layer of the match is: then
-        everything that is computed is one pass, and the loads of a lane bring layer 0 of all their
-        blocks first.
+        It counts the loads, waiting for their lanes included, recomputed tokens of the match, and
+        all tokens after it; not the tokens that `reserve` makes room for. Recomputation runs while
+        lanes load. The rest of the prompt begins when all of the match is there, or under
+        `acquire(layerwise=True)` each layer of it when that layer of the match is: then everything
+        that is computed is one pass, and the loads of a lane bring layer 0 of all their blocks
+        first.
         """
 
     @property
@@ -1014,19 +1012,19 @@ class Plan:
         """Predicted time at which what is reused and loaded of a layer is there, in nanoseconds.
 
         A span of `n` blocks and `l` layers counts as `n` equal transmissions in a row: layer `i` of
-        it is there at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`. 0 where nothing
-        is reused or loaded.
+        it is there at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`. 0 if nothing is
+        reused or loaded.
         """
 
 @final
 class Span:
-    """What happens to some layers of consecutive tokens.
+    """Action on some layers of consecutive tokens.
 
     Attributes:
         start: first token.
-        stop: one behind the last token.
+        stop: the last token plus 1.
         layer_lo: first layer.
-        layer_hi: one behind the last layer.
+        layer_hi: the last layer plus 1.
         action: what happens.
         tier: index of the tier where the bytes are.
         first_ready: predicted time at which the first layer is there, in nanoseconds.
@@ -1074,12 +1072,12 @@ class Moves:
         dst_slot: slots to write: layer slots if that tier has them.
         group: layer groups.
         layer_lo: first layers.
-        layer_hi: one behind the last layers.
+        layer_hi: the last layers plus 1.
         after: moves that must have completed well, on all ranks, before these start on any; 0 for
             none.
         tokens: tokens of the blocks that are valid: fewer than a block only for copies.
-        label: what a disk or remote tier keeps beside each block, `bytes`: with it a later
-            manager finds the block again. Empty unless that tier is the destination.
+        label: `bytes` that a disk or remote tier keeps with each block, by which a later manager
+            finds it again. Empty unless that tier is the destination.
     """
 
     LOAD: ClassVar[Literal[0]]
@@ -1123,7 +1121,7 @@ class Moves:
         """
 
     def of_layers(self, layers: int) -> Moves:
-        """The same moves of whole blocks, for a rank whose part of the model has so many layers.
+        """The same moves of whole blocks, for a rank that has `layers` layers of the model.
 
         Pipeline stages have unequal numbers of layers; a manager of whole blocks need not know.
 
@@ -1151,7 +1149,7 @@ class Moves:
         """The columns as bytes.
 
         All numbers are little-endian: the magic `kvtrmove`, version `u32` = 2, zero `u32`, number
-        of moves `u64`, then one column behind the other without padding, in the order and types
+        of moves `u64`, then the columns, without padding between them, in the order and types
         id, kind, lease, block, key, src, dst, src_slot, dst_slot, group, layer_lo, layer_hi,
         after, tokens, length of the label `u32`; then the labels.
         """
@@ -1179,7 +1177,7 @@ class Moves:
 
 @final
 class Move:
-    """One move: copy layers of a block from slot to slot. `Moves` tells what the fields mean."""
+    """One move: copy layers of a block from slot to slot. `Moves` describes the fields."""
 
     @property
     def id(self) -> int: ...
@@ -1260,7 +1258,7 @@ class DiskStore:
 
     @staticmethod
     def blocks_in(budget: int, layers: int, layer_bytes: int, block_tokens: int) -> int:
-        """How many blocks fit into a budget in bytes, all files counted.
+        """Number of blocks that fit into a budget in bytes, all files counted.
 
         `layer_bytes` are those of the layout, padding included.
         """
@@ -1295,7 +1293,7 @@ class DiskStore:
     ) -> list[str | None]:
         """Reads blocks as `read` does, given as its arguments, up to `depth` of them at once.
 
-        Tells of each why it failed, or None.
+        Returns for each the reason of its failure, or None.
         """
 
     def write_many(
@@ -1307,7 +1305,7 @@ class DiskStore:
     ) -> list[str | None]:
         """Writes blocks as `write` does, given as its arguments, up to `depth` of them at once.
 
-        Tells of each why it failed, or None.
+        Returns for each the reason of its failure, or None.
         """
 
     def read(
@@ -1327,16 +1325,16 @@ class DiskStore:
         """Writes layers of a block from `memory`; `wall` is the wall clock in nanoseconds."""
 
     def index(self, wall: int) -> Index:
-        """What is here, with ages as of `wall`."""
+        """Index of the blocks here, with ages as of `wall`."""
 
     def save(self, index: Index, wall: int) -> None:
         """Keeps exactly the blocks of an index; every other slot is free afterwards."""
 
     def note_uses(self, index: Index, wall: int) -> int:
-        """Notes ages and uses of the blocks of an index, for who finds them after this process.
+        """Persists ages and uses of the blocks of an index, for the next process.
 
-        All else stays. What names another block than the slot has is left out. Nothing is synced:
-        what is lost with the power is what was noted, never a block.
+        All else stays. Rows that name another block than the slot has are left out. Nothing is
+        synced: a power loss may lose the noted ages and uses, never a block.
 
         Args:
             index: what `BlockManager.index` gave of some blocks.
@@ -1354,7 +1352,7 @@ class DiskStore:
         """Every block as a row for people.
 
         Returns:
-            Slot, key, first layer, one behind the last, nanoseconds since the last use, uses, and
+            Slot, key, first layer, last layer plus 1, nanoseconds since the last use, uses, and
             whether all blocks before it are there too.
         """
 
@@ -1367,7 +1365,7 @@ class DiskStore:
         goes block by block.
 
         Args:
-            progress: told how many of how many blocks are done.
+            progress: called with the number of blocks done and of all blocks.
 
         Returns:
             Slot, key and reason of each block that could not be proved.
@@ -1390,13 +1388,13 @@ class DiskStore:
 
 @final
 class Index:
-    """What stands on a tier, parents before their children, as columns of equal length.
+    """Blocks on a tier, parents before their children, as columns of equal length.
 
     Attributes:
         key: content hashes of the blocks, `uint8[n, 32]`.
         slot: their slots.
         layer_lo: first layers that are there.
-        layer_hi: one behind the last layers.
+        layer_hi: the last layers plus 1.
         age: nanoseconds since their last use.
         uses: how often they were used.
         session_blocks: blocks of their sessions; 0 for none.
@@ -1431,11 +1429,11 @@ class Index:
 
 @final
 class Committed:
-    """What became of committed tokens.
+    """Result of a commit.
 
     Attributes:
         new: handles of the blocks that entered the trie, `uint64[n]`.
-        duplicate: private slots whose block somebody else had committed already, `uint32[k]`. They
+        duplicate: private slots whose block another lease had committed already, `uint32[k]`. They
             stay the lease's until release.
         canonical: handles of the blocks that won, one for each duplicate, `uint64[k]`.
         ahead: how many of the new blocks had been stored by `store_ahead`: their copies were taken
@@ -1459,7 +1457,7 @@ class Failed:
         lease: the lease concerned; 0 if none is.
         block: handle of the block; None for a partial one.
         start: first token on the lease's path.
-        stop: one behind the last token.
+        stop: the last token plus 1.
         reason: what the executor said.
     """
 
@@ -1491,7 +1489,7 @@ class Explanation:
         priority: 35 if no hint names it; a lower one leaves the tier first, whatever its value. It
             is 35 too where the tier retains as many blocks as it may.
         rank: how many copies leave the tier before it; None while it cannot be a victim.
-        layers: the layers that the price is of: first, and one behind the last.
+        layers: the layers of the price: first, and last plus 1.
         words: under `learned` the class of the block's last use, the lives that were counted and
             what they make it worth, in words; None under any other policy.
     """
@@ -1517,7 +1515,7 @@ class Explanation:
 
 @final
 class HintReply:
-    """What became of a hint.
+    """Result of a hint.
 
     Attributes:
         answer: "accepted": in force for all blocks that it names; "clipped": for some of them;
@@ -1592,11 +1590,11 @@ class Event:
         at: when, in nanoseconds.
         block: handle of the block.
         layer_lo: first layer that left or arrived.
-        layer_hi: one behind the last such layer.
+        layer_hi: the last such layer plus 1.
         tier: index of the tier.
-        reason: of an eviction: it stands elsewhere too, is written one tier down, or was the last
-            copy. None of residency.
-        cause: what made it leave; `TierStats` tells the causes. None of residency.
+        reason: of an eviction: another tier has the block too, it is written one tier down, or it
+            was the last copy. None of residency.
+        cause: cause of the eviction; `TierStats` lists them. None of residency.
         to: index of the tier it went to. None of residency.
         idle: nanoseconds since its last use. None of residency.
         number: place among all events of residency, from 0 on: a gap shows that some were
@@ -1647,9 +1645,10 @@ class Eviction:
         lora: the name of the adapter whose it was.
         tier: index of the tier it left.
         to: index of the tier it went to; None if to none.
-        layers: the layers that left: first, and one behind the last.
-        cause: what made it leave; `TierStats` tells the causes.
-        reason: it stands elsewhere too, is written one tier down, or was the last copy.
+        layers: the layers that left: first, and last plus 1.
+        cause: cause of the eviction; `TierStats` lists them.
+        reason: another tier has the block too, it is written one tier down, or it was the last
+            copy.
         uses: how often it was used.
         idle: nanoseconds since its last use.
         cost: the product of all terms.
@@ -1696,8 +1695,8 @@ class Eviction:
 class Histogram:
     """Times in nanoseconds, counted by their length.
 
-    Classes are at most a sixteenth wide, so quantiles are at most that much too long. What lasts
-    longer than 13 days counts as 13 days; `sum` is exact.
+    Classes are at most a sixteenth wide, so quantiles are at most that much too long. Times above
+    13 days count as 13 days; `sum` is exact.
 
     Attributes:
         count: how many times were recorded.
@@ -1712,9 +1711,9 @@ class Histogram:
         """The time that this share of all, 0 to 1, did not exceed; 0 if none was recorded."""
 
     def up_to(self, bounds: Iterable[SupportsIndex]) -> list[int]:
-        """How many times were at most as long as each bound.
+        """Number of times that were at most as long as each bound.
 
-        The class that a bound lies in counts as below it.
+        The class that contains a bound counts as below it.
 
         Args:
             bounds: nanoseconds, ascending.
@@ -1724,7 +1723,7 @@ class Histogram:
         """
 
     def since(self, before: Histogram) -> Histogram:
-        """What was recorded after `before` was taken.
+        """The times recorded after `before` was taken.
 
         Raises:
             ConfigError: `before` is no earlier state of this one.
@@ -1741,8 +1740,8 @@ class LaneStats:
     """Counters of one lane.
 
     Attributes:
-        busy_ns: nanoseconds in which it was seen to carry something, as `saw_lane` was told; an
-            `Executor` tells it. No declared speed changes it.
+        busy_ns: nanoseconds in which it carried something, as `saw_lane` or an `Executor` reported.
+            No declared speed changes it.
         predicted_ns: nanoseconds that its transmissions take at its declared speed, latency
             included.
         bytes: bytes given to it.
@@ -1760,13 +1759,13 @@ class LaneStats:
 
 @final
 class TierStats:
-    """Counters of one tier since the manager was made, and what stands there now.
+    """Counters of one tier since the manager was made, and its present contents.
 
     An eviction is counted when it is decided; with layer slots each range of layers that leaves
     counts. Its causes: "demand", its room was wanted at once; "ahead", its room was wanted for
     something that is written down before its slot is needed; "suspended", its lease was; "failed",
-    it could not be read or stood behind what was lost; "cleared", by `mark`; "reset"; "hinted",
-    a `Demote` took it down.
+    it could not be read or came after a lost block; "cleared", by `mark`; "reset"; "hinted",
+    by a `Demote` hint.
 
     Attributes:
         kind: which tier.
@@ -1774,22 +1773,22 @@ class TierStats:
         slots: all slots.
         free: slots that can be written at once. On a tier that the engine owns all of them, always,
             as on an empty one: which are in use only the engine knows.
-        coming: slots that nobody holds and a store still reads.
+        coming: slots without an owner that a store still reads.
         evictable: copies that could be victims now.
-        copies: blocks that stand here, with all or some of their layers; arriving ones do not yet.
-        clean: copies that could leave at once and without a loss: their layers stand below too, or,
+        copies: blocks that are here, with all or some of their layers; arriving ones do not yet.
+        clean: copies that could be dropped at once without a loss: their layers are below too, or,
             on the last tier, above.
         dirty: the other copies.
         retained: copies that a hint retains.
         hits: blocks that requests found here. A block that is loaded in part counts where it is
-            loaded from, one that is computed again in part is no hit. What `Lease.load` brings
-            counts when all of the block is on its way.
+            loaded from, one that is computed again in part is no hit. A block loaded by
+            `Lease.load` counts when all of it is in flight.
         misses: full blocks that requests asked for and found neither here nor on a faster tier;
             what a request with `load="none"` leaves out is one when its lease ends.
         tokens_hit: tokens that requests found here.
         evicted: evictions.
         evictions: evictions by cause.
-        evicted_clean: evictions that were instant because a copy stands elsewhere.
+        evicted_clean: evictions that were instant because another tier has a copy.
         evicted_dirty: evictions that had to be written first.
         dropped: evictions of last copies.
         demoted: stores of a block begun into this tier.
@@ -1807,8 +1806,8 @@ class TierStats:
         evict_age: since the last use, of copies that left.
         load_time: from being handed out to the end, of loads that read from here and ended well.
             A move is handed out at the latest time that the manager has seen.
-        store_time: likewise of stores that wrote to here.
-        copy_time: likewise of copies within this tier.
+        store_time: the same of stores that wrote to here.
+        copy_time: the same of copies within this tier.
     """
 
     @property
@@ -1936,9 +1935,9 @@ class Stats:
     @property
     def now(self) -> int: ...
     def since(self, before: Stats) -> Stats:
-        """What happened after `before` was taken: counters and histograms are differences.
+        """Statistics since `before` was taken: counters and histograms are differences.
 
-        What is held now, `now` among it, stays as it is here. A rate is a difference divided by
+        Present contents and `now` are those of this object. A rate is a difference divided by
         `(after.now - before.now) / 1e9` seconds.
 
         Raises:
@@ -1950,7 +1949,7 @@ class Stats:
 
 @final
 class Simulation:
-    """Machines that serve a trace on the trace's clock, each with a manager of its own.
+    """Machines that serve a trace on the trace's clock, each with its manager.
 
     Nothing is copied or computed: an executor in it takes the time that copies take. Equal
     arguments and requests give equal results. `kvtrie.sim.run` makes one from a file of settings.
@@ -2040,7 +2039,7 @@ class Simulation:
                 so with prompts on the first machines and answers on the others.
             token_budget: the most tokens of a step of the continuous engine.
             max_running: the most requests that hold blocks there, at most the budget.
-            token_by_token: whether its steps that only decode are events of their own.
+            token_by_token: whether each of its steps that only decodes is a separate event.
             prefill: how many machines compute prompts for a disaggregated engine.
             network: the lane between two machines over which it hands requests over, if `peers`
                 is None.
@@ -2087,14 +2086,14 @@ class Simulation:
         *,
         best: int = 0,
     ) -> None:
-        """Plays requests to their end; other threads run Python meanwhile.
+        """Plays requests to their end; other threads run Python during it.
 
         Args:
             requests: `(arrival_ns, tokens, input_tokens, output_tokens, session)`, in order of
-                arrival, and as a sixth whether the session ends with it, which the machine that
-                serves it is then told. With `clients` conversation after conversation, which are
-                those that follow each other with one session, or single ones without: then
-                `arrival_ns` is the time to think between the answer before, or 0, and the request.
+                arrival, and as a sixth whether the session ends with it, for a hint to the machine
+                that serves it. With `clients` conversation after conversation, which are those that
+                follow each other with one session, or single ones without: then `arrival_ns` is the
+                time to think between the answer before, or 0, and the request.
             tell: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
                 end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns waited
                 for copies, ns that computing what was found would have taken per tier and last for
@@ -2103,10 +2102,10 @@ class Simulation:
             decide: called with each decision of the router, in order: `(id, arrival_ns, chosen,
                 others, regret_ns)`. A machine is `(number, tokens of the prompt that it has, tokens
                 of prompts there that have not ended, cost_ns)`, by exact knowledge. Its cost is the
-                estimated time to the first token: to compute what it lacks, behind the same of the
-                requests there that have not ended. The regret is the cost of the chosen one less
-                the least.
-            best: how many other machines are told, the best ones first.
+                estimated time to the first token: to compute the tokens it lacks, after those of
+                the requests there that have not ended. The regret is the cost of the chosen one
+                less the least.
+            best: number of other machines reported, the best ones first.
 
         Raises:
             ConfigError: a request that arrives before the one above it.
@@ -2127,8 +2126,8 @@ class Simulation:
 
         Args:
             spans: each step and transmission.
-            sample_ns: a sample of all tiers every so many nanoseconds, but at most one between
-                two events; 0 takes none.
+            sample_ns: nanoseconds between samples of all tiers, but at most one between two events;
+                0 takes none.
         """
 
     def spans(self) -> list[tuple[int, str | None, int, int, int]]:

@@ -136,7 +136,7 @@ def open_pools(
 
     Returns:
         One entry per tier, None if an engine owns the bytes, there are none, or they are elsewhere:
-            the `pools` of `Executor`, once the user's storages are filled in.
+        the `pools` of `Executor`, once the user's storages are filled in.
 
     Raises:
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
