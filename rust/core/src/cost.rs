@@ -18,7 +18,7 @@ const EVEN_CONTEXT: f64 = 10_700.0;
 
 /// Cost over context length.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Curve {
+enum Curve {
     /// `(alpha * context + beta) + constant`.
     Affine {
         /// Cost of attention per token of context.
@@ -112,18 +112,6 @@ impl CostModel {
             )));
         }
         Ok(model)
-    }
-
-    /// The curve in use.
-    #[must_use]
-    pub fn curve(&self) -> &Curve {
-        &self.curve
-    }
-
-    /// Prefill time of one token without context, in nanoseconds.
-    #[must_use]
-    pub fn ns_per_token(&self) -> f64 {
-        self.ns_per_token
     }
 
     /// The cost of a token after `context` tokens: the source's `base_cost`.
