@@ -160,12 +160,15 @@ def modules() -> list[str]:
 
 def public_names(module: str) -> list[str]:
     """Names in `__all__` of a module or package, without importing it."""
-    path = PYTHON.joinpath(*module.split("."))
-    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for node in ast.parse(source.read_text()).body:
+    for node in ast.parse(_source(module).read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)
     return []
+
+
+def _source(module: str) -> Path:
+    path = PYTHON.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def missing(documented: Iterable[str]) -> list[str]:
@@ -377,15 +380,17 @@ def llms(config: MkDocsConfig, nav: Navigation) -> str:
 
 
 def first_sentence(markdown: str) -> str:
-    """The first sentence of a page's first paragraph, without marks; empty if it has none."""
-    paragraphs = [
-        each
-        for each in markdown.split("\n\n")
-        if each[:1].isalpha() or (each[:1] in "`*" and not each.startswith("```"))
-    ]
-    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join((paragraphs or [""])[0].split()))
-    plain = plain.replace("**", "").removeprefix("Decision. ")
-    return re.split(r"(?<=[.:])\s", plain)[0].rstrip(":")
+    """The first sentence of a page's first paragraph, without marks; empty if it has none.
+
+    A page of the API reference begins with a `:::` line, and takes the sentence of that module.
+    """
+    parts = [each for each in markdown.split("\n\n") if not each.startswith(("#", "```", "|"))]
+    first = (parts or [""])[0]
+    if found := DIRECTIVE.match(first.partition("\n")[0]):
+        first = ast.get_docstring(ast.parse(_source(found[1]).read_text())) or ""
+        first = first.partition("\n\n")[0]
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(first.split()))
+    return re.split(r"(?<=[.?])\s", plain.replace("**", "").removeprefix("Decision.").strip())[0]
 
 
 def _pages(section: Section) -> Iterator[Page]:

@@ -211,6 +211,18 @@ def test_names_that_pages_import_are_in_the_reference():
     assert not strange
 
 
+def test_llms_txt_has_the_first_sentence_of_a_page():
+    assert (
+        HOOKS.first_sentence("# Head\n\nA [link](a.md), and **more**. Next.") == "A link, and more."
+    )
+    assert (
+        HOOKS.first_sentence("# Head\n\n| a |\n|---|\n\n```sh\nx\n```\n\nText: more")
+        == "Text: more"
+    )
+    assert HOOKS.first_sentence("# Head\n\n::: kvtrie.errors\n    options: x").endswith(".")
+    assert HOOKS.first_sentence("# Head") == ""
+
+
 def test_the_configuration_page_has_every_key(generated):
     rows = set(re.findall(r"^\| `(\w+)` \|", generated["reference/configuration.md"], re.MULTILINE))
     assert {*vllm_settings._KEYS, *vllm_settings._TIER_KEYS} <= rows
