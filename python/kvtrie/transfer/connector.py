@@ -1,8 +1,8 @@
-"""Connector: the copies of one layer of many blocks between a lower tier's memory and the first.
+"""Connector: copies of units between a lower tier's memory and the first.
 
 `PagedConnector` copies straight between slots. `BufferedConnector` also lays a layer's match out in
 one contiguous buffer, in logical order, where fusion may change it: slots keep what was stored.
-Invariant: each `send` to a generator copies one layer; staging memory is never exceeded.
+Invariant: staging memory is never exceeded.
 Cost: direct, one copy per run of neighbouring units; staged (`use_gpu`), the link moves whole
 pieces, and the first tier's memory is read or written by one gather or scatter per piece.
 """
@@ -18,34 +18,13 @@ from kvtrie.errors import NoSpaceError
 from kvtrie.kernels import copy_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     from kvtrie.tiers import Pool
 
-__all__ = ["BufferedConnector", "Copies", "LayerBuffer", "PagedConnector"]
-
-
-class Copies(NamedTuple):
-    """One layer of some blocks.
-
-    Attributes:
-        below: the pool of the lower tier.
-        below_first: int64 `(n,)`, the units there of a layer before it, or of it.
-        first: int64 `(n,)`, those on the first tier.
-        beyond: how many layers it lies behind that one.
-    """
-
-    below: Pool
-    below_first: NDArray[np.int64]
-    first: NDArray[np.int64]
-    beyond: int = 0
-
-    @property
-    def units(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Its units below and on the first tier."""
-        return self.below_first + self.beyond, self.first + self.beyond
+__all__ = ["BufferedConnector", "LayerBuffer", "PagedConnector"]
 
 
 class LayerBuffer(NamedTuple):
@@ -96,35 +75,31 @@ class PagedConnector:
         self._load: tuple[torch.Tensor, ...] = ()
         self._store: tuple[torch.Tensor, ...] = ()
 
-    def batched_to_gpu(self) -> Generator[None, Sequence[Copies], None]:
-        """Copies one layer up with each `send`; the first `next` starts it."""
-        copies = yield
-        while True:
-            for one in copies:
-                below, (below_units, units) = one.below, one.units
-                if (
-                    not self.use_gpu or below.layout != self.pool.layout
-                ):  # or convert, piece by piece
-                    self.pool.copy_from(below, below_units, units)
-                    continue
-                self._load = self._load or self._staging()
-                for piece in self._pieces(len(units)):
-                    self._up(below, below_units[piece], units[piece])
-            copies = yield
+    def copy(
+        self,
+        source: Pool,
+        source_units: NDArray[np.int64],
+        target: Pool,
+        units: NDArray[np.int64],
+    ) -> None:
+        """Copy units between the first tier's pool and another; a pool of another format directly.
 
-    def batched_from_gpu(self) -> Generator[None, Sequence[Copies], None]:
-        """Copies one layer down with each `send`; the first `next` starts it."""
-        copies = yield
-        while True:
-            for one in copies:
-                below, (below_units, units) = one.below, one.units
-                if not self.use_gpu or below.layout != self.pool.layout:
-                    below.copy_from(self.pool, units, below_units)
-                    continue
-                self._store = self._store or self._staging()
-                for piece in self._pieces(len(units)):
-                    self._down(below, below_units[piece], units[piece])
-            copies = yield
+        Args:
+            source: the pool to read.
+            source_units: int64 `(n,)`, its units.
+            target: the pool to write.
+            units: int64 `(n,)`, the units to fill.
+        """
+        if not self.use_gpu or source.layout != target.layout:
+            target.copy_from(source, source_units, units)
+        elif target is self.pool:
+            self._load = self._load or self._staging()
+            for piece in self._pieces(len(units)):
+                self._up(source, source_units[piece], units[piece])
+        else:
+            self._store = self._store or self._staging()
+            for piece in self._pieces(len(units)):
+                self._down(target, units[piece], source_units[piece])
 
     def release(self) -> None:
         """Give the staging buffers back; the next layer that needs one takes it anew."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
-import numpy as np
-
 from kvtrie.argument import whole
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.sizes import size
@@ -29,11 +27,12 @@ from kvtrie.transfer.used_blocks import UsedBlocks
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
-    from typing import Any, Self
+    from typing import Self
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from kvtrie import BlockManager, Committed, Index, Lease, Moves
+    from kvtrie import BlockManager, Index, Lease, Moves
     from kvtrie.tiers import Storage
     from kvtrie.transfer.job import Job
 
@@ -346,60 +345,6 @@ class Executor:
             engine.close()
         self._note_the_rest()
         self.runner.close()
-
-    def batched_put(
-        self,
-        lease: Lease,
-        tokens: Any,  # noqa: ANN401
-        blocks: range,
-        spares: Sequence[int],
-        target: int,
-    ) -> Committed:
-        """Commit tokens of a lease whose blocks have been brought down, layer by layer, already.
-
-        The stores that the manager asks for then copy nothing: the slots that they would fill take
-        over what has come down.
-
-        Args:
-            lease: whose tokens.
-            tokens: the tokens, as `Lease.commit` takes them.
-            blocks: the blocks, by index on the lease's path.
-            spares: of each, the spare block of a pool that holds its bytes; the executor's from now
-                on.
-            target: the tier of that pool.
-        """
-        pool = self.pools[target]
-        assert isinstance(pool, Pool)  # noqa: S101 - its caller looks
-        left = np.asarray(spares, dtype=np.int64)
-        try:
-            with self._section:
-                self.runner.poll(self.claims.sweep)
-                held = lease.slots(0)[blocks.start : blocks.stop]
-                committed = lease.commit(tokens, now=self.clock())
-                moves = self.manager.moves()
-                rows = np.flatnonzero(
-                    (moves.src == 0)
-                    & (moves.dst == target)
-                    & (moves.layer_lo == 0)
-                    & (moves.layer_hi == pool.layers)
-                    & (moves.after == 0)
-                )
-                taken, left = left, left[:0]
-                if not np.array_equal(held, moves.src_slot[rows]):  # not each of them is stored
-                    _, of, at = np.intersect1d(
-                        held, moves.src_slot[rows], assume_unique=True, return_indices=True
-                    )
-                    rows, left, taken = rows[at], np.delete(taken, of), taken[of]
-                pool.adopt(moves.dst_slot[rows], taken)
-                if len(rows) < len(moves):
-                    self.runner.accept(moves[np.delete(np.arange(len(moves)), rows)])
-                ids = moves.id[rows]
-                self.runner.report(ids)
-                self.runner.take()
-        finally:
-            pool.put_back(left.tolist())
-        self.runner.told(ids, pool.layers, pool.layers, None)
-        return committed
 
     def attach(self, engine: Attached) -> None:
         """Count what an engine stages, and close it before this executor."""

@@ -22,6 +22,7 @@ import torch
 from kvtrie.errors import InvariantError, TransferError
 from kvtrie.tiers import Batched, Pool, Storage
 from kvtrie.transfer.job_state import TRANSITIONS, JobState
+from kvtrie.transfer.layer_copies import LayerCopies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -167,15 +168,11 @@ class Job:
             self._through_storage()
             yield hi - lo
             return
-        beside = np.arange(hi - lo)
-        sources = self.source.layer_units(self.slots[:, 0], lo)[:, None] + beside
-        targets = self.target.layer_units(self.slots[:, 1], lo)[:, None] + beside
+        copies = LayerCopies.of_slots(self.source, self.target, self.slots, self.layers)
         for first in range(0, hi - lo, layers_per_report):
-            piece = slice(first, first + layers_per_report)
-            self.target.copy_from(
-                self.source, sources[:, piece].reshape(-1), targets[:, piece].reshape(-1)
-            )
-            yield min(hi - lo, piece.stop)
+            upto = min(hi - lo, first + layers_per_report)
+            copies.copy(first, upto)
+            yield upto
 
     @property
     def batchable(self) -> bool:

@@ -18,10 +18,11 @@ import torch
 
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import Pool
-from kvtrie.transfer.connector import BufferedConnector, Copies
+from kvtrie.transfer.connector import BufferedConnector
 from kvtrie.transfer.feedback import Sight
 from kvtrie.transfer.job import read_together
 from kvtrie.transfer.job_state import JobState
+from kvtrie.transfer.layer_copies import LayerCopies
 from kvtrie.transfer.stream import Stream
 
 if TYPE_CHECKING:
@@ -150,15 +151,13 @@ class LayerLoads:
         self._claims = executor.claims
         self._load = load
         self._connector = connector
-        self._up = connector.batched_to_gpu()
-        next(self._up)
         self.lease = lease
         self.tokens = lease.matched
         self.layers = connector.pool.layers
         self.issued = 0
         self._events: list[StreamEvent] = []
         self._buffers: dict[int, LayerBuffer] = {}
-        self._units: dict[Job, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._copies: dict[Job, LayerCopies] = {}
         self._reads: dict[int, list[LayerGet]] = {}
         self._read_to: dict[Job, int] = {}
         self._next: dict[Job, int] = {}
@@ -368,7 +367,7 @@ class LayerLoads:
         for job in sorted(ended, key=_stored, reverse=True):
             self._begin(job)
             self._claims.end(job)
-            self._units.pop(job, None)
+            self._copies.pop(job, None)
         for job in jobs:
             self._next[job] = layer + 1
 
@@ -378,7 +377,9 @@ class LayerLoads:
         came, begin = False, self._load.mark()
         each = [job.bytes // (job.layers[1] - job.layers[0]) for job in memory]
         try:
-            self._up.send([self._copies(job, layer) for job in memory])
+            for job in memory:
+                at = layer - job.layers[0]
+                self._copies_of(job).copy(at, at + 1)
             came = True
             if begin is not None and memory:
                 self._load.measure(begin, partial(self._claims.took, memory[0], sum(each)))
@@ -392,16 +393,14 @@ class LayerLoads:
                 handed = begin is not None
                 self._claims.copied(job, size if came else 0, layer + 1, handed=handed)
 
-    def _copies(self, job: Job, layer: int) -> Copies:
-        source, first = job.source, job.layers[0]
+    def _copies_of(self, job: Job) -> LayerCopies:
+        source, pool = job.source, self._connector.pool
         assert isinstance(source, Pool)  # noqa: S101 - storages are read, not copied
-        if job not in self._units:
-            self._units[job] = (
-                source.layer_units(job.slots[:, 0], first),
-                self._connector.pool.layer_units(job.slots[:, 1], first),
+        if job not in self._copies:
+            self._copies[job] = LayerCopies.of_slots(
+                source, pool, job.slots, job.layers, copy=self._connector.copy
             )
-        below, above = self._units[job]
-        return Copies(source, below, above, layer - first)
+        return self._copies[job]
 
     def _news(self) -> list[Job]:
         """Loads that have been handed out since; no other job carries their moves."""

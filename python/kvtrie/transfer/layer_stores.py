@@ -15,12 +15,14 @@ import numpy as np
 
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import Pool
-from kvtrie.transfer.connector import Copies
 from kvtrie.transfer.job import Job
+from kvtrie.transfer.layer_copies import LayerCopies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from numpy.typing import NDArray
 
     from kvtrie import Committed, Lease
     from kvtrie.transfer.connector import PagedConnector
@@ -77,16 +79,14 @@ class LayerStores:
         self._store = store
         self._behind_loads = behind_loads
         self._below = below
-        self._pool = pool
         self._blocks = range(first, last)
-        table = lease.slots(0)[..., first:last].astype(np.int64)
-        # Of layer slots a row per layer, otherwise the first layer's units, which others' follow.
-        self._units = table if pool.layer_slots else pool.layer_units(table, 0)
-        self._down = connector.batched_from_gpu()
-        next(self._down)
         self._error: BaseException | None = None
+        each, slots = np.arange(pool.layers), lease.slots(0)[..., first:last].astype(np.int64)
+        # Of layer slots the table has a row per layer.
+        units = slots.T if pool.layer_slots else pool.layer_units(slots, 0)[:, None] + each
         self._spares = below.set_aside(len(self._blocks))
-        self._below_units = below.spare_units(self._spares)
+        spares = below.spare_units(self._spares)[:, None] + each
+        self._copies = LayerCopies(pool, units, below, spares, copy=connector.copy)
         self._way = Job(pool, below, (0, _BELOW), store=True)
 
     def save(self, layer: int, current: Current | None) -> None:
@@ -105,6 +105,9 @@ class LayerStores:
     def commit(self) -> Committed:
         """Block until all layers are down, and commit the tokens.
 
+        The stores that the manager then asks for copy nothing: the slots that they would fill get
+        the bytes of the spare blocks. Stores of other blocks are the runner's.
+
         Raises:
             TransferError: a copy failed. Nothing is committed then.
         """
@@ -113,8 +116,27 @@ class LayerStores:
             raise TransferError(
                 f"lease {self._lease.id}: what it computed could not be stored: {self._error}"
             ) from self._error
-        spares, self._spares = self._spares, []
-        return self._executor.batched_put(self._lease, self._tokens, self._blocks, spares, _BELOW)
+        runner, layers = self._executor.runner, self._copies.layers
+        with runner.section:
+            runner.poll(self._claims.sweep)
+            slots = self._lease.slots(0)[..., self._blocks.start : self._blocks.stop].reshape(-1)
+            committed = self._lease.commit(self._tokens, now=self._executor.clock())
+            moves = self._executor.manager.moves()
+            down: NDArray[np.bool_] = (moves.src == 0) & (moves.dst == _BELOW) & (moves.after == 0)
+            down &= (moves.layer_lo == 0) & (moves.layer_hi == layers)
+            down &= np.isin(moves.src_slot, slots)
+            spares = dict(zip(slots.tolist(), self._spares, strict=False))
+            taken = [spares.pop(slot) for slot in moves.src_slot[down].tolist()]
+            self._spares = [*spares.values()]
+            self._below.adopt(moves.dst_slot[down], np.asarray(taken, dtype=np.int64))
+            if not down.all():
+                runner.accept(moves[~down])
+            ids = moves.id[down]
+            runner.report(ids)
+            runner.take()
+        self.close()
+        runner.told(ids, layers, layers, None)
+        return committed
 
     def _copy(self, layer: int) -> None:
         if self._error is not None:
@@ -122,20 +144,16 @@ class LayerStores:
         try:
             # Both directions at once slow each other down: loads that a pass waits for come first.
             self._behind_loads()
-            if self._pool.layer_slots:
-                copies = Copies(self._below, self._below_units + layer, self._units[layer])
-            else:
-                copies = Copies(self._below, self._below_units, self._units, layer)
             self._claims.copying(self._way)
             begin, came = self._store.mark(), 0
             try:
-                self._down.send([copies])
+                self._copies.copy(layer, layer + 1)
                 came = len(self._blocks) * self._below.unit_bytes
                 if begin is not None:
                     self._store.measure(begin, partial(self._claims.took, self._way, came))
             finally:
                 self._claims.copied(self._way, came, layer + 1, handed=begin is not None)
-        except BaseException as caught:  # noqa: BLE001 - told by `commit`
+        except BaseException as caught:  # noqa: BLE001 - raised by `commit`
             self._error = caught
 
     def close(self) -> None:

@@ -30,11 +30,13 @@ from kvtrie.layout import Layout
 from kvtrie.sizes import free_memory
 from kvtrie.tier import Tier
 from kvtrie.tiers import DiskStorage, EnginePool, Pool
+from kvtrie.transfer.layer_copies import LayerCopies
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import TypeAlias
 
     from numpy.typing import NDArray
 
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from kvtrie.tiers import Storage
     from kvtrie.tiers.shared_memory import SharedMemory
     from kvtrie.transfer.report import Progress
+
+    _Copying: TypeAlias = tuple[Moves, LayerCopies]
 
 __all__ = ["WorkerHalf", "block_axis"]
 
@@ -132,10 +136,8 @@ class WorkerHalf:
         self._layerwise = settings.layerwise
         self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
         self._step = -1
-        self._loads: list[Moves] = []
-        self._layers_in = 0
-        self._ahead: list[Moves] = []
-        self._layers_out = 0
+        self._loads: list[_Copying] = []
+        self._ahead: list[_Copying] = []
         self._reports: list[MoveReport] = []
         self._copied = DeviceReports(self.gpu.device)
         self._bad: set[int] = set()
@@ -169,8 +171,11 @@ class WorkerHalf:
             self._asked = orders.weights
             self._answer = self._asked, self._weights()
         self._bad = set(orders.lost)
-        self._loads, self._layers_in, self._layers_out = [], 0, 0
-        self._ahead = [self._own(Moves.from_bytes(data)) for data in orders.ahead]
+        self._loads = []
+        self._ahead = [
+            self._copies(self._own(Moves.from_bytes(data)), self.gpu, self.host)
+            for data in orders.ahead
+        ]
         if orders.forget:
             self._forget()
         if self._ages is not None:
@@ -180,36 +185,31 @@ class WorkerHalf:
             out: NDArray[np.bool_] = moves.src == 0
             into: NDArray[np.bool_] = moves.dst == 0
             if out.any():
-                self._copy(moves[out], (self.gpu, self.host))
+                self._advance([self._copies(moves[out], self.gpu, self.host)], self.gpu.layers)
             if into.any():
-                self._loads.append(moves[into])
+                self._loads.append(self._copies(moves[into], self.host, self.gpu))
             if not (out | into).all():
                 self.runner.submit(moves[~(out | into)])
 
     def load(self) -> None:
         """Begin the loads of the step; all of them, unless they come layer by layer."""
-        if self._loads and not self._layerwise:
-            self._load_layers(self.gpu.layers)
-            self._settle()
+        if not self._layerwise:
+            self._finish_loads()
 
     def wait_for_layer(self, name: str) -> None:
         """Have a layer's blocks in vLLM's memory before the layer reads them."""
-        if self._loads and self._layers_in < self.gpu.layers:
-            self._load_layers(self._layer_of.get(name, self.gpu.layers - 1) + 1)
-            self._settle(later=True)
+        last = self.gpu.layers - 1
+        self._loads = self._advance(self._loads, self._layer_of.get(name, last) + 1)
 
     def save_layer(self, name: str) -> None:
         """Store a layer that the step has just written, of the blocks that it fills."""
-        if self._ahead and self._layer_of.get(name) == self._layers_out:
-            self._store_layers(self._layers_out + 1)
+        if self._ahead and self._layer_of.get(name) == (layer := self._ahead[0][1].done):
+            self._ahead = self._advance(self._ahead, layer + 1)
 
     def finish(self) -> None:
-        """End the step: whatever has still to be loaded, or stored of what it filled, is now."""
-        if self._loads:
-            self._load_layers(self.gpu.layers)
-            self._settle()
-        if self._ahead:
-            self._store_layers(self.gpu.layers)
+        """End the step: copy the layers that its loads and stores have left."""
+        self._finish_loads()
+        self._ahead = self._advance(self._ahead, self.gpu.layers)
 
     def bad_slots(self) -> set[int]:
         """Slots of vLLM's memory that should have been filled by now and were not."""
@@ -242,81 +242,31 @@ class WorkerHalf:
         if self._shared is not None:
             self._shared.close()
 
-    def _load_layers(self, upto: int) -> None:
-        """Copy the layers from those that are there to before `upto`, of all loads of the step."""
-        first, self._layers_in = self._layers_in, max(upto, self._layers_in)
-        if first >= upto or not self._loads:
-            return
-        left: list[Moves] = []
-        for moves in self._loads:
-            done = self._copy(
-                moves, (self.host, self.gpu), (first, upto), last=upto == self.gpu.layers
-            )
-            if len(done):
-                left.append(done)
-        self._loads = left if upto < self.gpu.layers else []
+    def _copies(self, moves: Moves, source: Pool, target: Pool) -> _Copying:
+        slots = np.stack((moves.src_slot, moves.dst_slot), axis=1)
+        return moves, LayerCopies.of_slots(source, target, slots, (0, self.gpu.layers))
 
-    def _store_layers(self, upto: int) -> None:
-        """The same for the stores of what the step fills."""
-        first, self._layers_out = self._layers_out, upto
-        last = upto == self.gpu.layers
-        done = [
-            self._copy(moves, (self.gpu, self.host), (first, upto), last=last)
-            for moves in self._ahead
-        ]
-        self._ahead = [] if last else [moves for moves in done if len(moves)]
-
-    def _copy(
-        self,
-        moves: Moves,
-        way: tuple[Pool, Pool],
-        layers: tuple[int, int] | None = None,
-        *,
-        last: bool = True,
-    ) -> Moves:
-        """Copy some layers of moves from pool to pool, together or else one by one.
+    def _advance(self, copying: list[_Copying], upto: int) -> list[_Copying]:
+        """Copy the layers before `upto`, and report the moves that have failed or are complete.
 
         Returns:
-            Those that went well.
+            The copies that have layers left.
         """
-        source, target = way
-        lo, hi = layers or (0, self.gpu.layers)
-        try:
-            self._copy_rows(moves, source, target, (lo, hi))
-        except Exception as error:  # noqa: BLE001 - one of them; the others may go well by themselves
-            _LOG.warning("kvtrie: %d blocks one by one: %s", len(moves), error)
-            well = [row for row in range(len(moves)) if self._copy_one(moves, row, way, (lo, hi))]
-            moves = moves[np.asarray(well, dtype=np.int64)]
-        if last and len(moves):
-            self._reports.append(MoveReport(tuple(moves.id.tolist())))
-        return moves
+        for moves, copies in copying:
+            for at, why in copies.advance(upto).items():
+                self._reports.append(MoveReport((int(moves.id[at]),), error=why))
+                if copies.target is self.gpu:
+                    self._bad.add(int(moves.dst_slot[at]))
+            if upto == self.gpu.layers and len(copies.blocks):
+                self._reports.append(MoveReport(tuple(moves.id[copies.blocks].tolist())))
+        return [one for one in copying if upto < self.gpu.layers and len(one[1].blocks)]
 
-    def _copy_one(
-        self, moves: Moves, row: int, way: tuple[Pool, Pool], layers: tuple[int, int]
-    ) -> bool:
-        one = moves[row : row + 1]
-        try:
-            self._copy_rows(one, *way, layers)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the move has failed
-            why = f"{type(error).__name__}: {error}"
-            self._reports.append(MoveReport((int(one.id[0]),), error=why))
-            if way[1] is self.gpu:
-                self._bad.add(int(one.dst_slot[0]))
-            return False
-        return True
-
-    def _copy_rows(self, moves: Moves, source: Pool, target: Pool, layers: tuple[int, int]) -> None:
-        """One copy of whole moves or of some of their layers; on a GPU without waiting."""
-        target.copy_from(
-            source,
-            _units(source, moves.src_slot, layers),
-            _units(target, moves.dst_slot, layers),
-        )
-
-    def _settle(self, *, later: bool = False) -> None:
-        """On a GPU: have loads done before vLLM goes on; layers that come later are in order."""
-        if self.gpu.device.type == "cuda" and not later:
-            torch.cuda.current_stream(self.gpu.device).synchronize()
+    def _finish_loads(self) -> None:
+        """Have all loads of the step in vLLM's memory, on a GPU too, before vLLM goes on."""
+        if self._loads:
+            self._loads = self._advance(self._loads, self.gpu.layers)
+            if self.gpu.device.type == "cuda":
+                torch.cuda.current_stream(self.gpu.device).synchronize()
 
     def _own(self, moves: Moves) -> Moves:
         """The moves that this rank carries out, of all its layers; others have ended for it."""
@@ -337,11 +287,6 @@ class WorkerHalf:
 
     def _heard(self, _progress: Progress) -> None:
         self._news.set()
-
-
-def _units(pool: Pool, slots: NDArray[np.uint32], layers: tuple[int, int]) -> NDArray[np.int64]:
-    first = pool.layer_units(slots.astype(np.int64), layers[0])
-    return (first[:, None] + np.arange(layers[1] - layers[0])).reshape(-1)
 
 
 def block_axis(tensor: torch.Tensor, blocks: int) -> int:
