@@ -57,14 +57,14 @@ _DOTTED = {
 }
 _REFUSED = 2
 _INTERRUPTED = 130
-_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what a full or broken standard output says
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full or broken standard output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     Args:
-        arguments: the words behind `kvtrie`; None takes the process's.
+        arguments: the words after `kvtrie`; None takes the process's.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     dotted = _DOTTED.get(words[0]) if words else None

@@ -18,7 +18,7 @@ def add_cache(parser: Any) -> None:  # noqa: ANN401 - a jsonargparse parser
         default=16384,
         help="rows per layer and head, one number or a list with one per layer",
     )
-    add("--kv_cache.chunk_size", type=int, default=1024, help="tokens per step behind the first")
+    add("--kv_cache.chunk_size", type=int, default=1024, help="tokens per step after the first")
     add("--kv_cache.randomize_chunk_sizes", type=bool, default=False, help="draw the steps")
     add("--kv_cache.seed", type=int, default=0, help="of drawn steps")
     add(

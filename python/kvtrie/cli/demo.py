@@ -29,17 +29,19 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu-share", type=float, metavar="X", help="room on gpu per block of all KV"
     )
-    parser.add_argument("--host-share", type=float, metavar="X", help="likewise on host")
-    parser.add_argument("--disk-share", type=float, metavar="X", help="likewise on disk")
+    parser.add_argument(
+        "--host-share", type=float, metavar="X", help="room on host per block of all KV"
+    )
+    parser.add_argument(
+        "--disk-share", type=float, metavar="X", help="room on disk per block of all KV"
+    )
     disk = parser.add_mutually_exclusive_group()
     disk.add_argument(
-        "--disk", type=Path, metavar="FOLDER", help="where the disk tier is (default: the cache)"
+        "--disk", type=Path, metavar="FOLDER", help="folder of the disk tier (default: the cache)"
     )
     disk.add_argument("--no-disk", action="store_true", help="gpu and host only")
     picture = parser.add_mutually_exclusive_group()
-    picture.add_argument(
-        "--picture", type=output_file, metavar="FILE", help="where to draw the picture"
-    )
+    picture.add_argument("--picture", type=output_file, metavar="FILE", help="file of the picture")
     picture.add_argument("--no-picture", action="store_true", help="draw none")
     parser.add_argument(
         "--save",
@@ -60,7 +62,7 @@ def _run(given: argparse.Namespace) -> int:
         ) from error
     names = ("structure", "tiny", "seed", "answer_tokens", "gpu_share", "host_share", "disk_share")
     chosen = {name: getattr(given, name) for name in (*names, "disk", "picture", "save", "json")}
-    # What was not said keeps the demo's own default.
+    # Settings that are not given keep the demo's defaults.
     stated = {name: value for name, value in chosen.items() if value is not None}
     if given.no_picture:
         stated["picture"] = None

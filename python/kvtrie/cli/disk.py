@@ -46,7 +46,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--older-than",
         type=_days,
         metavar="DAYS",
-        help="remove stores of which no block was used for so long",
+        help="remove stores in which no block was used for this time",
     )
 
 

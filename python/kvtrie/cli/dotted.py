@@ -38,7 +38,7 @@ def make_parser(command: str, summary: str) -> Any:  # noqa: ANN401 - a jsonargp
 
 
 def read(parser: Any, words: Sequence[str]) -> Any:  # noqa: ANN401 - a parser and a namespace
-    """What the words say.
+    """Return the settings in the words.
 
     Raises:
         ConfigError: a word that cannot be.

@@ -26,7 +26,7 @@ _REFUSED = 2
 
 
 def run(mode: str, words: Sequence[str]) -> int:
-    """Read the words behind `kvtrie MODE` and do what they say."""
+    """Run `kvtrie MODE` with these words."""
     given = _parsed(mode, words)
     try:
         from kvtrie.train import EvalSettings, GradientSettings, Run, TrainSettings
@@ -136,7 +136,7 @@ def _parser(mode: str) -> Any:  # noqa: ANN401 - a jsonargparse parser
     add("--seed", type=int, default=0, help="of order, dropout and fresh weights")
     add("--resume", type=bool, default=False, help="go on from the last checkpoint in out_dir")
     add("--plan", action="store_true", help="print cells and bytes, and run nothing")
-    add("--plan_memory_gb", type=float | None, help="what --plan fits the cache into")
+    add("--plan_memory_gb", type=float | None, help="memory that --plan fits the cache into")
     add("--yarn_rope", type=bool, default=True, help="scale RoPE beyond the trained length")
     add("--attention_forward_temp_size_gb", type=float, default=3.0, help="temporary arrays")
     add("--attention_backward_temp_size_gb", type=float, default=3.0, help="the same backwards")
@@ -170,4 +170,4 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {name: (summary, _arguments) for name, summary in _SUMMARIES.items()}
-"""What the commands do, and the function that adds their arguments."""
+"""Summary of each command, and the function that adds their arguments."""

@@ -1,7 +1,7 @@
 """Folder: the stores in a disk tier's folder, as `kvtrie disk` looks at them and cleans them.
 
-Invariant: a store that another process writes to is only read. Whoever starts while one is verified
-or cleaned reads only, as beside any writer. No link is followed below the folder.
+Invariant: a store that another process writes to is only read. A process that starts while one is
+verified or cleaned only reads, as with any writer. No link is followed below the folder.
 Cost: `look` reads manifests; `verify` reads all bytes, with memory for one block; `clean` rewrites
 manifests.
 """
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Row: TypeAlias = tuple[int, bytes, int, int, int, int, bool]
-"""A block: slot, key, first layer, one behind the last, nanoseconds since its last use, uses, and
+"""A block: slot, key, first layer, one after the last, nanoseconds since its last use, uses, and
 whether all blocks before it are there."""
 
 _REMOVED = re.compile(r"[0-9a-f]{16}\.removed")
@@ -74,8 +74,8 @@ class Finding:
     """Something that could not be proved.
 
     Attributes:
-        slot: where the block stood; None for a part of the manifest that names no block.
-        key: the block's name, likewise.
+        slot: the block's slot; None for a part of the manifest that names no block.
+        key: the block's name; None as for the slot.
         reason: the fault.
         removed: whether it is gone now.
     """
@@ -168,7 +168,7 @@ def verify(
         skipped = opened.reasons()
         damaged = _damaged(opened, watch(rows))
         if opened.read_only:
-            # A writer uses slots again meanwhile: what a second look does not show was no damage.
+            # A writer reuses slots in the meantime: only damage that a second look shows is real.
             with closing(DiskStore.inspect(store)) as now:
                 again = [row for row in now.blocks(wall) if row[:2] in damaged]
                 persistent = now.reasons()
@@ -193,7 +193,7 @@ def clean(store: Path, wall: int, older_than: int | None = None) -> Cleaned:
     Args:
         store: the store's own folder.
         wall: the wall clock in nanoseconds.
-        older_than: remove the store if it has blocks and none was used within so many nanoseconds.
+        older_than: nanoseconds; remove the store if it has blocks and none was used within them.
 
     Raises:
         ConfigError: it has no good manifest.
@@ -210,7 +210,7 @@ def clean(store: Path, wall: int, older_than: int | None = None) -> Cleaned:
             freed = max(0, before - opened.disk_bytes)
             return Cleaned(store, freed, removed=False, read_only=None)
         opened.sync()
-        if opened.read_only:  # somebody moved it: under its name there is another one, or none
+        if opened.read_only:  # it was moved: under its name there is another one, or none
             return Cleaned(store, 0, removed=False, read_only=opened.refusal)
         # Under its own name it is whole or not there; the lock is held until then.
         gone = store.with_name(f"{store.name}.removed")
@@ -272,7 +272,7 @@ def _refusal(store: Path) -> str | None:
             return f"{lock} is no file of its own; without it the store is read-only"
         with open(lock, "rb", opener=_without_waiting) as file:
             try:
-                # Shared and for microseconds: nobody who looks keeps another one from looking.
+                # Shared and for microseconds: a reader does not keep another one from reading.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 who = file.read(_LINE).decode(errors="replace").strip()

@@ -18,7 +18,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "passages", nargs="*", type=Path, metavar="FILE", help="a text file for each passage"
     )
-    parser.add_argument("--question", metavar="TEXT", help="what is asked about the files")
+    parser.add_argument("--question", metavar="TEXT", help="the question about the files")
     parser.add_argument(
         "--demo", action="store_true", help="a built-in question over six built-in passages"
     )
@@ -49,7 +49,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--tier",
         choices=("gpu", "host"),
         default="host",
-        help="where the passages are before they are fused (default: %(default)s)",
+        help="tier of the passages before they are fused (default: %(default)s)",
     )
     parser.add_argument(
         "--plot",
@@ -76,9 +76,9 @@ def _run(given: argparse.Namespace) -> int:
     chosen = {name: getattr(given, name) for name in names}
     if given.demo and given.plot is None:
         chosen["plot"] = Path("kvtrie-fuse.png")
-    # What was not said keeps its own default.
+    # Settings that are not given keep their defaults.
     return fuse(FuseOptions(**{name: value for name, value in chosen.items() if value is not None}))
 
 
 COMMAND = ("a question over passages whose KV is known: reused, or fused", _arguments)
-"""What the command does, and the function that adds its arguments."""
+"""Summary of the command, and the function that adds its arguments."""

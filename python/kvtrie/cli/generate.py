@@ -22,7 +22,7 @@ _MISSING = "jsonargparse is not installed; kvtrie generate needs: pip install 'k
 
 
 def run(words: Sequence[str]) -> int:
-    """Read the words behind `kvtrie generate` and do what they say."""
+    """Run `kvtrie generate` with these words."""
     given = _parsed(words)
     prompt = given.prompt
     if (prompt is None) == (given.prompt_file is None):
@@ -114,7 +114,7 @@ def _parser() -> Any:  # noqa: ANN401 - a jsonargparse parser
         type=float | None,
         help="draw tokens at it; 0, or none, takes the likeliest",
     )
-    add("--top_k", type=int | None, help="draw among so many of the likeliest tokens")
+    add("--top_k", type=int | None, help="draw among this number of the likeliest tokens")
     add("--top_p", type=float | None, help="draw among the likeliest tokens of this share")
     add("--num_samples", type=int, default=1, help="answers, drawn independently")
     add("--seed", type=int | None, help="of what is drawn")
@@ -135,4 +135,4 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = (_SUMMARY, _arguments)
-"""What the command does, and the function that adds its arguments."""
+"""Summary of the command, and the function that adds its arguments."""

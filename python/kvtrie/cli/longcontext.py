@@ -26,7 +26,7 @@ _SPLITS = ("train", "validation", "test", "all")
 
 
 def run(words: Sequence[str]) -> int:
-    """Read the words behind `kvtrie longcontext_eval` and do what they say."""
+    """Run `kvtrie longcontext_eval` with these words."""
     given = _parsed(words)
     from kvtrie.argument import word
     from kvtrie.selective.settings import CacheSettings
@@ -82,7 +82,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse namespace
-    """What the words say; what they leave out is as in the run that MODEL is."""
+    """Return the settings in the words; others are those of the run that MODEL names."""
     for each in words:
         if (Path(each) / "run.json").is_file():
             from kvtrie.train.saved import Saved
@@ -125,4 +125,4 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = (_SUMMARY, _arguments)
-"""What the command does, and the function that adds its arguments."""
+"""Summary of the command, and the function that adds its arguments."""

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["DEVICE", "MODEL", "device", "resolve"]
 
 MODEL = "a name on the Hugging Face Hub, a folder, a run's out_dir, smollm2, or tiny (random)"
-"""What MODEL may be."""
+"""Help text of MODEL."""
 
 DEVICE = "where the model runs, such as cpu, cuda:1 or 1; the first accelerator by default"
-"""What --device may be."""
+"""Help text of --device."""
 
 
 def device(given: str | None) -> str:

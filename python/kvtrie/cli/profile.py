@@ -44,7 +44,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=output_file,
         default=Path("kvtrie.toml"),
         metavar="FILE",
-        help="where to write it",
+        help="file to write it to",
     )
     parser.add_argument("--json", action="store_true", help="print the same as one JSON document")
     parser.set_defaults(run=_run)
@@ -153,7 +153,7 @@ def _passes(
     repeats: int,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Passes of one token up to a quarter of the longest context, without and behind half of it."""
+    """Passes of one token up to a quarter of the longest context, without and after half of it."""
     from kvtrie.transfer.passes import PassTable, time_passes
 
     tokens = [1]
@@ -173,7 +173,7 @@ def _decodes(
     repeats: int,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """A token each of up to eight requests, without and behind half of the longest context."""
+    """A token each of up to eight requests, without and after half of the longest context."""
     from kvtrie.transfer.passes import PassTable, time_decodes
 
     cells: list[tuple[int, int, float]] = []

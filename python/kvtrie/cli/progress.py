@@ -45,7 +45,7 @@ def watched(
 
 @contextmanager
 def counting(what: str) -> Generator[Callable[[], object]]:
-    """What is called for each of an unknown number of items that are done, which it counts.
+    """Yield a function to call for each finished item; the number of items is not known.
 
     Args:
         what: the text before the count.
@@ -66,7 +66,7 @@ def counting(what: str) -> Generator[Callable[[], object]]:
 
 
 def lines_in(path: Path) -> int | None:
-    """How many lines a file has, by reading it once.
+    """Count the lines of a file by reading it once.
 
     None for a compressed file, and without a terminal to draw for.
     """

@@ -52,13 +52,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ends",
         action="store_true",
-        help="tell the manager when a session has had its last request",
+        help="send a hint when a session has had its last request",
     )
     parser.add_argument(
         "--objective",
         choices=("cost", "hits"),
         default="cost",
-        help="what policies by value save (default: %(default)s)",
+        help="the quantity that policies by value save (default: %(default)s)",
     )
     parser.add_argument(
         "--rooms",
@@ -100,7 +100,7 @@ def add_tiers(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         "--policy",
         default=DEFAULT_POLICY,
         metavar="NAME",
-        help=f"what leaves (default: %(default)s){more}",
+        help=f"the policy that chooses victims (default: %(default)s){more}",
     )
     parser.add_argument(
         "--structure",
@@ -113,7 +113,7 @@ def add_tiers(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         type=int,
         default=512,
         metavar="N",
-        help="tokens that a hash stands for (default: %(default)s)",
+        help="tokens per hash (default: %(default)s)",
     )
     parser.add_argument(
         "--load",
@@ -271,7 +271,7 @@ def _text(title: str, played: Replayed) -> str:
 
 
 def _lost(played: Replayed) -> str:
-    """What was not found, and why; and hits by turn."""
+    """Misses by cause, and hits by turn."""
     new = played.blocks - played.hits - played.evicted - (played.diverged or 0)
     diverged = "" if played.diverged is None else f"{played.diverged} where a session's prompt "
     diverged += "" if played.diverged is None else "had changed, "

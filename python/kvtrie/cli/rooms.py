@@ -22,7 +22,7 @@ __all__ = ["compare"]
 def compare(
     given: argparse.Namespace, requests: list[TraceRequest], settings: dict[str, Any]
 ) -> None:
-    """Play the policies and print what they save; `lru` and a plan with knowledge stand beside.
+    """Play the policies and print what they save; `lru` and a plan with knowledge are baselines.
 
     Raises:
         ConfigError: an argument that does not go with several policies, or as `over_rooms`.

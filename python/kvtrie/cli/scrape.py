@@ -1,6 +1,6 @@
 """A scrape: the counters of managers at one moment, as Prometheus sees them.
 
-Invariant: of a manager in this process or one behind an address, a scrape reads the
+Invariant: of a manager in this process or one at an address, a scrape reads the
 same. Cost: one pass over the samples.
 """
 
@@ -44,7 +44,7 @@ class Scrape:
         )
 
     def buckets(self, name: str, labels: dict[str, str]) -> dict[float, float]:
-        """How many times of a histogram were at most as long as each bound, in seconds."""
+        """Return the counts of a histogram's times up to each bound, in seconds."""
         found = self.samples.get(f"{name}_bucket", ())
         return {float(has["le"]): value for has, value in found if labels.items() <= has.items()}
 

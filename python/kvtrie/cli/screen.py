@@ -39,7 +39,7 @@ _WIDE = {
 
 
 def draw(view: View, title: str, width: int) -> Group:
-    """The whole screen, for a terminal of so many columns."""
+    """The whole screen, for a terminal of `width` columns."""
     several = len(view.machines) > 1
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     rows = [_row(tier, several=several) for tier in view.tiers]

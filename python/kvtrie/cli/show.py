@@ -88,4 +88,4 @@ def _stats(given: argparse.Namespace) -> int:
 MAP = ("draw which layers of which session were on which tier, from a report", _map_arguments)
 """The help text of the command, and the function that adds its arguments."""
 STATS = ("print what each tier held and did, from a report", _stats_arguments)
-"""Likewise."""
+"""The help text of the command, and the function that adds its arguments."""

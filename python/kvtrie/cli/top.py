@@ -38,7 +38,10 @@ _NEEDS = "pip install 'kvtrie[cli,metrics]'"
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "url", nargs="?", metavar="URL", help="where an engine exports its metrics to Prometheus"
+        "url",
+        nargs="?",
+        metavar="URL",
+        help="address at which an engine exports its metrics to Prometheus",
     )
     parser.add_argument(
         "--replay",
@@ -149,7 +152,7 @@ class Pace:
         speed: seconds of the trace per second; None waits for nothing.
         length: seconds after which no request is handed on; None goes to the end.
         clock: seconds.
-        sleep: waits so many seconds.
+        sleep: waits a number of seconds.
     """
 
     def __init__(

@@ -25,11 +25,11 @@ class TierView:
         used: share of them that cannot be written at once.
         clean: share of the copies that could leave without a loss.
         hits: share of the blocks asked for that were found here, since the view before.
-        hits_ever: likewise since the manager was made.
+        hits_ever: the same since the manager was made.
         evictions: per second.
         age: of the median copy at eviction, in seconds; None if none left.
         loads: latencies of loads from here, median and 99th percentile in seconds, or None.
-        stores: likewise of stores to here.
+        stores: the same for stores to here.
         read: bytes per second.
         written: bytes per second.
     """
@@ -60,7 +60,7 @@ class MachineView:
         time: its clock, in seconds.
         requests: per second.
         hits: share of the blocks asked for that were found on any tier.
-        hits_ever: likewise since it was made.
+        hits_ever: the same since it was made.
         blocks: blocks that it knows.
         leases: held now.
         moves: that have not ended.

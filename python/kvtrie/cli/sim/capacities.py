@@ -31,7 +31,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=_POINTS,
         metavar="N",
-        help="print so many capacities, from the least to where all is found (default: 12)",
+        help="number of capacities, from the smallest to one that finds all (default: 12)",
     )
     parser.add_argument(
         "--csv", type=output_file, metavar="FILE", help="write the points, a row each"

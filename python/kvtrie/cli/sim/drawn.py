@@ -78,7 +78,7 @@ def _made(folder: Path) -> Path:
 
 
 def _line(cell: Cell) -> str:
-    """What a point shares with others of its line: all that is set but rooms."""
+    """Return the settings that a point shares with others of its line: all but rooms."""
     rest = (
         f"{name}={label}"
         for name, label in zip(cell.values, labels_of([cell])[0], strict=True)

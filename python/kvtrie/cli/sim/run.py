@@ -145,7 +145,7 @@ def _draw(path: Path, config: SimulationConfig, simulation: Simulation) -> None:
 
 @contextmanager
 def _lines_to(path: Path | None) -> Generator[_Tell | None]:
-    """What writes JSON lines to a file, if one is named; a run that fails writes none."""
+    """Yield a writer of JSON lines to a file, if one is named; a run that fails writes none."""
     if path is None:
         yield None
         return

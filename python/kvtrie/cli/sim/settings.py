@@ -29,7 +29,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-by-token",
         action="store_true",
-        help="each token of an answer is an event of its own, as engine.token_by_token=true",
+        help="each token of an answer is a separate event, as engine.token_by_token=true",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -46,7 +46,7 @@ def settings_of(given: argparse.Namespace) -> SimulationConfig:
 
 
 def changes_in(given: argparse.Namespace) -> list[str]:
-    """What the arguments change in the file, `KEY=VALUE` each."""
+    """Return the changes of the file by arguments, `KEY=VALUE` each."""
     changes = list(given.set)
     if given.lenient:
         changes.append("trace.lenient=true")

@@ -44,7 +44,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.01,
         metavar="SHARE",
-        help="rooms that are closer than this are not told apart (default: 0.01)",
+        help="rooms that are closer than this count as equal (default: 0.01)",
     )
     parser.add_argument(
         "--points",
