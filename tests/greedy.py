@@ -153,7 +153,7 @@ REQUIRED = {
         "close": {},
         "commit_many": {"lease_ids": [], "tokens": []},
         "complete": {"ids": []},
-        "due": {},
+        "expected_sessions": {},
         "cost": {"layer": 0, "block": 0, "session_blocks": 1, "context": 0},
         "evictions": {},
         "explain": {"block": 0},

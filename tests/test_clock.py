@@ -27,7 +27,7 @@ OF_MANAGER = {
     "acquire": lambda m, _, now: m.acquire(tokens(1), now=now).release(),
     "commit_many": lambda m, lease, now: m.commit_many([lease.id], [[]], now=now),
     "complete": lambda m, _, now: m.complete([], now=now),
-    "due": lambda m, _, now: m.due(now=now),
+    "expected_sessions": lambda m, _, now: m.expected_sessions(now=now),
     "explain": lambda m, _, now: m.explain(m.lookup(tokens(2), now=0).handles[0], now=now),
     "flush": lambda m, _, now: m.flush(now=now),
     "hint": lambda m, _, now: m.hint([], now=now),

@@ -533,7 +533,7 @@ class BlockManager:
                 then. A lease or a session that is not there is no error but answered "rejected".
         """
 
-    def due(
+    def expected_sessions(
         self, limit: int | None = None, *, now: int, scope: Scope | None = None
     ) -> list[tuple[str, float]]:
         """The sessions whose learned pause is about to end, the likeliest to go on soon first.

@@ -148,7 +148,7 @@ def test_the_session_that_comes_back_soonest_is_due_first():
         now += 1
         prompt = np.arange(blocks, dtype=np.uint32) + first
         with manager.acquire(prompt, now=now, session=session, keep=0) as lease:
-            assert [name for name, _ in manager.due(now=now)].count(session) == 0
+            assert [name for name, _ in manager.expected_sessions(now=now)].count(session) == 0
             lease.commit(prompt[lease.matched :], now=now)
 
     # Second turns of one kind of session come at once; sessions that have had two are over.
@@ -156,16 +156,16 @@ def test_the_session_that_comes_back_soonest_is_due_first():
         for turn in (1, 2):
             ask(f"chat {chat}", 20 * chat, 8 * turn)
     ask("new", 1 << 20, 8)
-    due = manager.due(3, now=now)
+    due = manager.expected_sessions(3, now=now)
     assert due[0][0] == "new"
     assert len(due) == 3
     assert [rate for _, rate in due] == sorted((rate for _, rate in due), reverse=True)
     assert due[0][1] > 5 * due[1][1]
-    everyone = manager.due(now=now)
+    everyone = manager.expected_sessions(now=now)
     assert due == everyone[:3]
     manager.hint([Release(session="new")], now=now)
-    assert "new" not in dict(manager.due(now=now))
-    assert manager.due(now=now, scope=Scope(tenant=b"nobody")) == []
+    assert "new" not in dict(manager.expected_sessions(now=now))
+    assert manager.expected_sessions(now=now, scope=Scope(tenant=b"nobody")) == []
 
 
 def test_without_learning_nothing_is_due():
@@ -173,4 +173,4 @@ def test_without_learning_nothing_is_due():
     prompt = np.arange(4, dtype=np.uint32)
     with manager.acquire(prompt, now=0, session="chat", keep=0) as lease:
         lease.commit(prompt, now=0)
-    assert manager.due(now=1) == []
+    assert manager.expected_sessions(now=1) == []

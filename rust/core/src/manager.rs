@@ -55,7 +55,7 @@ pub use observe::meter::{RequestStats, TierStats, TierTimes};
 pub use observe::report::{Event, Occupancy};
 pub use request::acquire::Acquire;
 pub use request::commit::Committed;
-pub use request::due::Due;
+pub use request::expected_sessions::ExpectedSession;
 pub use request::index::Row;
 pub use request::lease::{Lease, Plan};
 pub use request::lookup::{Copy, Match, MatchedBlock};

@@ -62,11 +62,11 @@ pub struct Wanted {
 impl Wanted {
     /// Stored form: 0 for none, or one more than the priority; and the time to live.
     #[must_use]
-    pub fn kept(wanted: Option<Self>) -> (u8, Nanos) {
+    pub fn encode(wanted: Option<Self>) -> (u8, Nanos) {
         wanted.map_or((0, Nanos::MAX), |wanted| (wanted.priority.saturating_add(1), wanted.ttl))
     }
 
-    /// Inverse of [`Wanted::kept`]; `None` if it has expired or there was none.
+    /// Inverse of [`Wanted::encode`]; `None` if it has expired or there was none.
     #[must_use]
     pub fn found((kept, ttl): (u8, Nanos)) -> Option<Self> {
         let priority = kept.checked_sub(1)?.min(HIGHEST);
@@ -214,12 +214,12 @@ impl Record {
 
 impl Label {
     /// The label as bytes: age `u64`, time to live `u64`, uses `u32`, session's blocks `u32`, priority
-    /// `u8` as [`Wanted::kept`] has it, 1 as `u8` if there is a cost or else 0, six zeros, the cost as
+    /// `u8` as [`Wanted::encode`] has it, 1 as `u8` if there is a cost or else 0, six zeros, the cost as
     /// a float if there is one, then the record.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let Standing { age, uses, session_blocks, wanted, cost } = self.standing;
-        let (priority, ttl) = Wanted::kept(wanted);
+        let (priority, ttl) = Wanted::encode(wanted);
         let mut out = age.to_le_bytes().to_vec();
         out.extend(ttl.to_le_bytes());
         out.extend(uses.to_le_bytes());

@@ -103,7 +103,7 @@ impl Borrow<[u8]> for Whose {
 
 /// Row of the table.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct ScopeEntry {
     /// Owner of its blocks.
     pub whose: Whose,
     /// Root of its blocks in the trie.
@@ -123,7 +123,7 @@ pub struct Known {
 /// All scopes that have a block, a lease or a hint, and the digests.
 #[derive(Clone, Debug, Default)]
 pub struct Scopes {
-    known: Vec<Option<Known>>,
+    entries: Vec<Option<ScopeEntry>>,
     /// Ids to be reused.
     free: Vec<ScopeId>,
     /// Scopes that may have become empty: a holder let go, or a last block left.
@@ -138,17 +138,17 @@ pub struct Scopes {
 impl Scopes {
     /// The scope of an id in the table.
     #[must_use]
-    pub fn get(&self, id: ScopeId) -> &Known {
-        self.known[id as usize].as_ref().expect("a scope in use")
+    pub fn get(&self, id: ScopeId) -> &ScopeEntry {
+        self.entries[id as usize].as_ref().expect("a scope in use")
     }
 
     /// All scopes with their ids.
-    pub fn all(&self) -> impl Iterator<Item = (ScopeId, &Known)> {
-        (0..).zip(&self.known).filter_map(|(id, known)| Some((id, known.as_ref()?)))
+    pub fn all(&self) -> impl Iterator<Item = (ScopeId, &ScopeEntry)> {
+        (0..).zip(&self.entries).filter_map(|(id, entry)| Some((id, entry.as_ref()?)))
     }
 
     /// All scopes of a tenant.
-    pub fn of<'a>(&'a self, tenant: &'a [u8]) -> impl Iterator<Item = &'a Known> + 'a {
+    pub fn of<'a>(&'a self, tenant: &'a [u8]) -> impl Iterator<Item = &'a ScopeEntry> + 'a {
         let first = name(tenant, "");
         let from = (Bound::Included(&*first), Bound::Unbounded);
         let all: Vec<ScopeId> = self
@@ -163,19 +163,19 @@ impl Scopes {
 
     /// Adds a holder, until [`Scopes::let_go`].
     pub fn hold(&mut self, id: ScopeId) {
-        self.known[id as usize].as_mut().expect("a scope in use").holders += 1;
+        self.entries[id as usize].as_mut().expect("a scope in use").holders += 1;
     }
 
     /// Undoes one [`Scopes::hold`].
     pub fn let_go(&mut self, id: ScopeId) {
-        self.known[id as usize].as_mut().expect("a scope in use").holders -= 1;
+        self.entries[id as usize].as_mut().expect("a scope in use").holders -= 1;
         self.emptied(id);
     }
 
     /// The last block of a scope may have left.
     pub fn emptied(&mut self, id: ScopeId) {
-        let known = self.known[id as usize].as_mut().expect("a scope in use");
-        if !std::mem::replace(&mut known.left, true) {
+        let entry = self.entries[id as usize].as_mut().expect("a scope in use");
+        if !std::mem::replace(&mut entry.left, true) {
             self.left.push(id);
         }
     }
@@ -183,8 +183,8 @@ impl Scopes {
     /// Whether a scope has a block or a holder.
     #[must_use]
     pub fn in_use<T: Copy + PartialEq + Default>(&self, id: ScopeId, trie: &Trie<T>) -> bool {
-        let known = self.known[id as usize].as_ref();
-        known.is_some_and(|known| known.holders > 0 || !trie.has_no_blocks(known.root))
+        let entry = self.entries[id as usize].as_ref();
+        entry.is_some_and(|entry| entry.holders > 0 || !trie.has_no_blocks(entry.root))
     }
 
     /// Removes empty scopes. Called at the beginning of a call that may add one, when no id of them is
@@ -192,9 +192,9 @@ impl Scopes {
     pub fn sweep<T: Copy + PartialEq + Default>(&mut self, blocks: &mut Blocks<T>) {
         while let Some(id) = self.left.pop() {
             let used = self.in_use(id, blocks.trie());
-            let slot = &mut self.known[id as usize];
-            let Some(gone) = slot.take_if(|known| {
-                known.left = false;
+            let slot = &mut self.entries[id as usize];
+            let Some(gone) = slot.take_if(|entry| {
+                entry.left = false;
                 !used
             }) else {
                 continue;
@@ -216,25 +216,25 @@ impl Scopes {
         mut held: BTreeMap<ScopeId, u32>,
     ) -> Vec<String> {
         let mut broken = Vec::new();
-        for (id, known) in self.all() {
+        for (id, entry) in self.all() {
             let seen = held.remove(&id).unwrap_or(0);
-            if seen != known.holders {
-                broken.push(format!("scope {id} counts {} holders, {seen} hold it", known.holders));
+            if seen != entry.holders {
+                broken.push(format!("scope {id} counts {} holders, {seen} hold it", entry.holders));
             }
             if !self.in_use(id, trie) && !self.left.contains(&id) {
                 broken.push(format!("scope {id} is of no use and kept"));
             }
-            if self.ids.get(&known.whose) != Some(&id) {
+            if self.ids.get(&entry.whose) != Some(&id) {
                 broken.push(format!("scope {id} is not found"));
             }
         }
-        broken.extend(held.keys().map(|id| format!("scope {id} is held and not known")));
-        if self.ids.len() + self.free.len() != self.known.len() {
+        broken.extend(held.keys().map(|id| format!("scope {id} is held and not in the table")));
+        if self.ids.len() + self.free.len() != self.entries.len() {
             broken.push(format!(
                 "{} scopes and {} free ids of {}",
                 self.ids.len(),
                 self.free.len(),
-                self.known.len()
+                self.entries.len()
             ));
         }
         broken
@@ -271,7 +271,7 @@ impl Scopes {
         blocks: &mut Blocks<T>,
     ) -> ScopeId {
         let whose = Whose::new(scope);
-        let known = Known {
+        let entry = ScopeEntry {
             root: blocks.add_root(),
             seed: whose.seed(),
             structure: scope.structure.unwrap_or(default),
@@ -281,11 +281,11 @@ impl Scopes {
             whose: whose.clone(),
         };
         let id = if let Some(id) = self.free.pop() {
-            self.known[id as usize] = Some(known);
+            self.entries[id as usize] = Some(entry);
             id
         } else {
-            self.known.push(Some(known));
-            ScopeId::try_from(self.known.len() - 1).expect("fewer than 2^32 scopes")
+            self.entries.push(Some(entry));
+            ScopeId::try_from(self.entries.len() - 1).expect("fewer than 2^32 scopes")
         };
         if scope.is_plain() {
             self.plain = Some(id);

@@ -136,7 +136,7 @@ impl Moves {
     pub(crate) fn add(&mut self, mut flight: InFlightMove) {
         let id = flight.id;
         // Executors wait for `after` only, so a move with a second dependency is held back here.
-        match self.turn(&flight, flight.started) {
+        match self.queueable_after(&flight, flight.started) {
             Some(after) => {
                 flight.spec.after = after;
                 self.queue.push_back(id);
@@ -151,7 +151,7 @@ impl Moves {
     /// The `after` of a move once it may be queued: when its slots are named, its source is there,
     /// and all but one of its dependencies have ended and that one is queued. After one that failed
     /// and still runs it stays parked: executors take a failed `after` for their own failure.
-    fn turn(&self, flight: &InFlightMove, now: Nanos) -> Option<MoveId> {
+    fn queueable_after(&self, flight: &InFlightMove, now: Nanos) -> Option<MoveId> {
         let named = flight.src_slot != NO_SLOT && flight.dst_slot != NO_SLOT;
         if !named || flight.since > now {
             return None;
@@ -170,7 +170,7 @@ impl Moves {
         while ready {
             ready = false;
             for id in self.parked.iter().copied().collect::<Vec<_>>() {
-                if let Some(after) = self.turn(&self.in_flight[id], now) {
+                if let Some(after) = self.queueable_after(&self.in_flight[id], now) {
                     self.in_flight.get_mut(id).expect("a parked move").after = after;
                     self.queue.push_back(id);
                     self.parked.remove(&id);

@@ -183,7 +183,7 @@ fn durability(name: &str) -> PyResult<Durability> {
 
 fn meta(standing: Standing) -> Meta {
     let Standing { age, uses, session_blocks, wanted, cost } = standing;
-    let (priority, ttl) = Wanted::kept(wanted);
+    let (priority, ttl) = Wanted::encode(wanted);
     Meta { age, uses, session_blocks, priority, ttl, cost: cost.unwrap_or(f64::NAN) }
 }
 

@@ -439,7 +439,7 @@ impl BlockManager {
 
     /// The sessions that wait and are likeliest to go on soon, each with its learned rate.
     #[pyo3(signature = (limit=None, *, now, scope=None))]
-    fn due(
+    fn expected_sessions(
         &self,
         py: Python<'_>,
         limit: Option<Limit>,
@@ -448,8 +448,9 @@ impl BlockManager {
     ) -> PyResult<Vec<(String, f64)>> {
         let (scope, limit) =
             (crate::scope::scope(scope)?, limit.map_or(usize::MAX, |limit| limit.0));
-        let due = self.shared.call(py, |manager| manager.due(&scope, limit, now.0))?;
-        Ok(due.into_iter().map(|one| (one.session, one.rate)).collect())
+        let expected =
+            self.shared.call(py, |manager| manager.expected_sessions(&scope, limit, now.0))?;
+        Ok(expected.into_iter().map(|one| (one.session, one.rate)).collect())
     }
 
     /// Blocks that await a price by the user, at most `limit`.

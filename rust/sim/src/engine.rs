@@ -155,7 +155,7 @@ pub trait Engine: Debug + Send {
     }
 
     /// Events that the engine waits for next; each is returned once.
-    fn take_due(&mut self) -> Vec<(event::Kind, Nanos)>;
+    fn take_wakeups(&mut self) -> Vec<(event::Kind, Nanos)>;
 
     /// Requests that have ended; each is returned once.
     fn take_finished(&mut self) -> Vec<Record>;

@@ -214,7 +214,7 @@ impl Simulation {
                 self.directory.update(machine, &learned);
                 continue;
             }
-            if let Some(due) = self.timeline.due(at) {
+            if let Some(due) = self.timeline.next_sample(at) {
                 self.sample(due);
             }
             self.now = at;
@@ -275,7 +275,7 @@ impl Simulation {
             let kind = Kind::TransmissionEnds;
             self.events.push(Event { at, kind, machine: number, number: transmission });
         }
-        for (kind, at) in engine.take_due() {
+        for (kind, at) in engine.take_wakeups() {
             self.events.push(Event { at, kind, machine: number, number: 0 });
         }
         self.notify_directory(number)

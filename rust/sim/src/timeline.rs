@@ -64,7 +64,7 @@ impl Timeline {
     }
 
     /// The time of the sample that is due before an event at `at`, the latest if there are several.
-    pub(crate) fn due(&mut self, at: Nanos) -> Option<Nanos> {
+    pub(crate) fn next_sample(&mut self, at: Nanos) -> Option<Nanos> {
         if at < self.next {
             return None;
         }
@@ -93,8 +93,8 @@ mod tests {
     #[test]
     fn a_sample_is_due_once_per_grid_time_that_an_event_passes() {
         let mut timeline = Timeline::new(false, 10);
-        let due: Vec<_> = [3, 9, 10, 10, 19, 47, 48, 50].map(|at| timeline.due(at)).into();
+        let due: Vec<_> = [3, 9, 10, 10, 19, 47, 48, 50].map(|at| timeline.next_sample(at)).into();
         assert_eq!(due, [None, None, Some(10), None, None, Some(40), None, Some(50)]);
-        assert_eq!(Timeline::new(true, 0).due(u64::MAX - 1), None);
+        assert_eq!(Timeline::new(true, 0).next_sample(u64::MAX - 1), None);
     }
 }

@@ -270,7 +270,7 @@ impl Store {
             .sync_folder(&self.folder)
             .map_err(|error| Error::io(format!("syncing {}", self.folder.display()), error))?;
         lock(&self.reasons).append(&mut self.segments.quarantine_unusable()?);
-        self.segments.set_known(self.segments.list()?);
+        self.segments.set_segments(self.segments.list()?);
         {
             let mut manifest = lock(&self.manifest);
             let len = manifest.len;

@@ -105,7 +105,7 @@ impl Segments {
     }
 
     /// Sets the segments that are on the device.
-    pub(crate) fn set_known(&self, segments: BTreeSet<u32>) {
+    pub(crate) fn set_segments(&self, segments: BTreeSet<u32>) {
         lock(&self.state).known = segments;
     }
 

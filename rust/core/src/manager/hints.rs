@@ -132,7 +132,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::Config`] for a scope or tokens that cannot be.
-    pub fn known(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Handle>> {
+    pub fn cached_blocks(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Handle>> {
         self.open()?;
         self.check_named(scope, tokens)?;
         Ok(self.trie().handles(&self.cached_path(scope, tokens)))
@@ -328,7 +328,7 @@ impl Manager {
                 }
             }
         }
-        for (share, tier, held) in hints.quotas.held() {
+        for (share, tier, held) in hints.quotas.counted() {
             if *held != mine.remove(&(share, tier)).unwrap_or_default() {
                 broken.push(format!("share {share} of tier {tier} counts {held:?}"));
             }

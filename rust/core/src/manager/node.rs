@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
 use crate::policy::{Entry, Facts, LastUse, Needs, Reload};
-use crate::scope::{Known, ScopeId};
+use crate::scope::{ScopeEntry, ScopeId};
 use crate::tier::{Owner, ResidencyState};
 use crate::time::{Nanos, Stamp, stamp};
 use crate::trie::GroupSlice;
@@ -246,7 +246,7 @@ impl Manager {
             }
         });
         self.refused.used(path);
-        self.use_known(path);
+        self.use_cached(path);
         self.used_again(path);
         self.refresh_runs(runs);
     }
@@ -306,7 +306,7 @@ impl Manager {
         tokens: &[Token],
         path: &mut Vec<BlockId>,
     ) {
-        let Known { root, seed, .. } = *self.scopes.get(node.scope);
+        let ScopeEntry { root, seed, .. } = *self.scopes.get(node.scope);
         let known = path.len();
         let mut ghosts = Ghosts::new();
         // New blocks may continue with the use counts that they had before eviction.

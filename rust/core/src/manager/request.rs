@@ -14,7 +14,7 @@ pub(super) mod ahead;
 pub(super) mod branch;
 pub(super) mod commit;
 pub(super) mod digests;
-pub(super) mod due;
+pub(super) mod expected_sessions;
 pub(super) mod index;
 pub(super) mod lease;
 pub(super) mod lookup;

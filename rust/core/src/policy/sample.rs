@@ -84,7 +84,7 @@ pub(super) fn evict_all(
 }
 
 #[derive(Clone, Copy)]
-struct Kept {
+struct CachedBlock {
     parent: Option<BlockId>,
     facts: Facts,
 }
@@ -100,7 +100,7 @@ pub(super) struct TestCache {
     capacity: usize,
     eviction: EvictionIndex,
     cost: CostModel,
-    kept: BTreeMap<BlockId, Kept>,
+    blocks: BTreeMap<BlockId, CachedBlock>,
     requests: u64,
     /// The priorities of blocks that are not normal.
     pub(super) priorities: BTreeMap<BlockId, Priority>,
@@ -116,7 +116,7 @@ impl TestCache {
             capacity: capacity as usize,
             eviction: EvictionIndex::new(policy, 0.0),
             cost: CostModel::default_curve(1.0).expect("good numbers"),
-            kept: BTreeMap::new(),
+            blocks: BTreeMap::new(),
             requests: 0,
             priorities: BTreeMap::new(),
         }
@@ -131,9 +131,9 @@ impl TestCache {
         for id in path {
             self.eviction.unlink(*id);
         }
-        let missing = path.iter().filter(|id| !self.kept.contains_key(id)).count();
+        let missing = path.iter().filter(|id| !self.blocks.contains_key(id)).count();
         let mut victims = Vec::new();
-        while self.kept.len() + missing > self.capacity {
+        while self.blocks.len() + missing > self.capacity {
             let victim = self.eviction.victim(now).expect("something may leave");
             let order = self.eviction.order(now);
             assert_eq!(order.iter().find(|entry| self.offered(entry)), Some(&victim));
@@ -142,23 +142,23 @@ impl TestCache {
             let lowest = order.iter().map(|entry| self.priority(entry.id)).min();
             assert_eq!(lowest, Some(self.priority(victim.id)));
             self.eviction.unlink(victim.id);
-            let evicted = self.kept.remove(&victim.id).expect("it was kept");
+            let evicted = self.blocks.remove(&victim.id).expect("it was cached");
             self.relink(evicted.parent.into_iter().collect(), path);
             victims.push(victim.id);
         }
         for (depth, &id) in (0_u32..).zip(path) {
-            let known = self.kept.contains_key(&id);
+            let cached = self.blocks.contains_key(&id);
             let parent = depth.checked_sub(1).map(|at: u32| path[at as usize]);
             let fresh = Facts { id, uses: 0, ..facts(u64::from(depth) * 10_700, depth, 9) };
-            let kept = self.kept.entry(id).or_insert(Kept { parent, facts: fresh });
-            kept.facts.uses += 1;
-            kept.facts.access = now;
+            let block = self.blocks.entry(id).or_insert(CachedBlock { parent, facts: fresh });
+            block.facts.uses += 1;
+            block.facts.access = now;
             let request = u32::try_from(self.requests).expect("a short trace");
             let end = depth as usize + 1 == path.len();
-            let (weight, class) = (1.0 + 0.5 * real(depth), class_of(0, kept.facts.uses - 1, end));
-            kept.facts.last_use = LastUse { request, weight, class, turn: 0 };
-            kept.facts.arrival = if known { kept.facts.arrival } else { self.requests };
-            self.hits += usize::from(known);
+            let (weight, class) = (1.0 + 0.5 * real(depth), class_of(0, block.facts.uses - 1, end));
+            block.facts.last_use = LastUse { request, weight, class, turn: 0 };
+            block.facts.arrival = if cached { block.facts.arrival } else { self.requests };
+            self.hits += usize::from(cached);
         }
         self.relink(path.to_vec(), &[]);
         victims
@@ -178,14 +178,14 @@ impl TestCache {
     }
 
     fn leaf(&self, id: BlockId) -> bool {
-        self.kept.values().all(|other| other.parent != Some(id))
+        self.blocks.values().all(|other| other.parent != Some(id))
     }
 
     /// Links the blocks that may leave and are not in use, at their present cost.
     fn relink(&mut self, ids: Vec<BlockId>, used: &[BlockId]) {
         for id in ids {
             self.eviction.unlink(id);
-            let Some(&Kept { facts, .. }) = self.kept.get(&id) else { continue };
+            let Some(&CachedBlock { facts, .. }) = self.blocks.get(&id) else { continue };
             if !used.contains(&id) && (!self.leaves || self.leaf(id)) {
                 let entry = self.eviction.entry(&facts, 99 - facts.block, &self.cost);
                 let priority = self.priority(id);

@@ -26,7 +26,7 @@ const NUMBERS: Token = Token::MAX - FIRST_DIGEST;
 type TokenDigest = (Token, Vec<u8>);
 
 #[derive(Clone, Debug)]
-struct Held {
+struct DigestEntry {
     pair: Arc<TokenDigest>,
     /// Reference count: places that it is written to.
     uses: u64,
@@ -36,7 +36,7 @@ struct Held {
 #[derive(Clone, Debug)]
 pub struct Digests {
     numbers: BTreeMap<Arc<TokenDigest>, Token>,
-    held: BTreeMap<Token, Held>,
+    entries: BTreeMap<Token, DigestEntry>,
     /// Real tokens of the upper half that were cached before the first digest was used.
     real: BTreeSet<Token>,
     /// Whether a digest was ever in use.
@@ -58,7 +58,7 @@ impl Digests {
     fn with_room(span: Token, most: usize) -> Self {
         Self {
             numbers: BTreeMap::new(),
-            held: BTreeMap::new(),
+            entries: BTreeMap::new(),
             real: BTreeSet::new(),
             begun: false,
             promised: 0,
@@ -82,13 +82,13 @@ impl Digests {
     /// Number of pairs.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.held.len()
+        self.entries.len()
     }
 
     /// Whether no pair has a number.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.entries.is_empty()
     }
 
     /// Refuses tokens that could be taken for digests.
@@ -123,7 +123,7 @@ impl Digests {
     /// [`Error::Config`] if all numbers are in use or promised.
     pub fn check_room(&self, scope: &Scope) -> Result<()> {
         let wanted = scope.extra.len();
-        if wanted > 0 && self.held.len() + self.promised + wanted > self.most {
+        if wanted > 0 && self.entries.len() + self.promised + wanted > self.most {
             return Err(self.crowded(wanted));
         }
         Ok(())
@@ -133,7 +133,7 @@ impl Digests {
         Error::config(format!(
             "{wanted} digests, where {} are in use and {} more are promised to leases: at most {} \
              can be at once",
-            self.held.len(),
+            self.entries.len(),
             self.promised,
             self.most
         ))
@@ -178,7 +178,7 @@ impl Digests {
                 None => new.push((at, Arc::new(pair))),
             }
         }
-        if self.held.len() + new.len() > self.most {
+        if self.entries.len() + new.len() > self.most {
             return Err(self.crowded(new.len()));
         }
         for (at, pair) in new {
@@ -191,25 +191,25 @@ impl Digests {
 
     /// Counts tokens that are written once more.
     pub fn hold(&mut self, content: &[Token]) {
-        self.each(content, |held| held.uses += 1);
+        self.each(content, |entry| entry.uses += 1);
     }
 
     /// Uncounts tokens that were removed from one place; a number without a place is free.
     pub fn free(&mut self, content: &[Token]) {
-        self.each(content, |held| held.uses -= 1);
+        self.each(content, |entry| entry.uses -= 1);
     }
 
-    fn each(&mut self, content: &[Token], change: impl Fn(&mut Held)) {
-        if self.held.is_empty() {
+    fn each(&mut self, content: &[Token], change: impl Fn(&mut DigestEntry)) {
+        if self.entries.is_empty() {
             return;
         }
         for &number in content.iter().filter(|&&token| token >= FIRST_DIGEST) {
             // Another one is a real token from before.
-            let Some(held) = self.held.get_mut(&number) else { continue };
-            change(held);
-            if held.uses == 0 {
-                self.numbers.remove(&held.pair);
-                self.held.remove(&number);
+            let Some(entry) = self.entries.get_mut(&number) else { continue };
+            change(entry);
+            if entry.uses == 0 {
+                self.numbers.remove(&entry.pair);
+                self.entries.remove(&number);
             }
         }
     }
@@ -224,12 +224,12 @@ impl Digests {
         let mut at = Token::try_from(first).expect("below the span");
         let number = loop {
             let number = FIRST_DIGEST + at;
-            if !self.held.contains_key(&number) && !self.real.contains(&number) {
+            if !self.entries.contains_key(&number) && !self.real.contains(&number) {
                 break number;
             }
             at = (at + 1) % self.span;
         };
-        self.held.insert(number, Held { pair: pair.clone(), uses: 0 });
+        self.entries.insert(number, DigestEntry { pair: pair.clone(), uses: 0 });
         self.numbers.insert(pair.clone(), number);
         number
     }
@@ -240,14 +240,14 @@ impl Digests {
         if token < FIRST_DIGEST {
             return None;
         }
-        self.held.get(&token).map(|held| &*held.pair)
+        self.entries.get(&token).map(|entry| &*entry.pair)
     }
 
     /// The content with each number replaced by its token.
     #[must_use]
     pub fn tokens(&self, content: Vec<Token>) -> Vec<Token> {
         let token = |&token: &Token| self.pair(token).map_or(token, |pair| pair.0);
-        if self.held.is_empty() { content } else { content.iter().map(token).collect() }
+        if self.entries.is_empty() { content } else { content.iter().map(token).collect() }
     }
 
     /// Broken invariants, where `written` has all tokens written anywhere and `promised` the digests of
@@ -257,26 +257,26 @@ impl Digests {
         let mut broken = Vec::new();
         let mut seen: BTreeMap<Token, u64> = BTreeMap::new();
         for token in written.filter(|&token| token >= FIRST_DIGEST) {
-            if self.held.contains_key(&token) {
+            if self.entries.contains_key(&token) {
                 *seen.entry(token).or_default() += 1;
             } else if self.begun && !self.real.contains(&token) {
                 broken.push(format!("number {token} is written and has no digest"));
             }
         }
-        for (number, held) in &self.held {
+        for (number, entry) in &self.entries {
             let written = seen.get(number).copied().unwrap_or(0);
-            if written != held.uses || written == 0 {
-                broken.push(format!("digest {number} counts {} uses of {written}", held.uses));
+            if written != entry.uses || written == 0 {
+                broken.push(format!("digest {number} counts {} uses of {written}", entry.uses));
             }
-            if self.numbers.get(&held.pair) != Some(number) || self.real.contains(number) {
+            if self.numbers.get(&entry.pair) != Some(number) || self.real.contains(number) {
                 broken.push(format!("digest {number} is not found by its token and bytes"));
             }
         }
-        if (self.numbers.len(), self.promised) != (self.held.len(), promised) {
+        if (self.numbers.len(), self.promised) != (self.entries.len(), promised) {
             broken.push(format!(
                 "{} digests are found of {}, {} are promised of {promised}",
                 self.numbers.len(),
-                self.held.len(),
+                self.entries.len(),
                 self.promised
             ));
         }

@@ -194,7 +194,7 @@ fn a_hint_after_reset_ends_by_the_new_time() {
     rig.now = 0;
     rig.serve(&prompt);
     rig.call(|manager, now| manager.hint(&[hint], now)).unwrap();
-    let block = rig.manager.known(&prompt, &Scope::default()).unwrap()[0];
+    let block = rig.manager.cached_blocks(&prompt, &Scope::default()).unwrap()[0];
     let priority = |now| rig.manager.explain(block, GPU, now).unwrap().priority;
     assert_eq!((priority(rig.now), priority(100 * second)), (80, NORMAL));
 }

@@ -44,7 +44,7 @@ fn answer(reply: &HintReply) -> (Answer, u64, u64) {
 }
 
 fn priorities(rig: &Rig, tokens: &[Token]) -> Vec<u8> {
-    let known = rig.manager.known(tokens, &Scope::default()).expect("good tokens");
+    let known = rig.manager.cached_blocks(tokens, &Scope::default()).expect("good tokens");
     known.into_iter().map(|block| rig.manager.priority(block).expect("it lives")).collect()
 }
 
@@ -205,7 +205,7 @@ fn a_hint_about_uncached_tokens_waits_for_their_commit() {
     rig.now += 50;
     let id = rig.ask(&Acquire { scope: scope.clone(), ..all_of(&tokens(2, 1)) }).unwrap();
     rig.commit(id, &tokens(2, 1));
-    let known = rig.manager.known(&tokens(2, 1), &scope).unwrap();
+    let known = rig.manager.cached_blocks(&tokens(2, 1), &scope).unwrap();
     assert_eq!(rig.manager.priority(known[0]), Ok(NORMAL), "the hint was too old");
 }
 
@@ -617,7 +617,7 @@ proptest! {
         }
         rig.now += later;
         let all = |rig: &Rig| -> Vec<_> {
-            let known = |stem| rig.manager.known(&tokens(stem, 2), &Scope::default()).unwrap();
+            let known = |stem| rig.manager.cached_blocks(&tokens(stem, 2), &Scope::default()).unwrap();
             let blocks = (1..=4).flat_map(known);
             blocks.map(|block| rig.manager.explain(block, GPU, rig.now).unwrap()).collect()
         };

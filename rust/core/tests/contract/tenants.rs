@@ -124,7 +124,8 @@ impl Managed {
         let mut all = Vec::new();
         let mut ranked: Vec<(TierId, usize, u32, usize)> = Vec::new();
         for stem in 0..STEMS {
-            let known = manager.known(&tokens(stem, BLOCKS), &scope(true)).expect("a good scope");
+            let known =
+                manager.cached_blocks(&tokens(stem, BLOCKS), &scope(true)).expect("a good scope");
             for (at, &block) in known.iter().enumerate() {
                 all.push(format!("{stem} {at} {:?}", manager.priority(block)));
                 for tier in [GPU, HOST] {

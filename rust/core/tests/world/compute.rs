@@ -90,7 +90,7 @@ impl World {
         let size = self.size();
         let sealed = (from + fresh.len()) / size - from / size;
         let whose = Self::scope(self.held[at].scope);
-        let known = self.manager.known(&self.held[at].tokens, &whose).unwrap();
+        let known = self.manager.cached_blocks(&self.held[at].tokens, &whose).unwrap();
         self.hints.used(known.into_iter().skip(from / size).take(sealed));
         (sealed, from / size)
     }

@@ -75,7 +75,7 @@ impl World {
     }
 
     pub(super) fn used(&mut self, tokens: &[Token], scope: &Scope) {
-        let known = self.manager.known(tokens, scope).unwrap();
+        let known = self.manager.cached_blocks(tokens, scope).unwrap();
         self.hints.used(known.into_iter());
     }
 
@@ -153,7 +153,7 @@ impl World {
             let first = at * size;
             start <= first && first < end.unwrap_or(tokens.len())
         };
-        let known = self.manager.known(&tokens, &scope).unwrap();
+        let known = self.manager.cached_blocks(&tokens, &scope).unwrap();
         let retained = (who, priority, ttl.map(|ttl| self.manager.now() + ttl));
         for (at, &block) in known.iter().enumerate() {
             if inside(at) {
@@ -177,7 +177,7 @@ impl World {
     fn release_hint(&mut self, (tokens, scope): (Vec<Token>, Scope), (a, b): (usize, usize)) {
         let owner = ["a", "b", ""][a / 11 % 3];
         let who = (owner, scope.tenant.is_empty());
-        let known = self.manager.known(&tokens, &scope).unwrap();
+        let known = self.manager.cached_blocks(&tokens, &scope).unwrap();
         let all = a.is_multiple_of(2);
         let release = match (self.loose() && a % 3 == 0, all) {
             (true, _) => Release::Session { name: ["s", "t", "u"][b % 3].to_owned(), scope },
@@ -215,7 +215,7 @@ impl World {
                 for held in self.held.iter().filter(|held| !held.suspended) {
                     let whose = Self::scope(held.scope);
                     let count = self.manager.lease_tokens(held.id).unwrap() / self.size();
-                    let path = self.manager.known(&held.tokens, &whose).unwrap();
+                    let path = self.manager.cached_blocks(&held.tokens, &whose).unwrap();
                     let path = &path[..count.min(path.len())];
                     assert!(!path.contains(&block), "a leased block was released");
                 }
@@ -237,7 +237,7 @@ impl World {
             if waiting.retained.2.is_some_and(|until| until <= now) {
                 continue;
             }
-            let known = self.manager.known(&waiting.tokens, &waiting.scope).unwrap();
+            let known = self.manager.cached_blocks(&waiting.tokens, &waiting.scope).unwrap();
             let same = known.iter().zip(&waiting.known).take_while(|(a, b)| a == b).count();
             for (at, &block) in known.iter().enumerate().skip(same) {
                 if waiting.range.contains(&(at * self.size())) {
@@ -272,7 +272,7 @@ impl World {
         let scope = Self::scope(a / 60);
         let mut blocks: BTreeSet<Handle> = self.hints.retained.keys().copied().collect();
         blocks.extend(&self.hints.released);
-        blocks.extend(self.manager.known(&Self::sequence(a, b), &scope).unwrap());
+        blocks.extend(self.manager.cached_blocks(&Self::sequence(a, b), &scope).unwrap());
         for tier in 0..self.manager.settings().tiers.len() {
             let (kept, most) = self.manager.retained(tier);
             assert!(kept <= most, "after {raw:?}: tier {tier} retains {kept} of {most}");

@@ -40,7 +40,7 @@ impl World {
             let copy = |block: MatchedBlock| block.copies.into_iter().find(|c| c.tier == tier);
             m.describe(blocks, 0).into_iter().map(copy).collect::<Vec<_>>()
         };
-        let known = self.manager.known(&tokens, &scope).expect("a good scope");
+        let known = self.manager.cached_blocks(&tokens, &scope).expect("a good scope");
         // A copy that leaves has its bytes in slots that the mark does not take over.
         let slots = |m: &Manager, block: Handle, copy: Option<&Copy>| -> Vec<(u16, Slot)> {
             let Some(copy) = copy else { return Vec::new() };

@@ -98,7 +98,7 @@ impl Continuous {
             let Some((id, mut running)) = self.queue.suspended.pop_first() else { break };
             if running.resume(&self.service, machine, now)? {
                 self.take_in(id, running, now);
-            } else if self.alone(machine, now)? {
+            } else if self.stuck(machine, now)? {
                 self.finish(running, machine, None, now)?;
             } else {
                 self.queue.suspended.insert(id, running);
@@ -109,7 +109,7 @@ impl Continuous {
     }
 
     /// Whether room can come from nowhere: no request holds any, and no move is under way.
-    fn alone(&self, machine: &mut Machine, now: Nanos) -> Result<bool> {
+    fn stuck(&self, machine: &mut Machine, now: Nanos) -> Result<bool> {
         machine.take(now)?;
         let held = !self.running.is_empty() || !self.relay.given.is_empty();
         Ok(!held && machine.executor.idle())
@@ -167,7 +167,7 @@ impl Engine for Continuous {
             }
             self.enter_batch(id);
         }
-        for id in self.decodes.due() {
+        for id in self.decodes.finished() {
             // An earlier one may have suspended it.
             if self.computing.contains(&id) {
                 self.make_room(id, machine, now)?;
@@ -190,7 +190,7 @@ impl Engine for Continuous {
         }
         match Running::begin(request, &self.service, machine, &fetched, now)? {
             Ok(running) => self.take_in(running.request.id, running, now),
-            Err(request) if self.alone(machine, now)? => self.refuse(&request, machine),
+            Err(request) if self.stuck(machine, now)? => self.refuse(&request, machine),
             Err(request) => {
                 self.queue.fresh.push_front(request);
                 self.queue.blocked = true;
@@ -250,7 +250,7 @@ impl Engine for Continuous {
     fn step_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<Option<Nanos>> {
         let Some((began, steps)) = self.step.end(now) else { return Ok(None) };
         self.decodes.advance(steps);
-        for id in self.decodes.due() {
+        for id in self.decodes.finished() {
             let count = self.decodes.count();
             if self.running.get(&id).is_some_and(|running| running.ended(count)) {
                 self.leave_batch(id);
@@ -269,7 +269,7 @@ impl Engine for Continuous {
         Some(self)
     }
 
-    fn take_due(&mut self) -> Vec<(Kind, Nanos)> {
+    fn take_wakeups(&mut self) -> Vec<(Kind, Nanos)> {
         std::mem::take(&mut self.due)
     }
 

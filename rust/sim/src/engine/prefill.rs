@@ -84,7 +84,7 @@ impl Prefill {
         let manager = machine.calls.manager();
         let layers = manager.settings().layers;
         let found = Found::of(manager, lease, input)?;
-        let span = (found.known(), input + made);
+        let span = (found.covered(), input + made);
         let mut prefill = Self {
             lease,
             matched: found.held.matched(),
@@ -197,7 +197,7 @@ impl<'a> Found<'a> {
     }
 
     /// Real tokens that the plan covers.
-    fn known(&self) -> u64 {
+    fn covered(&self) -> u64 {
         let blocks = self.held.plan().spans.iter().map(|span| u64::from(span.stop)).max();
         self.tokens(&(0..blocks.unwrap_or(0)))
     }

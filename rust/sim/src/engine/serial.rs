@@ -191,7 +191,7 @@ impl Engine for Serial {
         Ok(Some(began))
     }
 
-    fn take_due(&mut self) -> Vec<(Kind, Nanos)> {
+    fn take_wakeups(&mut self) -> Vec<(Kind, Nanos)> {
         std::mem::take(&mut self.due)
     }
 

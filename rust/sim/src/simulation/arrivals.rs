@@ -63,7 +63,7 @@ impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
         clients.ahead = self.requests.next().transpose()?;
         let mut events = Vec::new();
         for client in 0..clients.turns.len() {
-            events.extend(self.turn(client, 0)?);
+            events.extend(self.next_request(client, 0)?);
         }
         Ok(events)
     }
@@ -91,7 +91,7 @@ impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
     /// What the trace fails with.
     pub(super) fn ended(&mut self, id: u64, now: Nanos) -> Result<Option<Event>> {
         let client = self.clients.as_mut().and_then(|clients| clients.waits.remove(&id));
-        client.map_or(Ok(None), |client| self.turn(client, now))
+        client.map_or(Ok(None), |client| self.next_request(client, now))
     }
 
     /// The next request of an open trace will come in.
@@ -108,7 +108,7 @@ impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
     }
 
     /// The next turn of a client, or the first one of the next conversation.
-    fn turn(&mut self, client: usize, now: Nanos) -> Result<Option<Event>> {
+    fn next_request(&mut self, client: usize, now: Nanos) -> Result<Option<Event>> {
         let Some(clients) = &mut self.clients else { return Ok(None) };
         let turns = &mut clients.turns[client];
         if turns.is_empty() {

@@ -88,7 +88,7 @@ impl Quotas {
     }
 
     /// Share, tier and counted blocks of every quota.
-    pub(crate) fn held(&self) -> impl Iterator<Item = (Share, TierId, &BTreeSet<BlockId>)> {
+    pub(crate) fn counted(&self) -> impl Iterator<Item = (Share, TierId, &BTreeSet<BlockId>)> {
         self.bounds.iter().map(|(&(share, tier), quota)| (share, tier, &quota.held))
     }
 }

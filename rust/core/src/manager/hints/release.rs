@@ -56,22 +56,22 @@ impl Manager {
             return reply(0, mine.len() as u64);
         };
         let path = self.path_to(self.sessions.tip(id));
-        let held = self.held_by(id);
+        let refs = self.lease_refs(id);
         self.finish_session(id);
         // The session may have claims on blocks off its present path.
         let others: Vec<BlockId> = mine.into_iter().filter(|block| !path.contains(block)).collect();
-        self.release_blocks(held, path.into_iter().chain(others).collect())
+        self.release_blocks(refs, path.into_iter().chain(others).collect())
     }
 
     /// The references of a session's leases, by block.
-    fn held_by(&self, session: SessionId) -> FxHashMap<BlockId, u32> {
-        let mut held = FxHashMap::default();
+    fn lease_refs(&self, session: SessionId) -> FxHashMap<BlockId, u32> {
+        let mut refs = FxHashMap::default();
         for id in self.sessions.leases(session) {
             for &block in self.leases[&id].path.blocks() {
-                *held.entry(block).or_default() += 1;
+                *refs.entry(block).or_default() += 1;
             }
         }
-        held
+        refs
     }
 
     /// Ends an owner's claims and pending hints, and releases their blocks.
@@ -150,9 +150,9 @@ impl Manager {
             if search.unneeded.contains(&block) {
                 continue;
             }
-            let held = search.held.get(&block).copied().unwrap_or(0);
+            let leased = search.held.get(&block).copied().unwrap_or(0);
             // Out of budget: to keep a block is the safe answer.
-            if search.left == 0 || self.node(block).refs > held || self.sessions.end_in(block) {
+            if search.left == 0 || self.node(block).refs > leased || self.sessions.end_in(block) {
                 return true;
             }
             search.left -= 1;

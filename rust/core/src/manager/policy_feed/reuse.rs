@@ -102,7 +102,7 @@ impl Manager {
     }
 
     /// The request that is served uses blocks of one path, whose uses are counted already.
-    pub(crate) fn use_known(&mut self, path: &[BlockId]) {
+    pub(crate) fn use_cached(&mut self, path: &[BlockId]) {
         let Self { feed, blocks, scopes, settings, .. } = self;
         let (Some(uses), Some(&first)) = (&mut feed.uses, path.first()) else { return };
         let trie = blocks.trie();

@@ -178,7 +178,7 @@ impl Manager {
         id: LeaseId,
         now: Nanos,
     ) -> Result<Taken> {
-        let mut path = scope.map_or_else(Vec::new, |scope| self.asked_path(ask, scope));
+        let mut path = scope.map_or_else(Vec::new, |scope| self.requested_path(ask, scope));
         let mut missing = self.scan(&path, now);
         let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
         let mut open = self.behind(path.len(), ask)?;
@@ -230,7 +230,7 @@ impl Manager {
     }
 
     /// The blocks of a request's tokens that are in the trie.
-    fn asked_path(&self, ask: &Acquire<'_>, scope: ScopeId) -> Vec<BlockId> {
+    fn requested_path(&self, ask: &Acquire<'_>, scope: ScopeId) -> Vec<BlockId> {
         let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
         // The path will grow into this; the reserve may be far larger than what is written.
         let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));

@@ -75,7 +75,7 @@ impl Manager {
     /// # Errors
     /// As [`Manager::lookup`].
     pub fn probe(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
-        Ok(self.trie().handles(&self.known_path(query, scope, keep)?))
+        Ok(self.trie().handles(&self.matched_path(query, scope, keep)?))
     }
 
     /// The tokens and copies of blocks; none for a block that left the trie.
@@ -113,7 +113,7 @@ impl Manager {
     /// # Errors
     /// As [`Manager::lookup`].
     pub fn matched(&self, tokens: &[Token], scope: &Scope, keep: usize) -> Result<usize> {
-        Ok(self.known_path(Query::Tokens(tokens), scope, keep)?.len() * self.block_tokens())
+        Ok(self.matched_path(Query::Tokens(tokens), scope, keep)?.len() * self.block_tokens())
     }
 
     /// Blocks at the front of a sequence whose layers are all valid now, on one tier or over several.
@@ -122,7 +122,7 @@ impl Manager {
     /// # Errors
     /// As [`Manager::lookup`].
     pub fn resident(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<usize> {
-        let path = self.known_path(query, scope, keep)?;
+        let path = self.matched_path(query, scope, keep)?;
         let tiers = || (0..self.tiers.len()).map(|tier| self.blocks.table(tier));
         let mut resident = 0;
         for run in self.runs(&path) {
@@ -153,7 +153,7 @@ impl Manager {
     }
 
     /// The usable path of a query in a scope.
-    fn known_path(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
+    fn matched_path(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
         self.open()?;
         // Without digests the query needs no copy of the tokens.
         if self.scopes.digests.plain(scope) {

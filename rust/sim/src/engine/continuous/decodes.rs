@@ -45,7 +45,7 @@ impl Decodes {
     }
 
     /// The members that are due, in the order of their ids.
-    pub(super) fn due(&self) -> Vec<u64> {
+    pub(super) fn finished(&self) -> Vec<u64> {
         let due = self.due.range(..=(self.count, u64::MAX));
         let mut due: Vec<u64> = due.map(|&(_, id)| id).collect();
         due.sort_unstable();
@@ -53,7 +53,7 @@ impl Decodes {
     }
 
     /// Number of steps until a member is due; `None` without members.
-    pub(super) fn until_due(&self) -> Option<u64> {
+    pub(super) fn steps_left(&self) -> Option<u64> {
         self.due.first().map(|&(due, _)| due.saturating_sub(self.count))
     }
 

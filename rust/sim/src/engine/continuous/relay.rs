@@ -111,7 +111,7 @@ impl Continuous {
                     self.relay.pulls.push(Pull { request: id, tokens });
                     self.take_in(id, running, now);
                 }
-                Err(request) if self.alone(machine, now)? => self.refuse(&request, machine),
+                Err(request) if self.stuck(machine, now)? => self.refuse(&request, machine),
                 Err(request) => {
                     self.queue.handed.push_front(Handoff { request, record });
                     self.queue.blocked = true;

@@ -73,8 +73,8 @@ impl Step {
     ) -> Option<(Nanos, Nanos)> {
         (self.begin, self.steps) = (now, 1);
         if self.chunks.is_empty() {
-            let until_due = decodes.until_due()?;
-            self.steps = if one_by_one { 1 } else { until_due.max(1) };
+            let steps_left = decodes.steps_left()?;
+            self.steps = if one_by_one { 1 } else { steps_left.max(1) };
             self.end = decodes.ends(now, cost).nth(usize::try_from(self.steps - 1).unwrap_or(0));
             return self.end.map(|end| (end, 0));
         }

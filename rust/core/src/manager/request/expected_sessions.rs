@@ -1,4 +1,4 @@
-//! Due sessions: those whose learned pause is about to end, for an engine that then prefetches.
+//! Expected sessions: those whose learned pause is about to end, for an engine that then prefetches.
 //!
 //! The manager makes no calls: the engine polls it. Invariant: only sessions that wait, without a
 //! lease, are named. Cost: O(sessions of the scope · log limit) per call.
@@ -11,7 +11,7 @@ use crate::time::Nanos;
 
 /// A session that waits.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Due {
+pub struct ExpectedSession {
     /// Its name.
     pub session: String,
     /// Learned uses of its last block per request, from now on, over the best time to wait.
@@ -25,29 +25,35 @@ impl Manager {
     ///
     /// # Errors
     /// `Config` if the scope was first used with another structure.
-    pub fn due(&self, scope: &Scope, limit: usize, now: Nanos) -> Result<Vec<Due>> {
+    pub fn expected_sessions(
+        &self,
+        scope: &Scope,
+        limit: usize,
+        now: Nanos,
+    ) -> Result<Vec<ExpectedSession>> {
         self.open()?;
         let _ = now;
         let learns = self.tiers.iter().find(|tier| tier.eviction.needs(Needs::REUSE));
         let (Some(tier), Some(scope)) = (learns, self.scopes.find(scope)?) else {
             return Ok(Vec::new());
         };
-        let mut due: Vec<Due> = self
+        let mut expected: Vec<ExpectedSession> = self
             .sessions
             .waiting(scope)
             .filter_map(|(name, tip)| {
                 let rate = tier.eviction.reuse_rate(&self.feed.last_use(tip))?;
-                Some(Due { session: name.to_owned(), rate })
+                Some(ExpectedSession { session: name.to_owned(), rate })
             })
             .collect();
-        let order =
-            |a: &Due, b: &Due| b.rate.total_cmp(&a.rate).then_with(|| a.session.cmp(&b.session));
+        let order = |a: &ExpectedSession, b: &ExpectedSession| {
+            b.rate.total_cmp(&a.rate).then_with(|| a.session.cmp(&b.session))
+        };
         // Few are asked for of many.
-        if limit < due.len() {
-            due.select_nth_unstable_by(limit, order);
-            due.truncate(limit);
+        if limit < expected.len() {
+            expected.select_nth_unstable_by(limit, order);
+            expected.truncate(limit);
         }
-        due.sort_unstable_by(order);
-        Ok(due)
+        expected.sort_unstable_by(order);
+        Ok(expected)
     }
 }
