@@ -78,7 +78,7 @@ def test_questions_and_labels_are_no_openings():
     opened = [
         s
         for _, s in words.sentences(
-            "What is a tier? What\n\nA block is on disk. Where it is not, it moves.\n\nwhat: a name of an argument"
+            "What is a tier? What\n\nA block is on disk. Where it is not, it moves.\n\nwhat: a name"
         )
     ]
     assert [bool(words.OPENING.match(s)) for s in opened] == [False, False, True, False]

@@ -149,14 +149,14 @@ def salt(name: str, given: object) -> bytes:
     return bytes(given)
 
 
-def word(name: str, given: object, known: Collection[str]) -> str:
+def word(name: str, given: object, allowed: Collection[str]) -> str:
     """One of a few words.
 
     Raises:
         ConfigError: another one.
     """
-    if not (isinstance(given, str) and given in known):
-        raise ConfigError(f"{name} is one of {', '.join(known)}, not {shown(given)}")
+    if not (isinstance(given, str) and given in allowed):
+        raise ConfigError(f"{name} is one of {', '.join(allowed)}, not {shown(given)}")
     return given
 
 

@@ -145,10 +145,10 @@ class Layout:
 
     def digest(self) -> bytes:
         """32 bytes that name this layout; equal exactly for equal layouts."""
-        told = asdict(self)
+        fields_of = asdict(self)
         if not self.opaque:  # layouts had digests before there were opaque ones
-            del told["opaque"]
-        fields = json.dumps(told, sort_keys=True, separators=(",", ":"))
+            del fields_of["opaque"]
+        fields = json.dumps(fields_of, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(fields.encode(), digest_size=32, person=b"kvtrie-layout").digest()
 
     def _padded(self, size: int, row: int, scales: int) -> int:

@@ -171,9 +171,9 @@ class ModelShape:
             config = config.get_text_config(decoder=True)
         strange = [name for name in _UNKNOWN if getattr(config, name, None)]
         if strange:
-            said = ", ".join(f"{name}={getattr(config, name)!r}" for name in strange)
+            settings = ", ".join(f"{name}={getattr(config, name)!r}" for name in strange)
             raise ConfigError(
-                f"a configuration with {said} is not supported: write the ModelShape by hand"
+                f"a configuration with {settings} is not supported: write the ModelShape by hand"
             )
         if getattr(config, "is_heterogeneous", False):
             raise ConfigError("layers of different sizes are not supported")

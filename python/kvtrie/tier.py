@@ -133,8 +133,8 @@ class Tier:
             "durability": (self.durability, ("none", "flush", "fsync")),
             "io": (self.io, ("direct", "buffered")),
         }
-        for name, (given, known) in words.items():
-            word(f"{name} of a tier", given, known)
+        for name, (given, allowed) in words.items():
+            word(f"{name} of a tier", given, allowed)
         if self.path is not None:
             put(self, path=folder(f"path of tier {self.kind!r}", self.path))
         self._check_room()

@@ -84,13 +84,13 @@ def attend(
         if return_attn_weights:
             flash.weigh()
         return flash.out, flash.weights if return_attn_weights else None
-    asked: torch.Tensor = query.unflatten(1, (groups, each)).float() * factor
+    grouped: torch.Tensor = query.unflatten(1, (groups, each)).float() * factor
     across, given = keys.float().mT, values.float()
     out = query.new_empty((batch, groups, each, new, values.shape[-1]))
-    total = asked.new_zeros((batch, groups, each, rows)) if return_attn_weights else None
+    total = grouped.new_zeros((batch, groups, each, rows)) if return_attn_weights else None
     sight = _Sight.of(token_pos, input_pos, new, first)
     for lo, hi in _slices(new, 4 * batch * heads * rows, query.device, tmp_array_limit_gb):
-        part = asked[:, :, :, lo:hi].flatten(2, 3)
+        part = grouped[:, :, :, lo:hi].flatten(2, 3)
         weights = torch.matmul(part, across).unflatten(2, (each, hi - lo))
         weights.masked_fill_(sight.hidden(lo, hi), -torch.inf)
         weights = torch.softmax(weights, dim=-1)
@@ -137,8 +137,8 @@ def attend_causal(
     places = torch.arange(new, device=query.device)
     parts: list[torch.Tensor] = []
     for lo, hi in _mask_slices(query, new, tmp_array_limit_gb):
-        asked = places[lo:hi, None]
-        seen = (places <= asked) & (places >= first[:, None, None]) | (places == asked)
+        query_at = places[lo:hi, None]
+        seen = (places <= query_at) & (places >= first[:, None, None]) | (places == query_at)
         parts.append(
             functional.scaled_dot_product_attention(
                 query[:, :, lo:hi], keys, values, attn_mask=seen[:, None], scale=scale

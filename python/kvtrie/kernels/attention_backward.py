@@ -91,15 +91,15 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
         back = FlashBackward(flash, grad, key_grads, value_grads)
         back.start()
         return back.query_grads
-    asked = query.unflatten(1, (groups, each)).float() * factor
+    grouped = query.unflatten(1, (groups, each)).float() * factor
     given = grad.unflatten(1, (groups, each)).float()
     plain, stated = keys.float(), values.float()
-    found = torch.empty_like(asked)
+    found = torch.empty_like(grouped)
     sight = _Sight.of(token_pos, input_pos, new, first)
     # Two arrays of weights are live here; the forward pass has one.
     for lo, hi in _slices(new, 8 * batch * heads * rows, query.device, tmp_array_limit_gb):
         size = (each, hi - lo)
-        part, back = asked[:, :, :, lo:hi].flatten(2, 3), given[:, :, :, lo:hi].flatten(2, 3)
+        part, back = grouped[:, :, :, lo:hi].flatten(2, 3), given[:, :, :, lo:hi].flatten(2, 3)
         weights = torch.matmul(part, plain.mT)
         weights.unflatten(2, size).masked_fill_(sight.hidden(lo, hi), -torch.inf)
         weights = torch.softmax(weights, dim=-1)

@@ -109,16 +109,16 @@ def compiled(
     if logs is not None:
         return program.compile("cubin", logs=logs)
     try:
-        with cuda.utils.FileStreamProgramCache(cache) as kept:
+        with cuda.utils.FileStreamProgramCache(cache) as programs:
             key = cuda.utils.make_program_cache_key(
                 code=text(kernel), code_type="c++", options=options, target_type="cubin"
             )
-            entry: bytes = kept.get(key) or b""
+            entry: bytes = programs.get(key) or b""
             proof, code = entry[:_PROOF_BYTES], entry[_PROOF_BYTES:]
             if proof == _proof(key, code):
                 return cuda.ObjectCode.from_cubin(code, name=options.name)
             made = program.compile("cubin")
-            kept[key] = _proof(key, made.code) + made.code
+            programs[key] = _proof(key, made.code) + made.code
             return made
     except OSError as error:
         _LOG.warning("compiled kernels cannot be kept: %s", error)

@@ -109,13 +109,13 @@ class Flash:
         batch, heads, new, _ = query.shape
         groups, rows = keys.shape[1], keys.shape[2]
         width = width_of(query)
-        queries, held = _tiles(width * query.dtype.itemsize)
+        queries, key_tiles = _tiles(width * query.dtype.itemsize)
         if kernel == "attend":
             grid = (-(-(heads // groups) * new // queries), groups, batch)
             arguments = (*self.arguments, self.out, *self.out.stride()[:3], self.lse)
         else:
-            grid = (-(-rows // held), heads, batch)
-            arguments = (*self._asked, *self._sight, self.lse, self.weights)
+            grid = (-(-rows // key_tiles), heads, batch)
+            arguments = (*self._query_arguments, *self._sight, self.lse, self.weights)
         name = ROWS[query.dtype]
         return Launch(name, name, grid, (2 * queries, 1, 1), arguments, width)
 
@@ -123,10 +123,10 @@ class Flash:
     def arguments(self) -> tuple[torch.Tensor | int, ...]:
         """Arguments of `attend`, which its backward pass takes first: all but those written."""
         values = self._rows[2]
-        return (*self._asked, values, *values.stride()[:3], *self._sight)
+        return (*self._query_arguments, values, *values.stride()[:3], *self._sight)
 
     @property
-    def _asked(self) -> tuple[torch.Tensor | int, ...]:
+    def _query_arguments(self) -> tuple[torch.Tensor | int, ...]:
         query, keys, _ = self._rows
         return (query, *query.stride()[:3], keys, *keys.stride()[:3])
 

@@ -38,12 +38,12 @@ def pays(kind: str, queries: int, rows: int, points: Points | None = None) -> bo
     Between two numbers of rows that were measured the bound is interpolated, by logarithms; below
     the first one it is that one's, above the last one that one's share of the rows.
     """
-    known = stored().get(kind, []) if points is None else points
-    if not known:
+    measured = stored().get(kind, []) if points is None else points
+    if not measured:
         return False
-    at = bisect_left(known, (rows, 0), key=lambda point: (point[0], 0))
-    low, few = known[max(0, at - 1)]
-    high, many = known[min(at, len(known) - 1)]
+    at = bisect_left(measured, (rows, 0), key=lambda point: (point[0], 0))
+    low, few = measured[max(0, at - 1)]
+    high, many = measured[min(at, len(measured) - 1)]
     if few is None or many is None:
         return False
     if not low < rows < high:

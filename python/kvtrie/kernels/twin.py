@@ -37,7 +37,7 @@ def run(call: Call) -> None:
         turns_in_place = call.kernel == "rerotate"
         fresh = _read(plane, slots, torch.float32) if turns_in_place else call.rows[at][:, inside]
         if call.rope is not None and call.keys and at == 0:
-            fresh = _turn(fresh.float(), call.rope, call.turns[inside])
+            fresh = _rotate(fresh.float(), call.rope, call.turns[inside])
         if call.deviation is not None:
             stood = _read(plane, slots, torch.float32)
             call.deviation[at].zero_()
@@ -56,7 +56,7 @@ def _inside(call: Call) -> torch.Tensor:
     return inside
 
 
-def _turn(keys: torch.Tensor, rope: Rope, by: torch.Tensor) -> torch.Tensor:
+def _rotate(keys: torch.Tensor, rope: Rope, by: torch.Tensor) -> torch.Tensor:
     cos = rope.cos[by.abs()][:, None, :]
     sin = rope.sin[by.abs()][:, None, :] * by.sign()[:, None, None]
     turned = keys.clone()

@@ -83,10 +83,10 @@ class CacheArguments:
         Raises:
             ConfigError: a name that no policy knows, or a number that cannot be.
         """
-        known = {each.name for each in fields(cls)} - {"given"}
-        if unknown := sorted(set(given) - known):
+        names = {each.name for each in fields(cls)} - {"given"}
+        if unknown := sorted(set(given) - names):
             raise ConfigError(
-                f"no policy takes {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+                f"no policy takes {', '.join(unknown)}; known are {', '.join(sorted(names))}"
             )
         return cls(**given, given=frozenset(given))
 
@@ -97,10 +97,10 @@ class CacheArguments:
             ConfigError: either.
         """
         if lacking := sorted(self.given - set(accepts)):
-            known = f"it takes {', '.join(sorted(accepts))}" if accepts else "it takes none"
-            raise ConfigError(f"{policy} has no argument {', '.join(lacking)}: {known}")
-        kept = self.grace_period + max(self.sinks, self.init_grace_tokens)
-        if kept >= cache_length:
+            allowed = f"it takes {', '.join(sorted(accepts))}" if accepts else "it takes none"
+            raise ConfigError(f"{policy} has no argument {', '.join(lacking)}: {allowed}")
+        fixed = self.grace_period + max(self.sinks, self.init_grace_tokens)
+        if fixed >= cache_length:
             raise ConfigError(
                 f"a grace period of {self.grace_period} and "
                 f"{max(self.sinks, self.init_grace_tokens)} sinks leave no row of {cache_length} "

@@ -131,8 +131,8 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
             buffers, query_heads, arguments, scale=scale, tmp_array_limit_gb=tmp_array_limit_gb
         )
         self._state = {name: self._plane() for name in type(self).names}
-        asked = self.arguments.prefill_scores
-        self._prefill_scores = type(self).prefill_scores if asked is None else asked
+        wanted = self.arguments.prefill_scores
+        self._prefill_scores = type(self).prefill_scores if wanted is None else wanted
         self._weights: torch.Tensor | None = None
         self._queries: torch.Tensor | None = None
         self._ring = 0
@@ -344,16 +344,16 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
         """Have fewer rows from now on; see `KVCacheWithBuffers.shrink`."""
         self.check_shrink(cache_length)
         full, grace = self.filled == self.cache_length, self.arguments.grace_period
-        kept = min(self.filled, cache_length)
+        count = min(self.filled, cache_length)
         rows = torch.arange(self.filled, device=self.place.device)
         if full and grace:  # oldest of the ring first, so that it restarts
             turned = (rows[-grace:] - rows[-grace] + self._ring) % grace + rows[-grace]
             rows = torch.cat((rows[:-grace], turned))
         order = rows.expand(self.batch, self.kv_heads, -1)
-        if kept < self.filled:
-            held = self.rows(beyond=grace)
-            keys = self._order(self._compute_scores(held), held.token_pos)
-            best = keys.topk(kept - grace, dim=-1).indices.sort(dim=-1).values
+        if count < self.filled:
+            candidates = self.rows(beyond=grace)
+            keys = self._order(self._compute_scores(candidates), candidates.token_pos)
+            best = keys.topk(count - grace, dim=-1).indices.sort(dim=-1).values
             order = torch.cat((best, order[:, :, self.filled - grace :]), dim=2)
         if self._weights is not None:
             filler = order.clamp(max=self._weights.shape[2] - 1)

@@ -202,7 +202,7 @@ class CodedBuffers(KVCacheBuffers):
         """Of numbers `(..., dim)`, what the planes keep of them, of K or of V."""
 
     @abstractmethod
-    def _decode(self, kept: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _decode(self, stored: Sequence[torch.Tensor]) -> torch.Tensor:
         """Numbers of what planes keep."""
 
     @property
@@ -229,8 +229,8 @@ class CodedBuffers(KVCacheBuffers):
         """Overwrite rows: codes for good, the numbers themselves until `settle`."""
         half = len(self.planes) // 2
         for new, planes in ((keys, self.planes[:half]), (values, self.planes[half:])):
-            for plane, kept in zip(planes, self._encode(new), strict=True):
-                put_rows(plane, rows, kept)
+            for plane, codes in zip(planes, self._encode(new), strict=True):
+                put_rows(plane, rows, codes)
         if self._working.holder is self:
             for plane, new in zip(self._working.planes(self.place), (keys, values), strict=True):
                 put_rows(plane, rows, new)
@@ -251,9 +251,9 @@ class CodedBuffers(KVCacheBuffers):
         keys, values = self._working.planes(self.place)
         if self._working.holder is not self:
             half = len(self.planes) // 2
-            kept = [plane[:, :, :rows] for plane in self.planes]
-            keys[:, :, :rows] = self._decode(kept[:half])
-            values[:, :, :rows] = self._decode(kept[half:])
+            codes = [plane[:, :, :rows] for plane in self.planes]
+            keys[:, :, :rows] = self._decode(codes[:half])
+            values[:, :, :rows] = self._decode(codes[half:])
             self._working.holder = self
             if self._fresh is not None and self._pending is not None:
                 put_rows(keys, self._fresh, self._pending[0])
@@ -265,9 +265,9 @@ class CodedBuffers(KVCacheBuffers):
         """Let the working copy say of the rows just written what their codes say."""
         if self._fresh is not None and self._working.holder is self:
             half = len(self.planes) // 2
-            kept = [take_rows(plane, self._fresh) for plane in self.planes]
+            stored = [take_rows(plane, self._fresh) for plane in self.planes]
             for plane, codes in zip(
-                self._working.planes(self.place), (kept[:half], kept[half:]), strict=True
+                self._working.planes(self.place), (stored[:half], stored[half:]), strict=True
             ):
                 put_rows(plane, self._fresh, self._decode(codes))
         self._fresh = self._pending = None

@@ -278,13 +278,13 @@ class DefaultKVCache(KVCache):
 
     def _checked(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
         new = key.shape[2] if key.dim() == 4 else 0  # noqa: PLR2004 - four axes
-        asked = (self.batch, self.query_heads, new, self.head_dim)
+        expected = (self.batch, self.query_heads, new, self.head_dim)
         given = (self.batch, self.kv_heads, new, self.head_dim)
-        if (query.shape, key.shape, value.shape) != (asked, given, given) or not new:
+        if (query.shape, key.shape, value.shape) != (expected, given, given) or not new:
             raise ConfigError(
                 f"queries {tuple(query.shape)}, keys {tuple(key.shape)}, values "
-                f"{tuple(value.shape)}: {asked[:2]} and {given[:2]} by tokens by {self.head_dim} "
-                "wanted"
+                f"{tuple(value.shape)}: {expected[:2]} and {given[:2]} by tokens by "
+                f"{self.head_dim} wanted"
             )
         if key.device.type == "cpu":  # elsewhere one would wait for the device
             for name, each in (("queries", query), ("keys", key), ("values", value)):
@@ -462,16 +462,16 @@ class KVCacheWithBuffers(DefaultKVCache):
 
     def arranged(self, order: torch.Tensor, cache_length: int) -> None:
         """Keep the rows `order`, int64 `(batch, kv_heads, n)`, in this order, in fewer rows."""
-        kept = order.shape[2]
+        count = order.shape[2]
 
         def taken(plane: torch.Tensor) -> torch.Tensor:
             made = plane.new_zeros((*plane.shape[:2], cache_length, *plane.shape[3:]))
-            made[:, :, :kept] = take_rows(plane, order)
+            made[:, :, :count] = take_rows(plane, order)
             return made
 
         self.place = self.place.resized(rows=cache_length)
-        self.evicted = self.evicted or kept < self.filled
-        self.cache_length, self.filled = cache_length, kept
+        self.evicted = self.evicted or count < self.filled
+        self.cache_length, self.filled = cache_length, count
         self.buffers.rebuilt(taken, self.place)
         self._token_pos = taken(self._token_pos)
         self._state = {name: taken(plane) for name, plane in self._state.items()}

@@ -52,8 +52,8 @@ class TorchQuantized(CodedBuffers):
     def _encode(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return quantise(x, self._bits)[:3]
 
-    def _decode(self, kept: Sequence[torch.Tensor]) -> torch.Tensor:
-        codes, scale, zero = kept
+    def _decode(self, stored: Sequence[torch.Tensor]) -> torch.Tensor:
+        codes, scale, zero = stored
         return dequantise(Codes(codes, scale, zero, self._bits), self.place.dtype)
 
 
@@ -92,8 +92,8 @@ class PagedBuffers(CodedBuffers):
         scatter(self._pages(codes, scales), slots, rows)
         return codes.view(x.shape), scales.view(*x.shape[:-1], 1)
 
-    def _decode(self, kept: Sequence[torch.Tensor]) -> torch.Tensor:
-        codes, scales = (each.contiguous() for each in kept)
+    def _decode(self, stored: Sequence[torch.Tensor]) -> torch.Tensor:
+        codes, scales = (each.contiguous() for each in stored)
         rows = torch.empty(
             (scales.numel(), 1, codes.shape[-1]), dtype=self.place.dtype, device=codes.device
         )

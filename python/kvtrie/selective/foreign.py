@@ -63,11 +63,11 @@ class _Foreign(CodedBuffers, ABC):
 
     def _room(self) -> tuple[torch.Tensor, ...]:
         *rows, dim = self.place.shape
-        kept = ((dim * self._bits // 8, torch.uint8), *self._extra(dim))
+        widths = ((dim * self._bits // 8, torch.uint8), *self._extra(dim))
         return tuple(
             torch.zeros((*rows, width), dtype=dtype, device=self.place.device)
             for _ in range(2)
-            for width, dtype in kept
+            for width, dtype in widths
         )
 
 
@@ -110,8 +110,8 @@ class TorchAo(_Foreign):
         apart = x.shape[:-1]
         return codes.view(*apart, -1), scale.view(*apart, 1), zero.view(*apart, 1)
 
-    def _decode(self, kept: Sequence[torch.Tensor]) -> torch.Tensor:
-        codes, scale, zero = kept
+    def _decode(self, stored: Sequence[torch.Tensor]) -> torch.Tensor:
+        codes, scale, zero = stored
         if self._bits == _NIBBLES:
             codes = torch.cat((codes >> 4, codes & 15), dim=-1)
         dim = codes.shape[-1]
@@ -154,8 +154,8 @@ class BitsAndBytes(_Foreign):
         apart = x.shape[:-1]
         return codes.view(*apart, -1), state.absmax.float().view(*apart, -1)
 
-    def _decode(self, kept: Sequence[torch.Tensor]) -> torch.Tensor:
-        codes, largest = (each.contiguous() for each in kept)
+    def _decode(self, stored: Sequence[torch.Tensor]) -> torch.Tensor:
+        codes, largest = (each.contiguous() for each in stored)
         bnb, dim = self._library, codes.shape[-1] * 8 // self._bits
         shape = torch.Size((*codes.shape[:-1], dim))
         state = bnb.QuantState(

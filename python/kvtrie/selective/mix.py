@@ -53,11 +53,11 @@ class _Mix(AttnWeightsKVCache):
             self._part(at)._cumulate(weights, new)
 
     def _compute_scores(self, rows: Rows) -> torch.Tensor:
-        held = self.filled - rows.scores.shape[2]
+        beyond = self.filled - rows.scores.shape[2]
         ranks: list[torch.Tensor] = []
         for at, kind in enumerate(type(self).parts):
             part = self._part(at)
-            seen = part.rows(held)
+            seen = part.rows(beyond)
             if kind.window and seen.queries is not None:
                 # The queries that the part would have kept alone: more directly after the first
                 # step.

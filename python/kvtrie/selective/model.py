@@ -175,10 +175,10 @@ class SelectiveCache(Cache):
         if input_ids.dim() != 2 or not input_ids.shape[1]:  # noqa: PLR2004 - rows and columns
             raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
         columns = None
-        held = self.caches[0].first
-        if attention_mask is None and held is not None and start:
-            places = torch.arange(start + input_ids.shape[1], device=held.device)
-            attention_mask = (places >= held[:, None]).long()
+        first = self.caches[0].first
+        if attention_mask is None and first is not None and start:
+            places = torch.arange(start + input_ids.shape[1], device=first.device)
+            attention_mask = (places >= first[:, None]).long()
         if attention_mask is not None:
             columns = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
         logits = input_ids
@@ -233,20 +233,20 @@ class SelectiveCache(Cache):
 
     def _admit(self, given: dict[str, Any]) -> None:
         """Prepare the layers' caches for a pass, or refuse the pass and change nothing."""
-        asked = given.get("input_ids")
-        if asked is None:
-            asked = given.get("inputs_embeds")
-        if asked is None:
+        ids = given.get("input_ids")
+        if ids is None:
+            ids = given.get("inputs_embeds")
+        if ids is None:
             raise ConfigError("a pass has neither input_ids nor inputs_embeds")
-        batch, new = asked.shape[:2]
+        batch, new = ids.shape[:2]
         past, times = self.get_seq_length(), batch // self._batch
         if batch % self._batch:
             raise ConfigError(self._other_batch(batch))
         first = first_columns(
             given.get("attention_mask"), batch, past, new, self.caches[0].first, times
         )
-        pad = asked.new_zeros(batch, dtype=torch.int64) if first is None else first
-        if columns(given, new, past, pad.to(asked.device)):
+        pad = ids.new_zeros(batch, dtype=torch.int64) if first is None else first
+        if columns(given, new, past, pad.to(ids.device)):
             raise ConfigError(
                 f"a pass of {new} tokens from position 0 on, and this cache has read {past}: pass "
                 "only what follows them; assisted generation and prompt lookup begin so, and take "
@@ -286,7 +286,7 @@ class SelectiveCache(Cache):
         if self._rope is None or not running(self):
             return None
         given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
-        return self._rope.turn(given["x"], given["position_ids"])
+        return self._rope.rotation(given["x"], given["position_ids"])
 
     def update(
         self,

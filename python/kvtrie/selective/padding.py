@@ -20,7 +20,7 @@ def first_columns(  # noqa: PLR0917 - of one pass
     batch: int,
     past: int,
     new: int,
-    held: torch.Tensor | None,
+    earlier: torch.Tensor | None,
     times: int,
 ) -> torch.Tensor | None:
     """Return where each row begins, int64 `(batch,)`; None where no mask says so.
@@ -30,16 +30,16 @@ def first_columns(  # noqa: PLR0917 - of one pass
         batch: rows of the pass.
         past: columns that were read before.
         new: columns of the pass.
-        held: what the passes before returned.
+        earlier: what the passes before returned.
         times: rows of this pass for each row of those.
 
     Raises:
         ConfigError: a mask of another shape, with holes, or with other padding than before.
     """
-    if held is not None and past:
-        held = held.repeat_interleave(times)
+    if earlier is not None and past:
+        earlier = earlier.repeat_interleave(times)
     if mask is None:
-        return held if past else None
+        return earlier if past else None
     # A pass that repeats earlier tokens has only the columns of the repeated tokens.
     width = new if mask.shape == (batch, new) else past + new
     if mask.shape != (batch, width):
@@ -54,8 +54,8 @@ def first_columns(  # noqa: PLR0917 - of one pass
         raise ConfigError("attention_mask hides columns after a row's first token: pad on the left")
     if past:
         before = [0] * batch
-        if held is not None:
-            before = [int(columns) for columns in held.clamp(max=past)]
+        if earlier is not None:
+            before = [int(columns) for columns in earlier.clamp(max=past)]
         if first.clamp(max=past).tolist() != before:
             raise ConfigError(
                 f"attention_mask says {first.tolist()} columns of padding, that of the passes "

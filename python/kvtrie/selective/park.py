@@ -158,8 +158,8 @@ def park_blocks(executor: Executor, caches: Sequence[KVCacheWithBuffers], about:
     blocks = -(-len(whole) // block_bytes)
     # Half of the smaller of the two tiers that a piece goes through, so that the next piece finds
     # room while this one is still there.
-    told = executor.manager.stats().tiers
-    most = max(1, min(blocks, *(told[tier.kind].slots // 2 for tier in tiers[:2])))
+    per_tier = executor.manager.stats().tiers
+    most = max(1, min(blocks, *(per_tier[tier.kind].slots // 2 for tier in tiers[:2])))
     leases: list[Lease] = []
     try:
         for at, part in enumerate(whole.split(most * block_bytes)):

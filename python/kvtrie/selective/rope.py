@@ -87,7 +87,7 @@ class FixedRope:
                 "the first pass, or use kvtrie.selective.generate"
             )
 
-    def turn(
+    def rotation(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Cosines and sines `(batch, m, dim)` in the type of `x`; None for the model's own."""

@@ -199,5 +199,5 @@ def _slots(fmt: BlockFormat, units: NDArray[np.int64]) -> torch.Tensor:
 def _between(one: BlockFormat, other: BlockFormat) -> torch.dtype:
     """The format of rows on their way: the wider one, so that only one side converts."""
     formats: list[torch.dtype] = [getattr(torch, fmt.layout.dtype) for fmt in (one, other)]
-    known = [dtype for dtype in formats if dtype in ROWS]
-    return max(known, key=lambda dtype: dtype.itemsize, default=torch.float32)
+    supported = [dtype for dtype in formats if dtype in ROWS]
+    return max(supported, key=lambda dtype: dtype.itemsize, default=torch.float32)

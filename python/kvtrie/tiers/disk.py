@@ -219,10 +219,10 @@ class DiskStorage:
         if not blocks:
             return []
         rows = [(key, slot, layers, memory.numpy()) for key, slot, layers, memory in blocks]
-        told = self.store.read_many(rows, depth=_depth([memory for *_, memory in blocks]))
-        for why in filter(None, told):
+        reasons = self.store.read_many(rows, depth=_depth([memory for *_, memory in blocks]))
+        for why in filter(None, reasons):
             _LOG.warning("%s: %s", self.store.folder, why)
-        return told
+        return reasons
 
     def write_many(
         self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor, bytes]]
@@ -238,10 +238,10 @@ class DiskStorage:
             for key, slot, layers, memory, label in blocks
         ]
         depth = _depth([memory for *_, memory, _ in blocks])
-        told = self.store.write_many(rows, self._clock(), depth=depth)
-        if any(told):
+        reasons = self.store.write_many(rows, self._clock(), depth=depth)
+        if any(reasons):
             self._report_loss()
-        return told
+        return reasons
 
     def recall(self) -> Index:
         """The index of the blocks that are here, with ages as of now."""

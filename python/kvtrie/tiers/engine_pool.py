@@ -153,8 +153,8 @@ class EnginePool(Pool):
             raise ConfigError(
                 "an engine's tensors exchange blocks with a pool of joined K and V only"
             )
-        if told := self.block_format.differences(other.block_format, but=FORMAT):
-            raise ConfigError(f"an engine's tensors and a pool differ: {', '.join(told)}")
+        if differences := self.block_format.differences(other.block_format, but=FORMAT):
+            raise ConfigError(f"an engine's tensors and a pool differ: {', '.join(differences)}")
 
     def _dense(self, units: int) -> Iterator[tuple[slice, Pool]]:
         """Pieces of `units` units, and dense memory in the engine's format for each in turn."""

@@ -359,9 +359,9 @@ def _given(
         )
     if pinned:
         runtime = cast("Any", torch.cuda.cudart())
-        told = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-        if int(told):
-            raise ConfigError(f"{memory.nbytes} bytes of given memory cannot be pinned: {told}")
+        status = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        if int(status):
+            raise ConfigError(f"{memory.nbytes} bytes of given memory cannot be pinned: {status}")
     return memory.view(units, sizes[0])
 
 

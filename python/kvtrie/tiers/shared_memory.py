@@ -119,7 +119,7 @@ def machine() -> str:
         ConfigError: a system that has none.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as told:  # noqa: PTH123
-            return f"{told.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:  # noqa: PTH123
+            return f"{boot.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     except OSError as error:
         raise ConfigError(f"this system does not report which machine it is: {error}") from error

@@ -126,7 +126,7 @@ class CellCache(KVCache):
         new = key.shape[2]
         rows = self._chosen(new)
         undo: tuple[torch.Tensor, ...] = ()
-        turning, ring = self._turn(new)
+        turning, ring = self._ring_rows(new)
         if self._log.rows[self.step] is not None:
             undo = tuple(take_rows(plane, rows) for plane in self._planes)
             if turning:
@@ -172,10 +172,10 @@ class CellCache(KVCache):
                 put_rows(plane, rows, torch.zeros_like(found[0]))
             self.filled -= new
             return found
-        turning, ring = self._turn(new)
+        turning, ring = self._ring_rows(new)
         if turning == new:
             self._ring = (self._ring - new) % max(1, self.grace)
-            turning, ring = self._turn(new)
+            turning, ring = self._ring_rows(new)
         # Tokens that left the ring are in the first of the rows: content and gradient go back
         # there.
         for plane in (*self._planes, *grads):
@@ -240,7 +240,7 @@ class CellCache(KVCache):
         places = torch.arange(start, start + new, device=self.place.device)
         return places.expand(*self.place.shape[:2], new)
 
-    def _turn(self, new: int, start: int | None = None) -> tuple[int, torch.Tensor]:
+    def _ring_rows(self, new: int, start: int | None = None) -> tuple[int, torch.Tensor]:
         """Number of rows of the grace ring that a step takes, and the rows, from `start` on."""
         turning = min(new, self.grace)
         first = self._ring if start is None else start
@@ -257,7 +257,7 @@ class CellCache(KVCache):
         turning, ring = min(new, self.grace), self._ring
         if turning == new and self.grace:
             ring = (ring - new) % self.grace
-        return torch.cat((rows[:, :, turning:], self._turn(new, ring)[1]), dim=2)
+        return torch.cat((rows[:, :, turning:], self._ring_rows(new, ring)[1]), dim=2)
 
     # ------------------------------------------------------------------------------ position
 
@@ -279,8 +279,8 @@ class CellCache(KVCache):
         if start is None:
             return
         self.filled = start.keys.shape[2]
-        for plane, kept in zip(self._planes, start[:3], strict=True):
-            plane[:, :, : self.filled] = kept
+        for plane, rows in zip(self._planes, start[:3], strict=True):
+            plane[:, :, : self.filled] = rows
         self.step, self.input_pos, self._ring = start.step, start.input_pos, start.ring
 
     def differentiate(self) -> None:

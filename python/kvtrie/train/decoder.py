@@ -79,9 +79,9 @@ class Decoder:
         """Inputs of the first layer, `(batch, m, hidden)`."""
         return self.embedding(input_ids)
 
-    def turn(self, x: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotation(self, x: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of positions `(batch, m)`, in the format of `x`."""
-        scaled = None if self._rope is None else self._rope.turn(x, columns)
+        scaled = None if self._rope is None else self._rope.rotation(x, columns)
         return self._parts.rotary_emb(x, position_ids=columns) if scaled is None else scaled
 
     def run(
@@ -89,11 +89,11 @@ class Decoder:
         layer: int,
         step: int,
         hidden: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
+        rotation: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """One layer over one step, `(batch, m, hidden)` each way."""
         if self._seed is None:
-            return self._layer(layer, hidden, turn)
+            return self._layer(layer, hidden, rotation)
         # torch.manual_seed would look at every device and note its caller, each time.
         source = torch.default_generator
         if hidden.device.type == "cuda":
@@ -101,15 +101,15 @@ class Decoder:
         before = source.get_state()
         source.manual_seed(self._seed + layer * 1_000_003 + step * 7919)
         try:
-            return self._layer(layer, hidden, turn)
+            return self._layer(layer, hidden, rotation)
         finally:
             source.set_state(before)
 
     def _layer(
-        self, layer: int, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+        self, layer: int, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         out: Any = self.layers[layer](
-            hidden, attention_mask=None, position_embeddings=turn, past_key_values=None
+            hidden, attention_mask=None, position_embeddings=rotation, past_key_values=None
         )
         return out[0] if isinstance(out, tuple) else out
 

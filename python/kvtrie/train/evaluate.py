@@ -64,7 +64,7 @@ def evaluate(
     batches = [places[lo : lo + size] for lo in range(0, len(places), size)][:most]
     cases = tokens = right = 0
     loss = 0.0
-    told = True
+    reported = True
     module: Any = tool.decoder.model
     learned = module.training
     module.eval()
@@ -75,7 +75,7 @@ def evaluate(
             loss += float(mean) * len(batch)
             cases, tokens = cases + len(batch), tokens + made.tokens
             if tool.right is None:
-                told = False
+                reported = False
             else:
                 whole = tool.head.num_target_entries(made.targets).to(tool.right.device)
                 right += int((tool.right == whole).sum())
@@ -83,7 +83,7 @@ def evaluate(
                 each(cases)
     finally:
         module.train(learned)
-    shown = right / cases if told and cases else None
+    shown = right / cases if reported and cases else None
     return Measured(cases, tokens, loss / max(1, cases), shown)
 
 

@@ -212,10 +212,10 @@ class _Tuning:
         while at < steps.total:
             losses.append(self._step(at, began))
             at += 1
-            due = at % run.train.save_interval == 0
+            saves = at % run.train.save_interval == 0
             if at % run.eval.interval == 0 and at < steps.total:
                 measured = self._validate(at)
-            if due and at < steps.total:
+            if saves and at < steps.total:
                 self._save(at)
             if self._world.sum(float(_over(run.train.max_time, began))):
                 break
@@ -312,8 +312,8 @@ class _Tuning:
         finally:
             module.train(learned)
         found: list[int] = made[0, ids.shape[1] :].tolist()
-        said = " ".join(map(str, found)) if self._text is None else repr(self._text(found))
-        return f"  answer to {self._data.where(place)}: {said}\n"
+        answer = " ".join(map(str, found)) if self._text is None else repr(self._text(found))
+        return f"  answer to {self._data.where(place)}: {answer}\n"
 
     def _save(self, step: int) -> None:
         if self._world.leads:
@@ -324,8 +324,8 @@ class _Tuning:
         """A line about the last pass: its steps and what its checkpoints took."""
         steps = self._tool.logs[0].steps
         shown = f" of {', '.join(map(str, steps))}" if self._run.verbose == "all" else ""
-        kept = self._tool.checkpoint_bytes / 1e6
-        return f"  {sum(steps)} tokens in {len(steps)} steps{shown}; checkpoints {kept:.1f} MB\n"
+        size = self._tool.checkpoint_bytes / 1e6
+        return f"  {sum(steps)} tokens in {len(steps)} steps{shown}; checkpoints {size:.1f} MB\n"
 
     @property
     def _device(self) -> torch.device:
@@ -347,8 +347,8 @@ class _Tuning:
             ("cases", f"{len(data.train.places)} to train, {len(data.validation.places)} to hold"),
             ("steps", f"{self._start} to {self._steps.total}"),
         )
-        for name, said in rows:
-            self._write(f"{name:>16}  {said}\n")
+        for name, text in rows:
+            self._write(f"{name:>16}  {text}\n")
 
 
 def _times(run: Run) -> str:

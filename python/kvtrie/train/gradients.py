@@ -275,13 +275,13 @@ class _Batch:
         decoder = self._decoder
         ids = self._ids[:, self._steps[at].start : self._steps[at].stop]
         hidden = decoder.embed(ids)
-        turn = self._turn(at, hidden)
-        kept = {each.start for each in rows(len(decoder.layers), self._grad)} - {0}
+        rotation = self._rotation(at, hidden)
+        checkpointed = {each.start for each in rows(len(decoder.layers), self._grad)} - {0}
         for layer in range(len(decoder.layers)):
-            if layer in kept and self._scale is not None:
+            if layer in checkpointed and self._scale is not None:
                 inputs = self._inputs.setdefault(layer, [])
                 inputs.append(Kept(hidden, self._pool, self._grad.layercp_qname, self._spill))
-            hidden = decoder.run(layer, at, hidden, turn)
+            hidden = decoder.run(layer, at, hidden, rotation)
         self._seeds.append(self._judge(at, hidden))
 
     def _judge(self, at: int, hidden: torch.Tensor) -> Kept | None:
@@ -371,10 +371,10 @@ class _Batch:
                         following = self._inputs[layers.start][at + 1]
                         assert following is not None  # noqa: S101 - its cell has not run
                         following.bring()
-                    turn = self._turn(at, hidden)
+                    rotation = self._rotation(at, hidden)
                     try:
                         for layer in layers:
-                            hidden = self._decoder.run(layer, at, hidden, turn)
+                            hidden = self._decoder.run(layer, at, hidden, rotation)
                     except RowsAreIn:
                         continue
                 name = self._grad.cachecp_qname
@@ -398,9 +398,9 @@ class _Batch:
             if layers.start:
                 hidden = inputs[at] = hidden.requires_grad_()
                 self._give_up(self._inputs[layers.start], at)  # its gradient takes its place
-            turn = self._turn(at, hidden)
+            rotation = self._rotation(at, hidden)
             for layer in layers:
-                hidden = self._decoder.run(layer, at, hidden, turn)
+                hidden = self._decoder.run(layer, at, hidden, rotation)
             seed = self._seeds[at]
             if seed is not None and hidden.requires_grad:
                 roots.append(hidden)
@@ -422,36 +422,36 @@ class _Batch:
                 each.bring()
         inputs = self._inputs[layers.start] if layers.start else []
         for at in column:
-            for kept in (*inputs[at : at + 1], self._seeds[at]):
-                if kept is not None:
-                    kept.bring()
+            for checkpoint in (*inputs[at : at + 1], self._seeds[at]):
+                if checkpoint is not None:
+                    checkpoint.bring()
 
     @staticmethod
     def _give_up(of: list[Kept | None], at: int) -> None:
-        kept = of[at]
-        if kept is not None:
-            kept.free()
+        checkpoint = of[at]
+        if checkpoint is not None:
+            checkpoint.free()
         of[at] = None
 
     def _input(self, layers: range, at: int) -> torch.Tensor:
         """Inputs of a row of cells in a step."""
         if layers.start:
-            kept = self._inputs[layers.start][at]
-            assert kept is not None  # noqa: S101 - a cell runs once
-            return kept.read()
+            checkpoint = self._inputs[layers.start][at]
+            assert checkpoint is not None  # noqa: S101 - a cell runs once
+            return checkpoint.read()
         step = self._steps[at]
         return self._decoder.embed(self._ids[:, step.start : step.stop])
 
     # ------------------------------------------------------------------------------- in common
 
-    def _turn(self, at: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rotation(self, at: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         step = self._steps[at]
         if self._columns is not None:
             places = self._columns[:, step.start : step.stop]
         else:
             places = torch.arange(step.start, step.stop, device=hidden.device)[None]
         with torch.no_grad():
-            return self._decoder.turn(hidden, places)
+            return self._decoder.rotation(hidden, places)
 
     def _first(self) -> torch.Tensor | None:
         if self._mask is None:

@@ -97,16 +97,16 @@ class OptimizerSettings:
         Raises:
             ConfigError: an argument that it does not know.
         """
-        known = inspect.signature(OPTIMISERS[self.name]).parameters
+        accepted = inspect.signature(OPTIMISERS[self.name]).parameters
         made: dict[str, Any] = {}
         for name, theirs in _NAMES.items():
             given = getattr(self, name)
             if given is None:
                 continue
-            found = [each for each in theirs if each in known]
+            found = [each for each in theirs if each in accepted]
             # NAdam's and others' `alpha` would be another thing than RMSprop's.
             if not found or (name == "rmsprop_alpha" and self.name != "RMSprop"):
-                takes = [each for each, names in _NAMES.items() if set(names) & set(known)]
+                takes = [each for each, names in _NAMES.items() if set(names) & set(accepted)]
                 raise ConfigError(
                     f"optimizer {self.name} has no argument {name} ({given}): it takes "
                     f"{', '.join(takes)}"

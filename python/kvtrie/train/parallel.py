@@ -75,9 +75,9 @@ class World:
         """The sum of a number over all processes."""
         if self.size == 1:
             return value
-        held = torch.tensor(value, dtype=torch.float64, device=self.device or "cpu")
-        distributed.all_reduce(held)
-        return float(held)
+        numbers = torch.tensor(value, dtype=torch.float64, device=self.device or "cpu")
+        distributed.all_reduce(numbers)
+        return float(numbers)
 
     def wait(self) -> None:
         """Go on when all have come here."""

@@ -157,8 +157,8 @@ def _checkpoints(  # noqa: PLR0917 - made by `figures` alone
             for layer in layers:
                 filled = min(begin, lengths[layer])
                 numbers = batch * heads * filled * dim
-                kept = coded_bytes(numbers, dim, itemsize, run.grad.cachecp_qname)
-                starts += 2 * kept + batch * heads * filled * _POSITION
+                size = coded_bytes(numbers, dim, itemsize, run.grad.cachecp_qname)
+                starts += 2 * size + batch * heads * filled * _POSITION
         top = at == len(tiles) - 1
         seeds = batch * with_targets * hidden * itemsize if top else plain * itemsize
         inputs = at * coded + seeds
@@ -192,7 +192,7 @@ def _per_token(decoder: Decoder, shape: ModelShape) -> int:
     """Bytes that a layer's graph keeps of a token, measured."""
     weight = next(decoder.parameters())
     heads = shape.query_heads or shape.kv_heads
-    held = make_cache(
+    made = make_cache(
         "dense-default",
         batch=1,
         kv_heads=shape.kv_heads,
@@ -202,7 +202,7 @@ def _per_token(decoder: Decoder, shape: ModelShape) -> int:
         dtype=weight.dtype,
         device=weight.device,
     )
-    cell = CellCache(held, AttnWeightsReplayLog([_TOKENS], [None]))
+    cell = CellCache(made, AttnWeightsReplayLog([_TOKENS], [None]))
     cell.differentiate()
     storages: dict[int, int] = {}
     own = {each.untyped_storage().data_ptr() for each in decoder.parameters()}
@@ -213,20 +213,20 @@ def _per_token(decoder: Decoder, shape: ModelShape) -> int:
             storages[storage.data_ptr()] = storage.nbytes()
         return x
 
-    class _Alone:
+    class _OneLayer:
         caches: Any = (cell,)
 
     passing = Passing(decoder.config)
     x = torch.zeros(1, _TOKENS, decoder.config.hidden_size, dtype=weight.dtype).to(weight.device)
     decoder.begin(_TOKENS, yarn_rope=False)
-    turn = decoder.turn(x, torch.arange(_TOKENS, device=x.device)[None])
-    passing.begin(_Alone(), grad=True)
+    rotation = decoder.rotation(x, torch.arange(_TOKENS, device=x.device)[None])
+    passing.begin(_OneLayer(), grad=True)
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
-            kept = decoder.run(0, 0, x.requires_grad_(), turn)
+            outputs = decoder.run(0, 0, x.requires_grad_(), rotation)
     finally:
         passing.end()
-    del kept
+    del outputs
     return sum(storages.values()) // _TOKENS
 
 
@@ -261,18 +261,18 @@ def plan(model: PreTrainedModel, run: Run, total: int, *, memory_gb: float | Non
     found = figures(model, run, total)
     cells = len(found.columns) * len(found.rows)
     widest = max(sum(found.steps[at] for at in column) for column in found.columns)
-    told = [
+    lines = [
         (
             f"{total} tokens in {len(found.steps)} steps, {len(found.columns)} columns of up to "
             f"{widest} tokens and {len(found.rows)} rows of {run.grad.layers_per_cell} layers: "
             f"{cells} cells"
         )
     ]
-    told += [f"{said:>34}  {_spoken(getattr(found, name))}" for name, said in _WORDS.items()]
+    lines += [f"{label:>34}  {_spoken(getattr(found, name))}" for name, label in _WORDS.items()]
     memory = _memory(model) if memory_gb is None else int(memory_gb * 1e9)
     most = _largest(model, run, total, memory)
-    told.append(f"{'largest cache_length that fits':>34}  {most} in {_spoken(memory)}")
-    return "\n".join(told) + "\n"
+    lines.append(f"{'largest cache_length that fits':>34}  {most} in {_spoken(memory)}")
+    return "\n".join(lines) + "\n"
 
 
 _WORDS = {

@@ -57,7 +57,7 @@ class Offloaded(Residence):
 
     def __init__(self, decoder: Decoder, head: HeadModel, device: torch.device) -> None:
         self._decoder, self._head, self._device = decoder, head, device
-        self._held: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._host_data: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._grads: dict[torch.nn.Parameter, torch.Tensor | None] = {}
         self._coming: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -91,7 +91,7 @@ class Offloaded(Residence):
             if following is not None and self._stream is not None:
                 with torch.cuda.stream(self._stream):
                     for weight in self._of(following):
-                        if weight not in self._held:
+                        if weight not in self._host_data:
                             self._coming[weight] = self._copied(weight)
             yield
 
@@ -110,7 +110,7 @@ class Offloaded(Residence):
             torch.cuda.current_stream().wait_stream(self._stream)
         for weight in brought:
             copied = self._coming.pop(weight, None)
-            self._held[weight], self._grads[weight] = weight.data, weight.grad
+            self._host_data[weight], self._grads[weight] = weight.data, weight.grad
             weight.grad = None
             weight.data = self._copied(weight) if copied is None else copied
         try:
@@ -119,7 +119,7 @@ class Offloaded(Residence):
             for weight in brought:
                 found, before = weight.grad, self._grads.pop(weight)
                 weight.grad = None
-                weight.data = self._held.pop(weight)
+                weight.data = self._host_data.pop(weight)
                 if found is not None:
                     added = found.to(weight.device)
                     weight.grad = added if before is None else before.add_(added)

@@ -33,7 +33,7 @@ __all__ = ["About", "Saved"]
 
 _ABOUT = "run.json"
 _STEP = re.compile(r"step-(\d{8})")
-_KEPT = 2
+_MOST_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class Saved:
 
     def begin(self, about: About) -> None:
         """Say what the run is of."""
-        said = {name: getattr(about, name) for name in About.__slots__}
-        text = json.dumps(said, indent=1, default=str)
+        description = {name: getattr(about, name) for name in About.__slots__}
+        text = json.dumps(description, indent=1, default=str)
         write_whole(self.folder / _ABOUT, text.encode())
 
     def about(self) -> About | None:
@@ -120,7 +120,7 @@ class Saved:
             if list(head.parameters()):
                 torch.save(head.state_dict(), folder / "head.pt")
             torch.save({"step": step, "optimizer": optimizer.state_dict()}, folder / "state.pt")
-        for old in self.steps()[:-_KEPT]:
+        for old in self.steps()[:-_MOST_CHECKPOINTS]:
             shutil.rmtree(self.at(old), ignore_errors=True)
 
     def restore(

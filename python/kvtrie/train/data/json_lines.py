@@ -110,12 +110,12 @@ class JsonLines(DataModule):
             return self.labels.index(label)
         if label is None:
             return None
-        known = len(self.labels)
-        if isinstance(label, int) and not isinstance(label, bool) and label in range(known):
+        classes = len(self.labels)
+        if isinstance(label, int) and not isinstance(label, bool) and label in range(classes):
             return label
         raise self._wrong(
             at,
-            f"label {json.dumps(label)[:40]}, one of {known} labels or its place from 0 "
+            f"label {json.dumps(label)[:40]}, one of {classes} labels or its place from 0 "
             "on is wanted",
         )
 

@@ -172,32 +172,32 @@ class DataModule(ABC):
         if empty := [at for at, length in enumerate(lengths) if not length]:
             self._leave_out(empty, len(lengths))
         most = _MOST if self.max_seq_length is None else self.max_seq_length
-        kept = [at for at, length in enumerate(lengths) if 0 < length <= most]
-        if not kept:
+        fitting = [at for at, length in enumerate(lengths) if 0 < length <= most]
+        if not fitting:
             raise ConfigError(
                 f"all {len(lengths) - len(empty)} cases are longer than max_seq_length {most}: the "
                 f"shortest has {min(filter(None, lengths))} tokens"
             )
-        random.Random(self.seed).shuffle(kept)  # noqa: S311 - nothing is secret here
-        held = int(len(kept) * self.val_split_fraction)
-        held = max(held, int(self.val_split_fraction > 0 and len(kept) > 1))
+        random.Random(self.seed).shuffle(fitting)  # noqa: S311 - nothing is secret here
+        validating = int(len(fitting) * self.val_split_fraction)
+        validating = max(validating, int(self.val_split_fraction > 0 and len(fitting) > 1))
 
         def split(places: Sequence[int]) -> Split:
             return Split(tuple(places), tuple(lengths[at] for at in places))
 
-        self.validation, self.train = split(kept[:held]), split(kept[held:])
+        self.validation, self.train = split(fitting[:validating]), split(fitting[validating:])
         if self.test_set_tag == "rest":
             rest = [at for at, length in enumerate(lengths) if length > most]
             self.test = split(sorted(rest, key=lambda at: (lengths[at], at)))
 
     def _leave_out(self, empty: Sequence[int], total: int) -> None:
-        said = (
+        counted = (
             f"{len(empty)} of {total} cases have no target, or no token before it; the first is "
             f"{self.where(empty[0])}"
         )
         if len(empty) == total:
-            raise ConfigError(said)
-        log.warning("%s: they are left out", said)
+            raise ConfigError(counted)
+        log.warning("%s: they are left out", counted)
 
     def example(self, place: int) -> Example:
         """A case as text."""
@@ -257,8 +257,10 @@ class DataModule(ABC):
             return [self._length(at) for at in range(len(self._examples))]
         digest = hashlib.sha256(f"2 {name} {self._classes}".encode())
         for each in self._examples:
-            said = json.dumps(each.messages) if each.messages else f"{each.prompt}\0{each.answer}"
-            digest.update(f"\0{said}".encode())
+            content = (
+                json.dumps(each.messages) if each.messages else f"{each.prompt}\0{each.answer}"
+            )
+            digest.update(f"\0{content}".encode())
         stamp = digest.hexdigest()
         path = Path(self.metadata_dir) / f"{type(self).__name__}-{stamp[:16]}.json"
         try:

@@ -65,21 +65,22 @@ class Recall(DataModule):
 
     def _case(self, draw: random.Random) -> Example:
         names = draw.sample(_NAMES, self.facts)
-        held = [draw.randrange(len(_THINGS)) for _ in names]
-        told = [
-            f"{name} has a box that is {_THINGS[at]}." for name, at in zip(names, held, strict=True)
+        things = [draw.randrange(len(_THINGS)) for _ in names]
+        facts = [
+            f"{name} has a box that is {_THINGS[at]}."
+            for name, at in zip(names, things, strict=True)
         ]
-        asked = draw.randrange(self.facts)
-        question = f"Question: of which colour is the box of {names[asked]}? Answer:"
-        left = self.words - sum(len(each.split()) for each in (*told, question))
+        chosen = draw.randrange(self.facts)
+        question = f"Question: of which colour is the box of {names[chosen]}? Answer:"
+        left = self.words - sum(len(each.split()) for each in (*facts, question))
         filler: list[str] = []
         while left > 0:
             filler.append(draw.choice(_FILLER))
             left -= len(filler[-1].split())
         # Facts stand in the first fifth, between other sentences.
         text = filler[: len(filler) // 5]
-        for each in told:
+        for each in facts:
             text.insert(draw.randint(0, len(text)), each)
         text += filler[len(filler) // 5 :]
-        answer = self.labels[held[asked]]
-        return Example(f"{' '.join(text)} {question}", answer, held[asked])
+        answer = self.labels[things[chosen]]
+        return Example(f"{' '.join(text)} {question}", answer, things[chosen])
