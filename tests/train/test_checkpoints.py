@@ -15,9 +15,9 @@ from masked import drawn, grads, make, worst
 from kvtrie.selective import CacheSettings
 from kvtrie.selective.quantiser import Codes, dequantise, quantise
 from kvtrie.train import GradientSettings, LongContextGradients, make_head
+from kvtrie.train.checkpoint import Checkpoint, block_of
 from kvtrie.train.gradients import _Batch
 from kvtrie.train.host_pool import HostPool
-from kvtrie.train.kept import Kept, block_of
 from kvtrie.train.spill import Spill
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -32,7 +32,7 @@ def test_what_comes_back_is_what_was_put(operations):
     for number, (what, at) in enumerate(operations):
         if what == "put":
             x = torch.full((1, 3 + at % 3), float(number), device=DEVICE)
-            held.append((Kept(x, pool), x.clone()))
+            held.append((Checkpoint(x, pool), x.clone()))
             alike = [one.nbytes for _, one in held].count(x.nbytes)
             most[x.nbytes] = max(most.get(x.nbytes, 0), alike)
         elif what == "reset":
@@ -58,7 +58,7 @@ def test_what_comes_back_is_what_was_put(operations):
 def test_codes_are_those_of_the_quantiser(bits):
     torch.manual_seed(bits)
     x = torch.randn(2, 3, 64, device=DEVICE)
-    kept = Kept(x, HostPool(DEVICE), f"torch-quantized{bits}")
+    kept = Checkpoint(x, HostPool(DEVICE), f"torch-quantized{bits}")
     parts = quantise(x.unflatten(-1, (-1, block_of(64))), bits)[:3]
     truth = dequantise(Codes._make((*parts, bits)), x.dtype).view(x.shape)
     assert torch.equal(kept.read(), truth)
@@ -76,7 +76,7 @@ def test_copies_run_beside_the_caller():
     pool, go = HostPool(DEVICE), threading.Event()
     pool.outwards.submit(go.wait)
     x = torch.arange(6.0, device=DEVICE)
-    kept = Kept(x, pool)
+    kept = Checkpoint(x, pool)
     kept.bring()
     assert not kept._parts[0].copied.passed
     go.set()
@@ -96,7 +96,7 @@ def test_a_copy_that_fails_is_told_to_the_reader(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Spill, "put", full)
-    kept = Kept(torch.ones(9, device=DEVICE), pool, None, spill)
+    kept = Checkpoint(torch.ones(9, device=DEVICE), pool, None, spill)
     with pytest.raises(OSError, match="No space left"):
         kept.read()
     pool.reset()
@@ -106,7 +106,7 @@ def test_a_copy_that_fails_is_told_to_the_reader(tmp_path, monkeypatch):
 def test_files_hold_what_was_put(tmp_path):
     spill, pool = Spill(str(tmp_path), [400, 600_000]), HostPool(DEVICE)
     given_ = [torch.randn(10, 10, device=DEVICE), torch.randn(150_000, device=DEVICE)]
-    kept = [Kept(x, pool, None, spill) for x in given_]
+    kept = [Checkpoint(x, pool, None, spill) for x in given_]
     assert [each.nbytes for each in kept] == [0, 0]
     for each, x in zip(kept, given_, strict=True):
         assert torch.equal(each.read(), x)

@@ -23,9 +23,9 @@ from kvtrie.selective import AttnWeightsReplayLog, CacheSettings, SelectiveCache
 from kvtrie.selective.attention import Passing
 from kvtrie.train.cell import CellCache, RowsAreIn, Start
 from kvtrie.train.cells import columns, rows
+from kvtrie.train.checkpoint import Checkpoint, block_of, coded_bytes
 from kvtrie.train.decoder import Decoder
 from kvtrie.train.host_pool import HostPool
-from kvtrie.train.kept import Kept, block_of, coded_bytes
 from kvtrie.train.residence import Residence
 from kvtrie.train.settings import GradientSettings
 from kvtrie.train.spill import Spill
@@ -208,8 +208,8 @@ class _Batch:
         self._passing = Passing(self._decoder.config)
         self._steps: list[range] = []
         self._cells: list[range] = []
-        self._inputs: dict[int, list[Kept | None]] = {}
-        self._seeds: list[Kept | None] = []
+        self._inputs: dict[int, list[Checkpoint | None]] = {}
+        self._seeds: list[Checkpoint | None] = []
         self._spill: Spill | None = None
         self._pool = owner.pool(self._ids.device)
         self._models: Sequence[Any] = ()
@@ -280,11 +280,11 @@ class _Batch:
         for layer in range(len(decoder.layers)):
             if layer in checkpointed and self._scale is not None:
                 inputs = self._inputs.setdefault(layer, [])
-                inputs.append(Kept(hidden, self._pool, self._grad.layercp_qname, self._spill))
+                inputs.append(Checkpoint(hidden, self._pool, self._grad.layercp_qname, self._spill))
             hidden = decoder.run(layer, at, hidden, rotation)
         self._seeds.append(self._judge(at, hidden))
 
-    def _judge(self, at: int, hidden: torch.Tensor) -> Kept | None:
+    def _judge(self, at: int, hidden: torch.Tensor) -> Checkpoint | None:
         """The losses of a step; the gradient of what the top layer gave, or None for zeros."""
         head, step = self._head, self._steps[at]
         begin = self._ids.shape[1] - self._targets.shape[1]  # the first output with a target
@@ -311,7 +311,7 @@ class _Batch:
             if found is not None and part.grad is not None:
                 found[:, lo - step.start : hi - step.start] = part.grad
                 seen = True
-        return Kept(found, self._pool) if found is not None and seen else None
+        return Checkpoint(found, self._pool) if found is not None and seen else None
 
     def _count(self, outputs: torch.Tensor, targets: torch.Tensor | None) -> None:
         """Note how many targets the outputs name."""
@@ -336,7 +336,7 @@ class _Batch:
         row = _Row(layers, cells)
         starts = self._find_starts(layers, cells, row)
         self._note_bytes(sum(each.nbytes for start in starts for each in start if each is not None))
-        seeds: list[Kept | None] = [None] * len(self._steps)
+        seeds: list[Checkpoint | None] = [None] * len(self._steps)
         self._bring(layers, self._cells[-1], starts[-1])
         while starts:
             begin = starts.pop()
@@ -387,7 +387,7 @@ class _Batch:
         layers: range,
         cells: Sequence[CellCache],
         column: range,
-        seeds: list[Kept | None],
+        seeds: list[Checkpoint | None],
     ) -> None:
         """A cell forwards and backwards; the gradients of its inputs are put into `seeds`."""
         inputs: dict[int, torch.Tensor] = {}
@@ -413,7 +413,7 @@ class _Batch:
         )
         for at, hidden in inputs.items():
             if hidden.grad is not None:
-                seeds[at] = Kept(hidden.grad, self._pool)
+                seeds[at] = Checkpoint(hidden.grad, self._pool)
 
     def _bring(self, layers: range, column: range, start: Sequence[_KeptStart | None]) -> None:
         """Start to copy a cell's checkpoints back."""
@@ -427,7 +427,7 @@ class _Batch:
                     checkpoint.bring()
 
     @staticmethod
-    def _give_up(of: list[Kept | None], at: int) -> None:
+    def _give_up(of: list[Checkpoint | None], at: int) -> None:
         checkpoint = of[at]
         if checkpoint is not None:
             checkpoint.free()
@@ -478,9 +478,9 @@ class _KeptStart:
 
     def __init__(self, start: Start, pool: HostPool, quantiser: str | None) -> None:
         self._parts = (
-            Kept(start.keys, pool, quantiser),
-            Kept(start.values, pool, quantiser),
-            Kept(start.token_pos, pool),
+            Checkpoint(start.keys, pool, quantiser),
+            Checkpoint(start.values, pool, quantiser),
+            Checkpoint(start.token_pos, pool),
         )
         self._numbers = start[3:]
 

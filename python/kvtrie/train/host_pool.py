@@ -24,7 +24,7 @@ from kvtrie.transfer.stream import Current, Stream, StreamEvent
 if TYPE_CHECKING:
     from kvtrie.train.spill import Spill, Spilled
 
-__all__ = ["Held", "HostPool"]
+__all__ = ["HostCopy", "HostPool"]
 
 _UNDER_WAY = 8
 
@@ -55,7 +55,7 @@ class HostPool:
         self._used: dict[int, list[_Buffer]] = {}
         self._on_the_way: deque[StreamEvent] = deque()
 
-    def put(self, x: torch.Tensor, spill: Spill | None = None) -> Held:
+    def put(self, x: torch.Tensor, spill: Spill | None = None) -> HostCopy:
         """Start to copy numbers that do not change any more.
 
         Args:
@@ -67,27 +67,27 @@ class HostPool:
         """
         x = x.detach()
         buffer = self._take(x.nbytes)
-        held = Held(self, buffer, x.shape, x.dtype, spilled=spill is not None)
-        host = held.host
+        made = HostCopy(self, buffer, x.shape, x.dtype, spilled=spill is not None)
+        host = made.host
 
         def copy() -> None:
             host.copy_(x, non_blocking=True)
             if spill is not None:
                 self.outwards.settle()
-                held.file = spill.put(host)
+                made.file = spill.put(host)
 
         self.outwards.wait(self.here.record())
         if buffer.read is not None:
             self.outwards.wait(buffer.read)
-        held.copied = self.outwards.submit(copy)
+        made.copied = self.outwards.submit(copy)
         if self.outwards.cuda is not None:
             x.record_stream(self.outwards.cuda)
         if spill is not None:
             self.give(buffer)  # its next content is copied after the write
-        self._on_the_way.append(held.copied)
+        self._on_the_way.append(made.copied)
         while len(self._on_the_way) > _UNDER_WAY:
             self._on_the_way.popleft().join()
-        return held
+        return made
 
     def give(self, buffer: _Buffer) -> None:
         """Take a buffer back."""
@@ -119,7 +119,7 @@ class HostPool:
         return buffer
 
 
-class Held:
+class HostCopy:
     """Numbers in a pool's memory, or in files.
 
     Attributes:

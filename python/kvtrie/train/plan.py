@@ -26,8 +26,8 @@ from kvtrie.selective.steps import cut
 from kvtrie.shape import ModelShape
 from kvtrie.train.cell import CellCache
 from kvtrie.train.cells import columns, rows
+from kvtrie.train.checkpoint import coded_bytes
 from kvtrie.train.decoder import Decoder
-from kvtrie.train.kept import coded_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,6 +1,6 @@
-"""Kept: checkpoints in host memory or in files, exact or as codes.
+"""Checkpoint: numbers in host memory or in files, exact or as codes.
 
-Invariant: what comes back is on the device it came from and in its format; exact ones bit for bit.
+Invariant: numbers are read back to their device, in their format; exact ones bit for bit.
 Cost: a copy each way that overlaps with the computation, and one pass over quantised numbers.
 """
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from kvtrie.train.host_pool import HostPool
     from kvtrie.train.spill import Spill
 
-__all__ = ["Kept", "block_of", "coded_bytes"]
+__all__ = ["Checkpoint", "block_of", "coded_bytes"]
 
 _BLOCK = 128
-_BESIDE = 8  # bytes of a block's scale and zero point
+_SCALE_BYTES = 8  # bytes of a block's scale and zero point
 
 
-class Kept:
-    """A checkpoint.
+class Checkpoint:
+    """Numbers of a forward pass, kept for the backward pass.
 
     Args:
         x: floating-point numbers that do not change any more.
@@ -104,4 +104,4 @@ def coded_bytes(numbers: int, width: int, itemsize: int, quantiser: str | None) 
     """
     if quantiser is None:
         return numbers * itemsize
-    return numbers * QUANTISERS[quantiser] // 8 + numbers // block_of(width) * _BESIDE
+    return numbers * QUANTISERS[quantiser] // 8 + numbers // block_of(width) * _SCALE_BYTES
