@@ -1,0 +1,272 @@
+"""Books: the manager, its moves under way, and the tables of waiting and running requests.
+
+Invariant: an exception that a request's content causes takes that request out of the cache, and no
+other. Blocks are committed once finished steps have written them.
+Cost: a comparison per running request and step, and a commit for each that has filled blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie import BlockManager, Moves
+from kvtrie.engines.asked import Asked, asked_of
+from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.vllm.announced import Announced, Change, Naming
+from kvtrie.engines.vllm.envelope import advice_of
+from kvtrie.engines.vllm.hints import hints_of, kept_by_rank
+from kvtrie.engines.vllm.identity import Identity
+from kvtrie.engines.vllm.known import Known
+from kvtrie.engines.vllm.restored import (
+    keys_with_images,
+    on_every_rank,
+    opened_tiers,
+    root_key,
+)
+from kvtrie.engines.vllm.run import GrowingTokens, Run
+from kvtrie.engines.vllm.scope import scope_of
+from kvtrie.engines.vllm.tally import Tally
+from kvtrie.errors import ConfigError, KvtrieError
+from kvtrie.transfer.dispatch import Dispatch
+from kvtrie.transfer.used_blocks import UsedBlocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from contextlib import AbstractContextManager
+
+    from vllm.v1.request import Request
+
+    from kvtrie.engines.vllm.messages import Opened
+    from kvtrie.engines.vllm.served import ServedModel
+    from kvtrie.engines.vllm.settings import Settings
+    from kvtrie.hint import Hint
+    from kvtrie.scope import Scope
+
+__all__ = ["DISK", "HOST", "Books", "Planned"]
+
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+
+_NS = 1_000_000_000
+_MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it waits to be taken
+HOST, DISK = 1, 2
+
+
+@dataclass(slots=True)
+class Planned:
+    """What a step that is under way will have written, of the runs that fill blocks by it."""
+
+    step: int
+    rows: list[tuple[Run, int]]
+
+
+class Books:
+    """One manager and the tables of its requests.
+
+    Args:
+        settings: what the operator said.
+        model: the KV that is served.
+        opened: what the workers' tiers are, by rank.
+        naming: vLLM's hashes of blocks, for events.
+        clock: nanoseconds, monotone.
+
+    Attributes:
+        manager: the manager.
+        dispatch: its moves that are under way.
+        tally: counters.
+        identity: the weights and adapters that requests compute with.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: ServedModel,
+        opened: Mapping[int, Opened],
+        *,
+        naming: Naming | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        tiers = opened_tiers(settings, model, opened)
+        self.identity = Identity(
+            {rank: each.weights for rank, each in opened.items()}, model.blocks
+        )
+        self._size = model.block_tokens
+        self._layers = model.shape.layers
+        self._deadline_ns = int(settings.deadline_s * _NS)
+        self._deep = len(tiers) > DISK
+        self._clock = clock
+        self.manager = BlockManager(
+            model.shape,
+            tiers,
+            block_tokens=self._size,
+            policy=settings.policy,
+            objective=settings.objective,
+            ranks=len(opened),
+            events=_MOST_EVENTS if settings.events else 0,
+            events_of="residency",
+        )
+        found = [each.rows for each in opened.values() if each.rows is not None]
+        self._announced = None
+        if settings.events:
+            self._announced = Announced(
+                self._layers, naming, root_key(model), keys_with_images(found)
+            )
+        self._cleared: list[Change] = []
+        self._said = 0
+        self.dispatch = Dispatch(self.manager, len(opened))
+        self.tally = Tally()
+        self._boundary = Boundary("kvtrie", _LOG, clock)
+        self._used = UsedBlocks(self.manager, DISK if self._deep else None)
+        self._known: dict[str, Known] = {}
+        self._runs: dict[str, Run] = {}
+        self._leaving: list[Run] = []
+        self._planned: deque[Planned] = deque()
+        self._due: dict[Run, None] = {}  # that have full blocks to commit, oldest first
+        self._loads: dict[int, Run] = {}  # that have not been reported
+        self._new_loads: dict[int, int] = {}  # of this step, and the slots they fill
+        self._ready: list[Moves] = []  # for the next step
+        self._lost: list[int] = []
+        self._pinned: int = 0
+        self._most_pinned = tiers[HOST].blocks or 0
+        self._step: int = 0
+        self._forget = False
+        self._resetting = False  # a reset waits for copies to end
+        self._committed: set[int] = set()
+        self._stored = 0  # of those, with the step that filled them
+        if self._deep:
+            index = on_every_rank(found, self._layers)
+            self.manager.load_index(index, DISK, now=clock())
+
+    def _know(self, request: Request) -> Known:
+        known = self._known.get(request.request_id)
+        identity = self.identity.name(request)
+        about = (identity, request.num_prompt_tokens)
+        if known is not None and not known.shut and (known.identity, known.prompt) != about:
+            # New weights, or a session's next input, which may have images.
+            known.scope, (known.identity, known.prompt) = self._scope_of(request, identity), about
+            known.answer = None
+            self._unpin(known, self._clock())
+        if known is None:
+            asked = asked_of(request.kv_transfer_params, request.session_id)
+            scope = self._scope_of(request, identity)
+            tokens = GrowingTokens(request)
+            known = Known(tokens, scope, about[1], identity, asked.session, asked.end)
+            self._known[request.request_id] = known
+            self._ignored(request, asked.strange)
+            if known.scope is not None:
+                self._take_hints(known, request, asked)
+        return known
+
+    def _scope_of(self, request: Request, identity: str | None) -> Scope | None:
+        """The scope of a request; None, which neither matches nor stores, if none can be formed."""
+        try:
+            return scope_of(request, identity)
+        except ConfigError as error:
+            self.tally.lost["a scope that cannot be formed"] += 1
+            self._boundary.ignored(request.request_id, str(error))
+            return None
+
+    def _ignored(self, request: Request, strange: Collection[str]) -> None:
+        for why in strange:
+            self._boundary.ignored(request.request_id, why)
+        self.tally.lost["a hint that says nothing sensible"] += len(strange)
+
+    def _contained(self, request_id: str) -> AbstractContextManager[None]:
+        """Contain an exception that a request's content causes: it is not cached from then on."""
+        return self._boundary.contained(request_id, lambda: self._abandon(request_id))
+
+    def _abandon(self, request_id: str) -> None:
+        """Serve a request without the cache from now on; its lease ends with the next orders."""
+        self.tally.lost["an unexpected error"] += 1
+        run = self._runs.get(request_id)
+        if run is not None:
+            run.dead = True
+            self._drop(request_id)
+        known = self._known.get(request_id)
+        if known is not None:
+            known.scope, known.answer, known.shut = None, None, True
+            with suppress(KvtrieError):  # of a manager that is broken
+                self._unpin(known, self._clock())
+
+    def _take_hints(self, known: Known, request: Request, asked: Asked) -> None:
+        tokens, hints = known.tokens.read(), list["Hint"]()
+        strange: list[str] = []
+        if request.priority:
+            hints.append(kept_by_rank(request.priority, tokens, known.scope, known.session))
+        if request.kv_hints is not None:
+            advice = advice_of(request.kv_hints, tokens, known.scope, known.session)
+            hints += advice.hints
+            known.ends |= advice.end
+            strange += advice.strange
+        hints += hints_of(asked.kept, tokens, known.scope, known.session)
+        for hint in hints:
+            try:
+                self.manager.hint([hint], now=self._clock())
+            except (KvtrieError, TypeError) as error:
+                strange.append(str(error))
+        self._ignored(request, strange)
+
+    def _unpin(self, known: Known, now: int) -> None:
+        pins, known.pins = known.pins, []
+        self._pinned, known.pinned = self._pinned - known.pinned, 0
+        for pin in pins:
+            self.manager.unpin_copies(pin, now=now)
+
+    def _drop(self, request_id: str) -> Run | None:
+        run = self._runs.pop(request_id, None)
+        if run is not None:
+            self._leaving.append(run)
+        return run
+
+    def _let_go(self, now: int) -> list[int]:
+        """End the leases of runs that left; the moves that still use their slots."""
+        released: list[int] = []
+        for run in self._leaving:
+            with self._boundary.contained(run.request.request_id):
+                self._commit(run, now)
+            self._due.pop(run, None)
+            run.dead = True
+            if self._deep:
+                self._used.use(run.lease.handles)
+            released += run.lease.release(now=now).tolist()
+        self._leaving = []
+        return released
+
+    def _commit(self, run: Run, now: int) -> None:
+        """Commit the full blocks that finished steps have written; the rest stays due."""
+        if not self.identity.known:
+            return
+        run.dead |= run.identity != self.identity.name(run.request)
+        upto = min(run.committable(), len(run.table) * self._size) // self._size * self._size
+        if run.dead:
+            self._due.pop(run, None)
+        if run.dead or upto < run.full or not run.lease.ready():
+            return
+        new = run.tokens.read()[run.lease.tokens : upto]
+        first = run.lease.tokens // self._size
+        committed = run.lease.commit(np.ascontiguousarray(new), now=now)
+        self._learn(run, first)
+        self._committed.update(committed.new.tolist())
+        self._stored += committed.ahead
+        self.tally.blocks["written"] += len(new) // self._size
+        run.full = upto + self._size
+        if run.written < run.full:
+            self._due.pop(run, None)
+
+    def _learn(self, run: Run, first: int, *, only_missing: bool = False) -> None:
+        """Note vLLM's hashes of a run's blocks, from one on, for events."""
+        if self._announced is not None and (self._announced.nameless or not only_missing):
+            handles = run.lease.handles[first:].tolist()
+            self._announced.learn(run.request, handles, first, self._size)
+
+    def _lose(self, table: list[int], local: int, end: int, why: str) -> None:
+        """Have the workers report slots as not loaded: vLLM was promised them."""
+        slots = table[local // self._size : end // self._size]
+        self.tally.lost[why] += 1
+        self._lost += slots

@@ -1,0 +1,136 @@
+"""Matching: answers to vLLM's question how many tokens of a waiting request host memory has.
+
+Invariant: an answer counts only blocks that are complete and verified in host memory. A request
+waits for blocks on disk, or on their way, no longer than the deadline.
+Cost: one lookup per question after the manager's books have changed, else a comparison of numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtrie.engines.vllm.books import HOST, Books
+from kvtrie.engines.vllm.known import Answer, Known, Promise
+from kvtrie.hint import Prefetch
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from vllm.v1.request import Request
+
+    from kvtrie import MatchedBlock
+
+__all__ = ["Matching"]
+
+
+_THERE, _COMING, _DEEPER = "there", "coming", "deeper"
+
+
+class Matching(Books):
+    """The questions about requests that wait."""
+
+    def match(self, request: Request, local: int) -> int | None:
+        """Tokens behind vLLM's own hit that host memory has; None: ask again in the next step.
+
+        Args:
+            request: a request that waits.
+            local: tokens that vLLM has itself, whole blocks.
+        """
+        with self._contained(request.request_id):
+            return self._answer(request, local)
+        return 0
+
+    def _answer(self, request: Request, local: int) -> int | None:
+        known, now, generation = self._know(request), self._clock(), self.manager.generation
+        if known.scope is not None and not self.identity.known:
+            known.promise = Promise(local, local)
+            return None
+        if self._resetting:
+            known.promise = Promise(local, local)
+            return 0
+        if (answer := known.told(generation, local, now)) is not None:
+            known.promise = answer.promise
+            return answer.found
+        found = self._match(known, local, now)
+        # Who was asked to wait for what was asked for just now is answered anew: it may not come.
+        sure = found is not None or known.coming
+        known.answer = (
+            Answer(generation, known.tokens.count(), known.promise, found) if sure else None
+        )
+        return found
+
+    def _match(self, known: Known, local: int, now: int) -> int | None:
+        known.promise, known.coming = Promise(local, local), False
+        if known.scope is None:
+            return 0
+        tokens = known.tokens.read()
+        match = self.manager.lookup(tokens, now=now, scope=known.scope, keep=1)
+        if match.tokens <= local:
+            return 0
+        first, count = local // self._size, match.tokens // self._size
+        host = match.standing(HOST, skip=first)
+        if first + host < count:
+            states = [self._state(block) for block in match.blocks[first:]]
+            if not known.waits_until:
+                known.from_disk = (len(states) - host) * self._size if _DEEPER in states else 0
+            self._pin(known, match.handles[first:], host, now)
+            near = sum(any(copy.tier <= HOST for copy in each.copies) for each in match.blocks)
+            known.coming = _COMING in states
+            if self._may_wait(known, host, near, now):
+                return None
+        elif not known.waits_until:
+            known.from_disk = 0
+        end = local + host * self._size
+        known.promise = Promise(local, end)
+        return end - local
+
+    def _state(self, block: MatchedBlock) -> str:
+        """Where a block of a match stands, as seen from host memory."""
+        for copy in block.copies:
+            if copy.tier == HOST and not copy.leaving:
+                whole = (copy.layer_lo, copy.layer_hi) == (0, self._layers)
+                return _THERE if whole else _COMING
+        return _DEEPER
+
+    def _may_wait(self, known: Known, host: int, near: int, now: int) -> bool:
+        """Have what lies deeper brought to host memory; whether the request is to wait for it.
+
+        It waits no longer than the deadline, and not if nothing more can come.
+
+        Args:
+            known: the request.
+            host: how many of its blocks stand in host memory, from the first on.
+            near: how many stand there or above.
+            now: the time.
+        """
+        if not self._deep and not known.coming:
+            return False
+        if not known.waits_until:
+            known.waits_until = now + self._deadline_ns
+        if now >= known.waits_until:
+            self.tally.lost["disk too slow"] += 1
+            return False
+        if known.coming:
+            return True
+        if host <= known.asked:  # asked before, and no further: there is no room
+            self.tally.lost["no room to bring up"] += 1
+            known.waits_until = now
+            return False
+        tokens = known.tokens.read()
+        asked = Prefetch(tokens=tokens, tier="host", scope=known.scope)
+        (reply,) = self.manager.hint([asked], now=now)
+        # So much may come for others that nothing may for this one: that ends by itself. Who was
+        # given something and stands no further afterwards gives up: else requests would bring
+        # blocks up in turns for ever, where memory is smaller than what they wait for.
+        held_up = reply.code == "crowded" and reply.blocks <= near
+        if not (held_up and self.manager.stats().moves):
+            known.asked = host
+        return True
+
+    def _pin(self, known: Known, handles: NDArray[np.uint64], host: int, now: int) -> None:
+        """Keep what has come to host memory until the rest has; who finds no room gives up."""
+        if host > known.pinned and self._pinned + host - known.pinned <= self._most_pinned:
+            new = handles[known.pinned : host]
+            known.pins.append(self.manager.pin_copies(new, HOST, now=now))
+            self._pinned += len(new)
+            known.pinned = host

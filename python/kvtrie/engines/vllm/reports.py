@@ -1,0 +1,162 @@
+"""Reports: results of steps and moves, ends of requests, resets, events and counters.
+
+Invariant: a block is committed only after every rank has finished the step that fills it; a reset
+empties the manager only after the last move has ended.
+Cost: per step a pass over its reports; per request one call at its end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtrie.engines.vllm.books import DISK
+from kvtrie.engines.vllm.matching import Matching
+from kvtrie.hint import Release
+from kvtrie.transfer.report import MoveReport
+from kvtrie.transfer.used_blocks import UsedBlocks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vllm.v1.request import Request
+
+    from kvtrie.engines.vllm.announced import Change
+    from kvtrie.engines.vllm.counts import Counts, Told
+    from kvtrie.engines.vllm.messages import StepNews
+
+__all__ = ["Reports"]
+
+
+_NS = 1_000_000_000
+_RESET = "the cache was reset"  # why moves are cancelled then
+
+
+class Reports(Matching):
+    """The calls that follow a step."""
+
+    def hear(self, news: Mapping[int, StepNews]) -> None:
+        """Take in what the workers tell of a step: how moves fared, and that it is finished."""
+        now, failed = self._clock(), set[int]()
+        for rank, one in news.items():
+            if one.weights is not None:
+                self.identity.hear(rank, *one.weights)
+            if not one.reports:
+                continue
+            reports = MoveReport.from_bytes(one.reports)
+            failed |= self.dispatch.tell(rank, reports, now)
+            for report in reports if self._loads else ():
+                if report.ok:
+                    for ident in report.ids:
+                        self._loads.pop(ident, None)
+        if failed:
+            self._give_up(failed & self._loads.keys())
+        if any(one.reports for one in news.values()):  # which alone have the manager plan more
+            self.manager.failed()
+            if not self._resetting:
+                self._ready += self.dispatch.take(now)  # so that `busy` knows of them
+        self._end_reset(now)
+        self._note_written(min((one.step for one in news.values()), default=-1))
+
+    def _note_written(self, finished: int) -> None:
+        """Blocks that steps up to one have filled are due."""
+        while self._planned and self._planned[0].step <= finished:
+            for run, upto in self._planned.popleft().rows:
+                run.written = max(run.written, upto)
+                if not run.dead:
+                    self._due[run] = None
+
+    def _give_up(self, loads: set[int]) -> None:
+        """Commit nothing more of who reads a block whose load has failed."""
+        broken = {slot for ident in loads for slot in self._loads[ident].table}
+        for ident in loads:
+            self.tally.lost["a load that failed"] += 1
+            self._loads.pop(ident).dead = True
+        if broken:  # whoever shares a block with it may have computed from what is not there
+            for run in self._runs.values():
+                run.dead |= not broken.isdisjoint(run.table)
+
+    def end(self, request: Request) -> None:
+        """Take note that a request has ended, well or not; vLLM frees its blocks now."""
+        known, now = self._known.pop(request.request_id, None), self._clock()
+        self._drop(request.request_id)
+        with self._contained(request.request_id):
+            if known is not None:
+                self._unpin(known, now)
+            if known is not None and known.session and known.ends:
+                ended = Release(session=known.session, scope=known.scope)
+                self.manager.hint([ended], now=now)
+
+    @property
+    def busy(self) -> bool:
+        """Whether further steps are wanted although nothing may be left to compute."""
+        return bool(
+            self._leaving
+            or self._resetting
+            or self._forget
+            or (self._used and not self._runs)
+            or self.dispatch.pending
+        )
+
+    def reset(self) -> bool:
+        """Forget all that is kept. Nothing matches from now on; returns True.
+
+        Copies that no rank has are cancelled, those that ranks have are awaited: until the last one
+        has ended their slots stay in use, and requests neither match nor store.
+        """
+        now = self._clock()
+        self.identity.doubt()
+        for known in self._known.values():
+            self._unpin(known, now)
+            known.answer, known.coming = None, False
+            known.waits_until, known.asked, known.from_disk = 0, -1, 0
+        for run in self._runs.values():
+            run.dead = True
+        self._leaving += self._runs.values()
+        self._runs, self._resetting = {}, True
+        self._cleared += [] if self._announced is None else self._announced.clear()
+        self._end_reset(now)
+        return True
+
+    def _end_reset(self, now: int) -> None:
+        """Cancel the moves that no rank has; empty the manager once none is under way."""
+        if not self._resetting:
+            return
+        self._let_go(now)
+        self._planned.clear()
+        self._committed, self._stored = set(), 0
+        self.dispatch.refuse([*self._ready, *self.dispatch.take(now)], now, _RESET)
+        self._ready = []
+        waiting = [int(one.id[0]) for one in self.dispatch.waiting()]
+        self.dispatch.cancel(waiting, now, _RESET)
+        if self.dispatch.pending or self.manager.stats().moves:
+            return
+        self.manager.reset()
+        self._used = UsedBlocks(self.manager, DISK if self._deep else None)
+        self._loads, self._forget, self._resetting = {}, True, False
+
+    def changes(self) -> list[Change]:
+        """Blocks that have come whole to host or disk since the last call, or left, in order."""
+        if self._announced is None:
+            return []
+        cleared, self._cleared = self._cleared, []
+        if self._resetting:  # the manager still has the blocks; they are published as removed
+            for _ in self._announced.take(self.manager.take_events()):
+                pass
+            for _ in self._announced.clear():
+                pass
+            return cleared
+        return [*cleared, *self._announced.take(self.manager.take_events())]
+
+    def counts(self, counts: Counts) -> Told | None:
+        """What was counted since the last time; None if that was less than a second ago.
+
+        A server that falls idle is told of at once: its next step may be hours away.
+        """
+        now = self._clock()
+        if now - self._said < _NS and (self._runs or self.busy):
+            return None
+        self._said = now
+        if self._announced is not None:
+            self.tally.lost["an event without a hash"] = self._announced.unknown
+        waiting = sum(known.waits_until > 0 for known in self._known.values())
+        return counts.take(self.manager.stats(), self.tally, self._pinned, waiting)

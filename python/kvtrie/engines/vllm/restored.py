@@ -1,0 +1,74 @@
+"""Restored: tiers that the workers have opened, and blocks that their disks have at the start.
+
+Cost: a pass over the index of each rank's disk, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie import BlockManager, Index
+from kvtrie.tier import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvtrie.engines.vllm.messages import Opened
+    from kvtrie.engines.vllm.served import ServedModel
+    from kvtrie.engines.vllm.settings import Settings
+
+__all__ = ["keys_with_images", "on_every_rank", "opened_tiers", "root_key"]
+
+
+def root_key(model: ServedModel) -> bytes:
+    """The key before first blocks whose scope has no salt and no adapter."""
+    size = model.block_tokens
+    manager = BlockManager(
+        model.shape, [Tier("host", blocks=1)], block_tokens=size, events=8, events_of="residency"
+    )
+    with manager.acquire(np.zeros(size, np.uint32), now=0) as lease:
+        lease.reserve(size, now=0)
+        lease.commit(np.zeros(size, np.uint32), now=0)
+    return next(event.parent for event in manager.take_events() if event.parent is not None)
+
+
+def on_every_rank(ranks: list[list[tuple[bytes, int]]], layers: int) -> Index:
+    """The blocks that the disks of all ranks have in the same slots; others are overwritten."""
+    rows = [[(label, slot, 0, layers) for label, slot in each] for each in ranks]
+    # Labels differ: each has its rank's own age.
+    places = [list(zip(_keys(each), (row[1] for row in each), strict=True)) for each in rows]
+    common = set(places[0]).intersection(*places[1:])
+    return Index([row for row, at in zip(rows[0], places[0], strict=True) if at in common])
+
+
+def keys_with_images(ranks: list[list[tuple[bytes, int]]]) -> set[bytes]:
+    """Keys of the blocks on disk with images.
+
+    A label has its record's number of digests at byte 36, or eight bytes later after a cost.
+    """
+    labels: set[bytes] = set()
+    for label in (label for rows in ranks for label, _ in rows):
+        at = 36 + 8 * label[25]
+        if any(label[at : at + 4]):
+            labels.add(label)
+    return set(_keys([(label, at, 0, 1) for at, label in enumerate(labels)]))
+
+
+def _keys(rows: list[tuple[bytes, int, int, int]]) -> list[bytes]:
+    return [key.tobytes() for key in Index(rows).key]
+
+
+def opened_tiers(
+    settings: Settings, model: ServedModel, opened: Mapping[int, Opened]
+) -> list[Tier]:
+    """The manager's tiers, each with as many blocks as every rank has opened."""
+    counts = [min(rooms) for rooms in zip(*(each.rooms for each in opened.values()), strict=True)]
+    below = settings.tiers or (Tier("host", blocks=counts[0]),)
+    first = Tier("gpu", blocks=model.blocks, owner="engine", write="through")
+    return [
+        first,
+        *(replace(tier, blocks=n, bytes=None) for tier, n in zip(below, counts, strict=True)),
+    ]
