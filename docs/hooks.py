@@ -408,8 +408,13 @@ def _link(page: Page) -> str:
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
-    escaped = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in escaped) + "\n"
+    return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text of a cell: a bar in backticks does not end it, and a backslash would be shown."""
+    parts = " ".join(text.split()).split("`")
+    return "`".join(part if at % 2 else part.replace("|", "\\|") for at, part in enumerate(parts))
 
 
 def _sentence(text: str | None) -> str:

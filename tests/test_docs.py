@@ -235,6 +235,7 @@ def test_the_command_page_has_every_command(generated):
     assert {"kvtrie demo", "kvtrie finetune_long_lora", "kvtrie sim size", "kvtrie disk gc"} <= set(
         heads
     )
+    assert "| `--structure holes|leaf-only` | `holes` |" in generated["reference/cli.md"]
     assert "| `--kv_cache.cache_length N` | `16384` |" in generated["reference/cli.md"]
 
 
