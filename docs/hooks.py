@@ -248,7 +248,7 @@ def _row(action: argparse.Action) -> tuple[str, str, str] | None:
     names = [each for each in action.option_strings if not each.endswith("+")]
     group, _, field = action.dest.rpartition(".")
     hidden = isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
-    # What jsonargparse adds by itself.
+    # Arguments that jsonargparse adds by itself.
     added = action.help == "Path to a configuration file." or {field, *names} & {
         "help",
         "--print_config",
