@@ -21,14 +21,14 @@ use rates::{BUCKETS, Counts, Estimates, Rates, bucket, start};
 /// Largest number of turns, and of hits, that is distinguished.
 const MOST: u8 = 7;
 
-/// One for each (turn, hits), and one for the last block of a prompt by turn.
-const CLASSES: usize = 72;
+/// One for each (turn, hits), of last blocks of prompts and of the others.
+const CLASSES: usize = 128;
 
 /// The first class of last blocks.
 const LAST: u8 = 64;
 
-/// Classes with turns up to 3 and hits up to 4 are a group, and all last blocks are one.
-const GROUPS: usize = 21;
+/// Classes with turns up to 3 and hits up to 4 are a group, and last blocks of one turn are one.
+const GROUPS: usize = 28;
 
 /// One block in `SAMPLED` is sampled.
 pub(crate) const SAMPLED: u64 = 8;
@@ -40,14 +40,13 @@ const PRIOR: f64 = 16.0;
 /// the block is the prompt's last one.
 pub(crate) fn class_of(turn: u8, hits: u32, last: bool) -> u8 {
     let (turn, hits) = (turn.min(MOST), u8::try_from(hits).unwrap_or(MOST).min(MOST));
-    if last { LAST + turn } else { 8 * turn + hits }
+    8 * turn + hits + if last { LAST } else { 0 }
 }
 
 fn group_of(class: usize) -> usize {
-    if class >= usize::from(LAST) {
-        GROUPS - 1
-    } else {
-        (class / 8).min(3) * 5 + (class % 8).min(4)
+    match class.checked_sub(usize::from(LAST)) {
+        Some(last) => 20 + last / 8,
+        None => (class / 8).min(3) * 5 + (class % 8).min(4),
     }
 }
 
@@ -190,7 +189,11 @@ impl Policy for Learned {
         let entry = self.entry(facts, cost);
         let (class, age) = (facts.last_use.class, self.age(entry.place));
         let kind = match class.checked_sub(LAST) {
-            Some(turn) => format!("the last block of a prompt in turn {turn}"),
+            Some(last) => format!(
+                "the last block of a prompt in turn {}, used {} times before",
+                last / 8,
+                last % 8
+            ),
             None => format!("turn {}, used {} times before", class / 8, class % 8),
         };
         let (b, class) = (bucket(age), usize::from(class).min(CLASSES - 1));
@@ -215,11 +218,11 @@ mod tests {
     #[test]
     fn classes_are_turns_and_hits() {
         let given = [(0, 0, false), (1, 3, false), (9, 99, false), (2, 5, true), (9, 0, true)];
-        assert_eq!(given.map(|(turn, hits, last)| class_of(turn, hits, last)), [0, 11, 63, 66, 71]);
+        assert_eq!(given.map(|(turn, hits, last)| class_of(turn, hits, last)), [0, 11, 63, 85, 120]);
         let mut sizes = [0; GROUPS];
         (0..CLASSES).for_each(|class| sizes[group_of(class)] += 1);
         assert_eq!(sizes[..5], [1, 1, 1, 1, 4]);
-        assert_eq!(sizes[15..], [5, 5, 5, 5, 20, 8]);
+        assert_eq!(sizes[15..], [5, 5, 5, 5, 20, 8, 8, 8, 8, 8, 8, 8, 8]);
     }
 
     #[test]
