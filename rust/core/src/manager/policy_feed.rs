@@ -56,13 +56,13 @@ impl PolicyFeed {
             let such = |tier: &&Tier| needs.iter().any(|&needs| tier.eviction.needs(needs));
             tiers.iter().filter(such).map(|tier| u64::from(tier.spec.blocks)).sum()
         };
-        let (capacity, learned) = (room(&[Needs::PAST_USES, Needs::REUSE]), room(&[Needs::REUSE]));
+        let capacity = room(&[Needs::PAST_USES, Needs::REUSE]);
         Self {
             arrivals: tiers.iter().any(|tier| tier.eviction.needs(Needs::ARRIVAL)),
             requests: 0,
             request: RequestContext::default(),
             ghosts: (capacity > 0).then(|| GhostTable::new(capacity)),
-            uses: (learned > 0).then(|| Uses::new(learned)),
+            uses: Uses::new(tiers),
         }
     }
 

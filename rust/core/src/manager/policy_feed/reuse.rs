@@ -4,11 +4,13 @@
 //! Cost: nothing where no policy learns; otherwise O(1) per block that a request uses, a hash of
 //! three tokens for all and of all tokens for one in eight.
 
-use crate::block::{BlockId, Token};
+use crate::block::{BlockId, TierId, Token};
 use crate::paged_vec::PagedVec;
-use crate::policy::{LastUse, Lives, class_of, unpack};
+use crate::policy::{LastUse, Lives, Needs, class_of, unpack};
+use crate::residency::Blocks;
 use crate::scope::ScopeId;
-use crate::trie::{Trie, sampled};
+use crate::tiers::Tier;
+use crate::trie::sampled;
 
 use crate::manager::Manager;
 use crate::manager::node::Node;
@@ -18,30 +20,40 @@ use crate::manager::policy_feed::RequestContext;
 #[derive(Debug)]
 pub(super) struct Uses {
     pub(super) last: PagedVec<LastUse>,
-    pub(super) lives: Lives,
+    /// Of each tier whose policy learns.
+    lives: Vec<(TierId, Lives)>,
 }
 
 impl Uses {
-    /// Empty, for tiers of `capacity` blocks.
-    pub(super) fn new(capacity: u64) -> Self {
-        Self { last: PagedVec::new(LastUse::default()), lives: Lives::new(capacity) }
+    /// Empty, for these tiers; none if no policy learns.
+    pub(super) fn new(tiers: &[Tier]) -> Option<Self> {
+        let learning = tiers.iter().enumerate();
+        let learning = learning.filter(|(_, tier)| tier.eviction.needs(Needs::REUSE));
+        let lives = learning.map(|(id, tier)| (id, Lives::new(u64::from(tier.spec.blocks))));
+        let lives: Vec<_> = lives.collect();
+        (!lives.is_empty()).then(|| Self { last: PagedVec::new(LastUse::default()), lives })
     }
 
     /// Counts the life of a block with these tokens, which a request uses for the first time, if it is
-    /// among those that are sampled.
+    /// among those that are sampled. On a tier below one that serves the block no reuse ends its life:
+    /// the tier could have evicted it without a loss.
     #[inline]
     fn sample(
         &mut self,
-        trie: &Trie<Node>,
+        blocks: &Blocks<Node>,
         seed: u64,
         (block, depth, tokens): (BlockId, u32, &[Token]),
         last_use: LastUse,
         request: u64,
     ) {
         if sampled(tokens, depth) {
+            let trie = blocks.trie();
             let tag = trie.tags(seed, trie.parent(block)).next(tokens);
             let print = u32::try_from(tag >> 32).expect("half of the bits");
-            self.lives.use_again(print, last_use.class, request);
+            for (tier, lives) in &mut self.lives {
+                let served = (0..*tier).any(|above| blocks.table(above).fully_resident(block));
+                lives.use_again(print, last_use.class, request, !served);
+            }
         }
     }
 }
@@ -95,9 +107,9 @@ impl Manager {
     /// Counts a request, and passes new estimates of reuse to the policies that learn.
     pub(crate) fn pass_request(&mut self) {
         let Some(uses) = &mut self.feed.uses else { return };
-        let learned = uses.lives.learn(self.feed.requests);
-        for tier in self.tiers.iter_mut() {
-            tier.eviction.on_request(self.feed.requests, learned.as_ref());
+        for (tier, lives) in &mut uses.lives {
+            let learned = lives.learn(self.feed.requests);
+            self.tiers[*tier].eviction.on_request(self.feed.requests, learned.as_ref());
         }
     }
 
@@ -124,7 +136,7 @@ impl Manager {
                     let weight = weight(settings.worth().base(middle));
                     let last_use = LastUse { request: low, weight, class, ..known };
                     uses.last[block] = last_use;
-                    uses.sample(trie, seed, (block, depth, tokens_here), last_use, feed.requests);
+                    uses.sample(blocks, seed, (block, depth, tokens_here), last_use, feed.requests);
                 }
                 depth += 1;
             }
@@ -161,7 +173,7 @@ impl Manager {
                 let last_use = LastUse { request: low, weight, class, turn };
                 uses.last[block] = last_use;
                 if requested {
-                    uses.sample(trie, seed, (block, depth, tokens_here), last_use, feed.requests);
+                    uses.sample(blocks, seed, (block, depth, tokens_here), last_use, feed.requests);
                 }
                 depth += 1;
             }

@@ -73,8 +73,9 @@ impl Lives {
         }
     }
 
-    /// A request uses a block: its life of before ends, and one of this class begins.
-    pub fn use_again(&mut self, print: u32, class: u8, request: u64) {
+    /// A request uses a block: its life of before ends, and one of this class begins. Unless
+    /// `counts`, the life reached its age but no reuse ended it.
+    pub fn use_again(&mut self, print: u32, class: u8, request: u64, counts: bool) {
         let mut at = self.head(print);
         while at != NONE && self.ring[at].print != print {
             at = self.ring[at].next;
@@ -86,7 +87,9 @@ impl Lives {
             if lasted == 0 {
                 return;
             }
-            self.counts[usize::from(class)].ended[bucket(lasted)] += 1.0;
+            if counts {
+                self.counts[usize::from(class)].ended[bucket(lasted)] += 1.0;
+            }
             self.close(at, lasted);
         }
         let slot = self.slot(self.uses);
@@ -243,7 +246,7 @@ mod tests {
                 request += later;
                 let held = all.len().saturating_sub(window as usize);
                 let known = all.iter().rposition(|use_| use_.0 == block);
-                lives.use_again(block.wrapping_mul(0x4000_0001), class, request);
+                lives.use_again(block.wrapping_mul(0x4000_0001), class, request, true);
                 if let Some(at) = known.filter(|&at| at >= held && all[at].3.is_none()) {
                     let length = request - all[at].2;
                     if length == 0 {
@@ -296,7 +299,7 @@ mod tests {
             for block in 0..1200_u32 {
                 let (class, chance) = if block < 200 { (9, 0.05) } else { (18, 0.0025) };
                 if draw(&mut state) < chance {
-                    lives.use_again(block.wrapping_mul(0x9E37_79B9), class, request);
+                    lives.use_again(block.wrapping_mul(0x9E37_79B9), class, request, true);
                     uses += 1;
                 }
             }
@@ -334,7 +337,7 @@ mod tests {
                 // Ten blocks at a time, each again after `period` requests.
                 for block in 0..10_u32 {
                     let turn = u32::try_from(request % period).expect("small");
-                    lives.use_again((block * 1000 + turn).wrapping_mul(0x9E37_79B9), 9, request);
+                    lives.use_again((block * 1000 + turn).wrapping_mul(0x9E37_79B9), 9, request, true);
                 }
                 learned = lives.learn(request).or(learned);
             }
