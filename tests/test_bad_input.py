@@ -350,7 +350,7 @@ def test_bad_tokens_are_named(given, said):
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], structure=None), "structure is N"),
         (
             lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], objective="time"),
-            "objective is 'cost' or 'hits', not 'time'",
+            "objective is 'cost', 'balanced' or 'hits', not 'time'",
         ),
         (
             lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1, policy="lru")], objective="hits"),

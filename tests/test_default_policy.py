@@ -45,5 +45,5 @@ def test_the_objective_is_a_setting_of_the_connector():
     assert Settings.read({}).objective == SIGNATURE["objective"].default == "cost"
     assert Settings.read({"objective": "hits"}).objective == "hits"
     for given in ("speed", 3, None, ["hits"]):
-        with pytest.raises(ConfigError, match="objective is one of cost, hits"):
+        with pytest.raises(ConfigError, match="objective is one of cost, balanced, hits"):
             Settings.read({"objective": given})

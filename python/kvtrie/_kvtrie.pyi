@@ -128,7 +128,7 @@ class BlockManager:
         eviction_log: int = 0,
         reuse: bool = True,
         epsilon: float = 0.015625,
-        objective: Literal["cost", "hits"] = "cost",
+        objective: Literal["cost", "balanced", "hits"] = "cost",
     ) -> Self:
         """Makes a manager without a block.
 
@@ -1995,7 +1995,7 @@ class Simulation:
         prefetch: Literal["never", "arrival"] = "never",
         clients: int | None = None,
         logged: bool = False,
-        objective: Literal["cost", "hits"] = "cost",
+        objective: Literal["cost", "balanced", "hits"] = "cost",
     ) -> Self:
         """Makes machines without a block.
 

@@ -56,7 +56,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--objective",
-        choices=("cost", "hits"),
+        choices=("cost", "balanced", "hits"),
         default="cost",
         help="the quantity that policies by value save (default: %(default)s)",
     )

@@ -130,7 +130,7 @@ def open_manager(
     structure: Structure = "leaf-only",
     block_tokens: int = 512,
     eviction_log: int = 0,
-    objective: Literal["cost", "hits"] = "cost",
+    objective: Literal["cost", "balanced", "hits"] = "cost",
 ) -> BlockManager:
     """A manager without bytes whose tokens are block hashes.
 

@@ -55,7 +55,7 @@ def over_rooms(
     *,
     block_tokens: int = 512,
     ends: bool = False,
-    objective: Literal["cost", "hits"] = "cost",
+    objective: Literal["cost", "balanced", "hits"] = "cost",
     watch: Callable[[Sequence[tuple[str, int]]], Iterable[tuple[str, int]]] = iter,
 ) -> list[RoomFigures]:
     """Play a trace under each policy in each room, policy by policy; `FUTURE` is last.

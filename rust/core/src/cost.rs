@@ -33,16 +33,47 @@ enum Curve {
     Table(Vec<(u64, f64)>),
 }
 
-/// Cost of computing tokens, relative and in nanoseconds.
+/// The quantity that policies by value save.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Objective {
+    /// The cost of computing blocks again.
+    #[default]
+    Cost,
+    /// Cost and blocks: a block is worth the square root of its cost.
+    Balanced,
+    /// Blocks, each worth the same.
+    Hits,
+}
+
+impl Objective {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cost => "cost",
+            Self::Balanced => "balanced",
+            Self::Hits => "hits",
+        }
+    }
+
+    /// Weight of a block of this cost per token.
+    #[must_use]
+    pub fn weight(self, cost: f64) -> f64 {
+        match self {
+            Self::Cost => cost,
+            Self::Balanced => cost.sqrt(),
+            Self::Hits => 1.0,
+        }
+    }
+}
+
+/// Cost of computing tokens, relative and in nanoseconds, and what it is worth to save it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     curve: Curve,
     ns_per_token: f64,
+    objective: Objective,
 }
-
-/// Every token costs the same, whatever its context, and no time: under the objective of hits.
-pub(crate) static ALIKE: CostModel =
-    CostModel { curve: Curve::Affine { alpha: 0.0, beta: 1.0, constant: 0.0 }, ns_per_token: 0.0 };
 
 impl CostModel {
     /// The default, `1 + context / 10 700`. `ns_per_token` is the prefill time of one token without
@@ -103,7 +134,7 @@ impl CostModel {
 
     fn new(curve: Curve, ns_per_token: f64) -> Result<Self> {
         check("ns_per_token", ns_per_token)?;
-        let model = Self { curve, ns_per_token };
+        let model = Self { curve, ns_per_token, objective: Objective::Cost };
         let (least, most) = (model.base(0), model.base(u64::MAX));
         if least <= 0.0 || !most.is_finite() {
             return Err(Error::config(format!(
@@ -123,13 +154,33 @@ impl CostModel {
         }
     }
 
-    /// The source's cost before its improvement, `alpha * context + beta`; a table's own value.
+    /// The same model, whose weights are those of an objective.
     #[must_use]
-    pub fn flat(&self, context: u64) -> f64 {
-        match &self.curve {
+    pub fn with_objective(self, objective: Objective) -> Self {
+        Self { objective, ..self }
+    }
+
+    /// The quantity that policies by value save.
+    #[must_use]
+    pub fn objective(&self) -> Objective {
+        self.objective
+    }
+
+    /// Weight of a token behind `context` tokens to policies by value: its cost, unless the objective
+    /// is another one.
+    #[must_use]
+    pub fn worth(&self, context: u64) -> f64 {
+        self.objective.weight(self.base(context))
+    }
+
+    /// Weight by the source's cost before its improvement, `alpha * context + beta`; a table's own
+    /// value.
+    #[must_use]
+    pub fn flat_worth(&self, context: u64) -> f64 {
+        self.objective.weight(match &self.curve {
             Curve::Affine { alpha, beta, .. } => alpha * real(context) + beta,
             Curve::Table(points) => interpolate(points, context),
-        }
+        })
     }
 
     /// Nanoseconds to prefill `tokens` tokens after `context` tokens. Costs are taken at the
@@ -218,7 +269,9 @@ fn whole(value: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{CostModel, MOST, ONE, fixed, layer_weight, layers_weight, position_weight, real};
+    use super::{
+        CostModel, MOST, ONE, Objective, fixed, layer_weight, layers_weight, position_weight, real,
+    };
     use crate::block::Departure::{Demote, Drop};
     use crate::block::Layers;
     use crate::error::{Error, Result};
@@ -235,10 +288,22 @@ mod tests {
     }
 
     #[test]
+    fn an_objective_weighs_costs() -> Result<()> {
+        let weights = |objective| {
+            let cost = CostModel::default_curve(1.0)?.with_objective(objective);
+            Ok::<_, Error>([0, 32_100].map(|context| fixed(cost.worth(context)) / ONE))
+        };
+        assert_eq!(weights(Objective::Cost)?, [1, 4]);
+        assert_eq!(weights(Objective::Balanced)?, [1, 2]);
+        assert_eq!(weights(Objective::Hits)?, [1, 1]);
+        Ok(())
+    }
+
+    #[test]
     fn the_default_doubles_at_10_700_tokens() -> Result<()> {
         let cost = CostModel::default_curve(1.0)?;
         assert!(close(cost.base(0), 1.0) && close(cost.base(10_700), 2.0));
-        assert!(close(cost.flat(10_700), 2.0) && close(cost.base(107_000), 11.0));
+        assert!(close(cost.flat_worth(10_700), 2.0) && close(cost.base(107_000), 11.0));
         Ok(())
     }
 
@@ -246,7 +311,7 @@ mod tests {
     fn the_seed_preset_has_the_documents_constants() -> Result<()> {
         let cost = CostModel::seed(1.0)?;
         assert!(close(cost.base(0), 0.015) && close(cost.base(32), 0.047));
-        assert!(close(cost.flat(0), 0.01) && close(cost.flat(32), 0.042));
+        assert!(close(cost.flat_worth(0), 0.01) && close(cost.flat_worth(32), 0.042));
         Ok(())
     }
 
@@ -264,7 +329,7 @@ mod tests {
         ];
         for (context, expected) in points {
             assert!(close(cost.base(context), expected), "{context}: {}", cost.base(context));
-            assert!(close(cost.flat(context), expected));
+            assert!(close(cost.flat_worth(context), expected));
         }
         let constant = CostModel::table(vec![(7, 3.0)], 1.0)?;
         assert!(close(constant.base(0), 3.0) && close(constant.base(1 << 40), 3.0));

@@ -62,7 +62,7 @@ pub use request::lookup::{Copy, Match, MatchedBlock};
 pub use request::mark::Mark;
 pub use request::pins::PinId;
 pub use request::price::Unpriced;
-pub use settings::{DropOrder, Objective, Settings};
+pub use settings::{DropOrder, Settings};
 
 use consequence::Consequences;
 use evict::set::EvictionSet;

@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::cost::{CostModel, fixed};
+use crate::cost::{CostModel, Objective, fixed};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
@@ -82,7 +82,7 @@ impl Needs {
     pub const PAST_USES: Self = Self(1 << 2);
     /// [`Facts::arrival`].
     pub const ARRIVAL: Self = Self(1 << 3);
-    /// A block's cost per token is a factor of its value; it is 1 under the objective of hits.
+    /// A block's cost per token is a factor of its value; its weight is that of the objective.
     pub const COST: Self = Self(1 << 4);
     /// [`Facts::reload`].
     pub const RELOAD: Self = Self(1 << 5);
@@ -190,19 +190,30 @@ pub trait Policy: Debug + Send + Sync {
     }
 }
 
-/// Refuses a policy that has no cost in its values, which an objective could replace.
+/// Refuses an objective that none of these policies reads: all rank by use alone.
 ///
 /// # Errors
-/// `Config` if there is no such policy, or if it ranks by use alone.
-pub fn check_values(name: &str) -> Result<()> {
-    let weighs = |policy: &dyn Policy| policy.needs().has(Needs::COST);
-    if weighs(&*by_name(name, true)?) {
+/// `Config` for such an objective, or if there is no policy of one of the names.
+pub fn check_objective<'a>(
+    names: impl Iterator<Item = &'a str>,
+    objective: Objective,
+) -> Result<()> {
+    if objective == Objective::Cost {
         return Ok(());
     }
-    let named = TABLE.iter().filter(|(_, make)| weighs(&*make(true)));
-    let choices: Vec<&str> = named.map(|&(name, _)| name).collect();
+    let weighs = |policy: &dyn Policy| policy.needs().has(Needs::COST);
+    let mut none = "";
+    for name in names {
+        if weighs(&*by_name(name, true)?) {
+            return Ok(());
+        }
+        none = name;
+    }
+    let by_value = TABLE.iter().filter(|(_, make)| weighs(&*make(true)));
+    let choices: Vec<&str> = by_value.map(|&(name, _)| name).collect();
     Err(Error::config(format!(
-        "objective is 'hits', but policy '{name}' has no values: choose one of {}",
+        "objective is '{}', but policy '{none}' has no values: choose one of {}",
+        objective.name(),
         choices.join(", ")
     )))
 }

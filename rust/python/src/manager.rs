@@ -5,8 +5,9 @@
 //! unlocked. Cost: that of the core's operation plus one lock.
 
 use kvtrie_core::block::{Handle, Structure, Token};
+use kvtrie_core::cost::Objective;
 use kvtrie_core::error::Result;
-use kvtrie_core::manager::{self, Acquire, DropOrder, LoadMode, Manager, Objective, Outcome};
+use kvtrie_core::manager::{self, Acquire, DropOrder, LoadMode, Manager, Outcome};
 use kvtrie_core::policy;
 use kvtrie_core::trie::Query;
 use numpy::{IntoPyArray, PyArray1};
@@ -111,6 +112,7 @@ impl BlockManager {
         let py = model.py();
         let tiers = settings::tiers(tiers)?;
         let given = settings::Given { model, tiers: &tiers, block_tokens, token_weight, cost };
+        let basic = settings::settings(&given)?;
         let settings = manager::Settings {
             policy,
             structure,
@@ -121,8 +123,8 @@ impl BlockManager {
             eviction_log: eviction_log as usize,
             reuse,
             epsilon,
-            objective,
-            ..settings::settings(&given)?
+            cost: basic.cost.with_objective(objective),
+            ..basic
         };
         let layers = settings.layers;
         Ok(Self {

@@ -4,9 +4,9 @@
 //! per manager.
 
 use kvtrie_core::block::Structure;
-use kvtrie_core::cost::CostModel;
+use kvtrie_core::cost::{CostModel, Objective};
 use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, Objective, Settings};
+use kvtrie_core::manager::{DropOrder, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -66,7 +66,6 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         epsilon: 0.015_625,
         cost: cost(given.cost, model)?,
         priced: given.cost.is_some_and(|cost| cost.eq("python").unwrap_or(false)),
-        objective: Objective::Cost,
         structure: Structure::LeafOnly,
         drop_order: DropOrder::Shallow,
         ranks: 1,
@@ -104,7 +103,11 @@ pub(crate) fn of_residency(given: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// The objective in an argument.
 pub(crate) fn objective(given: &Bound<'_, PyAny>) -> PyResult<Objective> {
-    choice(given, "objective", &[("cost", Objective::Cost), ("hits", Objective::Hits)])
+    choice(
+        given,
+        "objective",
+        &[("cost", Objective::Cost), ("balanced", Objective::Balanced), ("hits", Objective::Hits)],
+    )
 }
 
 /// The order of layers in an argument.

@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use kvtrie_core::block::Structure;
+use kvtrie_core::cost::Objective;
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::{DropOrder, Objective, Settings};
+use kvtrie_core::manager::{DropOrder, Settings};
 use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{Kind, Limits, Service, Wait};
 use kvtrie_sim::network::{LANE, PeerSpec};
@@ -121,8 +122,15 @@ impl Simulation {
         let tiers = settings::tiers(tiers)?;
         let given = settings::Given { model, tiers: &tiers, block_tokens, token_weight, cost };
         let given = settings::settings(&given)?;
-        let settings =
-            Settings { policy, structure, drop_order, reuse, epsilon, objective, ..given };
+        let settings = Settings {
+            policy,
+            structure,
+            drop_order,
+            reuse,
+            epsilon,
+            cost: given.cost.with_objective(objective),
+            ..given
+        };
         let word = |given: Option<&Bound<'_, PyAny>>, name: &str, known: [&'static str; 2]| {
             let known = [(known[0], false), (known[1], true)];
             given.map_or(Ok(false), |given| choice(given, name, &known))

@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use kvtrie_core::cost::CostModel;
-use kvtrie_core::manager::{LoadMode, Objective, Settings};
+use kvtrie_core::manager::{LoadMode, Settings};
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 use kvtrie_sim::call::{Call, Calls};
 use kvtrie_sim::cost::{Affine, PART_BITS};
@@ -140,7 +140,6 @@ fn settings(gpu: u32, host: u32) -> Settings {
         token_weight: TOKENS,
         epsilon: 1.0 / 64.0,
         cost: CostModel::affine(0.0, 1.0, 0.0, 20_000.0).expect("a cost"),
-        objective: Objective::Cost,
         ..rig::settings(tiers)
     }
 }

@@ -92,16 +92,16 @@ class KvtrieRadixCache(RadixCache):
         *,
         blocks: int | None = None,
         policy: str = DEFAULT_POLICY,
-        objective: Literal["cost", "hits"] = "cost",
+        objective: Literal["cost", "balanced", "hits"] = "cost",
     ) -> None:
         if params.is_eagle:
             raise ConfigError("kvtrie keeps plain tokens: EAGLE's pairs are not supported")
         allocator = params.token_to_kv_pool_allocator
         self._blocks = blocks or int(allocator.size) // int(params.page_size)
         word("policy", policy, tuple(BlockManager.policies()))
-        word("objective", objective, ("cost", "hits"))
+        word("objective", objective, ("cost", "balanced", "hits"))
         self._policy: str = policy
-        self._objective: Literal["cost", "hits"] = objective
+        self._objective: Literal["cost", "balanced", "hits"] = objective
         self.boundary = Boundary("the radix cache kvtrie", _LOG)
         super().__init__(params)
 

@@ -58,7 +58,7 @@ class Settings:
 
     tiers: tuple[Tier, ...] | None = None
     policy: str = DEFAULT_POLICY
-    objective: Literal["cost", "hits"] = "cost"
+    objective: Literal["cost", "balanced", "hits"] = "cost"
     layerwise: bool = False
     deadline_s: float = _DEADLINE_S
     events: bool = False
@@ -80,7 +80,7 @@ class Settings:
         if "policy" in given:
             word("policy", given["policy"], tuple(BlockManager.policies()))
         if "objective" in given:
-            word("objective", given["objective"], ("cost", "hits"))
+            word("objective", given["objective"], ("cost", "balanced", "hits"))
         for name in ("layerwise", "events"):
             if name in given:
                 flag(name, given[name])

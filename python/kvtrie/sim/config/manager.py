@@ -40,7 +40,7 @@ def manager_of(table: Table) -> dict[str, Any]:
         "drop_order": table.word("drop_order", ("shallow", "seed")),
         "reuse": table.flag("reuse", default=True),
         "epsilon": table.real("epsilon", 1 / 64, 0, 1),
-        "objective": table.word("objective", ("cost", "hits")),
+        "objective": table.word("objective", ("cost", "balanced", "hits")),
     }
     stated = table.take("cost")
     if isinstance(stated, str):

@@ -6,7 +6,7 @@
 use kvtrie_core::block::Structure;
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, Manager, Objective, Settings};
+use kvtrie_core::manager::{DropOrder, Manager, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
 /// One tier of `blocks` blocks of 16 tokens, leaf-only.
@@ -52,7 +52,6 @@ pub(crate) fn settings(policy: &str, blocks: u32, number: usize) -> Settings {
         reuse: true,
         epsilon: 1.0 / 64.0,
         cost: CostModel::default_curve(100_000.0).expect("good numbers"),
-        objective: Objective::Cost,
         priced: false,
         structure: Structure::LeafOnly,
         drop_order: DropOrder::Shallow,

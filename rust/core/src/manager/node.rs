@@ -16,7 +16,7 @@ use crate::time::{Nanos, Stamp, stamp};
 use crate::trie::GroupSlice;
 
 use crate::manager::Manager;
-use crate::manager::settings::{DropOrder, Objective};
+use crate::manager::settings::DropOrder;
 
 /// Values that all blocks of a run share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl Manager {
                 DropOrder::Seed => Departure::Demote,
                 DropOrder::Shallow => self.tiers.departure(tier),
             },
-            price: self.prices.of(block).filter(|_| self.settings.objective == Objective::Cost),
+            price: self.prices.of(block).map(|price| self.settings.cost.objective().weight(price)),
             reload: if index.needs(Needs::RELOAD) { self.reload(tier) } else { Reload::default() },
             last_use: if index.needs(Needs::REUSE) {
                 self.feed.last_use(block)
@@ -145,7 +145,7 @@ impl Manager {
             Structure::LeafOnly => u32::MAX - facts.block,
             Structure::Holes => facts.block,
         };
-        self.tiers[tier].eviction.entry(&facts, tie, self.settings.worth())
+        self.tiers[tier].eviction.entry(&facts, tie, &self.settings.cost)
     }
 
     /// Whether a block may be a victim on a tier.

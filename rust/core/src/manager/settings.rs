@@ -3,7 +3,7 @@
 //! Invariant: `check` passes before a manager exists. Cost: none.
 
 use crate::block::{Structure, Token};
-use crate::cost::{self, CostModel};
+use crate::cost::CostModel;
 use crate::error::{Error, Result};
 use crate::policy;
 use crate::tier::{Kind, Owner, TierSpec};
@@ -16,16 +16,6 @@ pub enum DropOrder {
     Shallow,
     /// Back layers first, as the source document has it.
     Seed,
-}
-
-/// The quantity that policies by value save.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Objective {
-    /// The cost of computing blocks again.
-    #[default]
-    Cost,
-    /// Blocks, each worth the same.
-    Hits,
 }
 
 /// The settings of a manager.
@@ -51,8 +41,6 @@ pub struct Settings {
     pub epsilon: f64,
     /// Cost model of recomputation.
     pub cost: CostModel,
-    /// The quantity that policies by value save.
-    pub objective: Objective,
     /// Whether the user prices blocks: `unpriced` then hands them out.
     pub priced: bool,
     /// The structure of scopes that name none.
@@ -70,14 +58,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Cost model by which policies by value rank a block.
-    pub(super) fn worth(&self) -> &CostModel {
-        match self.objective {
-            Objective::Cost => &self.cost,
-            Objective::Hits => &cost::ALIKE,
-        }
-    }
-
     /// Checks every field, and the tiers against each other.
     pub(super) fn check(&self) -> Result<()> {
         let tiers = &self.tiers;
@@ -98,9 +78,7 @@ impl Settings {
         }
         policy::check(&self.policy)?;
         let policies = tiers.iter().map(|tier| tier.policy.as_ref().unwrap_or(&self.policy));
-        for policy in policies.filter(|_| self.objective == Objective::Hits) {
-            policy::check_values(policy)?;
-        }
+        policy::check_objective(policies.map(String::as_str), self.cost.objective())?;
         for at in 0..tiers.len() {
             self.check_tier(at)?;
         }

@@ -15,7 +15,7 @@ impl Policy for Flat {
     }
 
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
-        let base = facts.price_or(cost.flat(facts.context));
+        let base = facts.price_or(cost.flat_worth(facts.context));
         Terms { base, layer_weight: 1.0, position_weight: 1.0, uses: 1, cost: base }
     }
 

@@ -218,7 +218,10 @@ mod tests {
     #[test]
     fn classes_are_turns_and_hits() {
         let given = [(0, 0, false), (1, 3, false), (9, 99, false), (2, 5, true), (9, 0, true)];
-        assert_eq!(given.map(|(turn, hits, last)| class_of(turn, hits, last)), [0, 11, 63, 85, 120]);
+        assert_eq!(
+            given.map(|(turn, hits, last)| class_of(turn, hits, last)),
+            [0, 11, 63, 85, 120]
+        );
         let mut sizes = [0; GROUPS];
         (0..CLASSES).for_each(|class| sizes[group_of(class)] += 1);
         assert_eq!(sizes[..5], [1, 1, 1, 1, 4]);

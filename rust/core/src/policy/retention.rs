@@ -20,7 +20,7 @@ impl Policy for Retention {
     }
 
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
-        let base = facts.price_or(cost.base(facts.context));
+        let base = facts.price_or(cost.worth(facts.context));
         let layer_weight = facts
             .layer
             .map_or(1.0, |layer| layer_weight(layer, facts.model_layers, facts.departure));

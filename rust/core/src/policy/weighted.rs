@@ -13,7 +13,7 @@ pub(super) struct Weighted;
 impl Policy for Weighted {
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
         let Facts { layers, model_layers, departure, .. } = *facts;
-        let base = facts.price_or(cost.base(facts.context));
+        let base = facts.price_or(cost.worth(facts.context));
         let layer_weight = match facts.layer {
             // On a tier with layer slots one layer leaves at a time.
             Some(layer) => layer_weight(layer, model_layers, departure),

@@ -11,8 +11,7 @@ use kvtrie_core::error::{Error, Result};
 use kvtrie_core::hint::{Retain, Target};
 use kvtrie_core::lane::LaneSpec;
 use kvtrie_core::manager::{
-    Acquire, Committed, DropOrder, Event, LoadMode, Manager, Mark, Move, Objective, Outcome,
-    Settings,
+    Acquire, Committed, DropOrder, Event, LoadMode, Manager, Mark, Move, Outcome, Settings,
 };
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
@@ -81,7 +80,6 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         reuse: true,
         epsilon: 0.0,
         cost: CostModel::default_curve(1000.0).expect("good numbers"),
-        objective: Objective::Cost,
         priced: false,
         structure: Structure::LeafOnly,
         drop_order: DropOrder::Shallow,

@@ -5,7 +5,7 @@
 use kvtrie_core::block::Structure;
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, Objective, Settings};
+use kvtrie_core::manager::{DropOrder, Settings};
 use kvtrie_core::policy::NAMES;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
@@ -61,7 +61,6 @@ pub(crate) fn settings(seed: u64) -> Settings {
         epsilon: if bit(25, 2) == 0 { 0.0 } else { 0.25 },
         // Steep, so that rounding changes what blocks of one path cost.
         cost: CostModel::affine(0.25, 1.0, 0.0, 1000.0).unwrap(),
-        objective: Objective::Cost,
         priced: bit(29, 4) == 0,
         structure: if bit(20, 3) == 0 { Structure::LeafOnly } else { Structure::Holes },
         drop_order: if bit(21, 4) == 0 { DropOrder::Seed } else { DropOrder::Shallow },

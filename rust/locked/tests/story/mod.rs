@@ -14,9 +14,7 @@ use kvtrie_core::block::{LeaseId, MoveId, Structure, Token};
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{
-    Acquire, DropOrder, Lease, LoadMode, Manager, Objective, Outcome, Settings,
-};
+use kvtrie_core::manager::{Acquire, DropOrder, Lease, LoadMode, Manager, Outcome, Settings};
 use kvtrie_core::policy::NAMES;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
@@ -363,7 +361,6 @@ fn settings(seed: u64) -> Settings {
         reuse: true,
         epsilon: 0.0,
         cost: CostModel::default_curve(1000.0).expect("good numbers"),
-        objective: Objective::Cost,
         priced: false,
         structure: if seed.is_multiple_of(5) { Structure::Holes } else { Structure::LeafOnly },
         drop_order: DropOrder::Shallow,

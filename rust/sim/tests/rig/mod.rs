@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvtrie_core::block::Structure;
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, LoadMode, Objective, Settings};
+use kvtrie_core::manager::{DropOrder, LoadMode, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use kvtrie_sim::cost::{Affine, PART_BITS};
 use kvtrie_sim::directory::Learning;
@@ -54,7 +54,6 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         reuse: true,
         epsilon: 0.0,
         cost: CostModel::affine(0.0, 1.0, 0.0, 1000.0).expect("a cost"),
-        objective: Objective::Cost,
         priced: false,
         structure: Structure::LeafOnly,
         drop_order: DropOrder::Shallow,

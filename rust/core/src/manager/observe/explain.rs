@@ -99,7 +99,7 @@ impl Manager {
                 ..facts
             };
         }
-        let terms = policy.terms(&facts, self.settings.worth());
+        let terms = policy.terms(&facts, &self.settings.cost);
         let idle = stamp(now) - facts.access;
         // Hints expire at the next call that changes something; here they end by the time asked for.
         let bands = self.bands_at(tier, now);
@@ -110,7 +110,7 @@ impl Manager {
             priority: bands.get(&id).copied().unwrap_or_else(|| self.band(tier, id)).priority,
             rank: index.rank(id, stamp(now), &bands),
             layers: leaving,
-            words: policy.words(&facts, self.settings.worth()),
+            words: policy.words(&facts, &self.settings.cost),
         })
     }
 
@@ -149,6 +149,6 @@ impl Manager {
             reload: self.reload(tier),
             last_use: LastUse::default(),
         };
-        Ok(self.tiers[tier].eviction.policy().terms(&facts, self.settings.worth()))
+        Ok(self.tiers[tier].eviction.policy().terms(&facts, &self.settings.cost))
     }
 }

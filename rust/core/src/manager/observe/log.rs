@@ -134,7 +134,7 @@ impl Manager {
     fn value(&self, tier: TierId, block: BlockId, have: Layers, idle: Nanos) -> (Terms, f64) {
         let policy = self.tiers[tier].eviction.policy();
         let facts = self.facts(tier, block, have);
-        let terms = policy.terms(&facts, self.settings.worth());
+        let terms = policy.terms(&facts, &self.settings.cost);
         (terms, policy.value(&facts, terms.cost, idle))
     }
 }

@@ -350,7 +350,7 @@ impl Manager {
         let index = &self.tiers[tier].eviction;
         let unrounded = |entry: &Entry| {
             let facts = self.facts(tier, entry.id, self.residency(tier, entry.id).have);
-            index.unrounded(&facts, entry.tie, self.settings.worth())
+            index.unrounded(&facts, entry.tie, &self.settings.cost)
         };
         let taken = unrounded(victim);
         let mut others = index.entries();

@@ -133,7 +133,7 @@ impl Manager {
                 if known.request != low {
                     let middle = u64::midpoint(start, u64::from(depth) * tokens);
                     let class = feed.request.class(depth, node.uses.saturating_sub(1));
-                    let weight = weight(settings.worth().base(middle));
+                    let weight = weight(settings.cost.worth(middle));
                     let last_use = LastUse { request: low, weight, class, ..known };
                     uses.last[block] = last_use;
                     uses.sample(blocks, seed, (block, depth, tokens_here), last_use, feed.requests);
@@ -163,7 +163,7 @@ impl Manager {
             for (block, tokens_here) in run.zip(text) {
                 let ghost = unpack(ghosts.next().unwrap_or(0));
                 let middle = u64::midpoint(start, u64::from(depth) * tokens);
-                let weight = weight(settings.worth().base(middle));
+                let weight = weight(settings.cost.worth(middle));
                 let (turn, before) = ghost.unwrap_or((turn_now, 0));
                 let class = if requested {
                     feed.request.class(depth, before)

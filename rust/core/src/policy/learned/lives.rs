@@ -337,7 +337,12 @@ mod tests {
                 // Ten blocks at a time, each again after `period` requests.
                 for block in 0..10_u32 {
                     let turn = u32::try_from(request % period).expect("small");
-                    lives.use_again((block * 1000 + turn).wrapping_mul(0x9E37_79B9), 9, request, true);
+                    lives.use_again(
+                        (block * 1000 + turn).wrapping_mul(0x9E37_79B9),
+                        9,
+                        request,
+                        true,
+                    );
                 }
                 learned = lives.learn(request).or(learned);
             }
