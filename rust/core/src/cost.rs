@@ -346,7 +346,7 @@ mod tests {
         assert!(affine(1e300, 1.0, 1.0).contains("finite"));
         let table = |points: &[(u64, f64)]| refused(CostModel::table(points.to_vec(), 1.0));
         assert!(table(&[]).contains("at least one"));
-        assert!(table(&[(8, 1.0), (8, 2.0)]).contains("8 stands before 8"));
+        assert!(table(&[(8, 1.0), (8, 2.0)]).contains("8 comes before 8"));
         assert!(table(&[(4, 2.0), (8, 1.5)]).contains("2 at 4, 1.5 at 8"));
         assert!(table(&[(4, -2.0)]).contains("-2"));
         assert!(refused(CostModel::default_curve(-0.5)).contains("-0.5"));
