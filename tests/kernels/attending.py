@@ -1,4 +1,4 @@
-"""What tests of the kernels of attention share: drawn inputs, and a look at their machine code."""
+"""Shared code of the attention kernels' tests: drawn inputs, and a look at their machine code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 
 @st.composite
 def asked(draw, dtype, dims):
-    """Queries, rows in any order and where they stand; strides as of slices of larger tensors."""
+    """Queries, rows in any order and their positions; strides as of slices of larger tensors."""
     dim, each, groups = (
         draw(st.sampled_from(dims)),
         draw(st.integers(1, 4)),
@@ -28,7 +28,7 @@ def asked(draw, dtype, dims):
     keys, values = (torch.randn(batch, groups, rows + 3, dim).to(dtype) for _ in range(2))
     pos = torch.stack([torch.randperm(rows + 9)[:rows] + 1 for _ in range(batch * groups)])
     place = {"token_pos": pos.view(batch, groups, rows), "input_pos": draw(st.integers(0, rows))}
-    pos[:, draw(st.integers(0, rows - 1))] = 0  # where nothing is padded every query sees one
+    pos[:, draw(st.integers(0, rows - 1))] = 0  # without padding every query sees one
     padded = draw(st.booleans())
     place["first"] = torch.randint(0, rows + 4, (batch,)) if padded else None
     return (query, keys[:, :, :rows], values[:, :, :rows]), place

@@ -24,7 +24,8 @@ FAR = (-1, -(2**40), 2**31, 2**40, 2**62)
 
 @st.composite
 def calls(draw, kernel=None, rows=None, cells=None):
-    """Calls over memory of their own, as verbs make them: K and V together where they lie alike."""
+    """Calls over separate memory, as verbs make them: K and V together if their layouts are
+    equal."""
     kernel = kernel or draw(st.sampled_from(KERNELS))
     cell = cells or draw(st.sampled_from(list(CELLS)))
     row = rows or draw(st.sampled_from(list(ROWS)))
@@ -113,7 +114,7 @@ def _pages(draw, cell, step, *, one_layer):
     }[layout.scales]
     in_one_piece = order[:2] in {("block", "layer"), ("layer", "block")}
     if layout.scales in {"token", "group"} and in_one_piece and draw(st.booleans()):
-        by = None  # behind the numbers
+        by = None  # after the numbers
     memory = [_memory(blocks * layers * size, cell) for size in sizes]
     pages = Pages.of(
         memory,
@@ -188,12 +189,12 @@ def _rows(draw, shape, row, covers, form):
 
 
 def copied(made):
-    """The same calls over memory of their own; planes of one memory stay so."""
+    """The same calls over separate memory; planes of one memory stay so."""
     return deepcopy(made)
 
 
 def written(call):
-    """Everything that a call may write, as bytes, with what lies beside it."""
+    """Everything that a call may write, as bytes, with the bytes next to it."""
     tensors = [call.skipped, *call.rows]
     for plane in call.planes:
         tensors += [plane.cells, plane.scales]
@@ -205,7 +206,7 @@ def written(call):
 
 
 def extent(tensor):
-    """Bytes from a tensor's first number to behind its last."""
+    """Bytes from a tensor's first number to the end of its last."""
     if not tensor.numel():
         return 0
     reach = sum((n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""What tests of kernels share: hosts of the kernels of attention."""
+"""Fixtures of kernels' tests: hosts of the attention kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Runs kernels for whoever speaks to its standard input and output: a CUDA thread is a thread,
+// Runs kernels for a process at its standard input and output: a CUDA thread is a thread,
 // a block's __syncthreads a barrier, and the grid runs block by block.
 //
 // A request is little-endian int64s: which kernel, grid x, y, z, block x, y, z, how many buffers,

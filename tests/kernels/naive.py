@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 F32 = np.float32
-SHAPES = {  # bits behind the point, bias, largest exponent code that is a number
+SHAPES = {  # bits after the point, bias, largest exponent code that is a number
     torch.float16: (10, 15, 30),
     torch.bfloat16: (7, 127, 254),
     torch.float8_e4m3fn: (3, 7, 15),
@@ -156,7 +156,7 @@ def keeps(call, d):
 
 
 def read(call, slot):
-    """What stands in a slot, head by head."""
+    """The numbers in a slot, head by head."""
     cells = Numbers(call.cells)
     _, block_tokens, heads, dim = call.cells.shape
     return [
@@ -186,7 +186,7 @@ def turned(head, rope, by):
 
 
 def scale(call, slot, h):
-    """What a code of this slot and head is worth."""
+    """Scale of the codes of this slot and head."""
     if call.scales is None:
         return F32(1)
     block, token = divmod(slot, call.cells.shape[1])

@@ -49,7 +49,7 @@ def compiled(source, to, *, sanitizer="none", macros=(), cuda=CUDA):
 class Host:
     """A process that runs the kernels for one pair of formats.
 
-    With a `width` they are those of attention, for heads of up to so many numbers.
+    With a `width` they are those of attention, for heads of up to this number of numbers.
     """
 
     def __init__(self, folder, row, cell, *, sanitizer="none", cuda=CUDA, width=0):

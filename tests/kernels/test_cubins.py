@@ -63,7 +63,7 @@ def test_a_second_compilation_comes_from_the_cache(tmp_path):
     for wrong in (bytes(flipped), kept[:-7], b"", first, foreign):
         entry.write_bytes(wrong)
         assert compiled("rerotate", "sm_90", "bf16", "bf16", cache=tmp_path).code == first
-        assert entry.read_bytes() == kept  # mended
+        assert entry.read_bytes() == kept  # compiled again
     assert compiled("rerotate", "sm_90", "bf16", "fp16", cache=tmp_path).code[:4] == b"\x7fELF"
 
 
@@ -102,8 +102,8 @@ def test_without_a_driver_nothing_hangs():
 def vectors(row, cell, kernel):
     """Accesses to global memory that a thread needs, by their bytes.
 
-    Two vectors of 16 bytes of a row and as many numbers of a cell; besides them a slot, the flag,
-    and where cells are codes a scale.
+    Two vectors of 16 bytes of a row and as many numbers of a cell; also a slot, the flag, and a
+    scale if cells are codes.
     """
     sizes = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
     quantised = sizes[cell] == 1

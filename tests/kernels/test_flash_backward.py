@@ -1,4 +1,5 @@
-"""The backward kernel of attention on the host: beside its twin, autograd, and in training."""
+"""The backward kernel of attention on the host: compared with its twin and autograd, and in
+training."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def test_the_kernel_does_what_autograd_does(hosts):
         mine = by_kernel(hosts(torch.float32, 32), grad, rows, given_, place, scale)
         close(mine, query.grad, 3e-5)
         for row, old, truth in zip(rows, before, (keys.grad, values.grad), strict=True):
-            close(row, old + truth, 3e-5)  # added to what stood there
+            close(row, old + truth, 3e-5)  # added to the old gradients
 
     check()
 
@@ -200,7 +201,7 @@ def test_training_on_a_device_goes_by_the_kernels(hosts, monkeypatch):
     monkeypatch.setattr(flash_backward, "start", start)
     monkeypatch.setattr(Flash, "_start", lambda _, kernel, what: start(kernel, what, None))
     loss, grads = found()
-    assert started.count("attend_backward") == 2 * 3  # layers and steps behind the prefill
+    assert started.count("attend_backward") == 2 * 3  # layers and steps after the prefill
     torch.testing.assert_close(loss, truth, rtol=1e-5, atol=1e-5)
     for mine, other in zip(grads, wanted, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=3e-5)

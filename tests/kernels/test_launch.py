@@ -1,4 +1,4 @@
-"""What a launch hands to the driver, seen without one."""
+"""Arguments that a launch hands to the driver, seen without one."""
 
 from __future__ import annotations
 

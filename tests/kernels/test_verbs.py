@@ -1,4 +1,4 @@
-"""What callers see: pages in any layout, verbs on the CPU, and everything that is refused."""
+"""The callers' view: pages in any layout, verbs on the CPU, and everything that is refused."""
 
 from __future__ import annotations
 

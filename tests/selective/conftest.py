@@ -1,4 +1,4 @@
-"""What tests of selective caches share: one thread, and drawn steps."""
+"""Fixtures of selective caches' tests: one thread, and drawn steps."""
 
 import pytest
 import torch

@@ -16,7 +16,7 @@ TIE = 1e-6
 
 
 def affine(x, bits):
-    """What 8 or 4 bits leave of a block."""
+    """A block after coding in 8 or 4 bits."""
     x = x.astype(F32)
     low, high, top = x.min(), x.max(), F32(2**bits - 1)
     scale = max(F32((high - low) / top), F32(2.0**-23))
@@ -34,7 +34,7 @@ def int8(x):
 
 
 def fp8(x):
-    """e4m3: three bits behind the point, exponents from -6, subnormal below, 448 the largest."""
+    """e4m3: three bits after the point, exponents from -6, subnormal below, 448 the largest."""
     x = x.astype(F32)
     scale = max(F32(np.abs(x).max() / F32(448)), F32(2.0**-126))
     inverse = F32(1) / scale
@@ -275,7 +275,7 @@ class Oracle:
         if policy == "snapkv":
             weights = self.window(b, g, rows, self.behind(32))
             by_age = sorted(range(len(rows)), key=lambda at: rows[at].pos)
-            # Padding between stands for rows that nobody looks at.
+            # Padding between is rows that no query sees.
             before = [t for t in self.rows[b, g] if t.pos < self.first[b] and t.pos not in ring]
             smooth = pooled([0.0] * len(before) + [weights[at] for at in by_age])[len(before) :]
             out = [0.0] * len(rows)
@@ -297,7 +297,7 @@ class Oracle:
         return self.pos - max(token.pos, self.prefill - self.scored - 1)
 
     def behind(self, width):
-        """How many last queries count: right behind the first step at least those that score it."""
+        """Number of last queries that count: after the first step at least those that score it."""
         return max(width, self.scored) if self.pos == self.prefill else width
 
     def window(self, b, g, rows, width):

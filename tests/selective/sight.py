@@ -1,7 +1,7 @@
-"""What each query saw of a selective cache, and what the cache kept of each token.
+"""Rows that each query saw of a selective cache, and the numbers kept of each token.
 
-A policy is a mask per layer and head; a cache of codes besides replaces what is not of a query's
-own step by what its codes say. Both are noted here from outside, pass by pass, for a dense pass.
+A policy is a mask per layer and head; a cache of codes also replaces rows of other steps than the
+query's by decoded ones. Both are noted here from outside, pass by pass, for a dense pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Sight:
         self.rounded = layer.buffers.rounded
 
     def note(self, new):
-        """Look at the layer behind a step of `new` tokens."""
+        """Look at the layer after a step of `new` tokens."""
         layer, pos, columns = self.layer, self.layer.token_pos, torch.arange(self.total)
         now = torch.arange(layer.input_pos - new, layer.input_pos)[:, None]
         mask = torch.zeros(*pos.shape[:2], 1, self.total, dtype=torch.bool)
@@ -38,7 +38,7 @@ class Sight:
                 index = pos[..., None].expand_as(rows)
                 before = self.known.gather(2, pos)[..., None]
                 same = plane.gather(2, index) == rows
-                assert (same | ~before).all()  # what was kept once stays the same bits
+                assert (same | ~before).all()  # kept rows stay the same bits
                 plane.scatter_(2, index, rows)
             self.known.scatter_(2, pos, value=True)
 
@@ -58,7 +58,7 @@ def watch(cache, total):
 
 
 def under(model, attention, run):
-    """What `run` gives while an attention function stands in for the model's own."""
+    """Result of `run` while an attention function replaces the model's."""
     AttentionInterface.register("in-a-test", attention)
     before = model.config._attn_implementation
     model.config._attn_implementation = "in-a-test"
@@ -72,11 +72,11 @@ def under(model, attention, run):
 def dense(model, ids, seen, position_ids=None):
     """Logits of one pass under the masks, over what was kept where that is not exact.
 
-    What was kept must be as near to the pass's own numbers as their codes are: on the border of
+    Kept rows must be as near to the pass's own numbers as their codes are: on the border of
     two codes it may be either.
     """
     masks = [torch.cat(sight.masks, dim=2) for sight in seen]
-    shown = [mask.any(dim=2)[..., None] for mask in masks]  # padding is shown to nobody
+    shown = [mask.any(dim=2)[..., None] for mask in masks]  # no query sees padding
     own = torch.cat(seen[0].own)
 
     def masked(module, query, key, value, _, scaling=None, **__):

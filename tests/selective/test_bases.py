@@ -1,4 +1,4 @@
-"""Policies of one's own on each base, and buffers that give their memory back."""
+"""A user's policies on each base, and buffers that give their memory back."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Monolith(KVCache):
 
 
 class InLists(DefaultKVCache):
-    """Rows of its own, each a tensor in a list; the oldest go. Attention is the base's."""
+    """Its rows are tensors in a list; the oldest go. Attention is the base's."""
 
     def __init__(self):
         super().__init__(PLACE, 4)

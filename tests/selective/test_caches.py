@@ -76,7 +76,7 @@ def test_buffers_keep_what_loops_keep(buffers):
 
 @pytest.mark.parametrize("policy", [*SEVEN[1:], *SMALL, *MIXES])
 def test_a_first_step_may_fill_the_cache(policy):
-    """So the first eviction comes right behind it, scored by its last queries or not."""
+    """So the first eviction comes right after it, scored by its last queries or not."""
     buffers = "torch-quantized8" if policy.startswith("q") else "default"
     scored = "prefill_scores" in allowed(policy)
     for arguments in ({}, {"prefill_scores": 5}, {"prefill_scores": 0}) if scored else ({},):

@@ -250,7 +250,7 @@ def test_yarn_is_what_a_model_set_to_it_computes():
         assert (cache.read(ids[:, 150:]) - truth).abs().max() < 1e-4
     with SelectiveCache(model, settings, yarn_rope=False) as cache:
         assert (cache.read(ids) - static).abs().max() < 1e-4
-    with SelectiveCache(scaled, settings) as cache:  # a scaling of its own stays
+    with SelectiveCache(scaled, settings) as cache:  # the model's scaling stays
         assert (cache.read(ids) - truth).abs().max() < 1e-4
     with torch.no_grad():
         assert torch.equal(model(ids).logits[:, -1], static)
@@ -348,7 +348,7 @@ def opened(model, name="h2o-default", **more):
 
 
 def again(model, ids=None, *, name="h2o-default", cache_length=16, **given):
-    """A pass behind five tokens that a cache has read."""
+    """A pass after five tokens that a cache has read."""
     with opened(model, name, cache_length=cache_length) as cache, torch.no_grad():
         cache.read(tokens(2, 1, 5))
         return model(tokens(1, 1, 6) if ids is None else ids, past_key_values=cache, **given)
@@ -613,7 +613,7 @@ def test_threads_on_one_model_wait_for_one_another(llama, monkeypatch):
 
 
 def test_a_pass_that_was_interrupted_leaves_the_model_to_others(llama, monkeypatch):
-    """Neither Ctrl-C nor another BaseException runs torch's hooks behind a pass."""
+    """Neither Ctrl-C nor another BaseException runs torch's hooks after a pass."""
     settings = CacheSettings("h2o-default", cache_length=20)
     with SelectiveCache(llama, settings) as cache:
         truth = cache.read(tokens(1, 1, 5))

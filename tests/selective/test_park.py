@@ -110,7 +110,7 @@ def test_a_chat_waits_on_a_disk(llama, tmp_path, host):
 
 
 def test_a_chat_goes_to_a_disk_at_once(llama, tmp_path):
-    """Where the disk is the second tier nothing passes through the host's."""
+    """If the disk is the second tier, nothing passes through the host's."""
     settings = CacheSettings("snapkv-int8", cache_length=24, chunk_size=7)
     ids, more = tokens(8, 1, 60), tokens(9, 1, 20)
     with SelectiveCache(llama, settings) as cache:

@@ -42,7 +42,7 @@ def test_blocks_anywhere_come_back_within_half_a_scale(bits, low, high):
     x = torch.rand(200, 64, generator=torch.Generator().manual_seed(1)) * (high - low) + low
     made = quantise(x, bits)
     error = (dequantise(made, torch.float32) - x).abs()
-    # What fp32 itself loses at this size is on top.
+    # The rounding of fp32 at this size is added.
     assert (error <= made.scale * 0.5001 + 2.0**-22 * x.abs()).all()
 
 

@@ -1,4 +1,4 @@
-"""What a selective cache refuses, by one error with the numbers in it, and nothing changed."""
+"""Refusals of a selective cache, by one error with the numbers in it, and nothing changed."""
 
 from __future__ import annotations
 

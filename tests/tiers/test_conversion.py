@@ -1,8 +1,8 @@
-"""Pools in formats of their own: what comes back, what it takes, and what cannot be.
+"""Pools in different formats: results, costs, and refusals.
 
-The bounds are those of the formats. A number that is rounded to p bits behind the point is off by
+The bounds are those of the formats. A number that is rounded to p bits after the point is off by
 at most 2^-(p+1) of itself; a code of int8 by half a scale, which is a 127th of the largest number
-that shares it; fp8 has 3 bits behind the point, and below 2^-6 (of 448) steps of 2^-9.
+that shares it; fp8 has 3 bits after the point, and below 2^-6 (of 448) steps of 2^-9.
 """
 
 from __future__ import annotations

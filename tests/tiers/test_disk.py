@@ -261,7 +261,7 @@ def test_five_planted_faults_are_five_misses_with_a_reason(tmp_path, caplog):
         executor.save()
         executor.manager.audit()
     caplog.clear()
-    with serving(tmp_path) as executor:  # what was computed again is whole again
+    with serving(tmp_path) as executor:  # recomputed blocks are whole again
         assert executor.restore() == len(prompts)
         assert [ask(executor, tokens) for tokens in prompts] == [SIZE] * len(prompts)
     assert caplog.text == ""
@@ -360,7 +360,7 @@ def test_a_hanging_device_stops_nobody_beyond_the_deadline(tmp_path, call):
         lease.release()
         assert any("no end after" in row.reason for row in manager.failed())
         manager.audit()
-        for _ in range(2):  # what fits above is served as ever
+        for _ in range(2):  # blocks that fit above are served as ever
             ask(executor, prompt(100, 2))
         faults.open_gate()
         while executor.poll():  # `drain` does not wait for what is past its deadline

@@ -35,7 +35,7 @@ def priced():
 
 
 def known():
-    """Keys, labels and costs of so many blocks."""
+    """Keys, labels and costs of some blocks."""
     manager = priced()
     manager.mark(np.arange(BLOCKS * TOKENS), "disk", present=True, now=1)
     blocks = manager.unpriced(BLOCKS).id

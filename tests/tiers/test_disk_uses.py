@@ -1,4 +1,4 @@
-"""Ages and uses that a disk is told of while it is open."""
+"""Ages and uses that are noted on a disk while it is open."""
 
 import shutil
 

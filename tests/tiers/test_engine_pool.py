@@ -18,7 +18,7 @@ GIVEN = Layout(opaque="test.heads_first")
 
 
 def tensors(axis, order, *, apart, padded, dtype=torch.float32, seed=0):
-    """One tensor per layer, or K and V: `axis` is that of blocks, the others lie in `order`."""
+    """One tensor per layer, or K and V: `axis` is that of blocks, the others are in `order`."""
     generator = torch.Generator().manual_seed(seed)
     inner = [SIZE, 2, 16] if apart else [2, SIZE, 2, 16]
     inner = [inner[at % len(inner)] for at in order] if len(set(order)) == len(inner) else inner
@@ -32,7 +32,7 @@ def tensors(axis, order, *, apart, padded, dtype=torch.float32, seed=0):
 
 
 def bytes_of(each, axis, slot):
-    """What a naive engine would say lies at a slot: K and V, one behind the other."""
+    """The bytes of a slot by a naive engine: K, then V."""
     parts = each if isinstance(each, list) else [each]
     return b"".join(part.select(axis, slot).contiguous().numpy().tobytes() for part in parts)
 

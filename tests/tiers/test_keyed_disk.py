@@ -162,7 +162,7 @@ def test_a_kill_leaves_what_was_written(tmp_path):
 
 
 class Clock:
-    """A wall clock that only moves when told."""
+    """A wall clock that the test moves."""
 
     def __init__(self):
         self.now = 10**18

@@ -22,7 +22,7 @@ FORMS = [
 
 
 def noise(pool, seed=0):
-    """Fill a pool with bytes that tell every place from every other."""
+    """Fill a pool with bytes that differ in every place."""
     generator = torch.Generator().manual_seed(seed)
     for plane in pool.planes:
         plane.copy_(torch.randint(0, 120, plane.shape, dtype=torch.uint8, generator=generator))

@@ -1,4 +1,4 @@
-"""What tests of training share: one thread, and drawn steps."""
+"""Fixtures of training's tests: one thread, and drawn steps."""
 
 import pytest
 import torch

@@ -32,7 +32,8 @@ def parts(model):
 
 
 def decisions(model, settings, ids, mask=None):
-    """Per layer, what each query sees, which of it is of its own step, and how rows are rounded."""
+    """Per layer, what each query sees, which of it is of the query's step, and how rows are
+    rounded."""
     with SelectiveCache(parts(model), settings, len(ids)) as cache:
         seen = watch(cache, ids.shape[1])
         cache.read(ids, mask)

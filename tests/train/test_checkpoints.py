@@ -48,7 +48,7 @@ def test_what_comes_back_is_what_was_put(operations):
                 kept.free()
                 del held[at % len(held)]
         if not any(done == "reset" for done, _ in operations):
-            # As many buffers of a size as ever stood at a time.
+            # As many buffers of a size as were ever in use at a time.
             assert pool.nbytes == sum(size * count for size, count in most.items())
     for kept, x in held:
         assert torch.equal(kept.read(), x)
@@ -72,7 +72,7 @@ def test_memory_is_pinned_where_there_is_a_gpu():
 
 
 def test_copies_run_beside_the_caller():
-    """The stream is held up, and who puts goes on; only who reads waits."""
+    """While the stream is held up a put returns; only a read waits."""
     pool, go = HostPool(DEVICE), threading.Event()
     pool.outwards.submit(go.wait)
     x = torch.arange(6.0, device=DEVICE)

@@ -120,7 +120,7 @@ def test_the_command_runs_and_what_it_leaves_is_found(tmp_path, capsys):
     assert main(["longcontext_eval", str(out), *data, *cache, "--split", "all", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["cases"] == 9
-    # What the words leave out is as in the run: the cache, and the data with its splits.
+    # Settings that the words leave out are as in the run: the cache, and the data with its splits.
     assert main(["longcontext_eval", str(out), "--split", "all", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
     assert main(["longcontext_eval", str(out), "--kv_cache.cache_length", "40"]) == 2

@@ -1,4 +1,4 @@
-"""Gradients by cells beside torch's own, and defects that must be seen."""
+"""Gradients by cells compared with torch's, and defects that must be seen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtrie.train import GradientSettings, LongContextGradients, make_head
 from kvtrie.train.cell import CellCache
 
 CLOSE = 3e-5
-BESIDE = 5e-3  # where a number on the border of two codes fell to the other one in the oracle
+BESIDE = 5e-3  # for a number on the border of two codes that the oracle coded otherwise
 TILES = list(itertools.product([1, 2, 3], [0.5, 1.0, 2.0]))
 
 

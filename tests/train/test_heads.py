@@ -113,7 +113,7 @@ def test_dropout_is_the_same_in_all_phases():
         found.append((loss, grads(model)))
     assert torch.equal(found[0][0], found[1][0])
     assert worst(found[0][1], found[1][1]) < 1e-6
-    assert not torch.equal(tool.loss(ids, ids), loss)  # drawn anew
+    assert not torch.equal(tool.loss(ids, ids), loss)  # drawn again
 
 
 class Counting(HeadModel):
