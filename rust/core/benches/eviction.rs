@@ -1,6 +1,6 @@
-//! What an exact victim costs at 10^3 to 10^6 entries: found and taken out, each at a time of its
-//! own; and the same followed by a newcomer, so that the number stays. Victims that come in runs are
-//! the business of `leaf_runs`.
+//! Cost of an exact victim at 10^3 to 10^6 entries: found and taken out, each at a different time;
+//! and the same followed by a newcomer, so that the number stays. Victims that come in runs are the
+//! business of `leaf_runs`.
 //!
 //! Invariant: seeded, so that two runs do the same work. `in time` links newcomers as used now, as
 //! with holes; `late` links half of them as used long ago, as a block whose last child left. Cost:

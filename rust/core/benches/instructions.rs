@@ -55,7 +55,7 @@ fn main() {
     flood(&policy, &mut random, now);
 }
 
-/// One prompt for which thousands of sequences leave, all behind one head.
+/// One prompt for which thousands of sequences leave, all after one head.
 fn flood(policy: &str, random: &mut Random, mut now: u64) {
     let mut wide = pool::manager(policy, FLOOD + 1);
     let mut tokens = random.tokens(32);

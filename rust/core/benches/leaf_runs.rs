@@ -1,7 +1,7 @@
-//! What a victim costs where victims come in runs: a full pool of a million blocks, of which a
+//! Cost of a victim if victims come in runs: a full pool of a million blocks, of which a
 //! request wants thirty.
 //!
-//! Unrelated ends of thirty blocks hang behind the blocks of one long trunk, at any depth, used once
+//! Unrelated ends of thirty blocks branch off the blocks of one long trunk, at any depth, used once
 //! to a few times, so that their costs differ. A request that asks for room alone is timed: it finds
 //! the run that leaves first, takes its blocks out of tier and trie, remembers their uses and takes
 //! their slots. Invariant: seeded, so that two runs do the same work; each request evicts exactly as
@@ -53,7 +53,7 @@ impl Filled {
         usize::try_from(self.manager.occupancy(0).free).expect("below the pool's size")
     }
 
-    /// Another end behind some block of the trunk, used a few times.
+    /// Another end after some block of the trunk, used a few times.
     fn grow(&mut self) {
         let depth = usize::try_from(1 + self.random.below(TRUNK as u64)).expect("small");
         let mut tokens = self.trunk[..depth * BLOCK].to_vec();
@@ -68,7 +68,7 @@ impl Filled {
         }
     }
 
-    /// Room for so many blocks.
+    /// Room for `blocks` blocks.
     fn room(&mut self, blocks: usize) -> LeaseId {
         self.now += STEP;
         let ask = Acquire { reserve: blocks * BLOCK, ..Acquire::default() };

@@ -1,4 +1,4 @@
-//! What the manager costs: lookup, whole requests, eviction under every policy, decoding, plans.
+//! Costs of the manager: lookup, whole requests, eviction under every policy, decoding, plans.
 //!
 //! Invariant: seeded, so that two runs do the same work. Cost: about a minute and a half.
 

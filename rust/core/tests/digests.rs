@@ -2,7 +2,7 @@
 //!
 //! They prove that a change meant to keep all decisions does. `tests/digests.txt` has the recorded
 //! ones: of the first 10⁴ operations, which `cargo test` plays, and of 10⁵, which `make test-deep`
-//! plays. `KVTRIE_DIGESTS=record` records them anew, only for a change that is meant to decide
+//! plays. `KVTRIE_DIGESTS=record` records them again, only for a change that is meant to decide
 //! differently; its commit says why.
 
 mod world;
@@ -130,7 +130,7 @@ fn compare(at: usize, counts: &[usize]) {
         .collect();
     assert!(
         changed.is_empty(),
-        "moves or evictions have changed under {}. Where that is meant: KVTRIE_DIGESTS=record \
+        "moves or evictions have changed under {}. If that is meant: KVTRIE_DIGESTS=record \
          cargo test -p kvtrie-core --test digests -- --ignored, and say why in the commit",
         changed.join(", ")
     );

@@ -1,4 +1,4 @@
-//! The long run behind `make fuzz`: millions of operations over every shape of manager.
+//! The long run of `make fuzz`: millions of operations over every shape of manager.
 //!
 //! `KVTRIE_FUZZ_OPS` sets how many, `KVTRIE_FUZZ_SEED` the first world. The first ten million are
 //! checked after every operation, the others after every 64th.
@@ -19,7 +19,7 @@ const FULL: u64 = 6_000_000;
 /// Up to here each operation is audited, and the state compared after a refused one.
 const THOROUGH: u64 = 10_000_000;
 
-/// From then on one in so many is.
+/// From then on one in `SELDOM` is.
 const SELDOM: u64 = 64;
 
 /// Interval of the progress reports.
@@ -124,7 +124,7 @@ fn millions_of_operations() {
         });
         let seen = run.unwrap_or_else(|_| {
             panic!(
-                "world {world_seed} failed behind {ops} operations; KVTRIE_FUZZ_SEED={world_seed} \
+                "world {world_seed} failed after {ops} operations; KVTRIE_FUZZ_SEED={world_seed} \
                  KVTRIE_FUZZ_OPS={OPS_PER_WORLD} runs it alone: {shown:?}"
             )
         });

@@ -1,4 +1,4 @@
-//! Model test of the manager: random operations beside a naive world, an audit after each.
+//! Model test of the manager: random operations compared with a naive world, an audit after each.
 
 mod world;
 

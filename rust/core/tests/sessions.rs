@@ -26,7 +26,7 @@ fn over(name: &str) -> Hint {
     Hint::Release(Release::Session { name: name.to_owned(), scope: Scope::default() })
 }
 
-/// One conversation of any kind: it ends in a shared prefix, has a block of its own, or is given up
+/// One conversation of any kind: it ends in a shared prefix, has an unshared block, or is given up
 /// before its first commit; some are hinted to be over, some have no name.
 fn converse(manager: &mut Manager, number: u32) {
     let now = u64::from(number) * 1000;
@@ -52,8 +52,7 @@ fn converse(manager: &mut Manager, number: u32) {
     }
 }
 
-/// Bytes and the most entries that a turn examined, after a tenth of so many sessions and after
-/// all.
+/// Bytes and the most entries that a turn examined, after a tenth of the sessions and after all.
 fn endless(policy: &str, sessions: u32) -> [(usize, u64); 2] {
     let before = HEAP.current_usage();
     let mut manager = pool::manager(policy, POOL);

@@ -17,7 +17,7 @@ enum Op {
     Extend(usize, u8, Token),
     /// The leaf of that number.
     Remove(usize),
-    /// The path to the block of that number gets another value, but for so many blocks at both
+    /// The path to the block of that number gets another value, but for a number of blocks at both
     /// ends.
     Change(usize, usize, usize, u8),
     /// A query that follows a known path for a while.
@@ -114,7 +114,7 @@ impl Checked {
         let ends = (self.size..=tokens.len()).step_by(self.size);
         let known = ends.map_while(|end| self.paths.get(&(root, tokens[..end].to_vec())));
         let wanted: Vec<BlockId> = std::iter::once(BlockId::MAX).chain(known.copied()).collect();
-        assert_eq!(found, wanted, "what was in the list stays in front");
+        assert_eq!(found, wanted, "earlier entries of the list stay in front");
     }
 
     /// From each block of a path on, `along` gives the path's blocks run by run.

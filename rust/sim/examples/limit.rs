@@ -92,7 +92,7 @@ fn play(config: Config, requests: Vec<Request>) -> Result<Simulation, Failure> {
     Ok(simulation)
 }
 
-/// The same calls to a manager of its own, which hands out the same moves.
+/// The same calls to a second manager, which hands out the same moves.
 fn again(settings: &Settings, log: &[Call]) -> Result<(), Failure> {
     let mut calls = Calls::new(settings.clone(), LoadMode::All, false)?;
     for call in log {

@@ -45,8 +45,8 @@ fn closed(config: Config, clients: usize, trace: &[Request]) -> Vec<Record> {
     records
 }
 
-/// Who asks what when, by hand: a client takes the next conversation when its last one is over. When
-/// requests end is taken from the records; their prompts tell them apart.
+/// Order of the clients' requests, by hand: a client takes the next conversation when its last one
+/// is over. The ends of requests are taken from the records, which are matched by prompt.
 fn replayed(records: &[Record], clients: usize, trace: &[Request]) -> Vec<Request> {
     let mut chats: Vec<Vec<Request>> = Vec::new();
     for request in trace {
@@ -73,7 +73,7 @@ fn replayed(records: &[Record], clients: usize, trace: &[Request]) -> Vec<Reques
     while !coming.is_empty() || !running.is_empty() {
         let arrives = coming.keys().next().map_or(u64::MAX, |key| key.0);
         let ends = running.keys().next().map_or(u64::MAX, |key| key.0);
-        // What ends at a time ends before what comes in then.
+        // Requests that end at a time end before those that arrive then.
         if ends <= arrives {
             let ((now, _), client) = running.pop_first().expect("it runs");
             let next = turns[client].next().or_else(|| {
@@ -104,7 +104,7 @@ fn a_closed_run_is_the_open_run_of_what_its_clients_asked() {
                 let records = closed(config, clients, &trace);
                 assert_eq!(records.len(), trace.len());
                 assert!(records.is_sorted_by_key(|record| record.arrival));
-                // One that is refused ends when it would have begun, which no record tells.
+                // A refused one ends when it would have begun, which no record has.
                 if records.iter().any(|record| record.end.is_none()) {
                     continue;
                 }

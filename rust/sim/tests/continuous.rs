@@ -54,7 +54,7 @@ fn decodes_go_first() {
     assert_eq!(records[0].end, Some(64_000 + 30_000 + 64_000));
 }
 
-/// A comes back from the host in 3 ms; C, which came later, is computed meanwhile.
+/// A comes back from the host in 3 ms; C, which came later, is computed during the load.
 #[test]
 fn loads_hold_nobody_back() {
     let trace = requests(&[(A, 0), (B, 500), (4, 1000), (A, 2000), (C, 2001)]);
@@ -66,7 +66,7 @@ fn loads_hold_nobody_back() {
     assert_eq!(records[3].stalled, 3_000_000);
 }
 
-/// As for the serial engine: all but the last layer's work hides behind loads.
+/// As for the serial engine: all but the last layer's work is hidden by loads.
 #[test]
 fn a_layer_is_computed_when_it_is_there() {
     let trace = requests(&[(A, 0), (B, 1000), (A, 2000)]);

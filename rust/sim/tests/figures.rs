@@ -59,7 +59,7 @@ fn a_transmission_pays_its_latency_once() {
     }
 }
 
-/// What waits in the queue waits for the whole request before it: 64 tokens and 3 more of the answer,
+/// A queued request waits for the whole request before it: 64 tokens and 3 more of the answer,
 /// whose last token is never fed back.
 #[test]
 fn requests_wait_for_the_one_before() {
@@ -103,7 +103,7 @@ fn a_prompt_comes_back_from_disk() {
     assert_eq!(ttft(&records)[3], if disk == 3 { 4_016_000 } else { 3_016_000 });
 }
 
-/// Where moves end as predicted, hand figures are the same: nothing waits here.
+/// If moves end as predicted, hand figures are the same: nothing waits here.
 #[test]
 fn predictions_are_right_where_nothing_waits() {
     let trace = requests(&[(A, 1), (B, 1000), (A, 2000)]);

@@ -2,7 +2,7 @@
 //!
 //! `golden/trace.txt` has a request per line: arrival, tokens of the answer, and the prompt as
 //! `first+count` ranges. Each other file there is one run of it: a line per request, and a digest of all
-//! calls. `KVTRIE_GOLDEN=record cargo test -p kvtrie-sim --test golden` writes them anew;
+//! calls. `KVTRIE_GOLDEN=record cargo test -p kvtrie-sim --test golden` writes them again;
 //! `tests/sim/test_golden.py` has the same settings.
 
 mod rig;

@@ -1,4 +1,4 @@
-//! What holds of any queue and any wire: theory, conservation, and one thing changed at a time.
+//! Properties of any queue and any lane: theory, conservation, and one thing changed at a time.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -87,7 +87,7 @@ fn the_requests_in_a_system_are_rate_times_sojourn() {
     }
 }
 
-/// Where nothing else changes, lanes without end take from a wait exactly what it was stalled.
+/// If nothing else changes, lanes without end take from a wait exactly what it was stalled.
 #[test]
 fn bandwidth_without_end_spares_the_transmissions() {
     let names: Vec<_> = (0..40_u32).map(|at| (at * 7 % 5, u64::from(at) * 1000)).collect();

@@ -1,4 +1,4 @@
-//! Where requests are sent, what the directory knows, and what a wrong answer costs.
+//! Choice of machines, knowledge of the directory, and the cost of a wrong answer.
 
 mod rig;
 
@@ -25,7 +25,7 @@ fn score() -> Box<dyn Router> {
     Box::new(Score { hit_weight: 1, load_weight: 1 })
 }
 
-/// Plays requests; the records and the decisions, each with so many others.
+/// Plays requests; the records and the decisions, each with `others` others.
 fn decide(config: Config, requests: Vec<Request>, others: usize) -> (Vec<Record>, Vec<Decision>) {
     let mut simulation = Simulation::new(config).expect("settings");
     simulation.report_decisions(Some(others));
@@ -65,8 +65,8 @@ fn locality_follows_hits_until_the_load_differs() {
     assert_eq!(machines(&play(config, trace).0), [0, 1, 0, 1, 0, 1, 0, 1]);
 }
 
-/// The third B would wait behind two prompts of 64 tokens, with 16 to compute; the other machine has one
-/// such prompt and 64 to compute. It takes 80 µs there, of which 16 are A's, instead of 48.
+/// The third B would wait for two prompts of 64 tokens, with 16 to compute; the other machine has
+/// one such prompt and 64 to compute. It takes 80 µs there, of which 16 are A's, instead of 48.
 #[test]
 fn score_weighs_hits_against_queued_tokens() {
     let trace = requests(&[(A, 0), (B, 0), (A, 9), (B, 9), (B, 9), (B, 9)]);
@@ -104,8 +104,9 @@ fn decisions_are_told_of_every_router() {
     assert_eq!(last.others.iter().map(|one| one.machine).collect::<Vec<_>>(), [0, 1]);
 }
 
-/// A's blocks have left the first machine for C's when the second one asks it for them. Who learns that
-/// late asks, and waits for the refusal; who learns nothing yet, or at once, does not.
+/// A's blocks have left the first machine for C's when the second one asks it for them. A machine
+/// that learns that late asks, and waits for the refusal; one that has learned nothing yet, or
+/// learns at once, does not.
 #[test]
 fn a_stale_answer_costs_its_latency() {
     let tiers = vec![tier(Kind::Gpu, 4, Write::Through), tier(Kind::Host, 4, Write::Back)];
@@ -185,5 +186,5 @@ fn equal_runs_give_equal_decisions_however_late_the_directory_learns() {
         assert_eq!(run(30_000_000), run(30_000_000), "seed {seed}");
         differ += i32::from(run(30_000_000) != run(0));
     }
-    assert!(differ > 10, "what is learned late decides differently: {differ}");
+    assert!(differ > 10, "late events change decisions: {differ}");
 }

@@ -1,4 +1,4 @@
-//! What a watched run keeps: spans of steps and transmissions, and samples of tiers.
+//! Records of a watched run: spans of steps and transmissions, and samples of tiers.
 
 mod rig;
 

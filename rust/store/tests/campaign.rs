@@ -299,7 +299,7 @@ fn below_a_queue(queue: QueueKind, fault: Fault, cases: u64) -> Tally {
     tally
 }
 
-/// Runs this test again as another process, in namespaces of its own and after the command
+/// Runs this test again as another process, in separate namespaces and after the command
 /// `before`; returns the numbers that it prints.
 fn elsewhere(own: &str, before: &str, role: &str, folder: &Path, cases: u64) -> Option<Tally> {
     let me = std::env::current_exe().unwrap();
@@ -372,7 +372,7 @@ fn two_processes(cases: u64) -> Tally {
     drop(holder.stdin.take());
     lines.for_each(drop);
     assert!(holder.wait().unwrap().success());
-    assert_eq!(tally.misses, 0, "who may read finds everything");
+    assert_eq!(tally.misses, 0, "a process that may read finds everything");
     tally
 }
 
@@ -424,7 +424,7 @@ fn open_read_only(folder: &Path, cases: u64) -> Tally {
         tally.see(read(&store, &block.key, slot, ALL), &bytes(&settings(4096), block, ALL, 1));
         tally.faults += 1;
     }
-    assert_eq!(tally.misses, 0, "who may read finds everything");
+    assert_eq!(tally.misses, 0, "a process that may read finds everything");
     tally
 }
 
@@ -457,7 +457,7 @@ fn campaign(cases: u64, short: bool, out: &mut dyn Write) {
     let mut sum = 0;
     let mut tell = |name: &str, tally: Option<Tally>| {
         let Some(Tally { faults, right, misses, wrong, whole }) = tally else {
-            writeln!(out, "{name:<30}  not run: no file system of one's own here").unwrap();
+            writeln!(out, "{name:<30}  not run: no private file system here").unwrap();
             return;
         };
         let every = if whole { "  every one" } else { "" };

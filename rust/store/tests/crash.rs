@@ -171,7 +171,7 @@ fn look(image: Image, settings: &Settings, versions: &Versions) -> Model {
     found
 }
 
-/// The blocks that must be found after a loss of power behind `clock` operations.
+/// The blocks that must be found after a power loss that follows `clock` operations.
 fn owed(run: &Run, before: &Model, clock: usize) -> Model {
     let done = run.steps.iter().rfind(|step| step.ended <= clock);
     let mut owed = done.map_or(before, |step| &step.after).clone();

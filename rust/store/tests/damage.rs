@@ -263,7 +263,7 @@ fn a_manifest_is_read_up_to_the_length_that_its_slots_can_need() {
     let (memory, blocks) = filled();
     let whole = memory.bytes(MANIFEST);
     let at = frames(&memory);
-    // A valid frame beyond the longest manifest of so few slots.
+    // A valid frame beyond the longest manifest of this number of slots.
     memory.alter(MANIFEST, |bytes| {
         bytes.resize(1 << 20, 7);
         bytes.extend_from_within(at[0]..at[1]);

@@ -178,7 +178,7 @@ fn one(kind: Kind, name: &str) {
     fs::write(outside.join("file"), OUTSIDE).unwrap();
     fs::write(outside.join("folder/file"), OUTSIDE).unwrap();
     assert!(done("mkfifo", &["-m600"], &outside.join("pipe")));
-    // A manifest of so many slots could be that long.
+    // A manifest of this number of slots could be that long.
     let slots = if name.ends_with("/manifest") { u32::MAX - 1 } else { BLOCKS };
     let settings = settings(slots, 700, Durability::Flush);
     let one = folder.path().join("one");
@@ -274,8 +274,8 @@ fn child_tries_all_kinds() {
 
 /// Tries all kinds in place of one name, in a process that is killed after 30 s.
 fn goes_through(name: &str) {
-    // Root may read everything, so root runs a copy of this binary as another user, to whom files
-    // are unreadable.
+    // Root may read everything, so root runs a copy of this binary as a user that cannot read the
+    // files.
     let folder = tempfile::tempdir().unwrap();
     let binary = folder.path().join("test");
     fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();

@@ -1,5 +1,5 @@
-//! Model test: random operations beside a naive model; written blocks are found and right, also
-//! after reopening, and no others.
+//! Model test: random operations compared with a naive model; written blocks are found and right,
+//! also after reopening, and no others.
 
 mod rig;
 

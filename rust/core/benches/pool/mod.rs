@@ -14,12 +14,12 @@ pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {
     tiers(policy, blocks, 1)
 }
 
-/// So many tiers of that size; each writes what comes to the next one.
+/// `number` tiers of that size; each writes through to the next one.
 pub(crate) fn tiers(policy: &str, blocks: u32, number: usize) -> Manager {
     Manager::new(settings(policy, blocks, number)).expect("good settings")
 }
 
-/// What those managers are made with.
+/// Settings of those managers.
 pub(crate) fn settings(policy: &str, blocks: u32, number: usize) -> Settings {
     let lane = |name: &str| LaneSpec {
         name: name.to_owned(),

@@ -1,9 +1,9 @@
 //! A multi-turn trace: conversations over shared system prompts, many of them open at a time.
 //!
 //! Invariant: the same seed gives the same requests. The shape is that of the comparison with
-//! other managers: 4 to 6 turns of a question and an answer of 150 to 250 tokens each behind one
-//! of 20 system prompts of 512 tokens; 1000 conversations open, 64 requests running; mean prompt
-//! about 96 blocks of 16 tokens. Cost: one sequence per open conversation.
+//! other managers: 4 to 6 turns of a question and an answer of 150 to 250 tokens each after one of
+//! 20 system prompts of 512 tokens; 1000 conversations open, 64 requests running; mean prompt about
+//! 96 blocks of 16 tokens. Cost: one sequence per open conversation.
 
 use kvtrie_core::block::Token;
 
@@ -46,7 +46,7 @@ struct Conversation {
 pub(crate) struct Request {
     /// Prompt and answer.
     pub(crate) tokens: Vec<Token>,
-    /// How many of them are the prompt.
+    /// Number of them that are the prompt.
     pub(crate) prompt: usize,
 }
 

@@ -12,7 +12,7 @@ const TABLE: [Slot; 4] = [70, 71, 72, 73];
 const EIO: Outcome<'static> =
     Outcome { ok: false, layers_done: None, rank: 0, hung: false, cancelled: false, error: None };
 
-/// An engine's tier that writes through, above so many blocks of host memory.
+/// An engine's tier that writes through, above `host` blocks of host memory.
 fn over(host: u32) -> Vec<TierSpec> {
     let gpu = TierSpec { owner: Owner::Engine, write: Write::Through, ..tier(Kind::Gpu, 8) };
     vec![gpu, tier(Kind::Host, host)]
@@ -57,7 +57,7 @@ fn commit_takes_over_what_was_stored_ahead() {
         assert_eq!(ways(&moves), TABLE.map(|slot| (id, slot)));
         assert!(moves.iter().all(|m| m.block.is_none()));
         assert_eq!((free(&rig), rig.manager.pending().1), (4, 4));
-        assert_eq!(rig.matched(&prompt), 0, "nobody finds them before the commit");
+        assert_eq!(rig.matched(&prompt), 0, "no lookup finds them before the commit");
         assert_eq!(ahead(&mut rig, id), [0; 0], "they are on their way");
         for known in &moves[..2] {
             rig.done(known.id);
@@ -205,7 +205,7 @@ fn no_more_is_begun_than_can_go_at_once() {
     rig.release(id);
     let prompt = tokens(1, 4);
     let id = begin(&mut rig, &prompt, &TABLE);
-    assert_eq!(ahead(&mut rig, id).len(), 3, "what stood there has left");
+    assert_eq!(ahead(&mut rig, id).len(), 3, "the blocks there have left");
     assert_eq!(rig.on(&old, HOST).len(), 0);
     rig.commit(id, &prompt);
     assert_eq!(rig.hand_out().len(), 3);

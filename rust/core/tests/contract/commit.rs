@@ -46,7 +46,7 @@ fn the_tail_counts_against_the_room() {
     rig.commit(id, &[1, 2, 3]);
     assert_eq!(rig.manager.room_left(id).unwrap(), 1);
     rig.refused("has room for 1", |manager, now| manager.commit(id, &[4, 5], now));
-    // Room for one more token behind three of four takes no new slot; for two it does.
+    // Room for one more token after three of four takes no new slot; for two it does.
     rig.call(|manager, now| manager.reserve(id, 1, now)).unwrap();
     assert_eq!(rig.manager.occupancy(GPU).free, 7);
     rig.call(|manager, now| manager.reserve(id, 2, now)).unwrap();

@@ -43,7 +43,7 @@ fn holes_at_the_end_of_a_match_are_not_part_of_it() {
     let longer = [prompt.as_slice(), &[5; SIZE]].concat();
     rig.mark(&longer, HOST);
     rig.unmark(&prompt, HOST);
-    assert_eq!(rig.matched(&prompt), 0, "three holes and nothing behind them within the prompt");
+    assert_eq!(rig.matched(&prompt), 0, "three holes and nothing after them within the prompt");
     assert_eq!(rig.matched(&longer), 4 * SIZE);
 }
 
@@ -104,7 +104,7 @@ fn leaf_only_never_makes_a_hole_on_any_tier() {
     for turn in 0..60_u32 {
         let stem = tokens(turn % 3, 1 + (turn as usize * 7) % 4);
         let prompt = [stem.as_slice(), &[turn % 5; SIZE]].concat();
-        // The rig audits every step: no block is resident behind a partial one.
+        // The rig audits every step: no block is resident after a partial one.
         rig.serve(&prompt);
         let found = rig.manager.lookup(&prompt, rig.now, &Scope::default(), 0).unwrap();
         for block in &found.blocks {

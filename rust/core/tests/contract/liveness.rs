@@ -27,7 +27,8 @@ fn run(rig: &mut Rig, fails: Option<u64>) {
         }
         for known in moves {
             let ok = fails.is_none_or(|every| known.id % every != 0);
-            // A move behind a failed one has ended with it: it is never started or reported.
+            // A move that depends on a failed one has ended with it: it is never started or
+            // reported.
             let hung = !ok && known.id % 2 == 0;
             let outcome = Outcome { ok, hung, ..Outcome::default() };
             if hung && rig.report(&[known.id], &outcome).is_ok() {
@@ -105,7 +106,7 @@ fn a_small_host_between_two_tiers_blocks_no_request() {
 struct Shape {
     /// Blocks, write policy, `admit_after` and `free_low` of each tier, fastest first.
     tiers: Vec<(u32, Write, u32, f64)>,
-    /// How many tiers, from the first on, have layer slots.
+    /// Number of tiers, from the first on, that have layer slots.
     layered: usize,
     policy: &'static str,
     structure: Structure,

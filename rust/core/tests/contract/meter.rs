@@ -96,7 +96,7 @@ fn what_is_loaded_after_acquire_counts_as_a_hit_once() {
             rig.call(|manager, _| manager.bind(id, 0, &[10, 11, 12, 13, 14, 15])).unwrap();
         }
         rig.now += 70;
-        // What the engine has itself, or computes, is never asked for.
+        // Blocks that the engine has or computes are never loaded.
         assert_eq!(load(&mut rig, id, None, 1..3), 2);
         let host = (2, 2, 2 * 500);
         assert_eq!(all(&rig), [(0, 0, 0), host, (0, 0, 0)]);

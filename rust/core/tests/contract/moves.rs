@@ -22,7 +22,7 @@ fn a_store_names_the_lease_that_waits_for_its_slot() {
     rig.run();
     rig.release(id);
     rig.call(Manager::flush).unwrap();
-    assert!(rig.hand_out().iter().all(|m| m.lease == 0), "nobody waits for a flush");
+    assert!(rig.hand_out().iter().all(|m| m.lease == 0), "no lease waits for a flush");
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn three() -> Settings {
     settings(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4), tier(Kind::Disk, 4)])
 }
 
-/// A row behind another one, or the first of a tenant's scope.
+/// A row after another one, or the first of a tenant's scope.
 fn row_of(tenant: &[u8], behind: Option<&Row>, tokens: &[u32], slot: u32, age: u64) -> Row {
     let scope = Whose { tenant: tenant.to_vec(), lora: String::new(), structure: None };
     let record = Record {
@@ -305,7 +305,7 @@ fn written_blocks_are_restored_with_their_price() {
         again.now = rig.now;
         load(&mut again, DISK, &rows);
         let found = index(&mut again, DISK);
-        // Blocks behind one that was on no disk are unreachable.
+        // Blocks after one that was on no disk are unreachable.
         assert!(found.len() > 1, "{policy}");
         assert!(found.iter().all(|row| rows.contains(row)), "{policy}");
         for row in &found {

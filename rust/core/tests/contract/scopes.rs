@@ -245,7 +245,7 @@ fn a_digest_lives_as_long_as_a_block_uses_it() {
     assert_eq!(digests(&rig), 1, "in a block");
     rig.call(|m, now| m.truncate(id, 6, now)).unwrap();
     rig.release(id);
-    assert_eq!(digests(&rig), 1, "in a block that nobody holds");
+    assert_eq!(digests(&rig), 1, "in a block without a lease");
     rig.call(|m, now| m.resume(forks[1], 0, LoadMode::All, now)).unwrap();
     assert_eq!(rig.manager.lease_tokens(forks[1]), Ok(SIZE), "6 tokens, one full block");
     rig.release(forks[1]);

@@ -36,7 +36,11 @@ fn a_block_of_two_sessions_weighs_as_in_the_shorter_one() {
     rig.serve_as(Some("two"), &tokens(1, 2));
     assert_eq!(weights(&rig, 3), [1.0 / 2.0, 2.0 / 2.0, 3.0 / 8.0]);
     over(&mut rig, "two");
-    assert_eq!(weights(&rig, 3), [1.0 / 8.0, 2.0 / 8.0, 3.0 / 8.0], "who is over does not count");
+    assert_eq!(
+        weights(&rig, 3),
+        [1.0 / 8.0, 2.0 / 8.0, 3.0 / 8.0],
+        "an ended session does not count"
+    );
 }
 
 #[test]

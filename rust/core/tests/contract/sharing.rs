@@ -1,4 +1,4 @@
-//! Point 13: one manager per scheduler process. It has no threads, clock or randomness of its own,
+//! Point 13: one manager per scheduler process. It has no threads, clock or randomness,
 //! so one lock around it is enough, and equal calls give equal moves.
 
 use kvtrie_core::block::Structure;

@@ -1,4 +1,4 @@
-//! Point 9, second half: preemption never fails, and resume plans anew.
+//! Point 9, second half: preemption never fails, and resume plans again.
 
 use kvtrie_core::block::{Layers, MoveId};
 use kvtrie_core::error::Error;

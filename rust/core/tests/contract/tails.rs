@@ -22,7 +22,7 @@ use crate::rig::{SIZE, retain, settings, tier, tokens};
 /// One operation on both managers.
 #[derive(Clone, Debug)]
 enum Op {
-    /// A request for blocks of a head and of a stem behind it, leased for a while.
+    /// A request for blocks of a head and of a stem after it, leased for a while.
     Ask { head: (u32, usize), stem: (u32, usize) },
     /// The oldest request ends.
     End,

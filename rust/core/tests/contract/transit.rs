@@ -184,7 +184,7 @@ fn a_hung_first_hop_keeps_the_copy_busy_that_it_reads() {
     let hung = Outcome { ok: false, hung: true, ..Outcome::default() };
     rig.report(&[hop], &hung).unwrap();
     assert_eq!(rig.on(&tokens(1, 1), DISK), [ALL], "it has not left");
-    assert_eq!(rank(&rig), None, "what hangs still reads its slot");
+    assert_eq!(rank(&rig), None, "the hung move still reads its slot");
     rig.report(&[hop], &Outcome { hung: false, ..hung }).unwrap();
     assert!(rank(&rig).is_some());
 }

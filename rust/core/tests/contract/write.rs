@@ -20,7 +20,7 @@ fn through_copies_down_at_commit() {
     let moves = rig.hand_out();
     let shape: Vec<_> = moves.iter().map(|m| (m.kind, m.src, m.dst)).collect();
     assert_eq!(shape, [(MoveKind::Store, GPU, HOST)]);
-    assert_eq!(rig.on(&prompt, GPU), [ALL], "the copy above stays valid meanwhile");
+    assert_eq!(rig.on(&prompt, GPU), [ALL], "the copy above stays valid during the store");
     rig.done(moves[0].id);
     assert_eq!((rig.on(&prompt, GPU), rig.on(&prompt, HOST)), (vec![ALL], vec![ALL]));
     rig.commit(id, &prompt[SIZE..]);

@@ -38,7 +38,7 @@ pub(crate) const DISK: TierId = 2;
 /// The fourth tier.
 pub(crate) const REMOTE: TierId = 3;
 
-/// A write-back tier of `blocks` blocks with lanes of its own.
+/// A write-back tier of `blocks` blocks with separate lanes.
 pub(crate) fn tier(kind: Kind, blocks: u32) -> TierSpec {
     let lane = |way: &str| LaneSpec {
         name: format!("{} {way}", kind.name()),
@@ -258,7 +258,7 @@ impl Rig {
         found.expect("a good lookup").blocks.iter().map(|known| known.block).collect()
     }
 
-    /// How many of the tokens a request would find.
+    /// Number of the tokens that a request would find.
     pub(crate) fn matched(&self, tokens: &[Token]) -> usize {
         self.manager.matched(tokens, &Scope::default(), 0).expect("a good lookup")
     }

@@ -45,7 +45,7 @@ fn blocks_are_evicted_in_the_order_of_a_plain_sort_by_retention_value() {
         press(&mut rig, 99, 42);
         let left: Vec<Handle> = rig.events().iter().map(|event| event.block).collect();
         let by_rank: Vec<Handle> = ranked.iter().map(|&(_, block)| block).collect();
-        assert_eq!(left, by_rank, "{policy}: the rank says who is next");
+        assert_eq!(left, by_rank, "{policy}: the rank gives the next victim");
         let values: Vec<f64> = sorted.iter().map(|&(value, _)| value).collect();
         let of = |block: &Handle| sorted.iter().find(|(_, b)| b == block).unwrap().0;
         let seen: Vec<f64> = left.iter().map(of).collect();

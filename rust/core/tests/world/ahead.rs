@@ -26,7 +26,7 @@ impl World {
             return Some(0);
         };
         assert!(begun.len() <= most, "{begun:?} of {most} blocks");
-        // Blocks behind those that are written now will not be as they were thought to be.
+        // Blocks after those that are written now will have other tokens than planned.
         let wild = blocks.is_none_or(|blocks| blocks.end > end);
         if !begun.is_empty() && (wild || b.is_multiple_of(5)) {
             self.hand_out(b % 8);
@@ -56,7 +56,7 @@ impl World {
         true
     }
 
-    /// Counts the commits that took over copies of so many of their new blocks, out of these moves
+    /// Counts the commits that adopted copies of their new blocks, out of these moves
     /// begun to the second tier before and after.
     pub(super) fn took_over(&mut self, begun: usize, new: usize, moves: (u64, u64)) {
         let stored = usize::try_from(moves.1 - moves.0).unwrap();
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// Gives slots some content that moves may read which nobody wants.
+    /// Gives slots some unused content that moves may read.
     fn writes_nothing(&mut self, at: usize) {
         for slot in self.held[at].table.clone() {
             for layer in 0..self.manager.settings().layers {

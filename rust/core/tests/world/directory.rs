@@ -1,4 +1,4 @@
-//! Directory: a plain map of what the block events have told, against what is resident.
+//! Directory: a plain map built from block events, compared with residency.
 //!
 //! Invariant: it reads block events and snapshots, nothing else of the manager.
 
@@ -8,7 +8,7 @@ use kvtrie_core::block::{Layers, TierId, Token};
 use kvtrie_core::manager::{BlockEvent, BlockEventKind, Manager};
 use kvtrie_core::record::BlockKey;
 
-/// What a block's key stands for: the key before it and its tokens.
+/// Content of a block's key: the key before it and its tokens.
 type Named = (BlockKey, Vec<Token>);
 
 /// The valid layers of each copy.
@@ -20,7 +20,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Replays what was told since; with `compared` it must be what the manager has.
+    /// Replays the events since; with `compared` the map must equal the manager's residency.
     pub(super) fn check(&mut self, manager: &mut Manager, compared: bool) {
         if manager.settings().block_events == 0 {
             return;
@@ -38,7 +38,7 @@ impl Directory {
 
     fn replay(&mut self, batch: &[BlockEvent]) {
         for event in batch {
-            assert_eq!(event.number, self.next, "no event is lost or told twice");
+            assert_eq!(event.number, self.next, "no event is lost or sent twice");
             self.next += 1;
             let place = (event.block.0, event.tier);
             let held = self.copies.entry(place).or_default();

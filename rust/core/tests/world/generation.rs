@@ -1,5 +1,5 @@
-//! The generation beside the naive answer: as long as it stays, a fixed set of lookups is answered
-//! as before, but for predicted times.
+//! Compares the generation with the naive answer: as long as it stays, a fixed set of lookups is
+//! answered as before, but for predicted times.
 
 use kvtrie_core::block::{Layers, Slot, TierId};
 use kvtrie_core::manager::Match;
@@ -13,7 +13,7 @@ const PROBES: [(usize, usize, usize); 5] =
 /// Blocks of a match: which, and of each copy all but its times.
 type Found = Vec<(u64, Vec<(TierId, Slot, Layers, Layers, bool, Vec<Slot>)>)>;
 
-/// What the probes found at a generation.
+/// Results of the probes at a generation.
 #[derive(Default)]
 pub(super) struct Generation {
     seen: Option<(u64, Vec<Found>)>,

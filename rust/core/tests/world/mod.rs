@@ -1,4 +1,4 @@
-//! World: a manager driven by raw operations beside a naive model that holds the bytes.
+//! World: a manager driven by raw operations, compared with a naive model that holds the bytes.
 //!
 //! The model stores for each slot the tokens it was computed from, and copies only when a move
 //! runs: a destination is garbage from the start of a move and written at its end. So a slot reused
@@ -53,7 +53,7 @@ struct Held {
     suspended: bool,
     /// The slots bound by the engine, block by block; empty if kvtrie owns them.
     table: Vec<Slot>,
-    /// Tokens behind the match that the engine has still to compute.
+    /// Tokens after the match that the engine has still to compute.
     todo: Vec<Token>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct World {
     pub(crate) log: Vec<Move>,
     /// Counts of what happened.
     pub(crate) mix: Mix,
-    /// One operation in so many is audited, and the state compared if it was refused.
+    /// One operation in `every` is audited, and the state compared if it was refused.
     pub(crate) every: u64,
     /// Whether an engine that owns its slots has blocks stored ahead.
     pub(crate) ahead: bool,
@@ -352,7 +352,7 @@ impl World {
         self.bind_some(at, blocks);
     }
 
-    /// Binds the slots of at least so many blocks, old ones again.
+    /// Binds the slots of at least `blocks` blocks, old ones again.
     fn bind_some(&mut self, at: usize, blocks: usize) {
         if !self.engine() {
             return;

@@ -102,7 +102,7 @@ pub(crate) fn two_tiers() -> Settings {
     settings(vec![tier(Kind::Gpu, 4, Write::Through), tier(Kind::Host, 64, Write::Back)])
 }
 
-/// 64 tokens of their own for each name, each request with its time in milliseconds.
+/// 64 distinct tokens for each name, each request with its time in milliseconds.
 pub(crate) fn requests(trace: &[(u32, u64)]) -> Vec<Request> {
     let request = |(id, &(name, ms)): (usize, &(u32, u64))| Request {
         id: id as u64,
