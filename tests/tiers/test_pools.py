@@ -133,7 +133,7 @@ def test_any_layer_sits_in_any_layer_slot():
 
 def test_slots_beyond_the_pool_are_refused():
     for pool, slot in ((Pool(SHAPE, 4, 8), 4), (Pool(SHAPE, 4, 8, layer_slots=True), 12)):
-        with pytest.raises(ConfigError, match="beyond"):
+        with pytest.raises(ConfigError, match="outside a pool"):
             pool.units(slot, 0, 1)
 
 
