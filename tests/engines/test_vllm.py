@@ -14,9 +14,9 @@ import pytest
 
 from kvtrie.engines.asked import Kept
 from kvtrie.engines.vllm.hints import hints_of
-from kvtrie.engines.vllm.run import GrowingTokens
+from kvtrie.engines.vllm.model import ServedModel, window_cost
+from kvtrie.engines.vllm.running import GrowingTokens
 from kvtrie.engines.vllm.scope import scope_of
-from kvtrie.engines.vllm.served import ServedModel, window_cost
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.errors import ConfigError
 from kvtrie.scope import Scope

@@ -21,10 +21,10 @@ import pytest
 import torch
 
 from kvtrie import ModelShape
-from kvtrie.engines.vllm.scheduler import SchedulerHalf
-from kvtrie.engines.vllm.served import ServedModel
+from kvtrie.engines.vllm.model import ServedModel
+from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
-from kvtrie.engines.vllm.worker import WorkerHalf
+from kvtrie.engines.vllm.worker import WorkerConnector
 from kvtrie.tiers import EnginePool
 
 SIZE, LAYERS, BLOCKS = 4, 2, 14  # of the first stage
@@ -128,7 +128,7 @@ class Engine:
         model = served("ab", ranks, stages, alike=alike)
         opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}
         clock = clock or time.monotonic_ns
-        self.half = SchedulerHalf(settings, model, opened, naming=naming, clock=clock)
+        self.half = SchedulerConnector(settings, model, opened, naming=naming, clock=clock)
         self.free = list(range(1, BLOCKS))
         self.waiting, self.running, self.under_way = deque(), [], deque()
         self.broken = []
@@ -146,7 +146,7 @@ class Engine:
             self.memory.append({name: torch.zeros(BLOCKS, *wide) for name in names})
 
         def worker(rank):
-            return WorkerHalf(
+            return WorkerConnector(
                 settings,
                 model,
                 first + rank,

@@ -26,7 +26,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvtrie.engines.vllm import KvtrieConnector
 from kvtrie.engines.vllm.weights import combined
-from kvtrie.engines.vllm.worker import WorkerHalf
+from kvtrie.engines.vllm.worker import WorkerConnector
 
 SIZE, LAYERS, WORDS = 16, ("a", "b"), 300
 DRAFTS = 3
@@ -138,7 +138,7 @@ class Engine:
         self.workers = []
         for rank, tensors in enumerate(self.memory):
             worker = KvtrieConnector(config, KVConnectorRole.WORKER, caches)
-            worker._worker = WorkerHalf(
+            worker._worker = WorkerConnector(
                 worker._settings,
                 worker._model.with_weights(combined(self.weights)),
                 rank,

@@ -9,8 +9,8 @@ import servers
 from servers import BLOCK, prompt, same, serve
 
 from kvtrie import Moves
-from kvtrie.engines.vllm.scheduler import SchedulerHalf
-from kvtrie.engines.vllm.worker import WorkerHalf
+from kvtrie.engines.vllm.scheduler import SchedulerConnector
+from kvtrie.engines.vllm.worker import WorkerConnector
 from kvtrie.tiers import EnginePool
 
 
@@ -67,7 +67,8 @@ def test_what_comes_from_host(model, wanted, layerwise):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_blocks_are_stored_by_the_step_that_fills_them(model, wanted, monkeypatch, asynchronous):
-    plan, save, before, inside, layers = SchedulerHalf.orders, WorkerHalf.save_layer, [], [], set()
+    plan, save = SchedulerConnector.orders, WorkerConnector.save_layer
+    before, inside, layers = [], [], set()
 
     def orders(self, output):
         made = plan(self, output)
@@ -79,8 +80,8 @@ def test_blocks_are_stored_by_the_step_that_fills_them(model, wanted, monkeypatc
         layers.add(name)
         save(self, name)
 
-    monkeypatch.setattr(SchedulerHalf, "orders", orders)
-    monkeypatch.setattr(WorkerHalf, "save_layer", save_layer)
+    monkeypatch.setattr(SchedulerConnector, "orders", orders)
+    monkeypatch.setattr(WorkerConnector, "save_layer", save_layer)
     with serve(model, host(), async_scheduling=asynchronous) as server:
         for each, right in zip(PROMPTS[:3], wanted, strict=False):
             same(server.answers([each], tokens=1), short([right], 1))

@@ -23,16 +23,16 @@ from kvtrie.engines.vllm.announced import Announced, Change, Naming
 from kvtrie.engines.vllm.envelope import advice_of
 from kvtrie.engines.vllm.hints import hints_of, kept_by_rank
 from kvtrie.engines.vllm.identity import Identity
-from kvtrie.engines.vllm.known import Known
 from kvtrie.engines.vllm.restored import (
     keys_with_images,
     on_every_rank,
     opened_tiers,
     root_key,
 )
-from kvtrie.engines.vllm.run import GrowingTokens, Run
+from kvtrie.engines.vllm.running import GrowingTokens, Run
 from kvtrie.engines.vllm.scope import scope_of
 from kvtrie.engines.vllm.tally import Tally
+from kvtrie.engines.vllm.waiting import Known
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.transfer.dispatch import Dispatch
 from kvtrie.transfer.used_blocks import UsedBlocks
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvtrie.engines.vllm.messages import Opened
-    from kvtrie.engines.vllm.served import ServedModel
+    from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
     from kvtrie.hint import Hint
     from kvtrie.scope import Scope

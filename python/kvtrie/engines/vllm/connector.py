@@ -1,7 +1,7 @@
 """KvtrieConnector: the class that vLLM makes in its scheduler and in each of its workers.
 
-It only translates: vLLM's calls become those of a `SchedulerHalf` or a `WorkerHalf`. All that is
-used of vLLM is here and named in `tests/served/surface_vllm.py`.
+It only translates: vLLM's calls become those of a `SchedulerConnector` or a `WorkerConnector`. All
+that is used of vLLM is here and named in `tests/served/surface_vllm.py`.
 Cost: attribute look-ups.
 """
 
@@ -22,13 +22,13 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtrie.engines.vllm.counts import Counts
 from kvtrie.engines.vllm.events import VllmNaming, events_of
-from kvtrie.engines.vllm.scheduler import SchedulerHalf
-from kvtrie.engines.vllm.served import ServedModel, window_cost
+from kvtrie.engines.vllm.model import ServedModel, window_cost
+from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.statistics import KvtrieProm, KvtrieStats
 from kvtrie.engines.vllm.watch import watch
 from kvtrie.engines.vllm.weights import WorkerWeights, combined
-from kvtrie.engines.vllm.worker import WorkerHalf
+from kvtrie.engines.vllm.worker import WorkerConnector
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class KvtrieConnector(KVConnectorBase_V1):
         )
         deep = self._settings.tiers is not None and len(self._settings.tiers) > 1
         self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=deep)
-        self._scheduler: SchedulerHalf | None = None
-        self._worker: WorkerHalf | None = None
+        self._scheduler: SchedulerConnector | None = None
+        self._worker: WorkerConnector | None = None
         self._digest = b""  # of this worker's weights, at start
         self._cost = window_cost(vllm_config.model_config)
         self._counts = Counts()
@@ -108,7 +108,7 @@ class KvtrieConnector(KVConnectorBase_V1):
     # ------------------------------------------------------------------------ the scheduler's half
 
     @property
-    def half(self) -> SchedulerHalf:
+    def half(self) -> SchedulerConnector:
         """The scheduler's half.
 
         Raises:
@@ -127,7 +127,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         if self._cost:
             _LOG.warning("kvtrie: %s", self._cost)
         weights = combined(opened[rank].weights for rank in sorted(opened))
-        self._scheduler = SchedulerHalf(
+        self._scheduler = SchedulerConnector(
             self._settings,
             self._model.with_weights(weights),
             opened,
@@ -244,7 +244,7 @@ class KvtrieConnector(KVConnectorBase_V1):
             distributed.all_gather_object(  # pyright: ignore[reportUnknownMemberType] - untyped
                 stages, gather(self._digest), group=get_pp_group().cpu_group
             )
-        self._worker = WorkerHalf(
+        self._worker = WorkerConnector(
             self._settings,
             self._model.with_weights(combined(each for stage in stages for each in stage)),
             self._rank,
@@ -255,7 +255,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         )
 
     @property
-    def _mine(self) -> WorkerHalf:
+    def _mine(self) -> WorkerConnector:
         if self._worker is None:
             raise ConfigError("vLLM has not registered its tensors")
         return self._worker

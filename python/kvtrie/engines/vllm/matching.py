@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.vllm.books import HOST, Books
-from kvtrie.engines.vllm.known import Answer, Known, Promise
+from kvtrie.engines.vllm.waiting import Answer, Known, Promise
 from kvtrie.hint import Prefetch
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from kvtrie.argument import shown
 from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.vllm.board import Board
-from kvtrie.engines.vllm.served import settings_name
+from kvtrie.engines.vllm.model import settings_name
 from kvtrie.engines.vllm.weights import WorkerWeights, combined
 from kvtrie.errors import ConfigError
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvtrie.engines.vllm.messages import Opened
-    from kvtrie.engines.vllm.served import ServedModel
+    from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
 
 __all__ = ["keys_with_images", "on_every_rank", "opened_tiers", "root_key"]

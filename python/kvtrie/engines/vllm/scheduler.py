@@ -1,4 +1,4 @@
-"""SchedulerHalf: the manager inside vLLM's scheduler, and every decision of the connector.
+"""SchedulerConnector: the manager inside vLLM's scheduler, and every decision of the connector.
 
 vLLM owns the first tier; its blocks are the slots. The stores of blocks that a step will fill go
 out with its orders and are carried out inside it. What it has written is committed when vLLM has
@@ -19,10 +19,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.vllm.books import Planned
-from kvtrie.engines.vllm.known import Known, Promise
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.reports import Reports
-from kvtrie.engines.vllm.run import Run
+from kvtrie.engines.vllm.running import Run
+from kvtrie.engines.vllm.waiting import Known, Promise
 from kvtrie.errors import KvtrieError, NoSpaceError
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from kvtrie import Moves
 
-__all__ = ["SchedulerHalf"]
+__all__ = ["SchedulerConnector"]
 
 
-class SchedulerHalf(Reports):
+class SchedulerConnector(Reports):
     """The connector's scheduler side: admissions and the orders of each step, over its tables."""
 
     def admit(self, request: Request, table: list[int], loaded: int) -> None:

@@ -1,4 +1,4 @@
-"""WorkerHalf: the bytes of one rank inside a vLLM worker. It decides nothing.
+"""WorkerConnector: the bytes of one rank inside a vLLM worker. It decides nothing.
 
 A step's loads are copied before it reads, or layer by layer while it does. Blocks that it fills are
 stored behind each layer, or at its end, and what earlier steps have written before it writes
@@ -24,7 +24,7 @@ from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
 from kvtrie.engines.vllm.device_reports import DeviceReports
 from kvtrie.engines.vllm.messages import Opened, StepNews
-from kvtrie.engines.vllm.twins import Twins
+from kvtrie.engines.vllm.replicated import Twins
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
 from kvtrie.sizes import free_memory
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie.engines.vllm.messages import StepOrders
-    from kvtrie.engines.vllm.served import ServedModel
+    from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
     from kvtrie.tiers import Storage
     from kvtrie.tiers.shared_memory import SharedMemory
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
     _Copying: TypeAlias = tuple[Moves, LayerCopies]
 
-__all__ = ["WorkerHalf", "block_axis"]
+__all__ = ["WorkerConnector", "block_axis"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _IDLE_S = 0.002  # that a step without anything to compute waits for news, so as not to spin
 
 
-class WorkerHalf:
+class WorkerConnector:
     """One rank's tiers and the copies between them.
 
     Args:

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from kvtrie.engines.vllm import twins
-from kvtrie.engines.vllm.twins import Twins
+from kvtrie.engines.vllm import replicated
+from kvtrie.engines.vllm.replicated import Twins
 
 
 @pytest.mark.parametrize("machines", ["aaaa", "aabb", "abab", "abcd", "a"])
 def test_the_ranks_of_a_machine_part_every_slot_among_them(machines, monkeypatch):
     found = {}
     for rank, name in enumerate(machines):
-        monkeypatch.setattr(twins, "machine", lambda name=name: name)
+        monkeypatch.setattr(replicated, "machine", lambda name=name: name)
 
         def gather(value, name=name):
             assert value == name

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from kvtrie.engines.vllm.run import GrowingTokens
+    from kvtrie.engines.vllm.running import GrowingTokens
     from kvtrie.scope import Scope
 
 __all__ = ["Answer", "Known", "Promise"]
