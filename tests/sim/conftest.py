@@ -1,4 +1,4 @@
-"""What several files of the simulator's tests begin with."""
+"""Fixtures of the simulator's tests."""
 
 import json
 from collections import Counter
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def forty_requests(tmp_path):
-    """Writes settings beside `t.jsonl`: forty prompts of seven kinds, a millisecond apart."""
+    """Writes settings and `t.jsonl`: forty prompts of seven kinds, a millisecond apart."""
 
     def settings(text):
         prompts = (100 * (at * at % 11 % 7) for at in range(40))

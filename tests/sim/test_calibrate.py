@@ -1,4 +1,4 @@
-"""`kvtrie sim calibrate`: what made the times is found again, and told on requests left out."""
+"""`kvtrie sim calibrate`: the model of the times is recovered, and checked on requests left out."""
 
 import json
 import random

@@ -61,13 +61,13 @@ def test_a_profile_prices_passes_of_its_sizes(tmp_path, decode, last):
     settings = config(tmp_path, '{kind="profile", path="kvtrie.toml"}', (5, 16, 1), (10**6, 100, 7))
     (first, _), (second, answer) = waits(settings)
     assert first == 2500
-    # Passes of 16 tokens behind 0, 16, ... 80, and of 4 behind 96, in one step.
+    # Passes of 16 tokens after 0, 16, ... 80, and of 4 after 96, in one step.
     beyond = [1500 + 2000 * at / 100 for at in range(0, 96, 16)]
     row = [0, 1500], [200, 3500]
     ends = [low + (high - low) * 3 / 15 for low, high in row]
     beyond.append(ends[0] + (ends[1] - ends[0]) * 0.96)
     assert second == pytest.approx(1000 + sum(beyond), abs=1)
-    # Six more tokens behind 100 to 105.
+    # Six more tokens after 100 to 105.
     slope = last / 6 / 100
     assert answer == pytest.approx(6 * 1000 + last + slope * sum(range(6)), abs=1)
 
@@ -176,7 +176,7 @@ def test_a_roofline_is_its_formula():
     flops = 2 * 8.03e9 * 4096 + 4 * 32 * 32 * 128 * 4096 * 4097 / 2
     computing = flops / (989.4e12 * 0.5) * 1e9
     assert passes.base + at(passes.prefill, 0, 4096) == pytest.approx(computing, rel=1e-6)
-    # One token for each of 64 requests behind 8192: memory decides.
+    # One token for each of 64 requests after 8192: memory decides.
     cached = 64 * 8193 * LLAMA.block_bytes(1) / (3.35e12 * 0.5) * 1e9
     assert at(passes.decode, 8192, 64) == pytest.approx(cached, rel=1e-6)
     assert passes.cost().ns_per_token > 0

@@ -64,7 +64,7 @@ def test_jumps_over_decoding_change_nothing(tmp_path, trace):
     figures, lines = jumps
     assert figures["requests"] == len(lines) > 500
     assert figures["suspended"] > 0
-    # Answers take room, and time of their own.
+    # Answers take room, and additional time.
     without, _ = played(path, {}, blocks=blocks, output=False)
     assert without["suspended"] == 0
     assert without["e2e_ns"]["mean"] < figures["e2e_ns"]["mean"]

@@ -1,4 +1,4 @@
-"""Fates: found, evicted, diverged and new blocks beside a list of all prompts."""
+"""Fates: found, evicted, diverged and new blocks compared with a list of all prompts."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,5 @@
-"""The default policy on small streams: after the law of reuse changes, in a flood, told of ends."""
+"""The default policy on small streams: after the law of reuse changes, in a flood, with hints of
+ends."""
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ from kvtrie.sim.trace import TraceRequest
 from kvtrie.sim.workloads import FAMILIES
 
 ROOM = 400
-# Ids of a trace that is played behind another one.
+# Ids of a trace that is played after another one.
 APART = 1 << 20
 
 
 def saved(requests, policy, skip=0, room=ROOM, **more):
-    """Blocks found by requests behind the first `skip`, which are played too."""
+    """Blocks found by requests after the first `skip`, which are played too."""
     manager = open_manager([Tier("gpu", blocks=room)], policy=policy, **more)
     before = replay(requests[:skip], manager).hits if skip else 0
     hits = manager.stats().tiers["gpu"].hits
@@ -32,7 +33,7 @@ def later(requests, first, ids):
 
 
 def periodic(period, requests, ids):
-    """Documents that come back after so many requests, behind which nobody stands."""
+    """Documents that come back after a number of requests, without questions after them."""
     return [
         TraceRequest(at, 4 * 512, 1, np.arange(4, dtype=np.uint32) + ids + 4 * (at % period))
         for at in range(requests)

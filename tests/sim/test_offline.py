@@ -75,7 +75,7 @@ def test_with_room_for_all_everything_is_found_again():
 def test_the_block_whose_next_use_is_farthest_leaves():
     paths = [[1], [2], [3], [1], [2], [3]]
     assert most_hits(requests_of(paths), 2).blocks == ((), (), (), (0,), (), (0,))
-    # Behind 1 stand 2 and 3; the leaf 3 is never asked for again.
+    # 2 and 3 follow 1; the leaf 3 is never requested again.
     paths = [[1, 2], [1, 3], [5], [1, 2]]
     assert leaves_first(requests_of(paths), 3).blocks == ((), (0,), (), (0, 1))
 

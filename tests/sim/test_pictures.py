@@ -1,4 +1,4 @@
-"""What `kvtrie sim` draws, and the trace for Perfetto."""
+"""Pictures of `kvtrie sim`, and the trace for Perfetto."""
 
 import itertools
 import json

@@ -11,7 +11,7 @@ TRACES = {name: make(requests=500, seed=9) for name, make in FAMILIES.items()}
 
 
 def singles(stream, capacity, policy):
-    """Hits where every block is a request of its own."""
+    """Hits if every block is a separate request."""
     manager = open_manager([Tier("gpu", blocks=capacity)], policy=policy)
     hits = 0
     for now, block in enumerate(stream.reshape(-1, 1)):

@@ -426,7 +426,7 @@ def test_lenient_says_first_that_more_than_a_tenth_is_left_out(tmp_path, capsys,
 
 
 class Endless:
-    """A path whose file has so many lines, made as they are read."""
+    """A path whose file has a number of lines, made as they are read."""
 
     def __init__(self, head, line, lines):
         self.head, self.line, self.lines = head, line, lines
@@ -468,7 +468,7 @@ CSV = Endless(
 
 
 def most_held(requests):
-    """How many more objects than at the start Python holds, at most, while requests are read."""
+    """Largest growth of the number of Python objects while requests are read."""
     first, most, count = sys.getallocatedblocks(), 0, 0
     for count, _ in enumerate(requests, 1):
         if count % 1000 == 0:

@@ -45,7 +45,7 @@ def test_lru_hits_are_those_of_the_simple_cache(capacity):
     assert played.hits == expected
     assert played.hit_rate == expected / sum(map(len, PATHS))
     assert 0 < played.hits < played.blocks
-    # What was inserted and has not been dropped is still there.
+    # Inserted blocks that have not been dropped are still there.
     inserted = played.blocks - played.hits
     assert (played.tiers[0].dropped > 0) == (inserted > capacity)
     assert inserted - played.tiers[0].dropped <= capacity

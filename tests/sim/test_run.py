@@ -141,7 +141,7 @@ def test_lanes_carry_bytes_of_the_tiers_layout(config, capsys):
 
 
 def test_lanes_tell_how_long_transmissions_waited(config, capsys):
-    # Predicted, each of the three blocks is a transmission of a millisecond behind the others.
+    # Predicted, each of the three blocks is a transmission of a millisecond after the others.
     for change, waited in ((), 0), (("transfer=predicted",), 3_000_000):
         assert play(config, capsys, *change)[0]["lanes"]["host read"]["waited_ns"] == waited
 

@@ -120,7 +120,7 @@ def from_peers(manager, name, rest):
 
 
 def moves_alone(config, log):
-    """Play a log into a manager of its own, which must hand out what the log has."""
+    """Play a log into a new manager, which must hand out the log's moves."""
     given = ("policy", "structure", "epsilon")
     manager = BlockManager(
         config.model,
@@ -163,7 +163,7 @@ def moves_alone(config, log):
 
 
 def same_moves(seeds):
-    """How many moves the runs of some seeds had."""
+    """Number of moves in the runs of some seeds."""
     moves = 0
     for seed in seeds:
         config, requests = drawn(random.Random(seed))

@@ -103,7 +103,7 @@ ODD = st.fixed_dictionaries(
 
 
 def read(path):
-    """What a file of one line reads as: its request, or what is wrong."""
+    """Result of reading a file of one line: its request, or the error."""
     try:
         (found,) = read_trace(path)
     except ConfigError as error:

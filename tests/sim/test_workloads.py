@@ -49,7 +49,7 @@ def test_a_trace_is_one_of_prefixes(name):
         assert (len(path) - 1) * BLOCK < request.input_tokens <= len(path) * BLOCK
         assert len(set(path)) == len(path)
         for depth, block in enumerate(path):
-            # A block always stands behind the same ones.
+            # A block always follows the same ones.
             assert above.setdefault(block, path[:depth][-1:]) == path[:depth][-1:]
         if request.input_tokens % BLOCK:
             above[path[-1]] = "partial"
@@ -72,7 +72,7 @@ def test_an_agent_pauses_for_seconds_and_for_minutes():
     pauses = []
     for request in requests:
         path = request.blocks.tolist()
-        # The deepest block that somebody's step had: most agents share only the first ones.
+        # The deepest block that another agent's step had: most agents share only the first ones.
         before = next((last[block] for block in reversed(path[15:]) if block in last), None)
         if before is not None:
             pauses.append((request.at - before) / 1e9)
