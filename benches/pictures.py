@@ -72,12 +72,131 @@ def caption(figures: dict[str, float]) -> str:
     other = next(ms for name, ms in figures.items() if "vLLM" in name)
     return (
         "Time to first token of a chat of 2,000 tokens that returns: "
-        f"computed again {computed:,} ms; {'; '.join(reversed(others))}; vLLM's own offloading from host memory {other} ms."
+        f"computed again {computed:,} ms; {'; '.join(reversed(others))}; "
+        f"vLLM's own offloading from host memory {other} ms."
     )
+
+
+def closed_gap(record: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Per cent of the way from LRU to Belady, in cost saved, by policy and room."""
+    saved = {
+        (row["policy"], row["room"]): row["cost_saved"]
+        for row in record["rows"]
+        if (row["trace"], row["structure"], row["tiers"]) == ("coding agents", "leaf-only", 1)
+    }
+    rooms = sorted({room for _, room in saved})
+
+    def share(policy: str, room: int) -> float:
+        least, most = saved["lru", room], saved["belady, leaves (ref)", room]
+        return round(100 * (saved[policy, room] - least) / (most - least), 1)
+
+    return {
+        policy: {f"{room:,} blocks": share(policy, room) for room in rooms}
+        for policy in ("learned", "flat", "retention")
+    }
+
+
+def draw_closed_gap(figures: dict[str, dict[str, float]]) -> Figure:
+    """Draw groups of bars, one group per room."""
+    learned = figures["learned"].values()
+    ends = f"{min(learned):.0f} to {max(learned):.0f} %"
+    drawn = figure(f"The default policy, learned, closes {ends} of the gap from LRU to Belady", 4.4)
+    axes = drawn.subplots()
+    for at, (policy, shares) in enumerate(figures.items()):
+        places = [i + 0.27 * (at - 1) for i in range(len(shares))]
+        colour = (OURS, OTHER, PLAIN)[at]
+        bars = axes.bar(places, list(shares.values()), 0.25, color=colour, label=policy)
+        axes.bar_label(bars, fmt="{:.0f} %", padding=2, color=INK, fontsize=9)
+    axes.set_xticks(range(len(shares)), list(shares))
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.set_xlabel("room of the tier (coding agents, blocks of 64 tokens, one tier)")
+    axes.set_ylabel("share of the gap closed, %")
+    axes.margins(y=0.15)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return drawn
+
+
+def fusion(record: dict[str, Any]) -> dict[str, list[float]]:
+    """Cost and recovered quality with its interval, by selection."""
+    names = {
+        "none 0.0": "plain reuse",
+        "first 0.15": "first tokens of chunks, 15 %",
+        "random 0.15": "random tokens, 15 %",
+        "values 0.15, at 2": "CacheBlend's selection (values), 15 %",
+        "first+question 0.15, heed 12-19": "ours: first+question, 15 %",
+        "values+question 0.3, at 2, heed 12-19": "ours: values+question, 30 %",
+    }
+    figures = {}
+    for row in record["rows"]:
+        if row["setting"] in names:
+            mean = row["recovered"]["mean"]
+            point = [row["cost"], mean["value"], mean["low"], mean["high"]]
+            figures[names[row["setting"]]] = [round(each, 3) for each in point]
+    return {**figures, "full prefill": [1.0, 1.0, 1.0, 1.0]}
+
+
+def draw_fusion(figures: dict[str, list[float]]) -> Figure:
+    """Draw quality over cost, a point per selection."""
+    best = figures["ours: values+question, 30 %"]
+    title = (
+        f"Fusion recovers {best[1]:.0%} of a full prefill's quality at {best[0]:.0%} of its cost"
+    )
+    drawn = figure(title, 5)
+    axes = drawn.subplots()
+    for name, (cost, value, low, high) in figures.items():
+        colour = OURS if "ours" in name else OTHER if "CacheBlend" in name else PLAIN
+        axes.plot([cost, cost], [low, high], color=colour, linewidth=1.5)
+        axes.plot([cost], [value], "o", color=colour, markersize=8)
+        side = -1 if name == "full prefill" else 1
+        axes.annotate(
+            *(name, (cost, value)),
+            xytext=(9 * side, 0),
+            textcoords="offset points",
+            ha="left" if side > 0 else "right",
+            va="center",
+            color=INK,
+            fontsize=10,
+        )
+    axes.set_xlim(0, 1.05)
+    axes.set_xlabel("CPU time, share of a full prefill")
+    axes.set_ylabel("recovered: 1 - KL / KL of plain reuse (95 %)")
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    return drawn
+
+
+def exact_matches(record: dict[str, Any]) -> dict[str, list[float]]:
+    """Per cent of exact matches and half of their interval, by arm."""
+    rows = [row for row in record["rows"] if row["unit"] == "%"]
+    return {row["what"]: [row["ours"], row["more"]["half"]] for row in rows}
+
+
+def draw_exact_matches(figures: dict[str, list[float]]) -> Figure:
+    """Draw a bar per arm."""
+    drawn = figure("Training under the policy answers no better than training dense", 3.4)
+    axes = drawn.subplots()
+    names = list(reversed(figures))
+    axes.barh(
+        names,
+        [figures[name][0] for name in names],
+        xerr=[figures[name][1] for name in names],
+        color=[OURS if name == "trained, policy" else PLAIN for name in names],
+        height=0.55,
+        capsize=4,
+    )
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("exact matches on held-out cases under the policy, % (95 % intervals)")
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return drawn
 
 
 PICTURES: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Figure]]] = {
     "first-token": ("engines", first_token, draw_first_token),
+    "policies-agents": ("policies", closed_gap, draw_closed_gap),
+    "fusion": ("eval_fusion", fusion, draw_fusion),
+    "eval-train": ("eval_train", exact_matches, draw_exact_matches),
 }
 """By picture: the record, the figures that are shown, and the function that draws them."""
 

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from benches import tables
+from benches.pages import write_part
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -65,11 +68,13 @@ def read(path: Path) -> tuple[dict[str, Any], list[Result]]:
 
 
 def write(path: Path, kept: dict[str, Any]) -> None:
-    """Write a document, readable, whole or not at all."""
+    """Write a document, readable, whole or not at all, and its table in the documentation."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     new.replace(path)
+    if path.parent == tables.RESULTS and path.stem in tables.TABLES:
+        write_part(tables.page(path.stem), path.stem, tables.rendered(path.stem))
 
 
 def bounded(  # noqa: PLR0917 - the fields of a row

@@ -170,9 +170,13 @@ def picture(sizes: list[int], measured: list[dict[str, float]], path: Path) -> N
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlim(sizes[0] * 0.8, sizes[-1] * 80)
-    axes.set_xlabel("blocks cached", loc="left")
-    axes.set_ylabel("µs a call, median")
-    axes.set_title("What a call costs as the cache grows", loc="left", fontsize=11)
+    axes.set_xlabel("blocks in the cache", loc="left")
+    axes.set_ylabel("µs per call, median")
+    axes.set_title(
+        "From a thousand to four million blocks, calls stay within microseconds",
+        loc="left",
+        fontsize=11,
+    )
     axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -267,7 +271,7 @@ def main() -> int:
         picture(sizes, measured, given.picture)
     if keep(given, document):
         return 0
-    table = Table(title="µs a call, median")
+    table = Table(title="µs per call, median")
     for head in ("blocks", *LABELS.values()):
         table.add_column(head, justify="right")
     for size, us in zip(sizes, measured, strict=True):

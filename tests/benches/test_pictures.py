@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from benches import pages, pictures
+from benches import pages, pictures, tables
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
@@ -18,6 +18,11 @@ def test_the_readme_has_the_figures_of_its_picture():
     assert pages.part(pictures.README, "first-token") == pictures.caption(
         pictures.shown("first-token")
     )
+
+
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_a_page_has_the_table_of_a_record(name):
+    assert pages.part(tables.page(name), name) == tables.rendered(name)
 
 
 def test_a_part_is_written_between_its_comments(tmp_path):

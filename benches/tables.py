@@ -1,0 +1,217 @@
+"""The tables of the pages of benchmarks and evaluations, from the records in `benches/results`.
+
+    python -m benches.tables
+
+A command that writes a record renders its table too. Cost: none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benches.pages import write_part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "docs/benchmarks.md"
+EVALUATIONS = ROOT / "docs/evaluations.md"
+RESULTS = ROOT / "benches/results"
+EVALUATED = ("formats", "eval_fusion", "eval_train", "selective_eval", "reproductions")
+LEFT_OUT = {
+    "core": (".int32", ".int64", ".list", "evict.retention", "find.10", "lookup.p99", "store.16"),
+    "fusion": ("ranking", "KL", "prefix reuse"),
+    "selective": ("padded", "memory of a value", "keydiff", "attend 1", "attend 5", "bookkeeping"),
+    "reproductions": ("A3", "A41"),
+}
+"""Rows that a record has and the page does not, in addition to those without a peer."""
+
+
+def number(value: float | None) -> str:
+    """Three significant digits."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def grid(heads: str, rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table; `heads` are separated by `|`."""
+    lines = [f"| {heads} |", "|---" * (heads.count("|") + 1) + "|"]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
+
+
+def when(place: dict[str, Any]) -> str:
+    """Date, machine and model of a record, for a table's first head."""
+    words = [place["date"][:10], f"{place['cores']} cores ({place['cpu']})"]
+    words += [f"load {place['load'][0]:g}"]
+    words += [f"{place['policy']} policy"] if "policy" in place else []
+    words += [f"torch {place['torch'].partition('+')[0]}"] if "torch" in place else []
+    return f"({', '.join(words)})"
+
+
+def results(name: str) -> Callable[[dict[str, Any]], str]:
+    """A renderer of records of the common form: a line per figure, with all its peers."""
+
+    def render(record: dict[str, Any]) -> str:
+        lines: dict[str, list[dict[str, Any]]] = {}
+        for row in record["rows"]:
+            left_out = any(part in row["what"] for part in LEFT_OUT.get(name, ()))
+            if row["peer"] is not None and not left_out:
+                lines.setdefault(row["what"], []).append(row)
+        return grid(
+            f"What {when(record['place'])} | Ours | Others (times ours is better) | Goal",
+            [
+                (
+                    what.replace("beside", "and"),
+                    f"{number(rows[0]['ours'])} {rows[0]['unit'].replace('us', 'µs')}",
+                    "; ".join(
+                        f"{row['peer_name']} {number(row['peer'])} ({number(row['ratio'])})"
+                        for row in rows
+                    ),
+                    "; ".join(
+                        number(row["goal"]) + ("" if row["ok"] else ", **missed**")
+                        for row in rows
+                        if row["goal"] is not None
+                    )
+                    or "-",
+                )
+                for what, rows in lines.items()
+            ],
+        )
+
+    return render
+
+
+def engines(record: dict[str, Any]) -> str:
+    """First tokens by server, and the ratios with their goals."""
+    servers = [
+        (
+            name,
+            f"{1e3 * median(told['computed_s']):,.0f} ms" if told["computed_s"] else "-",
+            f"{1e3 * median(took for took, _ in told['found']):,.0f} ms" if told["found"] else "-",
+        )
+        for name, told in record["servers"].items()
+    ]
+    goals = [
+        (
+            name.replace("beside", "own"),
+            number(ratio),
+            number(goal) + ("" if ratio >= goal else ", **missed**"),
+        )
+        for name, ratio in record["ratios"].items()
+        for goal in [record["goals"][name]]
+    ]
+    first = grid("Server | First token, computed | First token, returning", servers)
+    return f"{first}\n\n{grid('Ratio | Seen | Goal', goals)}"
+
+
+def scaling(record: dict[str, Any]) -> str:
+    """Median microseconds of each call by blocks."""
+    keys = ("lookup", "hit", "replace", "token")
+    return grid(
+        f"Blocks {when(record['context'])} | lookup of 32, µs | acquire and release, µs "
+        "| evict 32, insert 32, µs | commit of a token, µs",
+        [(f"{row['blocks']:,}", *(number(row[key]) for key in keys)) for row in record["rows"]],
+    )
+
+
+def formats(record: dict[str, Any]) -> str:
+    """How far logits move, by the format of a host tier."""
+    return grid(
+        f"Host tier {when(record['about'])} | Bytes of a block | Error of logits | KL, nats "
+        "| Same best token | Perplexity",
+        [
+            (
+                name,
+                f"{row['bytes of a block']:,}",
+                number(row["error of logits"]),
+                number(row["divergence"]),
+                f"{row['same best token']:.1%}",
+                f"{row['perplexity']:.2f}",
+            )
+            for name, row in record["formats"].items()
+        ],
+    )
+
+
+def eval_fusion(record: dict[str, Any]) -> str:
+    """Recovered share by selection, and its cost."""
+    kinds = ("split", "header", "local", "text")
+    return grid(
+        f"Selection {when(record['about'])} | Mean [95 %] | split | header | local | text | Cost",
+        [
+            (
+                row["setting"].replace("heed", "question at"),
+                "{value:.2f} [{low:.2f}, {high:.2f}]".format(**row["recovered"]["mean"]),
+                *(f"{row['recovered'][kind]['value']:.2f}" for kind in kinds),
+                f"{row['cost']:.2f}",
+            )
+            for row in record["rows"]
+        ],
+    )
+
+
+def eval_train(record: dict[str, Any]) -> str:
+    """Exact matches by arm."""
+    return grid(
+        f"Arm {when(record['place'])} | Exact matches, 95 % | Goal",
+        [
+            (
+                row["what"],
+                f"{row['ours']:g} ± {row['more']['half']:g} {row['unit']}",
+                "-" if row["goal"] is None else f"{row['goal']:g}{'' if row['ok'] else ', missed'}",
+            )
+            for row in record["rows"]
+        ],
+    )
+
+
+def selective_eval(record: dict[str, Any]) -> str:
+    """The three best rows per kind and share of rows kept."""
+    shown = []
+    for kind, best in (("text", 1), ("facts", -1)):
+        for budget in ("1/2", "1/4"):
+            rows = [row for row in record["rows"] if (row["kind"], row["budget"]) == (kind, budget)]
+            for row in sorted(rows, key=lambda row: best * row["mean"])[:2]:
+                name = ", ".join(filter(None, (row["policy"], row["setting"], row["buffers"])))
+                shown.append((kind, budget, name, f"{row['mean']:.3f} ± {row['half']:.3f}"))
+    return grid(f"Kind {when(record['about'])} | Rows kept | Policy | Mean, 95 %", shown)
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    **{name: results(name) for name in ("core", "transfer", "fusion", "selective", "train", "sim")},
+    "reproductions": results("reproductions"),
+    "engines": engines,
+    "scaling": scaling,
+    "formats": formats,
+    "eval_fusion": eval_fusion,
+    "eval_train": eval_train,
+    "selective_eval": selective_eval,
+}
+"""By record: the function that renders its table."""
+
+
+def page(name: str) -> Path:
+    """The page that has the table of a record."""
+    return EVALUATIONS if name in EVALUATED else BENCHMARKS
+
+
+def rendered(name: str) -> str:
+    """The table of a record, as it is now."""
+    return TABLES[name](json.loads((RESULTS / f"{name}.json").read_text())).strip()
+
+
+def main() -> int:
+    """Render every table into the page."""
+    for name in TABLES:
+        write_part(page(name), name, rendered(name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
