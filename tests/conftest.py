@@ -1,4 +1,4 @@
-"""What every test shares: hypothesis profiles, no GPU tests without a GPU, Ctrl-C in children.
+"""Fixtures of every test: hypothesis profiles, no GPU tests without a GPU, Ctrl-C in children.
 
 HYPOTHESIS_PROFILE chooses how many random cases a property sees: fast (25), ci (200, the same
 ones on every run) or deep (3000).

@@ -37,8 +37,8 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "transfer")]
 
-from faulty import KINDS, NONE  # noqa: E402 - behind its folder
-from skeptic import WORLDS, Ask, Engine  # noqa: E402 - likewise
+from faulty import KINDS, NONE  # noqa: E402 - after its folder
+from skeptic import WORLDS, Ask, Engine  # noqa: E402 - as above
 
 AT_ONCE = 70
 MOST_PARTS = 200
@@ -47,7 +47,7 @@ PATIENCE_S = 180
 
 @dataclass
 class Row:
-    """What came of one kind of fault.
+    """Results of one kind of fault.
 
     Attributes:
         kind: what failed.
@@ -110,7 +110,7 @@ def serve(row, kind, seed):
 
 
 def part(kind, first):
-    """What came of one engine per world, from a seed on: what a process does at a time."""
+    """Results of one engine per world, from a seed on: the unit of work of a process."""
     logging.getLogger("kvtrie").addHandler(logging.NullHandler())  # each miss has its reason
     torch.set_num_threads(1)  # the processes share the cores
     row = Row(kind.name)
@@ -157,7 +157,7 @@ class Ahead:
         return self.begun.pop((kind, first)).result()
 
     def drop(self, kind):
-        """Nobody asks for more of a kind."""
+        """No more of a kind are wanted."""
         for key in [key for key in self.begun if key[0] == kind]:
             self.begun.pop(key).cancel()
 

@@ -56,7 +56,7 @@ class Claims:
 
 
 def huge(kind, whole):
-    """What asks for more memory than there is; `whole` takes seconds to be refused."""
+    """A call that needs more memory than there is; `whole` takes seconds to be refused."""
     one = np.broadcast_to(np.uint32(1), 10**12)
     given = {
         "range(10**12)": range(10**12),
@@ -233,7 +233,7 @@ METHODS = {
 
 
 class Report:
-    """Names calls, makes them, and tells what went wrong."""
+    """Names calls, makes them, and reports what went wrong."""
 
     def __init__(self, file):
         self.file = file

@@ -27,7 +27,7 @@ SECOND = 10**9
 
 
 class Clock:
-    """A clock that only moves when told."""
+    """A clock that the test moves."""
 
     def __init__(self, now):
         self.now = now
@@ -171,7 +171,7 @@ class Damage:
         self._write(other * self.slot_bytes, mine)
 
     def cut(self):
-        """The segment ends inside its last slot, which is told."""
+        """The segment ends inside its last slot, which is reported."""
         last = max(self.keys)
         with self.segment.open("r+b") as file:
             file.truncate(last * self.slot_bytes + self.headers + self.stride)

@@ -22,7 +22,7 @@ MIX = Counter()
 
 @dataclass(slots=True)
 class Held:
-    """What is known of a lease.
+    """State of a lease.
 
     Attributes:
         id: the lease's.
@@ -161,7 +161,7 @@ class Ledger:
         self.access.update(dict.fromkeys(path[len(known) :], held.began))
         self.uses.update(dict.fromkeys(path[len(known) :], 1))
         self.age(held, path, held.began)
-        # Behind a lost block no lookup finds them.
+        # After a lost block no lookup finds them.
         self.witness.meet(zip(new, path[len(known) :], strict=True))
         self.past.append(held.tokens)
 
@@ -176,7 +176,7 @@ class Ledger:
         return {b for b in path if (0, b) in leaving and leaving[0, b].slot not in promised}
 
     def wanted(self, path, rest):
-        """Slots of the first tier for a path, and `rest` tokens behind it."""
+        """Slots of the first tier for a path, and `rest` tokens after it."""
         stays = self.stays(path)
         lacking = sum(self.world.layers[0].get(b) != ALL for b in path if b not in stays)
         return lacking - (-rest // self.size)
@@ -322,7 +322,7 @@ class Ledger:
                     assert not could, f"{block} left before {other}, which is worth less"
 
     def check_tables(self, subject, failed):
-        """The slots of a lease stay where they are, unless the lease was told."""
+        """The slots of a lease stay where they are, unless the lease was notified."""
         for held in self.held.values():
             if held.suspended:
                 continue
@@ -345,7 +345,8 @@ class Ledger:
         for tier, counters in enumerate(stats.tiers.values()):
             seen = {block for at, block in witness.copies if at == tier}
             hidden = {block for at, block in witness.hidden() if at == tier}
-            # No lookup finds what a lease wrote behind a lost block, but the lease's table has it.
+            # No lookup finds blocks that a lease wrote after a lost block, but the lease's table
+            # has them.
             seen |= hidden - self.pinned() if tier == 0 else hidden
             slots = {witness.slots[tier, block] for block in seen}
             assert len(slots) == len(seen)
@@ -426,7 +427,7 @@ class Ledger:
                 assert sorted(ranks, key=ranks.get) == order
 
     def check_price(self, tier, block, entry, idle):
-        """What an explanation says of a copy."""
+        """Explanation of a copy."""
         world, policy = self.world, self.shape.policy
         depth = world.depth(block)
         if policy == "weighted":

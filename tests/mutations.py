@@ -1,8 +1,8 @@
 """Breaks the core on purpose, one small change at a time, and sees whether its tests notice.
 
 Each mutation replaces one piece of text in a copy of the core and runs the Rust tests there, the
-likeliest first. What fails in an unbroken copy does not count. Exit status 1 if anything does, if a
-mutation survives, or if the text that it replaces is no longer there exactly once.
+likeliest first. Tests that fail in an unbroken copy do not count. Exit status 1 if anything does,
+if a mutation survives, or if the text that it replaces is no longer there exactly once.
 `docs/mutations.md` lists them. Takes about a minute each.
 """
 
@@ -30,12 +30,12 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target")))
 
 @dataclass(frozen=True)
 class Mutation:
-    """What is broken, where, and how.
+    """A change that breaks an invariant.
 
     Attributes:
         title: The invariant that no longer holds.
         file: Below `src`.
-        old: A text that stands there once.
+        old: A text that is there once.
         new: What it becomes.
         suite: The test binary that should notice.
     """

@@ -1,4 +1,4 @@
-"""What leaves which tier, in which order: eviction, written a second time.
+"""Evictions per tier and their order, written a second time.
 
 Pure Python and exact: values are fractions, sets are searched from end to end, and nothing is
 imported from kvtrie. A block is named by all tokens up to its end. The oracle is told what stands
@@ -38,7 +38,7 @@ def classed(cost, epsilon):
 
 @dataclass(slots=True)
 class World:
-    """What stands where, between two operations.
+    """Residency of all blocks, between two operations.
 
     Attributes:
         block_tokens: tokens of a block.
@@ -83,11 +83,11 @@ class World:
     said: dict[tuple, list[tuple]] = field(default_factory=dict)
 
     def depth(self, block):
-        """How many blocks stand before this one."""
+        """Number of blocks before this one."""
         return len(block) // self.block_tokens - 1
 
     def children(self, block, among):
-        """The blocks of a set that stand directly behind this one."""
+        """The blocks of a set that directly follow this one."""
         length = len(block) + self.block_tokens
         return [other for other in among if len(other) == length and other[: len(block)] == block]
 
@@ -203,7 +203,7 @@ class Room:
         if below == len(world.present) or block in world.bad[below]:
             return False
         there = block in world.present[below]
-        # What failed on its way there still takes its slot.
+        # A copy that failed on its way there still takes its slot.
         stuck = there and not world.layers[below].get(block)
         if stuck or (below, block) in world.unwritable:
             return False

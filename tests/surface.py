@@ -1,4 +1,4 @@
-"""What users can call, read off the classes, so that a test of all of it misses nothing new."""
+"""Public methods, read off the classes, so that a test of all of them misses no new one."""
 
 from __future__ import annotations
 

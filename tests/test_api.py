@@ -369,7 +369,7 @@ def test_events_of_residency():
     other = two_tiers(gpu=2, host=2, events=100, events_of="residency")
     serve(other, tokens(2), now=1)
     assert [event.key for event in other.take_events()] == [first.key, second.key]
-    # What is forgotten has left.
+    # Forgotten blocks have left.
     manager.reset()
     left = manager.take_events()
     assert [event.kind for event in left] == ["removed"] * 4

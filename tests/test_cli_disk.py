@@ -1,4 +1,4 @@
-"""`kvtrie disk`: what it tells about a folder, what it removes and what it leaves alone."""
+"""`kvtrie disk`: what it reports about a folder, what it removes and what it leaves alone."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def run(capsys, *arguments):
 
 
 def told(capsys, *arguments, status=0):
-    """What a command says as JSON."""
+    """The JSON output of a command."""
     ended, out, err = run(capsys, *arguments, "--json")
     assert (ended, err) == (status, "")
     return json.loads(out)

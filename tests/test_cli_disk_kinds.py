@@ -119,7 +119,8 @@ def seen(folder):
 
 
 def going_through(folders):
-    """What each action says of each folder. What hangs is killed; 27 calls may take their time."""
+    """Output of each action on each folder. A call that hangs is killed; 27 calls may take their
+    time."""
     words = [sys.executable, "-c", GO, *map(str, folders)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)

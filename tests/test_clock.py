@@ -1,4 +1,4 @@
-"""One wrong `now`: the calls behind it are served as if it had never been."""
+"""One wrong `now`: later calls are served as if it had never been."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def names_of_sglang(words: list[str]) -> bool:
 
 
 def settings_of(words: list[str], folder: Path) -> Settings:
-    """What a command of vLLM says to us, its paths in a folder of the test."""
+    """Settings in a command of vLLM, its paths in a folder of the test."""
     config = json.loads(words[words.index("--kv-transfer-config") + 1])
     assert config["kv_connector"] == "KvtrieConnector"
     extra = config["kv_connector_extra_config"]
@@ -110,7 +110,7 @@ def settings_of(words: list[str], folder: Path) -> Settings:
 
 @contextmanager
 def readme_names():
-    """What README.md says is open: a model, an executor of its KV, and ids."""
+    """Objects that README.md takes as open: a model, an executor of its KV, and ids."""
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=32,

@@ -1,4 +1,4 @@
-"""A first tier whose slots the engine owns: what `Lease` tells and takes there."""
+"""A first tier whose slots the engine owns: what `Lease` reports and takes there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def engine(**settings):
 
 
 def on_host(blocks, **settings):
-    """A manager with so many blocks on host, and a lease on them that loads nothing."""
+    """A manager with blocks on host, and a lease on them that loads nothing."""
     manager = engine(**settings)
     manager.mark(tokens(blocks), "host", present=True, now=1)
     return manager, manager.acquire(tokens(blocks), now=2, keep=0, load="none")
@@ -89,7 +89,7 @@ def test_blocks_that_load_brings_are_hits_once():
         return host.hits
 
     assert hits() == 0
-    assert last.tiers["host"].misses == 0  # nobody knows yet
+    assert last.tiers["host"].misses == 0  # not known yet
     found = []
     for blocks in ((1, 2), (1, 3), (0, 3), (0, 3)):
         lease.load(blocks=blocks, now=3)

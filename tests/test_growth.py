@@ -1,4 +1,4 @@
-"""A server that never ends: what it holds does not grow with all whom it has served.
+"""A server that never ends: its memory does not grow with the requests that it has served.
 
 Each story runs in a process of its own, through 64 blocks, and tells its resident memory after a
 tenth of the strangers and after all of them.
@@ -20,12 +20,12 @@ MIB = 1 << 20
 
 
 def tenants():
-    """Each request is of a tenant and an adapter that nobody has seen."""
+    """Each request is of a new tenant and adapter."""
     return strangers(lambda at: Scope(tenant=b"tenant %058d" % at, lora=f"adapter {at:056}"))
 
 
 def digests():
-    """Each request has an image that nobody has seen."""
+    """Each request has a new image."""
     return strangers(lambda at: Scope(extra=((1, b"image %058d" % at),)))
 
 
@@ -42,7 +42,7 @@ def strangers(scope):
 
 
 def failures():
-    """Each request's load fails, and nobody asks."""
+    """Each request's load fails, and no call asks for failures."""
     manager = two_tiers(gpu=64, host=64)
     prompt = tokens(1)
 
@@ -68,7 +68,7 @@ def resident():
 
 
 def grown(story, number):
-    """Bytes that are resident after so many turns beyond those after a tenth of them."""
+    """Bytes that are resident after all turns beyond those after a tenth of them."""
     run = subprocess.run(
         [sys.executable, __file__, story, str(number)], check=False, capture_output=True, text=True
     )

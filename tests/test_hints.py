@@ -89,7 +89,7 @@ def test_a_lease_by_itself_or_by_its_id_and_its_session():
         assert say(manager, Retain(lease=lease, priority=60), 1) == ("deferred", 0, 1)
         assert say(manager, Retain(lease=lease.id, decode_priority=9), 1)[0] == "deferred"
         lease.commit(tokens(3), now=2)
-        # What the session says last about a block is what it says.
+        # The session's last hint about a block counts.
         assert priorities(manager, tokens(3), 2) == [35, 9, 9]
     assert say(manager, Retain(lease=lease.id, priority=60), 3) == ("rejected", 0, 0)
     assert say(manager, Release(session="s"), 4) == ("accepted", 3, 0)
@@ -246,7 +246,7 @@ def test_a_users_costs_rank_blocks():
     assert ranks == [2, 0, 1]
     serve(manager, tokens(1, start=900), now=30)
     assert len(manager.unpriced()) == 1
-    # The cheapest has left; its handle names nobody.
+    # The cheapest has left; its handle names no block.
     assert manager.set_costs(rows.id, np.ones(3), now=31) == 2
     manager.audit()
 

@@ -1,4 +1,4 @@
-"""Long calls let other threads run Python meanwhile; short ones keep the interpreter.
+"""Long calls let other threads run Python; short ones keep the interpreter.
 
 The interpreter is told never to switch threads by itself, so that another thread gets on only if a
 call lets go. No clock is asked: a call that lets go is repeated until the other thread has come.
@@ -44,7 +44,7 @@ def manager():
 
 @pytest.fixture
 def other():
-    """A thread that waits to be told to run, and the list in which it says that it did."""
+    """A thread that waits for a signal to run, and the list in which it says that it did."""
     before, go, said = sys.getswitchinterval(), threading.Event(), []
 
     def run():

@@ -18,7 +18,7 @@ CHILD = Path(__file__).with_name("greedy.py")
 
 
 def run(tmp_path, share):
-    """What the child told, but for calls that went as they should."""
+    """Reports of the child, except of calls that went as they should."""
     told = tmp_path / "told"
     made = subprocess.run(
         [sys.executable, CHILD, told, share], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What Prometheus sees: the names of docs/metrics.md, and the numbers of `stats`."""
+"""Prometheus's view: the names of docs/metrics.md, and the numbers of `stats`."""
 
 import re
 from pathlib import Path

@@ -369,7 +369,7 @@ def test_an_index_comes_back():
     assert set(slots) < set(index.slot.tolist())
     assert again.explain(first, now=2000, tier="host").idle == 500
     again.audit()
-    # Rows survive as tuples; without the first block, what stands behind it is left out.
+    # Rows survive as tuples; without the first block, the blocks after it are left out.
     rows = [row for row in Index(index) if row[1] != slots[0]]
     assert two_tiers().load_index(Index(rows), now=2000) == 1
 

@@ -10,7 +10,7 @@ PATH, ROOM = 6, 12
 
 
 def manager(load_ns: int) -> BlockManager:
-    """Blocks of 16 tokens that take 16 microseconds to compute and so many to load from host."""
+    """Blocks of 16 tokens that take 16 microseconds to compute and `load_ns` to load from host."""
     idle = {"owner": "none", "free_low": 0.0, "growth_reserve": 0.0}
     up = Lane("up", bytes_per_s=1e18, latency_ns=load_ns)
     tiers = [
@@ -73,5 +73,5 @@ def test_on_a_single_tier_a_block_costs_its_computation():
     path = np.arange(64, dtype=np.uint32)
     serve(managed, path, 10)
     costs = [managed.explain(b.block, now=30).cost for b in managed.lookup(path, now=30).blocks]
-    # Sixteen tokens behind the middle of the block, a microsecond and half of one per token each.
+    # Sixteen tokens after the middle of the block, a microsecond and half of one per token each.
     assert costs == pytest.approx([16 * (1 + 0.5 * (16 * block + 8)) for block in range(3)])

@@ -1,4 +1,4 @@
-"""`Match.standing`: how much of a match stands whole on a tier, beside what its blocks say."""
+"""`Match.standing`: how much of a match is complete on a tier, compared with its blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def manager():
 
 
 def stands(block, tier):
-    """What `standing` means, block by block."""
+    """The meaning of `standing`, block by block."""
     return any(
         copy.tier == tier and not copy.leaving and (copy.layer_lo, copy.layer_hi) == (0, LAYERS)
         for copy in block.copies

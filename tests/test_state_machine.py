@@ -1,4 +1,4 @@
-"""A manager driven at random through Python, beside an oracle that foretells every eviction.
+"""A manager driven at random through Python, compared with an oracle that predicts every eviction.
 
 After each operation: leased blocks are where they were, slots are conserved, what may leave and in
 which order is what the oracle says, leaf-only has no hole, a refused call has changed nothing, and
@@ -54,7 +54,7 @@ SHAPES = st.builds(
 STEPS = st.sampled_from([0, 1, 2, 5, 1000, 10**6])
 PICK = st.integers(0, 30)
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
-# A prompt: so much of that earlier sequence, and then these tokens.
+# A prompt: a part of that earlier sequence, and then these tokens.
 PROMPT = st.tuples(PICK, st.sampled_from([0, 2, 4, 6, 99]), st.just([]) | TOKENS | TOKENS)
 
 
@@ -120,7 +120,7 @@ class Machine(Ledger, RuleBasedStateMachine):
         held = self.held[lease] = Held(lease, prompt, prompt[:found], self.now)
         matched = self.lease(held).matched
         if matched < found:
-            # What would pass through the host has no room there, and no gap is loaded.
+            # Blocks that would pass through the host have no room there, and no gap is loaded.
             assert len(self.shape.rooms) > 2
             assert (load, self.shape.holes) == ("all", False)
             held.tokens, path = prompt[:matched], path[: matched // self.size]
@@ -238,7 +238,7 @@ class Machine(Ledger, RuleBasedStateMachine):
             assert held.suspended or through
             self.unchanged(before)
             return
-        held.table = []  # what somebody else has loaded meanwhile is used where it stands
+        held.table = []  # blocks loaded by another request are used in place
         self.check(log=None if through else ())
 
     @rule(pick=PICK, step=STEPS)
@@ -452,7 +452,7 @@ class Machine(Ledger, RuleBasedStateMachine):
     @rule(owner=st.sampled_from(["a", "b", ""]), step=STEPS)
     @precondition(lambda self: self.shape.policy not in ("weighted", "restore"))
     def release_owner(self, owner, step):
-        """An owner is gone: what nobody else wants leaves first."""
+        """An owner is gone: blocks without another owner leave first."""
         self.now += step
         self.look()
         mine = [handle for handle, claims in self.claims.items() if owner in claims]

@@ -95,7 +95,7 @@ def test_lanes_are_named():
     manager.transmit("up", 16, now=10)
     lane = manager.stats().lanes["up"]
     assert (lane.bytes, lane.free_at) == (MODEL.block_bytes(16), 10 + lane.predicted_ns)
-    assert lane.busy_ns == 0  # nobody has seen it carry anything
+    assert lane.busy_ns == 0  # no call has reported that it carried anything
     manager.saw_lane("up", busy_ns=7)
     manager.saw_lane("up", busy_ns=5)
     assert manager.stats().lanes["up"].busy_ns == 12

@@ -12,7 +12,7 @@ from kvtrie import ConfigError
 
 
 class Tensor:
-    """Stands for a CPU tensor: all that is known of it is `__array__`."""
+    """Replaces a CPU tensor: it has only `__array__`."""
 
     def __init__(self, values):
         self.values = values

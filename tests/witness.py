@@ -1,4 +1,4 @@
-"""What can be seen of a manager from outside, by calls that change nothing.
+"""The state of a manager as seen from outside, by calls that change nothing.
 
 Two managers of one shape live in step: every operation runs on both and must end alike. What stands
 where is read by lookups and explanations; what is under way is known from the moves handed out.
@@ -118,7 +118,7 @@ class Witness:
             self.living[block] = handle
 
     def look(self, now):
-        """See again what stands where, and take the moves, byte for byte the same on both."""
+        """See all residencies again, and take the moves, byte for byte the same on both."""
         manager = self.managers[0]
         self.living = {b: handle for b, handle in self.living.items() if cached(manager, handle)}
         self.copies.clear()
@@ -161,7 +161,7 @@ class Witness:
                 flight.returned = stays or None
 
     def give_up(self, move):
-        """What waits for a move that failed has failed with it, and never started."""
+        """Moves that wait for a failed move have failed with it, and never started."""
         for other in [other for other, f in self.flights.items() if f.move.after == move]:
             del self.flights[other]
             self.give_up(other)
@@ -189,11 +189,11 @@ class Witness:
         return self.entries.keys() - self.copies.keys()
 
     def prices(self):
-        """What explanations say of blocks, by (tier, block), where the oracle reads it."""
+        """Explanations of blocks, by (tier, block), where the oracle reads them."""
         return {at: entry.cost for at, entry in self.entries.items()}
 
     def world(self, pinned, access, uses, brought, unwritable, said):
-        """What the oracle is told."""
+        """Inputs of the oracle."""
         tiers = range(len(self.shape.rooms))
         layers = [{} for _ in tiers]
         for (tier, block), copy in self.copies.items():
