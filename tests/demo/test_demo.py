@@ -125,6 +125,14 @@ def turn(**changes):
     return Turn(**(same | changes))
 
 
+@pytest.mark.parametrize("tiny", [True, False])
+def test_the_table_explains_each_column_and_times_of_the_tiny_model_are_left_out(tiny):
+    names = [name for name, _ in run._columns(Options(tiny=tiny))]
+    assert {"prompt", "reused from", "holes", "sooner", "end", "answer"} <= set(names)
+    assert ("first token" in names) is not tiny
+    assert ("first tokens took" in run._verdict([turn()], "holes", timed=not tiny)[1]) is not tiny
+
+
 def test_a_wrong_answer_fails():
     assert run._verdict([turn()], "holes")[0]
     assert run._verdict([turn(verdict="tie")], "holes")[0]

@@ -145,9 +145,9 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
                 grids = [grid(manager, tokens, executor.clock()) for tokens in histories]
                 common = len(opening) // _BLOCK_TOKENS
                 record.shares.append(share(grids, common, len(tiers)))
-                _tell(console, speaker, result)
+                _tell(console, speaker, result, timed=not options.tiny)
         executor.save()
-    ok, sentence = _verdict(record.turns, options.structure)
+    ok, sentence = _verdict(record.turns, options.structure, timed=not options.tiny)
     console.print(f"\n[{'green' if ok else 'bold red'}]{sentence}[/]")
     title = f"{speaker.name}, {len(CHATS)} conversations, structure {options.structure}"
     chats = {f"chat {number}": tokens for number, tokens in enumerate(histories, 1)}
@@ -207,29 +207,49 @@ def _greet(
         console.print(f"{found} blocks of an earlier run are in {options.disk}.")
     kinds = "".join(f"{tier.kind:>6}" for tier in manager.tiers)
     over = f"{'reused from':{len(kinds)}}"
+    times = ("", "") if options.tiny else (" first token, ms │", " kvtrie  without │")
     console.print(
-        f"\n[dim]                  │ {over} │     recomputed      │ first token, ms │\n"
-        f"chat turn  prompt │{kinds}  │ holes  sooner   end │ kvtrie  without │ answer[/]"
+        "".join(f"\n  [bold]{name:11}[/] {meaning}" for name, meaning in _columns(options))
+    )
+    console.print(
+        f"\n[dim]                  │ {over} │     recomputed      │{times[0]}\n"
+        f"chat turn  prompt │{kinds}  │ holes  sooner   end │{times[1]} answer[/]"
     )
 
 
-def _tell(console: Console, speaker: Speaker, turn: Turn) -> None:
+def _columns(options: Options) -> list[tuple[str, str]]:
+    """Name and meaning of each column of the table."""
+    columns = [
+        ("prompt", "tokens of the conversation so far, with the new question"),
+        ("reused from", "tokens whose KV was found, by tier"),
+        ("holes", "tokens computed again because their blocks had been dropped"),
+        ("sooner", "tokens computed again because that is faster than loading them"),
+        ("end", "tokens after the last block that was found: the new question"),
+    ]
+    if not options.tiny:  # a forward pass of the tiny model is shorter than any bookkeeping
+        columns.append(("first token", "milliseconds with kvtrie, and without any reuse"))
+    mark = "the answer and a check: = the same tokens as without kvtrie, ≈ a tie, ≠ others"
+    return [*columns, ("answer", mark)]
+
+
+def _tell(console: Console, speaker: Speaker, turn: Turn, *, timed: bool) -> None:
     reused = "".join(f"{round(tokens):6d}" for tokens in turn.reused)
     holes = f"[yellow]{turn.holes:5d}[/]" if turn.holes else f"{turn.holes:5d}"
     mark = {"equal": "[green]=[/]", "tie": "[yellow]≈[/]", "differs": "[bold red]≠[/]"}
     text = " ".join(speaker.text(turn.answer).split())
+    times = f" {turn.first_s * 1e3:6.0f}  {turn.uncached_s * 1e3:7.0f} │" if timed else ""
     console.print(
         f"{turn.chat:4d} {turn.turn:4d} {turn.prompt:7d} │{reused}  │ "
-        f"{holes}  {turn.sooner:6d} {turn.end:5d} │ "
-        f"{turn.first_s * 1e3:6.0f}  {turn.uncached_s * 1e3:7.0f} │ "
-        f"{mark[turn.verdict]} {escape(text)}",
+        f"{holes}  {turn.sooner:6d} {turn.end:5d} │"
+        f"{times}"
+        f" {mark[turn.verdict]} {escape(text)}",
         no_wrap=True,
         soft_wrap=False,
         overflow="ellipsis",
     )
 
 
-def _verdict(turns: Sequence[Turn], structure: str) -> tuple[bool, str]:
+def _verdict(turns: Sequence[Turn], structure: str, *, timed: bool = True) -> tuple[bool, str]:
     wrong = [turn for turn in turns if turn.verdict == "differs"]
     ties = sum(turn.verdict == "tie" for turn in turns)
     holes, sooner = sum(turn.holes for turn in turns), sum(turn.sooner for turn in turns)
@@ -252,9 +272,10 @@ def _verdict(turns: Sequence[Turn], structure: str) -> tuple[bool, str]:
     first, uncached = sum(turn.first_s for turn in turns), sum(turn.uncached_s for turn in turns)
     chosen = f", {sooner} since that was sooner than loading them" if sooner else ""
     tied = f" ({ties} by the tie rule: margin below {TIE}, logits within {AGREE})" if ties else ""
+    took = f" The first tokens took {first:.1f} s in all, without kvtrie {uncached:.1f} s."
+    took = took if timed else ""
     return True, (
         f"All {len(turns)} answers equal the uncached ones{tied}; logits differ by at most "
         f"{largest:.1e}. Of {asked} prompt tokens {round(reused)} were reused{left} and "
-        f"{holes} recomputed in holes{chosen}. The first tokens took {first:.1f} s in all, "
-        f"without kvtrie {uncached:.1f} s."
+        f"{holes} recomputed in holes{chosen}.{took}"
     )
