@@ -2053,11 +2053,26 @@ class Simulation:
             ConfigError: settings that contradict each other.
         """
 
+    @staticmethod
+    def over(
+        manager: BlockManager, *, load: Literal["plan", "all", "none"] = "all", running: int = 1
+    ) -> Simulation:
+        """Makes one machine with a given manager, whose engine computes in no time.
+
+        Moves end when the manager predicted.
+
+        Args:
+            manager: one without moves under way.
+            load: as for `BlockManager.acquire`.
+            running: the number of requests that hold their blocks at a time; the others have ended.
+        """
+
     def run(
         self,
         requests: Iterable[
             tuple[int, _Tokens, int, int, str | None]
             | tuple[int, _Tokens, int, int, str | None, bool]
+            | tuple[int, _Tokens, int, int, str | None, bool, _Tokens]
         ],
         tell: Callable[
             [
@@ -2069,7 +2084,7 @@ class Simulation:
                     int | None,
                     list[int],
                     int,
-                    int,
+                    tuple[int, int, list[int]],
                     int,
                     list[int],
                     int,

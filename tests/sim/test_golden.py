@@ -44,7 +44,7 @@ def asked(line):
 
 def told(record):
     """The line of a record."""
-    number, machine, arrival, first, end, hits, peer, computed, *_ = record
+    number, machine, arrival, first, end, hits, peer, (computed, *_), *_ = record
     times = ("-" if at is None else at for at in (first, end))
     return " ".join(map(str, (number, machine, arrival, *times, *hits, peer, computed)))
 

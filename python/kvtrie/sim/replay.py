@@ -1,7 +1,8 @@
 """Replay: a trace of block hashes through a manager that moves no bytes.
 
-Requests run one after the other: each arrives at its time, or when the one before is done, waits
-for its loads, and computes in no time. Every move ends at the time that the manager predicted.
+The simulator plays it on one machine whose engine computes in no time: requests run one after the
+other, each from its time or the end of the one before, and wait for their loads. Every move ends at
+the time that the manager predicted.
 Invariant: the same trace and settings give the same figures.
 Cost: a few microseconds per block.
 """
@@ -9,25 +10,23 @@ Cost: a few microseconds per block.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from kvtrie._kvtrie import BlockManager
+from kvtrie._kvtrie import BlockManager, Simulation
 from kvtrie.cost import Cost
-from kvtrie.errors import ConfigError, NoSpaceError
-from kvtrie.hint import Release
+from kvtrie.errors import ConfigError
 from kvtrie.shape import ModelShape
 from kvtrie.sim.ends import last_ones
 from kvtrie.sim.fates import Fates, TurnFigures
 from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Iterator
 
-    from kvtrie._kvtrie import Lease
     from kvtrie.scope import Structure
+    from kvtrie.sim.readers.asked import AskedWhole, Record
     from kvtrie.sim.trace import TraceRequest
     from kvtrie.tier import Tier
 
@@ -183,51 +182,21 @@ def replay(
 
     A request that does not fit on the first tier counts as refused.
     """
-    flights = _Flights(manager)
-    bill, fates = _Bill(block_tokens), Fates()
+    tally = _Tally(block_tokens)
     last: set[int] = set()
     if ends:
         requests = list(requests)
         last = last_ones(request.session for request in requests)
-    held: deque[tuple[Lease, str | None]] = deque()
-    now = count = refused = blocks = tokens = matched = waited = 0
-    for request in requests:
-        count += 1
-        blocks += len(request.blocks)
-        tokens += request.input_tokens
-        bill.ask(len(request.blocks))
-        now = max(now + 1, request.at)
-        flights.land(now)
-        try:
-            lease = manager.acquire(
-                request.blocks,
-                now=now,
-                session=request.session if ends else None,
-                keep=0,
-                reserve=0 if request.answer is None else len(request.answer),
-                load=load,
-            )
-        except NoSpaceError:
-            refused += 1
-            fates.add(request, 0)
-            continue
-        matched += lease.matched
-        fates.add(request, bill.find(request, lease))
-        arrived, now = now, flights.wait(lease.ready, now)
-        waited += now - arrived
-        lease.commit(request.blocks[lease.matched :], now=now)
-        if request.answer is not None:
-            lease.commit(request.answer, now=now)
-        held.append((lease, request.session if count - 1 in last else None))
-        if len(held) >= running:
-            oldest, session = held.popleft()
-            oldest.release(now=now)
-            if session is not None:
-                manager.hint([Release(session=session)], now=now)
-        flights.take(now)
-    for lease, _ in held:
-        lease.release(now=now)
-    flights.land(None)
+
+    def asked() -> Iterator[AskedWhole]:
+        for at, request in enumerate(requests):
+            tally.ask(request)
+            session = request.session if ends else None
+            answer = request.blocks[:0] if request.answer is None else request.answer
+            tokens = request.input_tokens
+            yield request.at, request.blocks, tokens, 0, session, at in last, answer
+
+    Simulation.over(manager, load=load, running=running).run(asked(), tally.take)
     stats = manager.stats()
     tiers = tuple(
         TierFigures(
@@ -242,20 +211,20 @@ def replay(
     )
     hits = sum(tier.hits for tier in tiers)
     return Replayed(
-        requests=count,
-        refused=refused,
-        blocks=blocks,
-        tokens=tokens,
+        requests=tally.requests,
+        refused=tally.refused,
+        blocks=tally.blocks,
+        tokens=tally.tokens,
         hits=hits,
-        recomputed=matched - hits,
-        tokens_hit=bill.tokens_hit,
-        cost=bill.asked,
-        cost_saved=bill.saved,
-        waited_s=waited / 1e9,
+        recomputed=tally.matched - hits,
+        tokens_hit=tally.tokens_hit,
+        cost=tally.cost,
+        cost_saved=tally.cost_saved,
+        waited_s=tally.waited_ns / 1e9,
         tiers=tiers,
-        evicted=fates.evicted,
-        diverged=fates.diverged,
-        turns=fates.turns(),
+        evicted=tally.fates.evicted,
+        diverged=tally.fates.diverged,
+        turns=tally.fates.turns(),
     )
 
 
@@ -267,66 +236,38 @@ def prompt_cost(blocks: int, block_tokens: int) -> float:
     return block_tokens * (blocks + Cost().alpha * block_tokens * blocks * (blocks - 1) / 2)
 
 
-class _Bill:
-    """The cost of computing prompts, and the part that hits save."""
+class _Tally:
+    """Sums over requests: what they ask for, and what is found."""
 
     def __init__(self, block_tokens: int) -> None:
-        self._block = block_tokens
-        self._alpha = Cost().alpha
-        self.asked = self.saved = 0.0
-        self.tokens_hit = 0
+        self._block, self._alpha = block_tokens, Cost().alpha
+        self._played: deque[TraceRequest] = deque()  # without a record yet
+        self.requests = self.refused = self.blocks = self.tokens = 0
+        self.matched = self.tokens_hit = self.waited_ns = 0
+        self.cost = self.cost_saved = 0.0
+        self.fates = Fates()
 
-    def ask(self, blocks: int) -> None:
+    def ask(self, request: TraceRequest) -> None:
         """Count a whole prompt."""
-        self.asked += self._first(blocks)
+        self._played.append(request)
+        self.requests += 1
+        self.blocks += len(request.blocks)
+        self.tokens += request.input_tokens
+        self.cost += prompt_cost(len(request.blocks), self._block)
 
-    def find(self, request: TraceRequest, lease: Lease) -> int:
-        """Count what of a prompt need not be computed; returns the blocks found."""
-        matched, block = lease.matched, self._block
-        holes = lease.plan.recompute()
-        found = matched - len(holes)
-        spared = self._first(matched)
-        if len(holes):
-            spared -= block * (len(holes) + self._alpha * block * float(holes.sum()))
-        self.saved += spared
-        self.tokens_hit += found * block
-        if matched == len(request.blocks) and (not len(holes) or holes[-1] < matched - 1):
-            self.tokens_hit -= max(0, matched * block - request.input_tokens)
-        return found
-
-    def _first(self, blocks: int) -> float:
-        return prompt_cost(blocks, self._block)
-
-
-class _Flights:
-    """Moves under way, each ending when the manager said it would."""
-
-    def __init__(self, manager: BlockManager) -> None:
-        self._manager = manager
-        self._ends: list[tuple[int, int]] = []  # (time, move), a heap; dependents end later
-
-    def take(self, now: int) -> None:
-        """Take over what the manager wants moved."""
-        moves = self._manager.moves()
-        if len(moves):
-            _, ready = self._manager.predict(moves.id, now=now)
-            for end in zip(ready.tolist(), moves.id.tolist(), strict=True):
-                heapq.heappush(self._ends, end)
-
-    def land(self, now: int | None) -> None:
-        """Report all moves that end by `now`; None means all there are."""
-        while self._ends and (now is None or self._ends[0][0] <= now):
-            at, move = heapq.heappop(self._ends)
-            ids = [move]
-            while self._ends and self._ends[0][0] == at:
-                ids.append(heapq.heappop(self._ends)[1])
-            self._manager.complete(ids, now=at)
-            self.take(at)
-
-    def wait(self, ready: Callable[[], bool], now: int) -> int:
-        """Let moves end until `ready`; returns when that is."""
-        self.take(now)
-        while not ready():
-            now = max(now, self._ends[0][0])
-            self.land(now)
-        return now
+    def take(self, record: Record) -> None:
+        """Count what the next request found."""
+        request, first_token, hits = self._played.popleft(), record[3], record[5]
+        if first_token is None:
+            self.refused += 1
+            self.fates.add(request, 0)
+            return
+        _, matched, holes = record[7]
+        self.matched += matched
+        self.tokens_hit += sum(hits)
+        self.waited_ns += record[8]
+        spared, block = prompt_cost(matched, self._block), self._block
+        if holes:
+            spared -= block * (len(holes) + self._alpha * block * float(sum(holes)))
+        self.cost_saved += spared
+        self.fates.add(request, matched - len(holes))

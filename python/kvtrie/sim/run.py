@@ -6,7 +6,7 @@ Cost: that of the managers' calls, and what `figures` keeps of each request.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from kvtrie._kvtrie import Simulation
 from kvtrie.sim.config.goals import Goals
@@ -20,14 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvtrie.sim.config import SimulationConfig
-    from kvtrie.sim.readers.asked import AskedToEnd
+    from kvtrie.sim.readers.asked import AskedToEnd, Record
     from kvtrie.sim.requests import Asked
 
 __all__ = ["open_simulation", "play", "run_config"]
-
-_Record: TypeAlias = (
-    "tuple[int, int, int, int | None, int | None, list[int], int, int, int, list[int], int, int]"
-)
 
 _KINDS = ("gpu", "host", "disk")
 
@@ -121,8 +117,8 @@ def play(
             counts.input_tokens += request[2]
             yield request
 
-    def tell(record: _Record) -> None:
-        number, machine, arrival, first, end, hits, peer, computed = record[:8]
+    def tell(record: Record) -> None:
+        number, machine, arrival, first, end, hits, peer, (computed, _, _) = record[:8]
         stalled, saved, suspended, answer = record[8:]
         if not counts.requests:
             counts.first_arrival = arrival

@@ -22,6 +22,12 @@ impl Locked {
         Self(Mutex::new(manager))
     }
 
+    /// The manager, to look at.
+    pub fn lock(&self) -> MutexGuard<'_, Manager> {
+        // A poisoned mutex is usable: the manager poisons itself after a panic and refuses calls.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Runs `work` on the manager under the lock.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ mod sync {
 }
 
 #[path = "../src/locked.rs"]
-#[expect(unreachable_pub, reason = "it is a library's elsewhere")]
+#[expect(unreachable_pub, dead_code, reason = "it is a library's elsewhere")]
 mod locked;
 
 use std::sync::atomic::{AtomicU64, Ordering};

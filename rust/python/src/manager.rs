@@ -68,6 +68,10 @@ impl BlockManager {
         settings::require_fingerprint(self.model.bind(py), what)
     }
 
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     fn found(&self, blocks: Vec<Handle>, now: u64) -> Match {
         let tokens = blocks.len() * self.block_tokens as usize;
         Match::new(&self.shared, blocks, tokens, now)

@@ -151,6 +151,7 @@ types! {
     LeaseNumber("lease_id") = id u64;
     Limit("limit") = count usize;
     Clients("clients") = count usize;
+    Running("running") = count usize;
     Tokens("tokens") = count usize;
     Forks("n") = copies u32;
     Layer("layer") = half u16;

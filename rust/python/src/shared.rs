@@ -22,7 +22,7 @@ use crate::text::text;
 pub(crate) struct Shared(Arc<Inner>);
 
 struct Inner {
-    manager: Locked,
+    manager: Arc<Locked>,
     /// Kind and layer slots of each tier; constant.
     tiers: Vec<(Kind, bool)>,
 }
@@ -31,7 +31,12 @@ impl Shared {
     pub(crate) fn new(manager: Manager) -> Self {
         let tiers = manager.settings().tiers.iter();
         let tiers = tiers.map(|tier| (tier.kind, tier.layer_slots)).collect();
-        Self(Arc::new(Inner { manager: Locked::new(manager), tiers }))
+        Self(Arc::new(Inner { manager: Arc::new(Locked::new(manager)), tiers }))
+    }
+
+    /// The manager, for a simulation that calls it.
+    pub(crate) fn manager(&self) -> Arc<Locked> {
+        Arc::clone(&self.0.manager)
     }
 
     /// A tier's index, from an index or a kind.

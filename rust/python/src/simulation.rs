@@ -7,16 +7,18 @@ mod calls;
 mod price;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::cost::Objective;
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::{DropOrder, Settings};
+use kvtrie_core::manager::{DropOrder, LoadMode, Settings};
+use kvtrie_sim::cost::Affine;
 use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{Kind, Limits, Service, Wait};
 use kvtrie_sim::network::{LANE, PeerSpec};
 use kvtrie_sim::request::Request;
+use kvtrie_sim::router::RoundRobin;
 use kvtrie_sim::simulation::{Config, Simulation as Run};
 use kvtrie_sim::timeline::{Span, Track};
 use kvtrie_sim::transfer::{Mode, Transfer};
@@ -25,7 +27,8 @@ use pyo3::types::PyTuple;
 
 use crate::error::{bad, raise};
 use crate::lease::load_mode;
-use crate::number::{self, Clients, DirectoryTime, nanos, whole};
+use crate::manager::BlockManager;
+use crate::number::{self, Clients, DirectoryTime, Running, nanos, whole};
 use crate::routing::{decision_row, routed};
 use crate::settings;
 use crate::text::{choice, text};
@@ -33,7 +36,7 @@ use crate::tokens::Tokens;
 use calls::{call_row, row};
 use price::prices;
 
-/// `(arrival_ns, tokens, input_tokens, output_tokens, session)`, and `last` where ends are told.
+/// `(arrival_ns, tokens, input_tokens, output_tokens, session)`.
 type Asked<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
@@ -153,13 +156,14 @@ impl Simulation {
         let (peers, network) = (peers.map(between).transpose()?, network.map(between).transpose()?);
         let config = Config {
             machines: machines as usize,
-            load: load.map_or(Ok(kvtrie_core::manager::LoadMode::All), load_mode)?,
+            load: load.map_or(Ok(LoadMode::All), load_mode)?,
             service: Service {
                 kind: engine.map_or(Ok(Kind::Serial), |given| choice(given, "engine", &kinds))?,
                 cost: prices(price)?,
                 wait: if layerwise { Wait::Layer } else { Wait::All },
                 keep: keep as u64,
                 gap: u64::from(predicted),
+                held: 0,
             },
             transfer: Transfer {
                 mode: if predicted { Mode::Predicted } else { Mode::Executor },
@@ -179,6 +183,41 @@ impl Simulation {
         }
         run.close(clients.map_or(0, |clients| clients.0));
         Ok(Self { run: Mutex::new(Some(run)), tiers: tiers.len() })
+    }
+
+    /// One machine with a given manager, whose engine computes in no time.
+    #[staticmethod]
+    #[pyo3(signature = (manager, *, load=None, running=None), text_signature = "(manager, *, load='all', running=1)")]
+    fn over(
+        py: Python<'_>,
+        manager: &BlockManager,
+        load: Option<&Bound<'_, PyAny>>,
+        running: Option<Running>,
+    ) -> PyResult<Self> {
+        let shared = manager.shared();
+        let settings = shared.call(py, |manager| Ok(manager.settings().clone()))?;
+        let transfer = Transfer { mode: Mode::Predicted, moves_per_job: 1, layerwise: false };
+        let config = Config {
+            settings,
+            machines: 1,
+            load: load.map_or(Ok(LoadMode::All), load_mode)?,
+            service: Service {
+                kind: Kind::Serial,
+                cost: Arc::new(Affine { base: 0, slope: 0 }),
+                wait: Wait::All,
+                keep: 0,
+                gap: 1,
+                held: running.map_or(1, |running| running.0) - 1,
+            },
+            transfer,
+            router: Box::new(RoundRobin::default()),
+            peers: None,
+            network: None,
+            directory: Learning::Exact,
+            logged: false,
+        };
+        let run = Run::with(config, |_| Ok(shared.manager())).map_err(raise)?;
+        Ok(Self { run: Mutex::new(Some(run)), tiers: shared.tiers() })
     }
 
     /// Plays a trace to its end.
@@ -310,18 +349,17 @@ impl Simulation {
     }
 }
 
+/// A request, perhaps with whether its session ends with it, and then with the tokens of its answer.
 fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
-    let told = request.len().is_ok_and(|length| length == 6);
-    let ((arrival, tokens, input, output, session), last): (Asked<'_>, bool) = if told {
-        let (arrival, tokens, input, output, session, last) = request.extract()?;
-        ((arrival, tokens, input, output, session), last)
-    } else {
-        (request.extract()?, false)
-    };
+    let request = request.cast::<PyTuple>()?;
+    let (arrival, tokens, input, output, session): Asked<'_> = request.get_slice(0, 5).extract()?;
+    let last = request.get_item(5).map_or(Ok(false), |last| last.extract())?;
+    let answer = request.get_item(6).ok();
     Ok(Request {
         id,
         arrival: nanos(&arrival, "arrival_ns")?,
         tokens: Tokens::new(&tokens)?.into_vec()?,
+        answer: answer.map(|answer| Tokens::new(&answer)?.into_vec()).transpose()?,
         input: whole(&input, "input_tokens", u64::from(u32::MAX))?,
         output: whole(&output, "output_tokens", u64::from(u32::MAX))?,
         last,

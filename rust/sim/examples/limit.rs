@@ -12,8 +12,9 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use kvtrie_core::cost::CostModel;
-use kvtrie_core::manager::{LoadMode, Settings};
+use kvtrie_core::manager::{LoadMode, Manager, Settings};
 use kvtrie_core::tier::{Kind, TierSpec, Write};
+use kvtrie_locked::Locked;
 use kvtrie_sim::call::{Call, Calls};
 use kvtrie_sim::cost::{Affine, PART_BITS};
 use kvtrie_sim::engine::{self, Limits, Wait};
@@ -81,7 +82,7 @@ fn read(file: &str) -> Result<Vec<Request>, Failure> {
         let mut number = || numbers.next().ok_or("a short line");
         let (arrival, input, output) = (number()?.parse()?, number()?.parse()?, number()?.parse()?);
         let tokens = numbers.map(str::parse).collect::<Result<_, _>>()?;
-        requests.push(Request { id, arrival, tokens, session: None, last: false, input, output });
+        requests.push(Request { id, arrival, tokens, input, output, ..Request::default() });
     }
     Ok(requests)
 }
@@ -94,7 +95,8 @@ fn play(config: Config, requests: Vec<Request>) -> Result<Simulation, Failure> {
 
 /// The same calls to a second manager, which hands out the same moves.
 fn again(settings: &Settings, log: &[Call]) -> Result<(), Failure> {
-    let mut calls = Calls::new(settings.clone(), LoadMode::All, false)?;
+    let manager = Arc::new(Locked::new(Manager::new(settings.clone())?));
+    let mut calls = Calls::new(manager, LoadMode::All, false);
     for call in log {
         match call {
             Call::Acquire { tokens, keep, reserve, layerwise, session, lease, now } => {

@@ -6,6 +6,8 @@
 
 mod handed;
 
+use std::sync::{Arc, MutexGuard};
+
 use kvtrie_core::block::{Handle, LeaseId, MoveId, TierId, Token};
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::hint::{Hint, Release, Target};
@@ -15,6 +17,7 @@ use kvtrie_core::manager::{
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::Kind;
 use kvtrie_core::time::{DAY, Nanos};
+use kvtrie_locked::Locked;
 
 use crate::request::Request;
 
@@ -82,24 +85,29 @@ pub enum Call {
 /// A manager with its log.
 #[derive(Debug)]
 pub struct Calls {
-    manager: Manager,
+    manager: Arc<Locked>,
+    settings: Settings,
     load: LoadMode,
     log: Option<Vec<Call>>,
 }
 
 impl Calls {
-    /// A manager without a block. With `logged` all calls are kept.
-    ///
-    /// # Errors
-    /// As [`Manager::new`].
-    pub fn new(settings: Settings, load: LoadMode, logged: bool) -> Result<Self> {
-        Ok(Self { manager: Manager::new(settings)?, load, log: logged.then(Vec::new) })
+    /// Calls of a manager. With `logged` all calls are kept.
+    #[must_use]
+    pub fn new(manager: Arc<Locked>, load: LoadMode, logged: bool) -> Self {
+        let settings = manager.lock().settings().clone();
+        Self { manager, settings, load, log: logged.then(Vec::new) }
     }
 
     /// The manager, to look at.
+    pub fn manager(&self) -> MutexGuard<'_, Manager> {
+        self.manager.lock()
+    }
+
+    /// The manager's settings.
     #[must_use]
-    pub fn manager(&self) -> &Manager {
-        &self.manager
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// Takes the block events; this changes no decision.
@@ -107,7 +115,7 @@ impl Calls {
     /// # Errors
     /// As [`Manager::take_block_events`].
     pub fn take_events(&mut self) -> Result<Vec<BlockEvent>> {
-        self.manager.take_block_events()
+        self.manager.call(Manager::take_block_events)
     }
 
     /// The log, if one is kept.
@@ -125,9 +133,9 @@ impl Calls {
     /// Managers doubt a jump of more than a day until the next call bears it out: a trace may pause
     /// for longer.
     fn at(&mut self, now: Nanos) -> Result<()> {
-        if now > self.manager.now().saturating_add(DAY) {
+        if now > self.manager().now().saturating_add(DAY) {
             self.note(|| Call::Complete(Vec::new(), now));
-            self.manager.complete(&[], &Outcome::default(), now)?;
+            self.manager.call(|manager| manager.complete(&[], &Outcome::default(), now))?;
         }
         Ok(())
     }
@@ -155,7 +163,7 @@ impl Calls {
             layerwise,
             ..Acquire::default()
         };
-        let found = match self.manager.acquire(&ask, now) {
+        let found = match self.manager.call(|manager| manager.acquire(&ask, now)) {
             Ok(lease) => Some(lease),
             Err(Error::NoSpace { .. }) => None,
             Err(error) => return Err(error),
@@ -177,7 +185,7 @@ impl Calls {
     /// # Errors
     /// As [`Manager::moves`].
     pub fn moves(&mut self) -> Result<Vec<Handed>> {
-        let handed = self.manager.hand_out(usize::MAX, Handed::of)?;
+        let handed = self.manager.call(|manager| manager.hand_out(usize::MAX, Handed::of))?;
         if !handed.is_empty() {
             self.note(|| Call::Moves(handed.clone()));
         }
@@ -190,7 +198,7 @@ impl Calls {
     /// As [`Manager::complete`].
     pub fn complete(&mut self, moves: &[MoveId], now: Nanos) -> Result<()> {
         self.at(now)?;
-        self.manager.complete(moves, &Outcome::default(), now)?;
+        self.manager.call(|manager| manager.complete(moves, &Outcome::default(), now))?;
         self.note(|| Call::Complete(moves.to_vec(), now));
         Ok(())
     }
@@ -201,7 +209,7 @@ impl Calls {
     /// As [`Manager::commit`].
     pub fn commit(&mut self, lease: LeaseId, tokens: &[Token], now: Nanos) -> Result<()> {
         self.at(now)?;
-        self.manager.commit(lease, tokens, now)?;
+        self.manager.call(|manager| manager.commit(lease, tokens, now))?;
         self.note(|| Call::Commit(lease, tokens.to_vec(), now));
         Ok(())
     }
@@ -213,7 +221,9 @@ impl Calls {
     pub fn prefetch(&mut self, tokens: &[Token], now: Nanos) -> Result<()> {
         self.at(now)?;
         let target = Target::Tokens { tokens: tokens.to_vec(), scope: Scope::default() };
-        self.manager.hint(&[Hint::Prefetch { target, tier: 0, deadline: None }], now)?;
+        self.manager.call(|manager| {
+            manager.hint(&[Hint::Prefetch { target, tier: 0, deadline: None }], now)
+        })?;
         self.note(|| Call::Prefetch(tokens.to_vec(), now));
         Ok(())
     }
@@ -233,7 +243,7 @@ impl Calls {
         self.at(now)?;
         let (first, ready) = (Some(times.0), Some(times.1));
         let mark = Mark { tokens, scope: Scope::default(), tier, present: true, ready, first };
-        let fits = match self.manager.mark_behind(&mark, skip, now) {
+        let fits = match self.manager.call(|manager| manager.mark_behind(&mark, skip, now)) {
             Ok(_) => true,
             Err(Error::NoSpace { .. }) => false,
             Err(error) => return Err(error),
@@ -248,7 +258,7 @@ impl Calls {
     /// As [`Manager::pin_copies`].
     pub fn pin(&mut self, blocks: &[Handle], tier: TierId, now: Nanos) -> Result<PinId> {
         self.at(now)?;
-        let pin = self.manager.pin_copies(blocks, tier, now)?;
+        let pin = self.manager.call(|manager| manager.pin_copies(blocks, tier, now))?;
         self.note(|| Call::Pin(blocks.to_vec(), tier, pin, now));
         Ok(pin)
     }
@@ -259,7 +269,7 @@ impl Calls {
     /// As [`Manager::unpin_copies`].
     pub fn unpin(&mut self, pin: PinId, now: Nanos) -> Result<()> {
         self.at(now)?;
-        self.manager.unpin_copies(pin, now)?;
+        self.manager.call(|manager| manager.unpin_copies(pin, now))?;
         self.note(|| Call::Unpin(pin, now));
         Ok(())
     }
@@ -270,7 +280,7 @@ impl Calls {
     /// As [`Manager::release`].
     pub fn release(&mut self, lease: LeaseId, now: Nanos) -> Result<()> {
         self.at(now)?;
-        self.manager.release(lease, now)?;
+        self.manager.call(|manager| manager.release(lease, now))?;
         self.note(|| Call::Release(lease, now));
         Ok(())
     }
@@ -283,7 +293,9 @@ impl Calls {
         self.release(lease, now)?;
         if let Some(session) = request.ends() {
             let (name, scope) = (session.to_owned(), Scope::default());
-            self.manager.hint(&[Hint::Release(Release::Session { name, scope })], now)?;
+            self.manager.call(|manager| {
+                manager.hint(&[Hint::Release(Release::Session { name, scope })], now)
+            })?;
             self.note(|| Call::End(session.to_owned(), now));
         }
         Ok(())
@@ -295,7 +307,7 @@ impl Calls {
     /// As [`Manager::reserve`], but for room.
     pub fn reserve(&mut self, lease: LeaseId, tokens: usize, now: Nanos) -> Result<bool> {
         self.at(now)?;
-        let fits = room(self.manager.reserve(lease, tokens, now))?;
+        let fits = room(self.manager.call(|manager| manager.reserve(lease, tokens, now)))?;
         self.note(|| Call::Reserve(lease, tokens, fits, now));
         Ok(fits)
     }
@@ -306,8 +318,8 @@ impl Calls {
     /// As [`Manager::suspend`].
     pub fn suspend(&mut self, lease: LeaseId, now: Nanos) -> Result<()> {
         self.at(now)?;
-        let below = self.manager.settings().tiers.get(1).map_or(Kind::Host, |tier| tier.kind);
-        self.manager.suspend(lease, below, now)?;
+        let below = self.settings.tiers.get(1).map_or(Kind::Host, |tier| tier.kind);
+        self.manager.call(|manager| manager.suspend(lease, below, now))?;
         self.note(|| Call::Suspend(lease, below, now));
         Ok(())
     }
@@ -318,7 +330,8 @@ impl Calls {
     /// As [`Manager::resume`], but for room.
     pub fn resume(&mut self, lease: LeaseId, now: Nanos) -> Result<bool> {
         self.at(now)?;
-        let fits = room(self.manager.resume(lease, 0, self.load, now))?;
+        let load = self.load;
+        let fits = room(self.manager.call(|manager| manager.resume(lease, 0, load, now)))?;
         self.note(|| Call::Resume(lease, fits, now));
         Ok(fits)
     }

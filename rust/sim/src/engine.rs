@@ -74,6 +74,8 @@ pub struct Service {
     pub keep: u64,
     /// Nanoseconds between the end of one request and the begin of the next.
     pub gap: Nanos,
+    /// How many requests that have ended hold their blocks on a serial engine, as if they ran.
+    pub held: usize,
 }
 
 impl Kind {
@@ -148,6 +150,14 @@ pub trait Engine: Debug + Send {
     /// # Errors
     /// Those of the manager.
     fn step_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<Option<Nanos>>;
+
+    /// No request will come: lets go of what requests that have ended hold.
+    ///
+    /// # Errors
+    /// Those of the manager.
+    fn close(&mut self, _: &mut Machine, _: Nanos) -> Result<()> {
+        Ok(())
+    }
 
     /// The engine, if it can share requests with those of other machines.
     fn relay(&mut self) -> Option<&mut Continuous> {

@@ -3,12 +3,15 @@
 //! Invariant: whatever the manager wants moved is taken over before time goes on. Cost: that of the
 //! manager's calls.
 
+use std::sync::Arc;
+
 use kvtrie_core::block::{Handle, TierId};
 use kvtrie_core::error::Result;
-use kvtrie_core::manager::{LoadMode, Settings};
+use kvtrie_core::manager::LoadMode;
 use kvtrie_core::scope::Scope;
 use kvtrie_core::time::Nanos;
 use kvtrie_core::trie::Query;
+use kvtrie_locked::Locked;
 
 use crate::call::Calls;
 use crate::event::MachineId;
@@ -36,19 +39,18 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine without a block.
-    ///
-    /// # Errors
-    /// As [`kvtrie_core::manager::Manager::new`].
+    /// A machine with a manager that has no moves under way.
+    #[must_use]
     pub fn new(
         number: MachineId,
-        settings: &Settings,
+        manager: Arc<Locked>,
         load: LoadMode,
         transfer: Transfer,
         logged: bool,
-    ) -> Result<Self> {
-        let calls = Calls::new(settings.clone(), load, logged)?;
-        Ok(Self { number, calls, executor: Executor::new(settings, transfer) })
+    ) -> Self {
+        let calls = Calls::new(manager, load, logged);
+        let executor = Executor::new(calls.settings(), transfer);
+        Self { number, calls, executor }
     }
 
     /// The blocks of a prompt after the first `own` that it can send, up to the first that neither

@@ -68,10 +68,11 @@ impl Peers {
         machines: impl Iterator<Item = &'a Machine>,
         now: Nanos,
     ) -> Result<Option<Continuation>> {
-        let manager = here.calls.manager();
-        let prompt = request.prompt(self.keep, u64::from(manager.settings().token_weight));
+        let weight = u64::from(here.calls.settings().token_weight);
+        let prompt = request.prompt(self.keep, weight);
         let asked = Query::Tokens(prompt.tokens);
-        let own = manager.probe(asked, &Scope::default(), prompt.keep)?.len();
+        // The directory may ask this manager too, so it must be unlocked by then.
+        let own = here.calls.manager().probe(asked, &Scope::default(), prompt.keep)?.len();
         let sources = self.sources;
         let found = directory.sendable(prompt, own, sources, &mut { machines }, now)?;
         let rank = |one: &Sendable| (one.blocks, usize::MAX - one.on_disk);
@@ -95,7 +96,7 @@ impl Peers {
         now: Nanos,
     ) -> Result<Option<(Fetch, Nanos)>> {
         let Continuation { from, ref blocks } = *found;
-        let weight = u64::from(peer.calls.manager().settings().token_weight);
+        let weight = u64::from(peer.calls.settings().token_weight);
         let prompt = request.prompt(self.keep, weight);
         let mut sent = peer.sendable(prompt, blocks.start, self.sources, now)?;
         sent.truncate(blocks.len());
@@ -116,7 +117,7 @@ impl Peers {
         {
             pins.push(peer.calls.pin(&on_disk, disk, now)?);
             let bytes = block_bytes(peer) * on_disk.len() as u64;
-            let layers = peer.calls.manager().settings().layers;
+            let layers = peer.calls.settings().layers;
             end = peer.executor.read_for_peer(disk, bytes, now, layers);
         }
         let blocks = blocks.start..blocks.start + sent.len();
@@ -137,7 +138,7 @@ impl Peers {
         here: &mut Machine,
         now: Nanos,
     ) -> Result<Option<(Nanos, Nanos)>> {
-        let settings = here.calls.manager().settings();
+        let settings = here.calls.settings();
         let (size, layers) = (settings.block_tokens as usize, settings.layers);
         let prompt = &request.tokens[..fetch.blocks.end * size];
         let known = here.calls.manager().matched(prompt, &Scope::default(), 0)? / size;
@@ -190,6 +191,6 @@ impl Continuation {
 
 /// Bytes of a block on a machine.
 pub(crate) fn block_bytes(machine: &Machine) -> u64 {
-    let settings = machine.calls.manager().settings();
+    let settings = machine.calls.settings();
     settings.layer_bytes * u64::from(settings.layers)
 }

@@ -25,6 +25,10 @@ pub struct Record {
     pub peer: u64,
     /// Nanoseconds that computing what was found on each tier, and last on a peer, would have taken.
     pub saved: Vec<Nanos>,
+    /// Tokens of the match, as the manager takes them.
+    pub matched: usize,
+    /// Blocks of the match that were computed again, ascending.
+    pub holes: Vec<u32>,
     /// Tokens of the prompt that were computed.
     pub computed: u64,
     /// Nanoseconds from its begin to its first token in which it waited for copies and computed

@@ -15,6 +15,8 @@ pub struct Request {
     pub arrival: Nanos,
     /// Its prompt as the manager takes it.
     pub tokens: Vec<Token>,
+    /// The tokens of its answer, where a trace has them. They are committed with the prompt.
+    pub answer: Option<Vec<Token>>,
     /// The conversation it belongs to.
     pub session: Option<String>,
     /// Whether its conversation ends with it and the manager gets a hint.
@@ -63,6 +65,9 @@ impl Request {
     /// Tokens after the prompt to make room for. The last token of an answer is never written.
     #[must_use]
     pub fn reserve(&self, weight: u64) -> usize {
+        if let Some(answer) = &self.answer {
+            return answer.len();
+        }
         let written = self.input.saturating_add(self.output.saturating_sub(1));
         let units = usize::try_from(written.div_ceil(weight)).unwrap_or(usize::MAX);
         units.saturating_sub(self.tokens.len())

@@ -13,8 +13,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{BlockEvent, LoadMode, Settings};
+use kvtrie_core::manager::{BlockEvent, LoadMode, Manager, Settings};
 use kvtrie_core::time::Nanos;
+use kvtrie_locked::Locked;
 
 use crate::cost::Cost;
 use crate::decision::{Backlog, Decision};
@@ -107,6 +108,14 @@ impl Simulation {
     /// # Errors
     /// [`Error::Config`] for settings that contradict each other.
     pub fn new(config: Config) -> Result<Self> {
+        Self::with(config, |settings| Ok(Arc::new(Locked::new(Manager::new(settings)?))))
+    }
+
+    /// Machines with managers that `open` gives for the settings.
+    ///
+    /// # Errors
+    /// As [`Simulation::new`], and those of `open`.
+    pub fn with(config: Config, open: impl Fn(Settings) -> Result<Arc<Locked>>) -> Result<Self> {
         let Config { mut settings, machines, load, service, transfer, router, .. } = config;
         let Config { peers, network, directory: learning, logged, .. } = config;
         if machines == 0 || transfer.moves_per_job == 0 {
@@ -153,7 +162,7 @@ impl Simulation {
         }
         let backlog = router.looks().then(|| Backlog::new(machines));
         let server = |number| {
-            let machine = Machine::new(number, &settings, load, transfer, logged)?;
+            let machine = Machine::new(number, open(settings.clone())?, load, transfer, logged);
             Ok(Server { machine, engine: service.open(number), fetch: Fetching::None })
         };
         Ok(Self {
@@ -207,7 +216,15 @@ impl Simulation {
     ) -> Result<()> {
         let mut arrivals = Arrivals::new(requests.into_iter(), self.clients);
         self.events.extend(arrivals.begin()?);
-        while let Some(Event { at, kind, machine, number }) = self.events.pop() {
+        let mut closed = false;
+        loop {
+            let Some(Event { at, kind, machine, number }) = self.events.pop() else {
+                if std::mem::replace(&mut closed, true) {
+                    return Ok(());
+                }
+                self.close_engines()?;
+                continue;
+            };
             // Nothing happens on a machine then, so the run may end before.
             if kind == Kind::DirectoryUpdate {
                 let learned = self.updates[machine].pop_front().unwrap_or_default();
@@ -251,6 +268,15 @@ impl Simulation {
                 self.next_record += 1;
                 on_record(record)?;
             }
+        }
+    }
+
+    /// No request will come.
+    fn close_engines(&mut self) -> Result<()> {
+        for number in 0..self.servers.len() {
+            let Server { machine, engine, .. } = &mut self.servers[number];
+            engine.close(machine, self.now)?;
+            self.follow(number)?;
         }
         Ok(())
     }
@@ -314,8 +340,7 @@ impl Simulation {
     /// Loads a request's blocks from when it comes in, while others run, as far as there is room.
     /// Without a second tier there is nothing to load.
     pub fn prefetch(&mut self) {
-        let manager = self.servers[0].machine.calls.manager();
-        self.prefetches = manager.settings().tiers.len() > 1;
+        self.prefetches = self.servers[0].machine.calls.settings().tiers.len() > 1;
     }
 
     /// Keeps, from now on, each step and transmission, or a sample of the tiers every

@@ -37,7 +37,7 @@ fn trace() -> Vec<Request> {
             .flat_map(|(first, count)| number(first)..number(first) + number(count))
             .collect();
         let input = tokens.len() as u64;
-        Request { id, arrival, tokens, session: None, last: false, input, output }
+        Request { id, arrival, tokens, input, output, ..Request::default() }
     };
     (0..).zip(text.lines()).map(request).collect()
 }

@@ -33,7 +33,7 @@ fn a_serial_engine_is_an_m_d_1_queue() {
             let first = u32::try_from(id).expect("few") * 16;
             let tokens = (first..first + 16).collect();
             let arrival = clock as u64;
-            Request { id, arrival, tokens, session: None, last: false, input: 16, output: 1 }
+            Request { id, arrival, tokens, input: 16, output: 1, ..Request::default() }
         });
         let settings = settings(vec![tier(Kind::Gpu, 4, Write::Never)]);
         let (records, _) = play(config(settings, 1, Wait::All), requests.collect());

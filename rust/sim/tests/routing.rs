@@ -144,7 +144,7 @@ fn random(seed: u64, count: u64) -> Vec<Request> {
         let tokens = (0..blocks * 16 + draw(3)).map(|at| token(at).try_into().expect("small"));
         let tokens: Vec<u32> = tokens.collect();
         let input = tokens.len() as u64;
-        Request { id, arrival, tokens, session: None, last: false, input, output: 1 + draw(9) }
+        Request { id, arrival, tokens, input, output: 1 + draw(9), ..Request::default() }
     };
     (0..count).map(&mut request).collect()
 }

@@ -1,4 +1,4 @@
-"""Asked: a request as the simulator takes it."""
+"""Asked: a request as the simulator takes it, and the record that it gives back."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Asked", "AskedToEnd"]
+__all__ = ["Asked", "AskedToEnd", "AskedWhole", "Record"]
 
 Asked: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None]"
 """Arrival in ns, tokens as managers take them, tokens of prompt and answer, session."""
 
 AskedToEnd: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None, bool]"
 """The same, and whether the session ends with it."""
+
+AskedWhole: TypeAlias = (
+    "tuple[int, NDArray[np.uint32], int, int, str | None, bool, NDArray[np.uint32]]"
+)
+"""The same, and the tokens of the answer, which are committed with the prompt."""
+
+Record: TypeAlias = (
+    "tuple[int, int, int, int | None, int | None, list[int], int, tuple[int, int, list[int]], int, "
+    "list[int], int, int]"
+)
+"""What `Simulation.run` reports of a request."""

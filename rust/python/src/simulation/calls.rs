@@ -6,10 +6,13 @@ use kvtrie_sim::record::Record;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+/// Tokens computed, tokens of the match, and blocks of the match that were computed again.
+type Computed = (u64, usize, Vec<u32>);
+
 /// `(id, machine, arrival, first token, end, hits by tier, peer, computed, stalled, saved by tier and
 /// by peers, suspended, tokens of the answer)`.
 pub(super) type Row =
-    (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64, Vec<u64>, u64, u64);
+    (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, Computed, u64, Vec<u64>, u64, u64);
 
 pub(super) fn row(record: &Record) -> Row {
     (
@@ -20,7 +23,7 @@ pub(super) fn row(record: &Record) -> Row {
         record.end,
         record.hits.clone(),
         record.peer,
-        record.computed,
+        (record.computed, record.matched, record.holes.clone()),
         record.stalled,
         record.saved.clone(),
         record.suspended,

@@ -47,15 +47,15 @@ impl Prefill {
         fetched: &Range<usize>,
         now: Nanos,
     ) -> Result<Option<(Self, Record)>> {
-        let weight = u64::from(machine.calls.manager().settings().token_weight);
+        let weight = u64::from(machine.calls.settings().token_weight);
         let layerwise = service.wait == Wait::Layer;
         let session = request.session.as_deref();
         let room = (request.keep(service.keep, weight), reserve);
         let asked = machine.calls.acquire(&request.tokens, room, layerwise, session, now)?;
         let Some(lease) = asked else { return Ok(None) };
         let manager = machine.calls.manager();
-        let found = Found::of(manager, lease, request.input)?;
-        let tiers = manager.settings().tiers.len();
+        let found = Found::of(&manager, lease, request.input)?;
+        let tiers = machine.calls.settings().tiers.len();
         let (mut hits, saved) = found.hits(tiers, fetched, &*service.cost);
         let peer = hits.pop().unwrap_or(0);
         let record = Record {
@@ -66,9 +66,12 @@ impl Prefill {
             hits,
             peer,
             saved,
+            matched: found.held.matched(),
+            holes: found.held.recompute().map(|(at, _)| at).collect(),
             output: request.output,
             ..Record::default()
         };
+        drop(manager);
         Ok(Some((Self::of(lease, (request.input, 0), service, machine, now)?, record)))
     }
 
@@ -81,9 +84,9 @@ impl Prefill {
         machine: &mut Machine,
         now: Nanos,
     ) -> Result<Self> {
+        let layers = machine.calls.settings().layers;
         let manager = machine.calls.manager();
-        let layers = manager.settings().layers;
-        let found = Found::of(manager, lease, input)?;
+        let found = Found::of(&manager, lease, input)?;
         let span = (found.covered(), input + made);
         let mut prefill = Self {
             lease,
@@ -94,6 +97,7 @@ impl Prefill {
             awaited: manager.awaits(lease)?.into_iter().collect(),
             there: vec![now; usize::from(layers)],
         };
+        drop(manager);
         machine.take(now)?;
         if service.wait == Wait::Layer {
             let coming: Vec<Entered> =

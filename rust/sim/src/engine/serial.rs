@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use kvtrie_core::block::MoveId;
+use kvtrie_core::block::{LeaseId, MoveId};
 use kvtrie_core::error::Result;
 use kvtrie_core::time::Nanos;
 
@@ -59,6 +59,8 @@ pub struct Serial {
     service: Service,
     queue: VecDeque<Request>,
     running: Option<Running>,
+    /// Requests that have ended and hold their blocks, the oldest first.
+    held: VecDeque<(LeaseId, Request)>,
     /// No request begins before.
     free_at: Nanos,
     due: Vec<(Kind, Nanos)>,
@@ -71,7 +73,17 @@ impl Serial {
     pub fn new(service: Service) -> Self {
         let free_at = service.gap;
         let (queue, due, finished) = (VecDeque::new(), Vec::new(), Vec::new());
-        Self { service, queue, running: None, free_at, due, finished }
+        Self { service, queue, running: None, held: VecDeque::new(), free_at, due, finished }
+    }
+
+    /// Ends the oldest requests until so many hold their blocks.
+    fn release(&mut self, left: usize, machine: &mut Machine, now: Nanos) -> Result<()> {
+        while self.held.len() > left
+            && let Some((lease, request)) = self.held.pop_front()
+        {
+            machine.calls.end(lease, &request, now)?;
+        }
+        machine.take(now)
     }
 
     /// The machine is free for the next request.
@@ -118,7 +130,7 @@ impl Engine for Serial {
 
     fn begin(&mut self, machine: &mut Machine, fetched: Range<usize>, now: Nanos) -> Result<bool> {
         let Some(request) = self.queue.pop_front() else { return Ok(false) };
-        let weight = u64::from(machine.calls.manager().settings().token_weight);
+        let weight = u64::from(machine.calls.settings().token_weight);
         let answer = request.reserve(weight);
         let begun = Prefill::begin(&request, answer, &self.service, machine, &fetched, now)?;
         if let Some((mut prefill, record)) = begun {
@@ -172,6 +184,9 @@ impl Engine for Serial {
         let began = std::mem::replace(step, now);
         if *phase == Phase::Prefill {
             machine.calls.commit(prefill.lease, &request.tokens[prefill.matched..], now)?;
+            if let Some(answer) = &request.answer {
+                machine.calls.commit(prefill.lease, answer, now)?;
+            }
             record.first_token = Some(now);
             record.stalled = (now - prefill.began()).saturating_sub(*compute);
             if request.output > 1 {
@@ -183,12 +198,16 @@ impl Engine for Serial {
                 return Ok(Some(began));
             }
         }
-        machine.calls.end(prefill.lease, request, now)?;
-        machine.take(now)?;
         record.end = Some(now);
         self.finished.push(running.record);
+        self.held.push_back((running.prefill.lease, running.request));
+        self.release(self.service.held, machine, now)?;
         self.free(now);
         Ok(Some(began))
+    }
+
+    fn close(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
+        self.release(0, machine, now)
     }
 
     fn take_wakeups(&mut self) -> Vec<(Kind, Nanos)> {

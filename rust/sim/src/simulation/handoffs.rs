@@ -61,7 +61,7 @@ impl Simulation {
     }
 
     fn pull_begins(&mut self, here: MachineId, Pull { request, tokens }: Pull) {
-        let settings = self.servers[here].machine.calls.manager().settings();
+        let settings = self.servers[here].machine.calls.settings();
         let block = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
         let whole = u128::from(settings.layer_bytes) * u128::from(settings.layers);
         let bytes = (whole * u128::from(tokens)).div_ceil(u128::from(block));

@@ -55,9 +55,10 @@ impl Simulation {
     pub fn lanes(&self) -> BTreeMap<String, LaneUse> {
         let mut all: BTreeMap<String, LaneUse> = BTreeMap::new();
         for server in &self.servers {
+            let manager = server.machine.calls.manager();
             let lanes = match self.transfer.mode {
                 Mode::Executor => server.machine.executor.lanes(),
-                Mode::Predicted => server.machine.calls.manager().lanes(),
+                Mode::Predicted => manager.lanes(),
             };
             for lane in 0..lanes.len() {
                 let of = all.entry(lanes.spec(lane).name.clone()).or_default();

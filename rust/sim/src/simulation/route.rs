@@ -29,7 +29,7 @@ impl Simulation {
         }
         let Server { machine, engine, .. } = &mut self.servers[here];
         if self.prefetches {
-            let weight = u64::from(machine.calls.manager().settings().token_weight);
+            let weight = u64::from(machine.calls.settings().token_weight);
             let usable = request.tokens.len().saturating_sub(request.keep(self.keep, weight));
             machine.calls.prefetch(&request.tokens[..usable], self.now)?;
             machine.take(self.now)?;
@@ -68,7 +68,7 @@ impl Simulation {
 
     /// Tokens of a prompt that each machine has, as a directory knows it.
     pub(super) fn hits(&self, request: &Request, directory: &dyn Directory) -> Result<Vec<u64>> {
-        let settings = self.servers[0].machine.calls.manager().settings();
+        let settings = self.servers[0].machine.calls.settings();
         let weight = u64::from(settings.token_weight);
         let block = u64::from(settings.block_tokens) * weight;
         let prompt = request.prompt(self.keep, weight);

@@ -76,6 +76,7 @@ pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config 
             wait,
             keep: 1,
             gap: 0,
+            held: 0,
         },
         transfer: Transfer {
             mode: Mode::Executor,
@@ -108,10 +109,9 @@ pub(crate) fn requests(trace: &[(u32, u64)]) -> Vec<Request> {
         id: id as u64,
         arrival: ms * 1_000_000,
         tokens: (name * 1000..name * 1000 + 64).collect(),
-        session: None,
-        last: false,
         input: 64,
         output: 1,
+        ..Request::default()
     };
     trace.iter().enumerate().map(request).collect()
 }
@@ -167,15 +167,8 @@ pub(crate) fn drawn(seed: u64) -> (Settings, Limits, Vec<Request>) {
         let (name, length) = (1000 * dice.below(5), 1 + dice.below(90));
         let output = u64::from(dice.below(2) * dice.below(60));
         let tokens = (name..name + length).collect();
-        Request {
-            id,
-            arrival: now,
-            tokens,
-            session: None,
-            last: false,
-            input: length.into(),
-            output,
-        }
+        let input = length.into();
+        Request { id, arrival: now, tokens, input, output, ..Request::default() }
     };
     let trace = (0..60).map(request).collect();
     let token_budget = token_budget.into();

@@ -101,7 +101,7 @@ impl Running {
 
     /// Makes room for the next token, or for all that must be computed. Whether there is any.
     pub(super) fn reserve(&mut self, machine: &mut Machine, now: Nanos) -> Result<bool> {
-        let weight = u64::from(machine.calls.manager().settings().token_weight);
+        let weight = u64::from(machine.calls.settings().token_weight);
         let needed = self.request.input + self.made;
         let units = usize::try_from(needed.div_ceil(weight)).unwrap_or(usize::MAX);
         let units = units.max(self.request.tokens.len());
@@ -114,7 +114,7 @@ impl Running {
 
     /// A chunk of its prefill is computed: what is complete of its prompt is cached.
     pub(super) fn chunk_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
-        let weight = u64::from(machine.calls.manager().settings().token_weight);
+        let weight = u64::from(machine.calls.settings().token_weight);
         let (tokens, work) = (&self.request.tokens, &self.prefill.work);
         let end = match work.behind_holes() {
             _ if work.done() => tokens.len(),
@@ -156,7 +156,7 @@ impl Running {
 
 /// Real tokens of the blocks of some tokens.
 fn whole_blocks(machine: &Machine, tokens: usize) -> u64 {
-    let settings = machine.calls.manager().settings();
+    let settings = machine.calls.settings();
     let block = u64::from(settings.block_tokens);
     (tokens as u64).div_ceil(block) * block * u64::from(settings.token_weight)
 }
