@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Asked", "AskedToEnd", "AskedWhole", "Record"]
+__all__ = ["Asked", "AskedToEnd", "AskedWhole", "Computed", "Record"]
 
 Asked: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None]"
 """Arrival in ns, tokens as managers take them, tokens of prompt and answer, session."""
@@ -21,8 +21,21 @@ AskedWhole: TypeAlias = (
 )
 """The same, and the tokens of the answer, which are committed with the prompt."""
 
-Record: TypeAlias = (
-    "tuple[int, int, int, int | None, int | None, list[int], int, tuple[int, int, list[int]], int, "
-    "list[int], int, int]"
-)
-"""What `Simulation.run` reports of a request."""
+Computed: TypeAlias = tuple[int, int, list[int]]
+"""Tokens computed, tokens of the match, blocks of the match that were computed again."""
+
+Record: TypeAlias = tuple[
+    int,
+    int,
+    int,
+    int | None,
+    int | None,
+    list[int],
+    int,
+    Computed,
+    int,
+    list[int],
+    int,
+    int,
+]
+"""The report of `Simulation.run` on a request."""
