@@ -155,6 +155,7 @@ REQUIRED = {
         "complete": {"ids": []},
         "expected_sessions": {},
         "cost": {"layer": 0, "block": 0, "session_blocks": 1, "context": 0},
+        "evict": {"count": 0},
         "evictions": {},
         "explain": {"block": 0},
         "failed": {},

@@ -28,6 +28,7 @@ OF_MANAGER = {
     "commit_many": lambda m, lease, now: m.commit_many([lease.id], [[]], now=now),
     "complete": lambda m, _, now: m.complete([], now=now),
     "expected_sessions": lambda m, _, now: m.expected_sessions(now=now),
+    "evict": lambda m, _, now: m.evict(0, now=now),
     "explain": lambda m, _, now: m.explain(m.lookup(tokens(2), now=0).handles[0], now=now),
     "flush": lambda m, _, now: m.flush(now=now),
     "hint": lambda m, _, now: m.hint([], now=now),

@@ -419,7 +419,8 @@ class BlockManager:
             first: when the first layer is there.
             per_layer: nanoseconds between two layers.
             scope: whose blocks.
-            skip: number of blocks at the front, which must be cached, that are not changed.
+            skip: number of blocks at the front that stay as they are; to set presence they must be
+                cached.
 
         Returns:
             Handles of the blocks that are or were there, `uint64[n]`.
@@ -429,6 +430,28 @@ class BlockManager:
             ConfigError: times that contradict each other; a block to clear that is leased, on the
                 move, or needed by blocks after it; a block to be there that a failed move still
                 writes, or of which only a part is on its way; a tier whose slots the engine owns.
+        """
+
+    def evict(
+        self, count: int, tier: _Tier = 0, *, now: int, stay: _Ids = ()
+    ) -> NDArray[np.uint64]:
+        """Evict blocks in the order of the tier's policy, all or none.
+
+        For an engine that stores the bytes and asks which of its blocks leave.
+
+        Args:
+            count: number of blocks.
+            tier: the tier that they leave.
+            now: the time.
+            stay: handles of blocks that stay, in a leaf-only scope with all blocks before them.
+                Handles of blocks that are gone are ignored.
+
+        Returns:
+            Handles of the blocks that left, `uint64[n]`.
+
+        Raises:
+            NoSpaceError: fewer blocks may leave.
+            ConfigError: no such tier, or a tier whose slots the engine owns.
         """
 
     def pin_copies(self, blocks: _Ids, tier: _Tier, *, now: int) -> int:

@@ -24,8 +24,8 @@ use crate::mark::times;
 use crate::matched::{Match, handle};
 use crate::moves::{Move, Moves};
 use crate::number::{
-    self, BusyTime, Deadline, First, Layer, LayerTime, Layers, LayersDone, LeaseNumber, Limit, Now,
-    Pin, Ready, SessionBlocks, shown,
+    self, BusyTime, Count, Deadline, First, Layer, LayerTime, Layers, LayersDone, LeaseNumber,
+    Limit, Now, Pin, Ready, SessionBlocks, shown,
 };
 use crate::record::{Committed, Eviction, Explanation, Failed, Transmission, Unpriced};
 use crate::settings;
@@ -396,6 +396,26 @@ impl BlockManager {
             first,
         };
         Ok(handles(py, &self.shared.call(py, |manager| manager.mark_behind(&mark, skip, now.0))?))
+    }
+
+    /// Evicts blocks from a tier that an engine needs room on, all or none.
+    #[pyo3(
+        signature = (count, tier=None, *, now, stay=None),
+        text_signature = "($self, count, tier=0, *, now, stay=())"
+    )]
+    fn evict<'py>(
+        &self,
+        py: Python<'py>,
+        count: Count,
+        tier: Option<&Bound<'_, PyAny>>,
+        now: Now,
+        stay: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        let tier = tier.map_or(Ok(0), |tier| self.shared.tier(tier))?;
+        let stay = stay.map_or_else(|| Ok(Vec::new()), blocks_of)?;
+        let evict =
+            |manager: &mut Manager| manager.evict_blocks(tier, count.0 as u64, &stay, now.0);
+        Ok(handles(py, &self.shared.call(py, evict)?))
     }
 
     /// Keeps the copies of blocks on a tier while another machine reads them.

@@ -150,6 +150,7 @@ types! {
     Pin("pin") = id u64;
     LeaseNumber("lease_id") = id u64;
     Limit("limit") = count usize;
+    Count("count") = count usize;
     Clients("clients") = count usize;
     Running("running") = count usize;
     Tokens("tokens") = count usize;

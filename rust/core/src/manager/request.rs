@@ -29,4 +29,5 @@ pub(super) mod residency_scan;
 pub(super) mod session;
 mod session_lengths;
 pub(super) mod suspend;
+pub(super) mod victims;
 pub(super) mod weigh;

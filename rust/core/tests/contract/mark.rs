@@ -292,6 +292,33 @@ fn blocks_behind_known_ones_are_marked_alone() {
     let other = tokens(2, 4);
     let refused = rig.call(|manager, now| manager.mark_behind(&of(&other), 2, now));
     assert!(refused.unwrap_err().to_string().contains("2 blocks are to be cached, 0 are"));
+    let clear = Mark { present: false, ready: None, ..of(&prompt) };
+    let cleared = rig.call(|manager, now| manager.mark_behind(&clear, 3, now)).unwrap();
+    assert_eq!((cleared.len(), rig.matched(&prompt)), (1, 3 * SIZE));
+    assert!(rig.call(|manager, now| manager.mark_behind(&clear, 9, now)).unwrap().is_empty());
+    rig.manager.audit().unwrap();
+}
+
+/// An engine gets as many victims as it asks for or none; a block that stays keeps those before it.
+#[test]
+fn blocks_are_evicted_on_request() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 8)]));
+    let (old, young) = (tokens(1, 3), tokens(2, 3));
+    let first = mark(&mut rig, &old, GPU, None).unwrap();
+    let second = mark(&mut rig, &young, GPU, None).unwrap();
+    let evict = |rig: &mut Rig, count, stay: &[_]| {
+        rig.call(|manager, now| manager.evict_blocks(GPU, count, stay, now))
+    };
+    assert_eq!(evict(&mut rig, 0, &[]).unwrap(), []);
+    let before = rig.manager.snapshot();
+    assert!(matches!(evict(&mut rig, 4, &second[2..]), Err(Error::NoSpace { .. })));
+    assert_eq!(rig.manager.snapshot(), before);
+    assert_eq!(evict(&mut rig, 1, &[]).unwrap(), first[2..]);
+    assert_eq!(evict(&mut rig, 2, &first[1..]).unwrap(), [second[2], second[1]]);
+    rig.manager.audit().unwrap();
+    assert_eq!(evict(&mut rig, 3, &[]).unwrap().len(), 3);
+    assert!(rig.call(|manager, now| manager.evict_blocks(7, 1, &[], now)).is_err());
+    rig.manager.audit().unwrap();
 }
 
 /// A copy that another machine reads stays, without a slot above, and may leave afterwards.

@@ -189,7 +189,7 @@ impl Manager {
     }
 
     /// Keeps the memory of a set for the next one, unless it is large.
-    fn keep(&mut self, mut set: Box<EvictionSet>) {
+    pub(crate) fn keep(&mut self, mut set: Box<EvictionSet>) {
         // One large eviction must not keep its memory for all later small ones.
         if set.victims.len() > MANY || set.taken.len() > MANY {
             return;
@@ -223,29 +223,41 @@ impl Manager {
         if wanted.iter().all(there) {
             return Ok(());
         }
-        let mut refused = None;
-        for dropping in [false, true] {
+        let set = self.decide_room(wanted, stay, now)?;
+        self.apply(&set, now);
+        self.keep(set);
+        Ok(())
+    }
+
+    /// Decides which copies leave for that room, for `apply` and `keep`; or changes nothing.
+    ///
+    /// # Errors
+    /// As [`Manager::make_room`].
+    pub(crate) fn decide_room(
+        &mut self,
+        wanted: &[(TierId, u64)],
+        stay: &[(TierId, Range<BlockId>)],
+        now: Nanos,
+    ) -> Result<Box<EvictionSet>> {
+        let mut dropping = false;
+        loop {
             let mut set = self.reuse_set(dropping);
             for (tier, blocks) in stay {
                 self.guard(&mut set, *tier, blocks.clone());
             }
-            refused = None;
-            for &(tier, units) in wanted {
-                if units > 0 && !self.room(&mut set, tier, units, now) {
-                    refused = Some(self.no_space(tier, units, &set));
-                    break;
-                }
-            }
+            let full = wanted
+                .iter()
+                .find(|&&(tier, units)| units > 0 && !self.room(&mut set, tier, units, now));
             // The set is carried out only once every tier has its room.
-            if refused.is_none() {
-                self.apply(&set, now);
-                self.keep(set);
-                return Ok(());
-            }
+            let Some(&(tier, units)) = full else { return Ok(set) };
+            let refused = self.no_space(tier, units, &set);
             self.abandon(&set);
             self.keep(set);
+            if dropping {
+                return Err(refused);
+            }
+            dropping = true;
         }
-        refused.map_or(Ok(()), Err)
     }
 
     /// A set that previews the victims of `tier`, to write them ahead of need.

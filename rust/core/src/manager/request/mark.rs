@@ -43,12 +43,11 @@ impl Manager {
         self.mark_behind(mark, 0, now)
     }
 
-    /// As [`Manager::mark`], for the blocks after the first `skip`, which must be cached and are
-    /// not changed.
+    /// As [`Manager::mark`], of the blocks after the first `skip`, which stay as they are; to set
+    /// presence they must be cached.
     ///
     /// # Errors
-    /// As [`Manager::mark`]; [`Error::Config`] if one of the first `skip` is not cached, or for
-    /// clearing with `skip` above 0.
+    /// As [`Manager::mark`]; [`Error::Config`] if one of the first `skip` is to be cached and is not.
     pub fn mark_behind(&mut self, mark: &Mark<'_>, skip: usize, now: Nanos) -> Result<Vec<Handle>> {
         self.open()?;
         self.scopes.sweep(&mut self.blocks);
@@ -59,13 +58,11 @@ impl Manager {
         if mark.present {
             return self.mark_present(mark, (known, skip), now);
         }
-        if skip > 0 {
-            return Err(Error::config(format!("{skip} blocks are to stay while all are cleared")));
-        }
         let Some(scope) = known else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
         let mut path = Vec::new();
         self.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
+        path.drain(..skip.min(path.len()));
         path.retain(|&block| self.residency(mark.tier, block).state != ResidencyState::Absent);
         // All errors are found before the first change; children are checked with the blocks cleared
         // along.
