@@ -36,12 +36,13 @@ def extend_keys(keys: list[Any], tokens: np.ndarray) -> list[Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--policy", default="lru", choices=["lru", "arc"])
+    parser.add_argument("--policy", default="lru", help="lru, arc, or a class of the module")
+    parser.add_argument("--module", help="module of a policy that vLLM does not have")
     parser.add_argument("--blocks", type=int, default=LRU_POOL)
     parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args()
     trace, clock = Trace(given.seed), Clock(*PARTS)
-    manager = CPUOffloadingManager(num_chunks=given.blocks, cache_policy=given.policy)
+    manager = CPUOffloadingManager(given.blocks, given.policy, given.module)
     chains: dict[int, list[Any]] = {}
     asked = found = 0
     for i, (conversation, prompt, tokens) in enumerate(trace):

@@ -59,8 +59,8 @@ def test_random_operations_stay_in_bounds_and_are_never_wrong(tmp_path):
     for _ in range(300):
         some = draw.sample(keys(30), draw.randint(1, 4))
         if draw.random() < 0.5:
-            behind = draw.choice([None, *keys(30)])
-            told = disk.write_many([(key, block(key)) for key in some], behind=behind)
+            after = draw.choice([None, *keys(30)])
+            told = disk.write_many([(key, block(key)) for key in some], after=after)
             assert all(told)
             stored.update(some)
         else:
@@ -174,7 +174,7 @@ class Clock:
 def leaving(disk):
     """The blocks that are here, in the order in which they leave."""
     digests = {_digest(key): key for key in keys(8)}
-    return [digests[one] for one in disk._order.victims(len(disk))]
+    return [digests[one] for one in disk._order.evict(len(disk))]
 
 
 def used(disk, clock, draw):
@@ -184,7 +184,7 @@ def used(disk, clock, draw):
         if draw.random() < 0.5:
             assert found(disk, key)
         elif draw.random() < 0.5:
-            disk.use(key)
+            disk.use([key])
         else:
             disk.write_many([(key, block(key))])
 
@@ -202,15 +202,17 @@ def test_ages_and_uses_outlive_the_process(tmp_path, end):
         assert found(disk, b"key 2")  # the last use, five seconds after the others
         assert disk._used == {}
     else:
-        disk.use(b"key 2")
+        disk.use([b"key 2"])
         disk.close()
     shutil.copytree(tmp_path / "lives", tmp_path / "again")
     clock.now += 1000 * 10**9
     again = opened(tmp_path / "again", clock=clock)
-    wanted = {key: disk._order.last_use(_digest(key)) for key in keys(8)}
-    assert {key: again._order.last_use(_digest(key)) for key in keys(8)} == wanted
-    assert len({uses for _, uses in wanted.values()}) > 3
-    assert leaving(again) == leaving(disk) != keys(8)
+    digests = [_digest(key) for key in keys(8)]
+    wanted = disk._order.ages(digests)
+    assert again._order.ages(digests) == wanted
+    assert len({uses for _, uses in wanted}) > 3
+    oldest = dict(sorted(zip(keys(8), wanted, strict=True), key=lambda row: -row[1][0]))
+    assert leaving(again) == sorted(oldest, key=lambda key: min(oldest[key][1], 8)) != keys(8)
     again.close()
     disk.close()
 
@@ -222,9 +224,8 @@ def test_uses_are_written_down_a_few_at_a_time_and_a_failure_fails_no_call(
     clock = Clock()
     disk = opened(tmp_path, clock=clock)
     disk.write_many([(key, block(key)) for key in keys(8)])
-    for key in keys(8):
-        disk.use(key)
-    disk.use(b"another")
+    disk.use(keys(8))
+    disk.use([b"another"])
     left = []
     for _ in range(2):
         found(disk, b"another")
@@ -245,7 +246,7 @@ def test_uses_are_written_down_a_few_at_a_time_and_a_failure_fails_no_call(
             raise TransferError("injected")
 
     store, disk.store = disk.store, Failing()
-    disk.use(b"key 1")
+    disk.use([b"key 1"])
     clock.now += 5 * 10**9
     assert found(disk, b"key 2")
     assert "a folder: uses were not written down: injected" in caplog.text

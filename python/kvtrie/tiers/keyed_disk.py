@@ -5,8 +5,8 @@ is proved on every read, a damaged block is a miss, the files take what was aske
 and the blocks are found again by the next process, also after a kill, with the ages and uses that
 they had: these are written down every five seconds, by calls that read or write, and by `close`.
 Invariant: a block is found under the key that it was written with, or not at all. When the room is
-used up, `OpaqueOrder` says which blocks leave. Cost: a digest per call and block, and the read or
-write.
+used up, a `KeyOrder` selects the blocks that leave. Cost: a digest per call and block, and the read
+or write.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import logging
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, cast
+from collections import Counter
+from typing import TYPE_CHECKING
 
 from kvtrie._kvtrie import DiskStore, Index
 from kvtrie.argument import folder as path_of
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.sizes import all_disk, check_exists, forgotten, free_disk
 from kvtrie.sizes import size as read_size
-from kvtrie.tiers.opaque_order import OpaqueOrder
+from kvtrie.tiers.key_order import KeyOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
     from typing import Literal
 
@@ -106,14 +107,14 @@ class KeyedDisk:
         self._size, self._clock, self._closed = size, clock, False
         self._lock = threading.RLock()
         self._slots: dict[bytes, int] = {}
-        self._order = OpaqueOrder(clock)
+        self._held: Counter[bytes] = Counter()  # digests of blocks that are being read
+        self._coming: set[bytes] = set()  # digests of blocks that are being written
         now = clock()
-        for slot, key, _, _, age, uses, _ in self.store.blocks(now):
-            self._slots[key] = slot
-            self._order.add(key, used=now - age, uses=max(uses, 1))
-        self._used: dict[
-            bytes, bytes
-        ] = {}  # whose files do not tell of the last use, and their keys
+        found = self.store.blocks(now)
+        self._order = KeyOrder(max(blocks, len(found)), clock=clock)
+        self._slots.update((digest, slot) for slot, digest, *_ in found)
+        self._order.restore((digest, age, uses) for _, digest, _, _, age, uses, _ in found)
+        self._used: dict[bytes, bytes] = {}  # digests whose last use no file has, and their keys
         self._due = now + _PERIOD_NS
         taken = set(self._slots.values())
         self._free = [slot for slot in range(blocks - 1, -1, -1) if slot not in taken]
@@ -146,20 +147,17 @@ class KeyedDisk:
                 for at, digest, memory in found
                 if digest in self._slots
             ]
-            for at, digest, _, _ in there:
-                self._order.use(digest)
-                self._used[digest] = rows[at][0]
-                self._order.hold(digest, free=False)
+            self._order.request(digest for _, digest, _, _ in there)
+            self._used.update((digest, rows[at][0]) for at, digest, _, _ in there)
+            self._held.update(digest for _, digest, _, _ in there)
         asked = [(digest, slot, (0, 1), _rows(memory)) for _, digest, slot, memory in there]
         why = self.store.read_many(asked, depth=_DEPTH) if asked else []
         told = [False] * len(rows)
         with self._lock:
+            self._held -= Counter(digest for _, digest, _, _ in there)
             for (at, digest, _, _), reason in zip(there, why, strict=True):
                 told[at] = reason is None
-                if digest not in self._order:
-                    continue
-                self._order.hold(digest, free=True)
-                if reason is not None:
+                if reason is not None and digest in self._slots:
                     _LOG.warning("%s: %s", self.store.folder, reason)
                     self._drop(digest)
         self._note_uses()
@@ -169,15 +167,13 @@ class KeyedDisk:
         self,
         rows: Sequence[tuple[bytes, NDArray[np.uint8]]],
         *,
-        positions: Sequence[int] | None = None,
-        behind: bytes | None = None,
+        after: bytes | None = None,
     ) -> list[bool]:
         """Keep blocks; which of them are there afterwards.
 
         Args:
             rows: keys and bytes, in the order of a sequence.
-            positions: tokens before each; unknown if None.
-            behind: the key of the block before the first of them.
+            after: the key of the block before the first of them.
         """
         if self.read_only:
             return [key in self for key, _ in rows]
@@ -185,18 +181,17 @@ class KeyedDisk:
         told = [True] * len(rows)
         with self._lock:
             digests = [_digest(key) for key, _ in rows]
-            above = None if behind is None else _digest(behind)
+            self._make_room(set(digests))
             for at, (digest, (key, memory)) in enumerate(zip(digests, rows, strict=True)):
-                if digest in self._order:
-                    self._order.use(digest, count=False)
+                if digest in self._slots:
                     self._used[digest] = key
-                elif (slot := self._take(digests)) is None:
-                    told[at] = False
+                elif digest in self._coming:
+                    continue
+                elif self._free:
+                    self._coming.add(digest)
+                    begun.append((at, digest, self._free.pop(), memory))
                 else:
-                    place = 0 if positions is None else positions[at]
-                    self._order.add(digest, position=place, behind=above, free=False)
-                    begun.append((at, digest, slot, memory))
-                above = digest
+                    told[at] = False
         asked = [
             (digest, slot, (0, 1), _rows(memory), _label(rows[at][0]))
             for at, digest, slot, memory in begun
@@ -204,38 +199,37 @@ class KeyedDisk:
         why = self.store.write_many(asked, self._clock(), depth=_DEPTH) if asked else []
         with self._lock:
             for (at, digest, slot, _), reason in zip(begun, why, strict=True):
+                self._coming.remove(digest)
                 if reason is None:
                     self._slots[digest] = slot
-                    self._order.hold(digest, free=True)
                 else:
                     told[at] = False
                     if not self._report_loss():
                         _LOG.warning("%s: %s", self.store.folder, reason)
-                    self._order.remove(digest)
                     self._free.append(slot)
+            before = None if after is None else _digest(after)
+            self._order.request(filter(self._slots.__contains__, digests), after=before)
         self._note_uses()
         return told
 
-    def use(self, key: bytes, position: int = 0, behind: bytes | None = None) -> None:
-        """Note a use, and where the block stands in its sequence."""
+    def use(self, keys: Iterable[bytes]) -> None:
+        """Note a use of those blocks that are here, in the order of their sequence."""
         with self._lock:
-            digest = _digest(key)
-            self._order.use(digest)
-            self._order.place(digest, position, None if behind is None else _digest(behind))
-            if digest in self._slots:
-                self._used[digest] = key
+            here = {d: key for key in keys if (d := _digest(key)) in self._slots}
+            self._order.request(here)
+            self._used.update(here)
 
     def keep(self, key: bytes, priority: int, ttl_ns: int | None = None) -> None:
-        """Give a block a priority, as `OpaqueOrder.keep` does."""
+        """Give a block a priority, as `Retain` does."""
         with self._lock:
-            self._order.keep(_digest(key), priority, ttl_ns)
+            self._order.keep([_digest(key)], priority, ttl_ns)
 
     def clear(self) -> None:
-        """Forget all blocks that nobody reads or writes just now."""
+        """Forget all blocks but those that are read or written now, and those before them."""
         with self._lock:
-            for digest in list(self._slots):
-                if self._order.victims(1, self._slots.keys() - {digest}):
-                    self._drop(digest)
+            evict, held = self._order.evict, self._held
+            while gone := evict(len(self._order), held) or evict(1, held):
+                self._forget(gone)
 
     def close(self) -> None:
         """Give the folder back. Closing twice does nothing."""
@@ -254,12 +248,14 @@ class KeyedDisk:
             now = self._clock()
             if self.read_only or not self._used or (now < self._due and not everything):
                 return
-            rows: list[tuple[bytes, int, int, int]] = []
-            while self._used and (everything or len(rows) < _AT_ONCE):
-                digest, key = self._used.popitem()
-                if (slot := self._slots.get(digest)) is not None:
-                    used, uses = self._order.last_use(digest)
-                    rows.append((_label(key, now - used, uses), slot, 0, 1))
+            count = len(self._used) if everything else min(len(self._used), _AT_ONCE)
+            used = [self._used.popitem() for _ in range(count)]
+            rows = [
+                (_label(key, age, uses), self._slots[digest], 0, 1)
+                for (digest, key), (age, uses) in zip(
+                    used, self._order.ages(digest for digest, _ in used), strict=True
+                )
+            ]
             if not self._used:
                 self._due = now + _PERIOD_NS
         try:
@@ -278,28 +274,36 @@ class KeyedDisk:
                 _LOG.warning("%s: %s", self.store.folder, reason)
         return True
 
-    def _take(self, protected: list[bytes]) -> int | None:
-        """A free slot, of a block that leaves if there is none."""
-        if not self._free:
-            gone = self._order.victims(1, set(protected))
-            if gone is None:
-                return None
-            self._drop(cast("bytes", gone[0]))
-        return self._free.pop()
+    def _make_room(self, digests: set[bytes]) -> None:
+        """Evict until all of these blocks have slots, or no more blocks may leave."""
+        evict, held, stay = self._order.evict, self._held, digests | self._held.keys()
+        while (lacking := len(digests - self._slots.keys() - self._coming) - len(self._free)) > 0:
+            gone = evict(lacking, stay) or evict(1, stay)
+            if not gone and len(digests) <= self.store.slots:
+                # Those that are here keep all before them, so they leave too and are written again.
+                gone = evict(1, held)
+            if not gone:
+                return
+            self._forget(gone)
 
     def _drop(self, digest: bytes) -> None:
-        if digest in self._order:
-            self._order.remove(digest)
-        slot = self._slots.pop(digest)
-        self._used.pop(digest, None)
+        self._order.remove(digest)
+        self._forget([digest])
+
+    def _forget(self, digests: list[bytes]) -> None:
+        """Free the slots of blocks that are not in the order any more."""
+        slots = [self._slots.pop(digest) for digest in digests]
+        self._free += slots
+        for digest in digests:
+            self._used.pop(digest, None)
         if not self.read_only:
             try:
-                self.store.remove(slot)
+                for slot in slots:
+                    self.store.remove(slot)
             except TransferError:
                 # The room is used again only by writes, which fail in a folder that is lost.
                 if not self._report_loss():
                     raise
-        self._free.append(slot)
 
 
 def _label(key: bytes, age: int = 0, uses: int = 1) -> bytes:

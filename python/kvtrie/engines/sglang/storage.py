@@ -235,10 +235,7 @@ class KvtrieHiCache(HiCacheStorage):
                 (key.encode(), _bytes(value.contiguous()))
                 for key, value in zip(keys, values, strict=True)
             ]
-            behind = before[-1].encode() if before else None
-            first, size = len(before or ()), self.mem_pool_host.page_size
-            positions = [(first + at) * size for at in range(len(rows))]
-            return disk.write_many(rows, positions=positions, behind=behind)
+            return disk.write_many(rows, after=before[-1].encode() if before else None)
         return [False] * len(keys)
 
 

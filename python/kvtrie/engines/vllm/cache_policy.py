@@ -1,23 +1,25 @@
 """KvtrieCachePolicy: kvtrie's order of eviction inside vLLM's own CPU manager.
 
-`eviction_policy: "kvtrie"` of the `OffloadingConnector` names it; the plug-in registers it. Keys
-are opaque: what is known of one is where it stood in requests, and the hints of these.
-Invariant: `evict` gives as many chunks as were asked for, or changes nothing. Cost: that of
-`OpaqueOrder`.
+`eviction_policy: "kvtrie"` of the `OffloadingConnector` names it; the plug-in registers it. A
+request counts when it is finished: then its new chunks enter the order, after those that precede
+them, unless room is needed earlier.
+Invariant: `evict` returns as many chunks as were asked for, none of which is in use, or changes
+nothing. Cost: a set operation per chunk that is copied, and one call of the core per request.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
 from kvtrie.engines.asked import FAR, Kept, asked_of
 from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.vllm.envelope import kept_of
-from kvtrie.tiers.opaque_order import OpaqueOrder
+from kvtrie.tiers.key_order import KeyOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["KvtrieCachePolicy"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_WIDTH = 36  # bytes of a key: a SHA-256 hash and a group of layers
+_OVER = Kept(0, FAR, 0, None)  # the session of the request ends
 
 
 class KvtrieCachePolicy(CachePolicy):
@@ -43,7 +47,10 @@ class KvtrieCachePolicy(CachePolicy):
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self._chunks: dict[bytes, ChunkStatus] = {}
-        self._order = OpaqueOrder()
+        self._order = KeyOrder(cache_capacity, width=_WIDTH)
+        self._new: dict[bytes, int] = {}  # chunks that are not in the order, and their store
+        self._stores = 0
+        self._used: set[bytes] = set()  # chunks in the order that a copy uses
         self.boundary = Boundary("kvtrie", _LOG)
 
     def get(self, key: bytes) -> ChunkStatus | None:
@@ -53,20 +60,23 @@ class KvtrieCachePolicy(CachePolicy):
     def insert(self, key: bytes, chunk: ChunkStatus) -> None:
         """Take a new chunk in."""
         self._chunks[key] = chunk
-        self._order.add(key, free=chunk.ref_cnt == 0)
+        self._new[key] = self._stores
 
     def remove(self, key: bytes) -> None:
         """Forget a chunk whose store has failed."""
         del self._chunks[key]
-        self._order.remove(key)
+        self._used.discard(key)
+        if self._new.pop(key, None) is None:
+            self._order.remove(key)
 
     def touch(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
         """Note a use of chunks, in the order of their sequence."""
         with self.boundary.contained(req_context.req_id):
             self._note(list(keys), req_context)
 
-    def on_store_miss(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
-        """Nothing: chunks that are not there have no place in the order."""
+    def on_store_miss(self, keys: Iterable[bytes], req_context: ReqContext) -> None:  # noqa: ARG002
+        """Note that the chunks inserted next are of one sequence."""
+        self._stores += 1
 
     def on_request_finished(
         self,
@@ -75,49 +85,62 @@ class KvtrieCachePolicy(CachePolicy):
         reused_keys: set[bytes],
         req_context: ReqContext,
     ) -> None:
-        """Note where a request's chunks stand; those that it only stored count no further use."""
-        del reused_keys
+        """Note the chunks that a request used or stored, and the end of its session."""
+        del insertion_only_keys, reused_keys
         for keys in key_groups:
             with self.boundary.contained(req_context.req_id):
-                self._note(keys, req_context, stored=insertion_only_keys)
+                self._note(keys, req_context)
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
         """Take `n` chunks out, or None if fewer may leave."""
-        gone = cast("list[bytes] | None", self._order.victims(n, protected))
+        stay = self._used | protected
+        gone = self._order.evict(n, stay)
+        if gone is None and self._new:
+            for _, keys in groupby(list(self._new), self._new.__getitem__):
+                self._enter(list(keys))
+            gone = self._order.evict(n, self._used | protected)
         return None if gone is None else [(key, self._chunks.pop(key)) for key in gone]
 
     def clear(self) -> None:
         """Forget all chunks."""
         self._chunks.clear()
         self._order.clear()
+        self._new.clear()
+        self._used.clear()
 
     def mark_evictable(self, key: bytes) -> None:
         """No copy uses the chunk any more."""
-        self._order.hold(key, free=True)
+        self._used.discard(key)
 
     def mark_non_evictable(self, key: bytes) -> None:
         """A copy uses the chunk."""
-        self._order.hold(key, free=False)
+        self._used.add(key)
 
-    def _note(
-        self,
-        keys: Sequence[bytes],
-        context: ReqContext,
-        stored: set[bytes] | None = None,
-    ) -> None:
+    def _enter(self, keys: list[bytes]) -> None:
+        """Count a request for chunks that are here."""
+        self._order.request(keys)
+        for key in keys:
+            if self._new.pop(key, None) is not None and self._chunks[key].ref_cnt:
+                self._used.add(key)
+
+    def _note(self, keys: Sequence[bytes], context: ReqContext) -> None:
         asked = context.get_state(_Asked)
         if asked is None:
             asked = self._asked_of(context)
             context.set_state(asked)
-        behind, before = None, 0
-        for key in keys:
-            end = context.get_offload_key_position(key)
-            self._order.use(key, count=stored is None or key not in stored)
-            self._order.place(key, before, behind)
-            for hint in asked.kept:
-                if end is not None and hint.start < end <= hint.last:
-                    self._order.keep(key, hint.priority, hint.ttl_ns)
-            behind, before = key, before if end is None else end
+        here = [key for key in keys if key in self._chunks]
+        self._enter(here)
+        for hint in asked.kept:
+            if hint == _OVER:
+                self._order.release(here[-1])
+                continue
+            ends = map(context.get_offload_key_position, here)
+            inside = [
+                key
+                for key, end in zip(here, ends, strict=True)
+                if end is not None and hint.start < end <= hint.last
+            ]
+            self._order.keep(inside, hint.priority, hint.ttl_ns)
 
     def _asked_of(self, context: ReqContext) -> _Asked:
         kept: list[Kept] = []
@@ -125,7 +148,7 @@ class KvtrieCachePolicy(CachePolicy):
         if context.kv_hints is not None:
             kept, strange = kept_of(context.kv_hints)
         asked = asked_of(context.kv_transfer_params)
-        kept += [Kept(0, FAR, 0, None)] * asked.end + list(asked.kept)
+        kept += [_OVER] * asked.end + list(asked.kept)
         for why in (*strange, *asked.strange):
             self.boundary.ignored(context.req_id, why)
         return _Asked(tuple(kept))
@@ -133,6 +156,6 @@ class KvtrieCachePolicy(CachePolicy):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a request asks to be kept; vLLM carries it with the request."""
+    """Ranges that a request asks to be kept; vLLM carries them with the request."""
 
     kept: tuple[Kept, ...]

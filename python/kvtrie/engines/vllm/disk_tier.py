@@ -197,13 +197,8 @@ class KvtrieDiskTier(SecondaryTierManager):
     def touch(self, keys: Collection[bytes], req_context: ReqContext) -> None:
         """Note a use of chunks, in the order of their sequence."""
         with self.boundary.contained(req_context.req_id):
-            if not self._serves():
-                return
-            behind, before = None, 0
-            for key in keys:
-                end = req_context.get_offload_key_position(key)
-                self.disk.use(self._key(key), before, behind)
-                behind, before = self._key(key), before if end is None else end
+            if self._serves():
+                self.disk.use(map(self._key, keys))
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:  # noqa: ARG002
         """Chunks may come one by one."""
@@ -254,14 +249,15 @@ class KvtrieDiskTier(SecondaryTierManager):
                 self._done.append(result)
 
     def _store(
-        self, keys: list[bytes], rows: list[_Row], job: TransferJob, weights: bytes
+        self,
+        keys: list[bytes],
+        rows: list[_Row],
+        job: TransferJob,  # noqa: ARG002
+        weights: bytes,
     ) -> list[bool]:
-        ends = [job.req_context.get_offload_key_position(key) for key in keys]
-        places = [0 if end is None else end for end in ends]
         try:
             told = self.disk.write_many(
-                [(self._key(key, weights), row) for key, row in zip(keys, rows, strict=True)],
-                positions=places,
+                [(self._key(key, weights), row) for key, row in zip(keys, rows, strict=True)]
             )
         finally:
             with self._lock:
