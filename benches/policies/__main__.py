@@ -6,7 +6,9 @@ The two files are not part of the project: without them (or KVTRIE_TRACE and KVT
 rows are left out. Figures are per cent of all prompts. `belady` is a bound on hits; those marked
 (ref) are good plans made by knowing the future, and nobody's bound. `--exact` shows what short
 fingerprints lose. Where libcachesim is installed its lru, fifo and lfu serve the same single
-blocks, and must agree; its ARC, S3-FIFO, LIRS and GDSF serve them too, for comparison.
+blocks, and must agree; its ARC, S3-FIFO, LIRS and GDSF serve them too, for comparison. The mode
+`engine` is a host tier below an engine that evicts its own tier by lru and stores every block; the
+mode `short` plays single blocks (`short.py`).
 Rows are written as they come, the leaf-only ones of one tier first.
 Cost: an hour on two cores; `--seeds 1 --modes 1` takes a quarter of one.
 """
@@ -25,15 +27,20 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from benches.policies import short
 from benches.policies.cells import (
+    BALANCED,
     BASELINES,
+    BELOW_ENGINE,
     BLOCKS,
     BOUND,
     CHECKED,
     ENDS,
+    ENGINE,
     EXACT,
     HITS,
     LEAVES,
+    SHORT,
     Job,
     Row,
     play,
@@ -41,7 +48,7 @@ from benches.policies.cells import (
 )
 from benches.policies.goals import goals_of
 from benches.policies.show import show
-from benches.policies.traces import AGENTS, COMMON, SEEDS, rooms_of, sources
+from benches.policies.traces import AGENTS, COMMON, SEEDS, Source, engine_room, rooms_of, sources
 from benches.record import options
 
 if TYPE_CHECKING:
@@ -50,19 +57,35 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parents[1] / "results" / "policies.json"
 COMPARED = ("learned", "lru", "flat", "retention")
-MODES = (("leaf-only", 1), ("holes", 1), ("leaf-only", 2), ("holes", 2))
+MODES = (
+    ("leaf-only", 1),
+    (ENGINE, 2),
+    (SHORT, 1),
+    ("holes", 1),
+    ("leaf-only", 2),
+    ("holes", 2),
+)
 WIDE = 150
 
 
 def jobs_of(given: argparse.Namespace, structure: str, tiers: int) -> Iterator[Job]:
     """All cells of one mode."""
+    if structure == SHORT:
+        return _short_jobs(given)
+    if structure == ENGINE:
+        return _engine_jobs(given)
+    return _store_jobs(given, structure, tiers)
+
+
+def _store_jobs(given: argparse.Namespace, structure: str, tiers: int) -> Iterator[Job]:
+    """One or two tiers of ours, in rooms that are shares of the trace's blocks."""
     main = (structure, tiers) == MODES[0]
     for source in sources(given.trace, given.sessions, given.seeds, given.requests):
         sessions = source.name in {AGENTS, COMMON}
         for room in rooms_of(source):
             rows = list(given.policy)
             if main and "learned" in rows:
-                rows.append("learned" + HITS)
+                rows += ["learned" + BALANCED, "learned" + HITS]
             if main and sessions:
                 rows += [policy + ENDS for policy in ("learned", "flat", "lru") if policy in rows]
             if tiers == 1:
@@ -75,6 +98,26 @@ def jobs_of(given: argparse.Namespace, structure: str, tiers: int) -> Iterator[J
             if main and given.check and source.seed == 0 and not sessions:
                 for policy in (*CHECKED, *BASELINES):
                     yield Job(source, room, "single blocks", 1, policy)
+
+
+def _engine_jobs(given: argparse.Namespace) -> Iterator[Job]:
+    """A host tier below an engine's own lru, in rooms that are multiples of the engine's."""
+    rows = [*given.policy, *(["learned" + BALANCED] if "learned" in given.policy else [])]
+    for source in sources(given.trace, given.sessions, given.seeds, given.requests):
+        for factor in BELOW_ENGINE:
+            room = factor * engine_room(source)
+            for row in rows:
+                yield Job(source, room, ENGINE, 2, row)
+
+
+def _short_jobs(given: argparse.Namespace) -> Iterator[Job]:
+    """Single blocks; of the peers as well where libcachesim is installed."""
+    rows = [*given.policy, *(short.PEERS if given.check else ())]
+    for name in short.STREAMS:
+        for seed in range(given.seeds):
+            for room in short.ROOMS:
+                for row in rows:
+                    yield Job(Source(name, None, seed, 0), room, SHORT, 1, row)
 
 
 def verify(rows: list[Row]) -> list[str]:

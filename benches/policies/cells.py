@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from benches.policies import short
 from benches.policies.exact import exact_retention
-from benches.policies.traces import Source, trace_of
+from benches.policies.traces import Source, engine_room, trace_of
 from kvtrie import BlockManager, Tier
 from kvtrie.cost import Cost
 from kvtrie.sim.offline import OfflineHits, leaves_first, most_hits
@@ -31,11 +32,16 @@ CHECKED = {"lru": "LRU", "fifo": "FIFO", "lfu": "LFU"}
 # Policies that libcachesim has and we do not; our default is played next to them.
 BASELINES = ("ARC", "S3FIFO", "LIRS", "GDSF")
 HITS = ", hits"
+BALANCED = ", balanced"
 ENDS = ", ends told"
 # Blocks of the second tier for each of the first.
 BELOW = 4
+# The same below an engine that evicts by its own lru and stores every block.
+BELOW_ENGINE = (2, 4, 10)
+ENGINE = "engine"
+SHORT = "short"
 
-Structure = Literal["leaf-only", "holes"]
+Objective = Literal["cost", "balanced", "hits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +73,16 @@ class Row:
 
 def play(job: Job) -> Row:
     """Fill one cell."""
-    requests = trace_of(job.source)
-    asked = sum(len(request.blocks) for request in requests)
     head = (job.source.name, job.source.seed, job.room, job.structure, job.tiers, job.policy)
-    if job.policy == BOUND:
-        return Row(*head, None, 100 * most_hits(requests, job.room).hits / asked)
+    if job.structure == SHORT:
+        return Row(*head, None, short.hits(job.source.name, job.room, job.source.seed, job.policy))
     if job.structure == "single blocks":
-        ours, theirs = singles(job, requests)
+        ours, theirs = singles(job, trace_of(job.source))
         return Row(*head, None, ours, check=theirs)
+    requests = trace_of(job.source)
+    if job.policy == BOUND:
+        asked = sum(len(request.blocks) for request in requests)
+        return Row(*head, None, 100 * most_hits(requests, job.room).hits / asked)
     if job.policy == EXACT:
         return Row(*head, *bill(job.source, requests, exact_retention(requests, job.room)))
     if job.policy in {LEAVES, BLOCKS}:
@@ -85,18 +93,33 @@ def play(job: Job) -> Row:
         found = iter(plan(list(compress(stored, fits)), job.room).blocks)
         masks = tuple(next(found) if fit else () for fit in fits)
         return Row(*head, *bill(job.source, requests, OfflineHits(masks)))
-    kinds = zip(("gpu", "host"), (job.room, BELOW * job.room), strict=True)
+    policy = job.policy.partition(",")[0]
     manager = open_manager(
-        [Tier(kind, blocks=blocks) for kind, blocks in list(kinds)[: job.tiers]],
-        policy=job.policy.partition(",")[0],
+        _tiers(job, policy),
+        policy=policy,
         structure="holes" if job.structure == "holes" else "leaf-only",
         block_tokens=job.source.block_tokens,
-        objective="hits" if HITS in job.policy else "cost",
+        objective=_objective(job.policy),
     )
     told = ENDS in job.policy
     size, running = job.source.block_tokens, job.source.running
     played = replay(requests, manager, block_tokens=size, ends=told, running=running)
     return Row(*head, 100 * played.cost_rate, 100 * played.hit_rate, 100 * played.token_rate)
+
+
+def _tiers(job: Job, policy: str) -> list[Tier]:
+    if job.structure == ENGINE:
+        first = Tier("gpu", blocks=engine_room(job.source), policy="lru", write="through")
+        return [first, Tier("host", blocks=job.room, policy=policy)]
+    rooms = (job.room, BELOW * job.room)[: job.tiers]
+    kinds = ("gpu", "host")
+    return [Tier(kind, blocks=blocks) for kind, blocks in zip(kinds, rooms, strict=False)]
+
+
+def _objective(policy: str) -> Objective:
+    if HITS in policy:
+        return "hits"
+    return "balanced" if BALANCED in policy else "cost"
 
 
 def whole(request: TraceRequest) -> Path:

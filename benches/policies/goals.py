@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-from benches.policies.cells import ENDS, HITS, LEAVES
+from benches.policies.cells import BALANCED, ENDS, ENGINE, HITS, LEAVES, SHORT
+from benches.policies.short import PEERS
 from benches.policies.traces import AGENTS, COMMON
 
 if TYPE_CHECKING:
@@ -88,6 +89,50 @@ def goals_of(rows: list[Row]) -> list[Goal]:
             else:
                 gap = figures.mean("learned")[0] - figures.mean("lru")[0]
                 found.append(Goal(f"{structure}, tiers {tiers}: mean - lru", 0, gap))
+    return found + _engine(Figures(rows, ENGINE, 2)) + _short(rows)
+
+
+def short_figures(rows: Iterable[Row]) -> dict[Key, dict[str, float]]:
+    """Hits on streams of single blocks, by stream and room, then by policy: means over seeds."""
+    cells: dict[Key, dict[str, list[float]]] = {}
+    for row in rows:
+        if row.structure == SHORT:
+            policies = cells.setdefault((row.trace, row.room), {})
+            policies.setdefault(row.policy, []).append(row.hits)
+    return {key: {name: fmean(hits) for name, hits in cells[key].items()} for key in cells}
+
+
+def _short(rows: list[Row]) -> list[Goal]:
+    """Hits of the default policy per those of the best peer, where it is worst."""
+    shares = {
+        key: hits["learned"] / max(hits[peer] for peer in PEERS)
+        for key, hits in short_figures(rows).items()
+        if {"learned", *PEERS} <= set(hits)
+    }
+    if not shares:
+        return []
+    worst = min(shares, key=shares.__getitem__)
+    where = f"{worst[0]}, {worst[1]} blocks"
+    return [Goal("short: worst row, share of the best peer", 0.9, shares[worst], where)]
+
+
+def _engine(figures: Figures) -> list[Goal]:
+    """Goals below an engine that evicts by lru, of each objective."""
+    found: list[Goal] = []
+    for policy in ("learned", "learned" + BALANCED):
+        if not {policy, "lru"} <= set(figures.policies()):
+            continue
+        gaps = {
+            key: figures.cell(policy, key)[0] - figures.cell("lru", key)[0]
+            for key in figures.keys(policy)
+        }
+        worst = min(gaps, key=gaps.__getitem__)
+        where = f"{worst[0]}, {worst[1]} blocks"
+        found.append(Goal(f"engine, {policy}: worst row - lru", -0.3, gaps[worst], where))
+        means = zip(figures.mean(policy), figures.mean("lru"), strict=True)
+        cost, hits = (mine - theirs for mine, theirs in means)
+        found.append(Goal(f"engine, {policy}: mean cost - lru", 3.0, cost))
+        found.append(Goal(f"engine, {policy}: mean hits - lru", 1.5, hits))
     return found
 
 

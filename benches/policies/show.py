@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from benches.policies.goals import Figures, goals_of
+from benches.policies.cells import ENGINE
+from benches.policies.goals import Figures, goals_of, short_figures
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 
 def show(rows: list[Row], console: Console) -> None:
     """Print a table per mode, the goals, and the check."""
-    for structure in ("leaf-only", "holes"):
+    for structure in ("leaf-only", "holes", ENGINE):
         for tiers in (1, 2):
             figures = Figures(rows, structure, tiers)
             if figures.policies():
                 console.print(_mode(figures, f"{structure}, tiers {tiers}"))
+    singles = short_figures(rows)
+    if singles:
+        console.print(_short(singles))
     goals = goals_of(rows)
     if goals:
         table = Table(title="goals, per cent")
@@ -36,13 +40,30 @@ def show(rows: list[Row], console: Console) -> None:
         console.print(table)
     checked = [row for row in rows if row.check is not None]
     if checked:
-        table = Table(title="every block a request of its own: hits, per cent")
-        for head in ("trace", "blocks", "policy", "kvtrie", "libcachesim"):
-            table.add_column(head, justify="right" if head not in {"trace", "policy"} else "left")
-        for row in checked:
-            pair = (f"{row.hits:.4f}", f"{row.check:.4f}")
-            table.add_row(row.trace, str(row.room), row.policy, *pair)
-        console.print(table)
+        console.print(_checked(checked))
+
+
+def _checked(rows: list[Row]) -> Table:
+    """Single blocks of the traces, ours and libcachesim's."""
+    table = Table(title="each block as a separate request: hits, per cent")
+    for head in ("trace", "blocks", "policy", "kvtrie", "libcachesim"):
+        table.add_column(head, justify="right" if head not in {"trace", "policy"} else "left")
+    for row in rows:
+        pair = (f"{row.hits:.4f}", f"{row.check:.4f}")
+        table.add_row(row.trace, str(row.room), row.policy, *pair)
+    return table
+
+
+def _short(figures: dict[tuple[str, int], dict[str, float]]) -> Table:
+    """Streams of single blocks: a row per stream and room, a column per policy."""
+    table = Table(title="short prompts, one block each: hits, per cent, means over the seeds")
+    names = list(next(iter(figures.values())))
+    table.add_column("stream, room")
+    for name in names:
+        table.add_column(name, justify="right")
+    for (stream, room), hits in figures.items():
+        table.add_row(f"{stream}, {room}", *(f"{hits[name]:.1f}" for name in names))
+    return table
 
 
 def _mode(figures: Figures, title: str) -> Table:

@@ -78,6 +78,11 @@ def rooms_of(source: Source) -> list[int]:
     return sorted(set(rooms))
 
 
+def engine_room(source: Source) -> int:
+    """Blocks of an engine's first tier: the least room, or one as engines have it."""
+    return {AGENTS: AGENT_ROOMS[1], COMMON: COMMON_ROOMS[0]}.get(source.name, rooms_of(source)[0])
+
+
 def common(seed: int, requests: int) -> list[TraceRequest]:
     """The common trace with ids for its blocks; its conversations are sessions.
 

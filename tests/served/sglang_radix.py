@@ -69,7 +69,7 @@ def test_the_plug_in_makes_the_name_known():
     for given, message in (
         ({"threshold": 3}, "has no 'threshold'"),
         ({"policy": "best"}, "policy is one of"),
-        ({"objective": "speed"}, "objective is one of cost, hits"),
+        ({"objective": "speed"}, "objective is one of cost, balanced, hits"),
         ({"policy": "lru", "objective": "hits"}, "objective"),
     ):
         Context.params.eviction_policy_config = given

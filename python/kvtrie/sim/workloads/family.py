@@ -21,7 +21,7 @@ __all__ = ["Family"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Number of requests of a family.
+    """So many requests of a family.
 
     Attributes:
         name: of the family.

@@ -9,11 +9,11 @@ use pyo3::prelude::*;
 pub(crate) struct Span {
     /// First token.
     start: u64,
-    /// End of the tokens, exclusive.
+    /// One behind the last token.
     stop: u64,
     /// First layer.
     layer_lo: u16,
-    /// End of the layers, exclusive.
+    /// One behind the last layer.
     layer_hi: u16,
     /// "reuse", "load" or "recompute".
     action: &'static str,
