@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run, tell, and return the exit status."""
+    """Run the example, print its report, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m examples.paged_engine")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--audit", action="store_true", help="check kvtrie's books at every step")

@@ -98,7 +98,7 @@ def start(model: Any, gpu: int, host: int, fail_on: int) -> tuple[BlockManager, 
         [Tier("gpu", blocks=gpu, owner="engine"), Tier("host", blocks=host)],
         block_tokens=_BLOCK_TOKENS,
         structure="holes",
-        cost=Cost(ns_per_token=200_000),  # what a token takes here: plans weigh loads against it
+        cost=Cost(ns_per_token=200_000),  # compute time that plans compare with loads
         ranks=2,
     )
     config = model.config.to_dict()
@@ -135,7 +135,7 @@ def serve(
 
 
 def judge(model: Any, answered: dict[str, list[int]], reports: list[StepReport]) -> dict[str, Any]:  # noqa: ANN401
-    """What is wrong, what was promised and not seen, what was seen, in tokens or blocks or steps.
+    """Return errors, missing events, and the events seen, in tokens, blocks or steps.
 
     `margin` is the least distance between the best two logits of a step: far above the rounding
     that another order of additions costs, or the comparison would be a matter of luck.
@@ -161,7 +161,7 @@ def judge(model: Any, answered: dict[str, list[int]], reports: list[StepReport])
     for report in reports:
         sizes = set(report.computed.values())
         seen["batch"] += len(report.computed) > 1
-        seen["mixed batch"] += 1 in sizes and len(sizes) > 1  # a decode beside a prefill
+        seen["mixed batch"] += 1 in sizes and len(sizes) > 1  # a decode and a prefill
         for event in report.events:
             seen[event.what] += event.amount
     missing = [what for what in _PROMISED if not seen[what]]

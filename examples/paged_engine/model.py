@@ -1,7 +1,7 @@
 """Model: one rank's part of a Llama, with attention over block tables.
 
 A rank has some KV heads, the query heads that read them, and the columns of `o_proj` and
-`down_proj` that belong to them. What those two give is a partial sum: `add` makes it whole.
+`down_proj` that belong to them. The output of those two is a partial sum; `add` completes it.
 Invariant: in each layer the KV of the whole batch is written before any is read, and a token sees
 the keys at positions up to its own. So a sequence may be computed in pieces, holes among them.
 Cost: one pass over the batch; attention gathers the blocks of one sequence at a time.
@@ -30,11 +30,11 @@ _COLUMNS = ("o_proj", "down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """What a step computes of one request.
+    """The tokens of one request that a step computes.
 
     Attributes:
         tokens: the tokens whose KV is to be written.
-        positions: where they stand, ascending; the last one is the end of the sequence.
+        positions: their positions, ascending; the last one is the end of the sequence.
         table: the slots of the sequence's blocks, in logical order.
     """
 
@@ -87,7 +87,7 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, batch: list[Sequence], pool: torch.Tensor) -> torch.Tensor:
-        """Write the KV of a batch into `pool`; the logits behind the end of each sequence."""
+        """Write the KV of a batch into `pool`; return the logits after each sequence's end."""
         size, lengths = pool.shape[3], [len(one.tokens) for one in batch]
         positions = torch.tensor([at for one in batch for at in one.positions])
         slots = torch.tensor([one.table[at // size] for one in batch for at in one.positions])
@@ -125,7 +125,7 @@ def _rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 
 
 def _attend(query: torch.Tensor, one: Sequence, pool: torch.Tensor) -> torch.Tensor:
-    """What queries `(n, heads, dim)` read from a sequence's blocks of one layer."""
+    """Return attention of queries `(n, heads, dim)` over a sequence's blocks of one layer."""
     keys = one.positions[-1] + 1
     kv = pool[torch.tensor(one.table)].transpose(0, 1).flatten(1, 2)[:, :keys].transpose(1, 2)
     seen = torch.arange(keys) <= torch.tensor(one.positions)[:, None]

@@ -1,7 +1,7 @@
 """PendingMoves: kvtrie's moves on their way through the ranks, and what became of them.
 
     moves        each is handed out once; a move is one copy, the same slots on every rank
-    complete     a rank tells how its part went; when all have, kvtrie counts on the bytes
+    complete     a rank reports the result of its part; after the last report the bytes are valid
 
 Invariant: a move is sent when the one it names as `after` has ended well on all ranks, and never if
 that one failed. Cost: a pass over the moves that wait, per step.
@@ -40,7 +40,7 @@ class PendingMoves:
         return able
 
     def complete(self, replies: list[Reply], now: int) -> set[int]:
-        """Tell kvtrie what the ranks have replied; the moves that failed.
+        """Report the ranks' replies to kvtrie; return the moves that failed.
 
         A move is done when all ranks have done it, and has failed when one has not.
         """
@@ -50,8 +50,8 @@ class PendingMoves:
             for ident, why in reply.failed.items():
                 self._manager.complete(ident, now=now, ok=False, rank=rank, error=why)
                 failed.add(ident)
-        # What waited for a failed move has failed with it, in kvtrie's books already. Moves stand
-        # in an order in which `after` comes first, so one pass finds whole chains.
+        # kvtrie has failed the moves that depend on a failed one. `after` precedes its dependents
+        # in the order of moves, so one pass finds whole chains.
         for ident, move in list(self._waiting.items()):
             if move.after[0] in failed:
                 failed.add(ident)

@@ -1,7 +1,8 @@
 """Ranks: the two worker processes, as the scheduler sees them.
 
-Invariant: a step is answered by both ranks, or both are gone and `RankLostError` tells who ended.
-Nobody waits for a dead process: its end of a pipe is the only one, and dies with it.
+Invariant: a step is answered by both ranks, or both are gone and `RankLostError` names the one
+that ended.
+No process waits for a dead one: its end of a pipe is the only one, and closes with it.
 Cost: one message to and one from each rank per step.
 """
 
@@ -53,7 +54,7 @@ class Ranks:
             return [pipe.recv() for pipe in self._pipes]
         except (EOFError, ConnectionError):
             self.close()
-        # Who only lost its neighbour has left with status 0.
+        # A rank that only lost its neighbour exits with status 0.
         ends = [(one.name, one.pid, one.exitcode) for one in self.processes if one.exitcode]
         told = [f"{name} (process {pid}) ended with status {status}" for name, pid, status in ends]
         raise RankLostError(", ".join(told) or "the workers hung up")

@@ -1,4 +1,4 @@
-"""Scheduler: who runs in a step and in which slots.
+"""Scheduler: which requests run in a step, and in which slots.
 
 The gpu tier is ours (`owner="engine"`): we hand its slots out and name them with `bind`. kvtrie
 decides what the host tier keeps, what of it a request loads, and what must be copied when. A
@@ -12,7 +12,7 @@ request's life, call by call:
     suspend, resume   a request steps back when room runs out, and comes again
     release           what host lacks is written there; then the slots are ours again
 
-Invariant: a slot is given to nobody while a lease, or a move that has not ended, uses it.
+Invariant: a slot is not reused while a lease, or a move that has not ended, uses it.
 Cost: one message to and from each rank per step; a few calls of microseconds per request.
 """
 
@@ -45,7 +45,7 @@ class ChatRequest:
 
 
 class StepEvent(NamedTuple):
-    """Something worth a line: who, what, and how many tokens or moves."""
+    """An event of a request, with its number of tokens or moves."""
 
     who: str
     what: str
@@ -64,7 +64,7 @@ class StepReport:
 class _Run:
     """An admitted request: kvtrie's hold on it, and ours, the slots of its blocks in order.
 
-    The KV of its first `shared` tokens stood in our slots when it came.
+    The KV of its first `shared` tokens was in our slots when it arrived.
     """
 
     request: ChatRequest
@@ -78,7 +78,7 @@ class Scheduler:
 
     Args:
         manager: with `structure="holes"`. Our model computes any position, so a block that is lost
-            costs that block and none behind it.
+            costs that block and none after it.
         ranks: the workers.
         clock: nanoseconds that never fall.
     """
@@ -144,7 +144,7 @@ class Scheduler:
                 return
             self._waiting.popleft()
             # Nothing is loaded into slots that have it already. So the plan decides alone only if
-            # none has; else it is told which blocks to load, those that host has behind ours.
+            # none has; else we name the blocks to load: those on host after ours.
             load = "none" if here else "plan"
             lease = self._manager.acquire(request.tokens, now=now, load=load)
             run = _Run(request, lease, self.slots.hold(here), shared=len(here) * self._size)
@@ -153,8 +153,8 @@ class Scheduler:
             if here and run.shared < lease.matched:
                 lease.load(blocks=(len(here), lease.matched // self._size), now=now)
             self._enter(run)
-            # A commit says that KV is written, no matter by whom: what we share counts for this
-            # lease too, beyond what host had of it.
+            # A commit reports that KV is written, by any request: blocks that we share count for
+            # this lease too, beyond those that host had.
             if run.shared > lease.matched:
                 lease.commit(request.tokens[lease.matched : run.shared], now=now)
 
@@ -169,7 +169,7 @@ class Scheduler:
     def _grow(self) -> None:
         """A slot for each run whose next token begins a block; if none is left, the youngest goes.
 
-        Its slots are free when its blocks are written down. Until then who needs one waits.
+        Its slots are free when its blocks are written down. Until then requests that need one wait.
         """
         for run in list(self._running):
             if run not in self._running or not self._lacks(run):
@@ -188,10 +188,10 @@ class Scheduler:
         self._leave(run, run.lease.suspend(now=self._clock()))
 
     def _resume(self) -> None:
-        """Bring back who stepped back, before anybody new.
+        """Resume preempted requests before new ones.
 
-        It is planned anew: some of its blocks are loaded, the others computed. `NoSpaceError` would
-        speak of room that kvtrie gives, and on the gpu it gives none.
+        Each is planned again: some of its blocks are loaded, the others computed. There is no
+        `NoSpaceError`: kvtrie does not allocate on the gpu.
         """
         while self._suspended and self._lacks(run := self._suspended[0]) <= self.slots.free:
             run.lease.resume(now=self._clock())
@@ -199,7 +199,7 @@ class Scheduler:
             self._tell(run, "resumed", len(run.request.tokens))
 
     def _leave(self, run: _Run, reading: Iterable[int]) -> None:
-        """Give a run's slots back; `suspend` and `release` tell which moves still read them."""
+        """Give a run's slots back; `reading` has the moves that still read them."""
         self.slots.give(run.table, reading)
         run.table, run.shared = [], 0
 
@@ -207,7 +207,7 @@ class Scheduler:
         return -(-tokens // self._size)
 
     def _lacks(self, run: _Run) -> int:
-        """How many slots a run needs for the tokens it has, beyond its own."""
+        """Return the number of slots that a run lacks for its tokens."""
         return self._blocks(len(run.request.tokens)) - len(run.table)
 
     # ------------------------------------------------------------------------ moves and tokens
@@ -220,14 +220,14 @@ class Scheduler:
             if amount:
                 self._report.events.append(StepEvent("blocks", what, amount))
         self.slots.ended(copies.keys() | failed)
-        # kvtrie has planned anew: `plan.recompute` now names the tokens that did not come.
+        # kvtrie has updated the plan: `plan.recompute` now has the tokens that failed to load.
         runs = {run.lease.id: run for run in self._running}
         for loss in self._manager.failed():
             if loss.lease in runs:
                 self._tell(runs[loss.lease], "failed load", loss.stop - loss.start)
 
     def _sequence(self, run: _Run) -> Sequence:
-        """What is to be computed: the holes of the match, and all behind what the lease holds."""
+        """Return the tokens to compute: the holes of the match, and all after its blocks."""
         tokens = run.request.tokens
         holes = run.lease.plan.recompute()  # none after the first commit
         holes = holes[holes >= run.shared].tolist()  # kvtrie takes ours for holes
@@ -236,7 +236,7 @@ class Scheduler:
         return Sequence([tokens[at] for at in positions], positions, run.table)
 
     def _commit(self, batch: list[_Run], answers: list[int]) -> None:
-        """Book what the batch has written, append what it has answered, let go who is done.
+        """Commit the batch's blocks, append its answers, and release finished requests.
 
         The KV of an answer is written by the next step, so it is committed then.
         """

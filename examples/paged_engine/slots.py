@@ -1,8 +1,8 @@
-"""Slots: the engine's own memory of blocks, who uses it, and what stands in it.
+"""Slots: the engine's own memory of blocks, its holders and its contents.
 
 kvtrie claims nothing here beyond a lease: what ended requests leave behind is ours to find again.
 Invariant: a slot is free or has holders, each a request or a move; a named slot is held and its KV
-is written, so whoever begins with the same tokens may hold it too.
+is written, so any request that begins with the same tokens may hold it too.
 Cost: O(1) per slot; names hash a whole prefix per block, where a real engine would chain hashes.
 """
 
@@ -27,7 +27,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many nobody holds."""
+        """Number of free slots."""
         return len(self._free)
 
     @property
@@ -36,7 +36,7 @@ class Slots:
         return bool(self._leaving)
 
     def take(self, count: int) -> list[int]:
-        """Hold free slots; the caller has looked that there are so many."""
+        """Hold `count` free slots; the caller has checked that they exist."""
         return self.hold([self._free.pop() for _ in range(count)])
 
     def hold(self, slots: list[int]) -> list[int]:
@@ -50,7 +50,7 @@ class Slots:
         self.ended(())
 
     def ended(self, moves: Iterable[int]) -> None:
-        """Some moves have ended: what nobody holds any more is free, and forgotten."""
+        """Apply ended moves: slots without a holder become free, and lose their names."""
         before, self._leaving = self._leaving, []
         for reading, slots in before:
             reading.difference_update(moves)
@@ -68,7 +68,7 @@ class Slots:
             self._named.setdefault(tuple(tokens[: (block + 1) * self._size]), table[block])
 
     def find(self, tokens: list[int]) -> list[int]:
-        """The slots of the leading full blocks that stand here; one token or more is left over."""
+        """Return the slots of the leading full blocks stored here; at least one token is left."""
         found: list[int] = []
         for end in range(self._size, len(tokens), self._size):
             if (slot := self._named.get(tuple(tokens[:end]))) is None:

@@ -62,7 +62,7 @@ def serve(rank: int, setup: Setup, scheduler: Connection, neighbour: Connection)
             while True:
                 scheduler.send(worker.step(scheduler.recv()))
         except (EOFError, ConnectionError):
-            return  # somebody is gone; if that is the neighbour, the scheduler tells
+            return  # the scheduler or the neighbour has ended; the scheduler reports the latter
 
 
 class _FailingPool(Pool):

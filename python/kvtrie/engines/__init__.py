@@ -1,1 +1,1 @@
-"""Clients that serve real models: one file per engine, each imported only by who uses it."""
+"""Clients that serve real models: one file per engine, imported only where it is used."""

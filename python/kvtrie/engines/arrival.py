@@ -1,8 +1,8 @@
-"""Arrival: what the rows of a cache load, layer by layer beside the pass that comes first.
+"""Arrival: loads of a cache's rows, layer by layer during the first pass.
 
-Only what comes from memory goes by layer. What a storage holds is proved block by block, and a
-damaged one makes the match shorter, which has to be known before a pass begins; so does what is
-computed amid a match, from all layers of what lies before it.
+Only blocks from memory load by layer. A block on a storage is verified whole, and a damaged one
+makes the match shorter, which must be known before a pass begins. Holes that are computed inside a
+match also need all layers of the tokens before them.
 Invariant: a layer that `wait` was called for is there for every row. Cost: as `LayerLoads`.
 """
 
@@ -112,7 +112,7 @@ class Arrival:
             self._engine.end(self._loads.pop())
 
     def abandon_elsewhere(self) -> None:
-        """The same on a thread: whoever collects garbage may be the thread that is waited for."""
+        """Abandon on another thread: garbage may be collected on the thread that is waited for."""
         threading.Thread(target=self.abandon, name="kvtrie-abandon", daemon=True).start()
 
 

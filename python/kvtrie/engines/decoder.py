@@ -60,11 +60,11 @@ def _alone(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 class _Seen(Exception):  # noqa: N818 - not an error: the pass has done its work
-    """What was asked for has been seen."""
+    """The wanted states have been captured: end the pass."""
 
 
 class _Merging(Cache):
-    """What a layer sees as its cache: K and V of its tokens go out, those of all come in."""
+    """The cache of a layer: hands out K and V of its tokens, returns those of all."""
 
     def __init__(self, merge: Merge) -> None:
         super().__init__(layers=[])
@@ -145,7 +145,7 @@ class Decoder:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the model has embeddings of."""
+        """Number of tokens that the model has embeddings of."""
         return len(cast("Any", self.model).get_input_embeddings().weight)
 
     def identity(self) -> str:
@@ -273,17 +273,17 @@ class Decoder:
     @_alone
     @torch.no_grad()
     def prefill(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits `(vocabulary,)` behind the last of some tokens: the model's own full pass."""
+        """Return logits `(vocabulary,)` after the last token, by the model's full pass."""
         given: Any = {"input_ids": ids.to(self.device)[None], "use_cache": False}
         return cast("Any", self.model)(**given, logits_to_keep=1).logits[0, -1]
 
     @_alone
     @torch.no_grad()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits `(n, vocabulary)` of states behind the last layer.
+        """Return logits `(n, vocabulary)` of states after the last layer.
 
-        The model makes them, with whatever it does behind its last norm: it runs over as many
-        tokens, whose states are exchanged there. So it costs a pass.
+        The model computes them, with every step after its last norm: it runs over `n` tokens, and
+        their states are replaced there. So it costs a pass.
         """
         places = torch.arange(len(hidden), device=self.device)[None]
 
@@ -308,7 +308,7 @@ class Decoder:
         return made[self._kinds[index]] if isinstance(made, dict) else made
 
     def _kind(self, index: int) -> str | None:
-        """What the rotary module is asked for: the layer's kind, where it turns by kinds."""
+        """Return the kind of a layer, if the rotary module depends on it."""
         return self._kinds[index] if self._by_kind else None
 
     def _turns(

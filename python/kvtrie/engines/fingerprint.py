@@ -2,7 +2,7 @@
 
 It digests every parameter and buffer, the configuration (RoPE settings are part of it), and which
 adapters are active or merged. It is computed once per model object and again when something in it
-has changed: an object replaced, or a tensor written in place, which `Tensor._version` tells.
+has changed: an object replaced, or a tensor written in place, as `Tensor._version` shows.
 Invariant: a cache takes KV of one fingerprint only.
 Cost: one pass over all weights, 0.9 processor seconds for 135M parameters in float32, shared by up
 to eight threads; afterwards a look at each tensor and module, a microsecond each, per call.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fingerprint", "require_same"]
 
-# What a configuration says of the file it came from and of what is asked of the model's outputs.
+# Keys of a configuration that name its file or choose the model's outputs.
 _SILENT = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache")
 _ADAPTERS = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
 
@@ -64,7 +64,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     has another name. It is computed once per model object, and again after a change. Seen is
     whatever torch counts as a change of a tensor (optimizers, `load_state_dict`, writing in place),
     and any tensor or adapter that was replaced. Writing through `Tensor.data` or memory shared with
-    NumPy leaves no trace: call `torch.autograd.graph.increment_version` behind it. Of tensors made
+    NumPy leaves no trace: call `torch.autograd.graph.increment_version` after it. Of tensors made
     under `torch.inference_mode` torch counts no changes, so they are read on every call.
 
     Args:
@@ -101,7 +101,7 @@ def require_same(manager: BlockManager, model: PreTrainedModel) -> None:
     if mine != theirs:
         raise ConfigError(
             f"the manager keeps KV of {theirs!r}, and fingerprint(model) is {mine!r}: other "
-            "weights, adapters or RoPE settings make other KV; use a manager of its own"
+            "weights, adapters or RoPE settings make other KV; use a separate manager"
         )
 
 
@@ -123,7 +123,7 @@ def _state(model: torch.nn.Module) -> _State:
                 continue
             kept = ref(tensor)
             refs.append(kept)
-            # Of an inference tensor nothing tells a change: an object that is equal to no other.
+            # Inference tensors have no version: use an object that is equal to no other.
             version = object() if tensor.is_inference() else tensor._version  # noqa: SLF001
             numbers += (id(kept), version, tensor.data_ptr())
         if "merged_adapters" in own:

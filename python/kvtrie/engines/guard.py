@@ -1,7 +1,7 @@
 """Guard: a check of the inputs by which a pass could make KV depend on more than tokens.
 
 KV is found again by tokens alone, so a pass whose keys and values come from anything else as well
-(other positions, other masks, images, dropout) would serve wrong KV to the next one who asks.
+(other positions, other masks, images, dropout) would serve wrong KV to the next request.
 Invariant: what a pass is given and is not known here to be harmless is refused before it runs.
 Cost: one look at each argument, module and position of a pass.
 """
@@ -37,15 +37,15 @@ _RETURNS = frozenset({"past_key_values", "use_cache", "return_dict", "logits_to_
 
 # A value of these matters even where it is False.
 _STATED = frozenset({"is_causal"})
-# What a user gives of each medium that generate() encodes before the first pass.
+# Arguments of the media that generate() encodes before the first pass.
 _MEDIA = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
-# Who defines hooks whose result depends on weights and inputs alone: our own ones, pruning and
+# Packages with hooks whose result depends on weights and inputs only: kvtrie's, pruning and
 # parallelism of torch, transformers' capture of outputs, accelerate's placement of weights.
 _STEADY = ("kvtrie.", "torch.nn.utils.", "torch.distributed.", "transformers.", "accelerate.")
 
 
-# Their masks see all tokens, transformers' own cache only those of the window: what such a model
-# says behind a prompt longer than that depends on how the prompt was cut into passes.
+# Their masks see all tokens, transformers' own cache only those of the window: the
+# answer to a prompt longer than that depends on how the prompt was cut into passes.
 _TORN = frozenset({"moshi"})
 _NO_GRADIENTS = (
     "cached K and V carry no gradient, so weights would silently miss theirs: run the model under "
@@ -90,7 +90,7 @@ class Guard:
         if "position_ids" not in forward:
             raise ConfigError(
                 f"{type(model.base_model).__name__} takes no position_ids, so its tokens cannot be "
-                "computed in holes, nor is it seen where they stand"
+                "computed in holes, nor are their positions known"
             )
         for name, module in cast("Iterable[tuple[str, object]]", decoder.named_modules()):
             causal = getattr(module, "is_causal", True) and getattr(module, "is_decoder", True)
@@ -103,7 +103,7 @@ class Guard:
         if config.model_type in _TORN:
             raise ConfigError(
                 f"{type(model.base_model).__name__} attends beyond its window of "
-                f"{config.sliding_window} tokens within a pass and not behind transformers' own "
+                f"{config.sliding_window} tokens within a pass and not after transformers' own "
                 "cache, so no answer of it is the right one"
             )
         # Falcon builds ALiBi from a mask of rows and columns, and holes take a mask per query.
@@ -117,7 +117,7 @@ class Guard:
         self._device = model.device.type
 
     def recovers(self, length: int) -> bool:
-        """Whether the model can compute single tokens of a sequence of so many."""
+        """Whether the model can compute single tokens of a sequence of `length` tokens."""
         return self._counts_from is None or length < self._counts_from
 
     def check_recovery(self, length: int) -> None:
@@ -355,11 +355,11 @@ def states(keys: torch.Tensor, values: torch.Tensor, pool: Pool) -> None:
 def _positions(
     positions: torch.Tensor | None, past: int, tokens: torch.Tensor, queries: int
 ) -> int:
-    """How many cached columns a pass repeats: none, or all if it says positions from 0 on."""
+    """Return the number of cached columns a pass repeats: none, or all if positions begin at 0."""
     if positions is None:
         if int(tokens[:, 0].min()) < 0:
             raise ConfigError(
-                "a model counts padding as tokens unless it is told position_ids: pass those of "
+                "a model counts padding as tokens unless it gets position_ids: pass those of "
                 "each row, counted from its first token"
             )
         return 0
@@ -384,7 +384,7 @@ def _positions(
 
 
 def _hides_padding(mask: object, tokens: torch.Tensor) -> None:
-    """A pass sees all tokens before each of its own, or its KV is another."""
+    """Refuse a mask that hides a token from later ones: their KV would differ."""
     if mask is None:
         if int(tokens[:, 0].min()) < 0:
             raise ConfigError("padded rows need an attention_mask that hides their padding")
@@ -408,5 +408,5 @@ def _hides_padding(mask: object, tokens: torch.Tensor) -> None:
 
 
 def _miscounted(said: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Where positions are not the tokens' indices; padding may say any up to the largest."""
+    """Mark positions that are not the tokens' indices; padding may have any up to the largest."""
     return (said != tokens) & ((tokens >= 0) | (said > tokens.max()))

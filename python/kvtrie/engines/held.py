@@ -1,6 +1,6 @@
-"""HeldCache: a transformers `Cache` over K and V that a fused cache stands on.
+"""HeldCache: a transformers `Cache` over the K and V of a fused cache.
 
-Invariant: the first tokens are what fusion made; what passes add stands behind them and is matched
+Invariant: the first tokens are the fused ones; tokens of later passes follow them and are matched
 by no other request. Cost: per pass and layer one write of the new tokens and one read of all.
 """
 

@@ -1,4 +1,4 @@
-"""Mask: which keys each query sees, where queries have positions of their own.
+"""Mask: which keys each query sees, where queries carry their own positions.
 
 Invariant: a query sees keys at positions up to its own, as far back as its kind of layer goes.
 Cost: `queries × keys` numbers per kind of layer.
@@ -37,7 +37,7 @@ def masks(
     config: Any = cast("Any", model.config).get_text_config(decoder=True)
     if config._attn_implementation not in _MASKED:  # noqa: SLF001 - has no public name
         raise ConfigError(
-            f"tokens at positions of their own need attention that takes any mask, "
+            f"tokens at separate positions need attention that takes any mask, "
             f"{' or '.join(_MASKED)}, not {config._attn_implementation!r}"  # noqa: SLF001
         )
     window = getattr(config, "sliding_window", None)

@@ -1,9 +1,9 @@
 """Recovery: the KV that was dropped inside a cached prefix, computed again at its own positions.
 
-Every missing token of a prefix goes through the model in one pass, however the holes lie: queries
-carry their own positions, keys lie in logical order, and a query sees the keys at positions up
+Every missing token of a prefix goes through the model in one pass, wherever the holes are: queries
+carry their own positions, keys are in logical order, and a query sees the keys at positions up
 to its own (Pensieve, section 4.3.4, recovers dropped tokens the same way). The pass ends at the
-deepest layer that misses anything: what lies above is still there.
+deepest layer that misses a token: the layers above are complete.
 Invariant: only missing (layer, position) pairs are written, so what is reused stays bit-identical.
 Cost: one forward over the missing tokens, with attention over the prefix up to the last of them.
 """

@@ -1,7 +1,7 @@
 """RopeLimits: the lengths of a sequence at which a model begins to rotate its keys in another way.
 
 Most kinds of RoPE rotate a key by its position alone. LongRoPE has one set of frequencies for
-sequences up to its original length and another beyond: KV of the two is told apart by the scope.
+sequences up to its original length and another beyond: KV of the two has different scopes.
 Dynamic RoPE has others for each length beyond the original one: those are refused.
 Invariant: KV of equal tokens in equal scopes was rotated by equal frequencies.
 Cost: a comparison per pass.
@@ -80,14 +80,14 @@ class RopeLimits:
         return next((switch for switch in self.switches if total <= switch), None)
 
     def regime(self, length: int) -> int:
-        """How many of the switches a pass up to `length` tokens is beyond.
+        """Return the number of switches below `length` tokens.
 
         Raises:
             ConfigError: beyond the limit or the window.
         """
         if self.limit is not None and length > self.limit:
             raise ConfigError(
-                f"dynamic RoPE rotates all keys anew with each token beyond {self.limit}, so KV "
+                f"dynamic RoPE rotates all keys again with each token beyond {self.limit}, so KV "
                 f"of {length} tokens cannot be kept: run such a sequence without KvtrieCache"
             )
         if self.window is not None and length > self.window:

@@ -40,9 +40,9 @@ class Chunk:
         layer: index of the layer.
         keys: K `(block_tokens, kv_heads, head_dim)`, a view that holds until the manager next
             changes; None where no memory holds it.
-        values: V likewise.
+        values: V, in the same form.
         context: tokens before the block.
-        session_blocks: blocks of the conversation, those included that `put` was told of ahead.
+        session_blocks: blocks of the conversation, with those that `put` announced ahead.
         layers: layers of the model.
         last_access: the time of its last use in nanoseconds; None if it is dropped.
         tier: kind of the fastest tier that holds it, or "dropped".
@@ -66,7 +66,7 @@ class Gathered:
 
     Attributes:
         keys: K `(tokens, kv_heads, head_dim)`; zeros at the holes.
-        values: V `(tokens, kv_heads, v_head_dim)` likewise.
+        values: V `(tokens, kv_heads, v_head_dim)`; zeros at the holes.
         holes: int64, ascending: the positions that are on no tier, or could not be loaded.
     """
 
@@ -224,7 +224,7 @@ class Sessions:
         del self._known[session]
 
     def get(self, session: str, block: int, layer: int) -> Chunk:
-        """Where one layer of a block is, with views of K and V if memory holds them.
+        """Return the tier of one layer of a block, with views of K and V if memory holds them.
 
         Nothing is moved, pinned or refreshed.
 
@@ -268,8 +268,8 @@ class Sessions:
     def gather(self, session: str, layer: int) -> Gathered:
         """K and V of one layer of a whole conversation; what is on lower tiers is loaded.
 
-        What cannot be loaded is a hole; without holes in the scope's structure, so is all behind
-        it.
+        Tokens that cannot be loaded are holes; unless the scope's structure allows holes, so are
+        all tokens after them.
 
         Raises:
             ConfigError: there is no such session or layer.

@@ -22,7 +22,7 @@ __all__ = ["Step"]
 
 @dataclass(slots=True)
 class Step:
-    """Where each new row of K and V goes, and which rows each query may see.
+    """Slots of the new rows of K and V, and the rows that each query may see.
 
     Attributes:
         pool: the memory of the first tier.
@@ -56,7 +56,7 @@ class Step:
         Args:
             pool: the memory of the first tier.
             tables: per row, its units, int64 `(layers, blocks)`.
-            pads: per row, how many columns lie before its first token.
+            pads: per row, the number of columns before its first token.
             held: per row, how many tokens have KV already; those are not written again.
             past: columns before the new ones.
             queries: new columns.

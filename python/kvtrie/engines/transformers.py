@@ -2,8 +2,8 @@
 
 It goes wherever transformers takes a cache: `model.generate(..., past_key_values=cache)` and the
 plain forward. Opening one looks the prompts up, waits for what is loaded, computes what was
-dropped in their midst; the caller then computes the rest, as behind any filled cache. Where all
-comes from memory, the first pass does the waiting, a layer at a time.
+evicted inside them; the caller then computes the rest, as with any filled cache. If all blocks
+come from memory, the first pass waits for each layer.
 Invariants: column `c` of row `b` is token `c - pad[b]` of that row; the leases hold every token
 whose KV was written by a finished pass, and nothing else; what was computed from more than tokens
 is refused before it is held.
@@ -77,19 +77,19 @@ class KvtrieCache(Cache):
     search, several returned sequences) makes each row fork when its first pass comes. A pass that
     gives whole rows from position 0 on, as assisted generation begins, computes what the cache
     lacks. KV is found again by tokens, so a pass must depend on nothing else: a model in training
-    mode, gradients, autocast, positions or masks of one's own, and every argument that is not
+    mode, gradients, autocast, given positions or masks, and every argument that is not
     known to be harmless are refused.
 
     Args:
-        model: the model that will run, in evaluation mode; a hook on it tells the cache the
+        model: the model that will run, in evaluation mode; a hook on it passes the cache the
             tokens of each pass.
         executor: carries out the moves of the manager that is shared.
         input_ids: int64 `(batch, columns)`, the prompts.
         attention_mask: `(batch, columns)`, 0 before each row's first token; None for no padding.
-        reserve: tokens behind each prompt to make room for at once; otherwise room grows with
+        reserve: tokens after each prompt to make room for at once; otherwise room grows with
             every pass, and a full tier may stop a generation midway.
-        scope: whose KV may be shared. Where RoPE changes beyond some length, the KV of longer
-            batches gets a scope of its own.
+        scope: whose KV may be shared. If RoPE changes beyond some length, the KV of longer
+            batches gets a separate scope.
         sessions: the conversation of each row, for retention.
         use_layerwise: let the first pass wait layer by layer for what is loaded from memory;
             otherwise opening waits for all of it, as for what is read from a storage and where
@@ -105,7 +105,7 @@ class KvtrieCache(Cache):
             depends on more than tokens (a forward hook that is not kvtrie's, transformers' or
             accelerate's among them), or another model than the one whose KV the manager keeps; see
             `fingerprint`.
-        NoSpaceError: the prompts and `reserve` do not fit beside what is in use.
+        NoSpaceError: the prompts and `reserve` do not fit next to the blocks in use.
         TransferError: a move that the prompts await cannot be carried out.
     """
 
@@ -308,7 +308,7 @@ class KvtrieCache(Cache):
             keep = max(0, self._past - row.pad)
             if row.lease.tokens > keep:
                 row.lease.truncate(keep, now=self._executor.clock())
-            # Behind the cut, other tokens may follow.
+            # Other tokens may follow the cut.
             self._rows[at] = replace(row, tokens=row.tokens[:keep])
 
     def reset(self) -> None:
@@ -359,7 +359,7 @@ class KvtrieCache(Cache):
             self._recover()
             if any(row.lease.tokens < self._past - row.pad for row in self._rows):
                 raise TransferError(f"{error}; the match is shorter now: open another") from error
-            if self._step is not None:  # what was computed may stand in other slots
+            if self._step is not None:  # computed blocks may be in other slots now
                 self._step = self._places(self._step.keys - self._past)
 
     def _arrive(self) -> None:
@@ -443,7 +443,7 @@ class KvtrieCache(Cache):
         return self._places(queries)
 
     def _places(self, queries: int) -> Step:
-        """Where a pass over so many columns finds and puts its keys and values."""
+        """Return the slots that a pass over `queries` columns reads and writes."""
         return Step.of_columns(
             self._pool,
             [self._pool.table(row.lease.slots(0)) for row in self._rows],

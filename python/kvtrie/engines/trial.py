@@ -33,7 +33,7 @@ _TOKENS = 2
 _APART = 1e-4
 # Of each model that has been tried, the module that its passes enter.
 _entries: WeakKeyDictionary[PreTrainedModel, ref[torch.nn.Module]] = WeakKeyDictionary()
-# What a model raises that finds another cache than it wants. Memory that runs out is no verdict.
+# Errors of a model that gets an unsuitable cache. Running out of memory is not one of them.
 _UNFIT = (AttributeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError)
 
 
@@ -61,7 +61,7 @@ class _Recorder(Cache):
         if key_states.shape[2] != _TOKENS:
             raise ConfigError(
                 f"the model caches K and V of {key_states.shape[2]} tokens where {_TOKENS} were "
-                "given: prompt tuning and the like add tokens of their own, which no token names"
+                "given: prompt tuning and the like add positions that no token names"
             )
         self.given.append(layer_idx)
         self.first += [key_states[0, :, 0].float(), value_states[0, :, 0].float()]

@@ -1,4 +1,4 @@
-"""Weighing: how much attention each key is given in a pass, beside what attention gives.
+"""Weighing: how much attention each key is given in a pass, in addition to attention's output.
 
 While it is on, layers run an implementation of attention that also adds up its weights. It knows
 masks and soft caps; sinks are left out.

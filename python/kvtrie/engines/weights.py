@@ -104,7 +104,7 @@ def _flat(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
         dense = tensor.detach().permute(order)
         told = () if tensor.is_contiguous() or not dense.is_contiguous() else strides
         dense = dense if told else tensor.detach()
-        # A number of its own axis can be seen as bytes, whatever its type.
+        # Numbers on a separate axis can be viewed as bytes, whatever their type.
         flat = dense.contiguous().reshape(-1, 1).view(torch.uint8).reshape(-1)
         flat[:1].cpu()  # a tensor without memory raises here
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:

@@ -230,7 +230,7 @@ class KvtrieRadixCache(RadixCache):
                 super().checkpoint(req, up_to=up_to)
 
     def evict(self, params: EvictParams) -> EvictResult:
-        """Give back at least so many tokens, as far as they are not locked."""
+        """Evict at least `params.num_tokens` tokens, as far as they are not locked."""
         begun, size = time.perf_counter(), self.page_size
         count = min(-(-params.num_tokens // size), len(self._rows) - len(self._locked))
         if self.disable or count <= 0:
@@ -258,7 +258,7 @@ class KvtrieRadixCache(RadixCache):
         self._locked.update(node.blocks.tolist())
         return IncLockRefResult(delta=(before - len(self._locked)) * self.page_size)
 
-    def dec_lock_ref(  # pyright: ignore[reportIncompatibleMethodOverride] - likewise
+    def dec_lock_ref(  # pyright: ignore[reportIncompatibleMethodOverride] - as above
         self,
         node: Path,
         params: DecLockRefParams | None = None,  # noqa: ARG002
@@ -307,7 +307,7 @@ class KvtrieRadixCache(RadixCache):
         print(f"#tokens: {self.total_size()}")  # noqa: T201 - what SGLang asks for
 
     def _tokens(self, key: RadixKey) -> tuple[NDArray[np.uint32], Scope] | None:
-        """Whole pages of a key and who may share them; None if there are none.
+        """Return the whole pages of a key and their scope; None if there are none.
 
         Ids beyond 32 bits, which SGLang makes of images, have no place in the trie: such a key
         neither matches nor is kept.

@@ -54,7 +54,7 @@ class KvtrieHiCache(HiCacheStorage):
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:  # noqa: ANN401, ARG002
         extra: dict[str, Any] = dict(storage_config.extra_config or {})
         known = {*_SGLANGS, *_KEYS}
-        # SGLang's own keys of prefetching stand beside ours.
+        # The same section has SGLang's own keys of prefetching.
         strange = [
             shown(key)
             for key in extra

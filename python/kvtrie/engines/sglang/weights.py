@@ -106,7 +106,7 @@ def identity() -> str:
 
 
 def _adapters() -> bytes:
-    """What the adapters of the command line are made of; random if one is not on this machine."""
+    """Digest of the command line's adapters; random if one is not on this machine."""
     told = hashlib.blake2b(digest_size=32)
     for adapter in _paths():
         folder = Path(adapter)

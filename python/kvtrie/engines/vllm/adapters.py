@@ -1,10 +1,10 @@
 """Adapters: the content of each adapter as vLLM has loaded it, in the scheduler's process.
 
-vLLM reads the files of an adapter when a request first names it, when it is told to load it, and
+vLLM reads the files of an adapter when a request first names it, on a call that loads it, and
 with each request whose `load_inplace` is set. The digest of the files is taken then; later requests
-look at their sizes and times only.
+compare their sizes and times only.
 Invariant: a name is given only while the files are what was loaded. Once they have changed and vLLM
-was not told to load them, it may compute with either, so nothing of the adapter is found or kept.
+has not reloaded them, it may compute with either, so no block of the adapter is found or stored.
 Cost: a `stat` of each file per request; a pass over the files when they are new.
 """
 
@@ -26,7 +26,7 @@ _FILES = ("adapter_*", "new_embeddings*")
 
 
 class Adapters:
-    """What is known of adapters, by vLLM's numbers."""
+    """Digests of loaded adapters, by vLLM's adapter ids."""
 
     def __init__(self) -> None:
         self._loaded: dict[int, str] = {}
@@ -56,7 +56,7 @@ class Adapters:
     def loaded(self, adapter: LoRARequest) -> bool:
         """Note that vLLM loads an adapter; whether it replaces another of its number.
 
-        vLLM reads no files if it has one of the number and was not told to replace it.
+        vLLM reads no files if an adapter of that id is loaded and need not be replaced.
         """
         before = self._loaded.get(adapter.lora_int_id)
         if before is None or adapter.load_inplace:

@@ -1,7 +1,8 @@
 """AgeWriter: a thread that writes ages of blocks into the files of a disk while a server runs.
 
-Invariant: who gives rows waits for no device; what a device is too slow for is dropped, the oldest
-first, and a failure is only logged: the blocks are found all the same. Cost: a thread that sleeps.
+Invariant: a caller never waits for a device; rows that a slow device cannot take are dropped, the
+oldest first, and a failure is only logged: the blocks are found all the same.
+Cost: a thread that sleeps.
 """
 
 from __future__ import annotations

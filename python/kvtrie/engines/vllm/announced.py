@@ -57,7 +57,7 @@ class Change(NamedTuple):
         hash: vLLM's hash of it.
         parent: that of the block before it; None for a first one.
         tokens: its tokens.
-        extra: the facts beside its tokens.
+        extra: the facts in its hash other than its tokens.
     """
 
     stored: bool
@@ -136,7 +136,7 @@ class Announced:
             self._new[handle] = bytes(name), extra, at == 0
 
     def take(self, events: Iterable[Event]) -> Iterator[Change]:
-        """What is to be published, in order.
+        """Yield the changes to publish, in order.
 
         Args:
             events: events of residency, as the manager gave them.

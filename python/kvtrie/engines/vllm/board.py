@@ -2,7 +2,7 @@
 
 vLLM's `OffloadingConnector` carries nothing from workers to secondary tiers in the scheduler's
 process before the first request. Both sides share this machine's memory already, for the chunks, so
-the digests have a small file of their own next to them: a counter of questions, and per rank the
+the digests have a small file next to them: a counter of questions, and per rank the
 number of the question that it has answered and the digest.
 Invariant: `read` returns digests that were all computed after the last question, or None. A worker
 writes its digest before the number, so no half of one is read. Cost: a read of memory per step.

@@ -60,7 +60,7 @@ HOST, DISK = 1, 2
 
 @dataclass(slots=True)
 class Planned:
-    """What a step that is under way will have written, of the runs that fill blocks by it."""
+    """A step in flight and the requests whose blocks it fills."""
 
     step: int
     rows: list[tuple[Run, int]]

@@ -51,14 +51,14 @@ _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 
 
 class _Orders(KVConnectorMetadata):
-    """What the scheduler's half tells the workers', with each step."""
+    """Orders of one step, from the scheduler to the workers."""
 
     def __init__(self, orders: StepOrders) -> None:
         self.orders = orders
 
 
 class _News(KVConnectorWorkerMetadata):
-    """What workers tell after a step, by rank."""
+    """Reports of the workers after a step, by rank."""
 
     def __init__(self, news: dict[int, StepNews]) -> None:
         self.news = news
@@ -69,7 +69,7 @@ class _News(KVConnectorWorkerMetadata):
 
 
 class _Handshake(KVConnectorHandshakeMetadata):
-    """What a worker tells once, at start."""
+    """Tiers and weights of a worker, sent once at start."""
 
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
@@ -112,7 +112,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         """The scheduler's half.
 
         Raises:
-            ConfigError: the workers have not told what their tiers are.
+            ConfigError: not every worker has reported its tiers.
         """
         if self._scheduler is None:
             raise ConfigError("vLLM has not brought the workers' handshake to the scheduler")
@@ -123,7 +123,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         wide, ranks = self._model.shape.tp, self._model.ranks
         opened = {stage * wide + rank: told.opened for (stage, rank), told in metadata.items()}
         if len(opened) != ranks:
-            raise ConfigError(f"{len(opened)} workers have told of their tiers, of {ranks}")
+            raise ConfigError(f"{len(opened)} of {ranks} workers have reported their tiers")
         if self._cost:
             _LOG.warning("kvtrie: %s", self._cost)
         weights = combined(opened[rank].weights for rank in sorted(opened))
@@ -155,7 +155,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         request: Request,
         num_computed_tokens: int,
     ) -> tuple[int | None, bool]:
-        """Tokens behind vLLM's own hit; they come before the step that reads them."""
+        """Return the tokens found after vLLM's own hit; loads precede the step that reads."""
         return self.half.match(request, num_computed_tokens), False
 
     def update_state_after_alloc(
@@ -199,12 +199,12 @@ class KvtrieConnector(KVConnectorBase_V1):
         return self.half.reset()
 
     def take_events(self) -> Iterable[Any]:
-        """What has come to host and disk since the last call, and what has left."""
+        """Return KV events of blocks stored or removed on host and disk since the last call."""
         changes = self.half.changes()
         return events_of(changes, self._model.block_tokens) if changes else ()
 
     def get_kv_connector_stats(self) -> KvtrieStats | None:
-        """What the scheduler's half has counted, once a second; workers count nothing."""
+        """Return the scheduler's metrics, at most once a second; workers have none."""
         told = None if self._scheduler is None else self._scheduler.counts(self._counts)
         return None if told is None else KvtrieStats(told)
 
@@ -221,7 +221,7 @@ class KvtrieConnector(KVConnectorBase_V1):
     # --------------------------------------------------------------------------- the worker's half
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Open the tiers beside vLLM's tensors."""
+        """Open the tiers below vLLM's tensors."""
         from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
         device = next(iter(kv_caches.values())).device.type
@@ -261,7 +261,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         return self._worker
 
     def get_handshake_metadata(self) -> _Handshake:
-        """What this worker's tiers are, and its weights."""
+        """Return this worker's tiers and the digest of its weights."""
         opened = self._mine.opened()
         opened.weights = self._digest
         return _Handshake(opened)

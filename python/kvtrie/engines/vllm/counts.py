@@ -1,9 +1,9 @@
-"""Counts: what the connector tells vLLM of itself, as names, meanings and numbers.
+"""Metrics of the connector: names, help texts and values.
 
-Those of the manager are the ones of `kvtrie.metrics`, `vllm:kvtrie_` in front, so that one page
-explains both; beside them stand the connector's own. `statistics` gives them to vLLM.
-Invariant: a count only grows and is told once, as the difference since the last time; a gauge is
-told as it stands. Cost: a hundred microseconds each time, once a second or as a server falls idle.
+The manager's metrics are those of `kvtrie.metrics` under the prefix `vllm:kvtrie_`; the connector
+adds a few. `statistics` passes them to vLLM.
+Invariant: counters are exported as the increase since the last export, gauges as they are.
+Cost: 100 microseconds per export, once a second or when a server falls idle.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Count(NamedTuple):
         name: as a scrape has it, a counter's with `_total`.
         type: counter or gauge.
         meaning: the help text.
-        label: the name of its label beside vLLM's own; "" for none.
+        label: the name of its label in addition to vLLM's; "" for none.
     """
 
     name: str
@@ -60,7 +60,7 @@ OWN = (
     Count(f"{_PREFIX}held_blocks", "gauge", "Blocks on host that waiting requests hold"),
     Count(f"{_PREFIX}waiting_requests", "gauge", "Requests that wait for a disk"),
 )  # fmt: skip
-"""What the connector counts beside its manager."""
+"""Metrics of the connector itself."""
 
 _MANAGERS = tuple(
     metric
@@ -83,7 +83,7 @@ def exported() -> tuple[Count, ...]:
 
 
 class Counts:
-    """Remembers what was told last, so that counters are told as differences."""
+    """Converts cumulative counters to increases since the last export."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, str], float] = {}

@@ -1,6 +1,6 @@
 """DeviceReports: news of copies that a device has been given and may not have carried out yet.
 
-Invariant: a report is told once, in order, and only when every copy that the device was given
+Invariant: a report is returned once, in order, and only when every copy that the device was given
 before it is done; nothing waits for a device that computes. Cost: an event per batch of reports, on
 a GPU; nothing elsewhere, where a copy is done when its call returns.
 """
@@ -19,7 +19,7 @@ __all__ = ["DeviceReports"]
 
 
 class DeviceReports:
-    """Reports behind a device.
+    """Reports that wait for copies of a device.
 
     Args:
         device: where the copies run.
@@ -30,12 +30,12 @@ class DeviceReports:
         self._held: deque[tuple[torch.cuda.Event | None, list[MoveReport]]] = deque()
 
     def add(self, reports: list[MoveReport]) -> None:
-        """Tell these once all that the device was given before is done."""
+        """Return these reports once the work submitted to the device so far is done."""
         if reports:
             self._held.append((self._event(), reports))
 
     def take(self, *, wait: bool = False) -> list[MoveReport]:
-        """What may be told by now.
+        """Return the reports whose copies are done.
 
         Args:
             wait: until all may be.

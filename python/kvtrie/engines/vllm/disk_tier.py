@@ -1,6 +1,6 @@
 """KvtrieDiskTier: kvtrie's disk under vLLM's CPU cache, as a secondary tier of its manager.
 
-It runs in the scheduler's process, on threads of its own. Chunks belong to the weights that workers
+It runs in the scheduler's process, on separate threads. Chunks belong to the weights that workers
 name on the `Board`. After a call that may have changed weights nothing is found or written until
 all workers have named them again; if they are others, until vLLM resets the cache, because its
 memory still has KV of the old ones.
@@ -190,7 +190,7 @@ class KvtrieDiskTier(SecondaryTierManager):
         return done
 
     def has_pending_work(self) -> bool:
-        """Whether jobs run, or have ended and were not told."""
+        """Whether jobs run, or have ended and were not reported."""
         with self._lock:
             return bool(self._under_way or self._done)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Advice", "advice_of", "kept_of"]
 
-_ITS_OWN = "the session of the request"  # where nobody says its name
+_ITS_OWN = "the session of the request"  # if the caller does not know its name
 _RELEASES = ("kv.release", "kv.deref")
 _RANGE = ("start", "end", "priority", "duration", "covers_output")
 _MOST_ACTIONS = 64
@@ -39,7 +39,7 @@ _LONGEST_S = 1e9
 
 @dataclass(slots=True)
 class Advice:
-    """What an envelope says.
+    """Hints read from an envelope.
 
     Attributes:
         hints: for the manager, at once.
@@ -63,7 +63,7 @@ def advice_of(
     Args:
         envelope: with `actions`, each with an `action_type`, an `action_version` and a `payload`.
         tokens: the request's prompt.
-        scope: who may share its blocks.
+        scope: the scope of its blocks.
         session: the conversation that it belongs to.
     """
     advice = Advice()
@@ -73,7 +73,7 @@ def advice_of(
         return advice
     for at, action in enumerate(cast("Sequence[KvHintAction]", actions)):
         if at == _MOST_ACTIONS:
-            advice.strange.append(f"{len(envelope.actions)} actions, {at} are heeded")
+            advice.strange.append(f"{len(envelope.actions)} actions, the first {at} are read")
             break
         try:
             _serve(action, advice, tokens, scope, session)
@@ -86,8 +86,8 @@ def advice_of(
 def kept_of(envelope: KvHintsEnvelope) -> tuple[list[Kept], list[str]]:
     """The ranges of a request's prompt that its envelope keeps, where keys are opaque.
 
-    A release of its own session gives the prompt the lowest priority. Nothing else is known by
-    name there, and nothing can be brought up.
+    A release of the request's session gives the prompt the lowest priority. Other sessions are
+    unknown there, and no block can be prefetched.
 
     Returns:
         The ranges, and what could not be served, and why.

@@ -62,7 +62,7 @@ def events_of(changes: Iterable[Change], block_tokens: int) -> Iterator[Any]:
     """vLLM's events of blocks that came or left.
 
     Args:
-        changes: what the scheduler's half tells.
+        changes: blocks stored or removed, from the scheduler.
         block_tokens: tokens of a block.
     """
     run: list[Change] = []

@@ -27,7 +27,7 @@ _ALL = 0  # vLLM's numbers of adapters begin at 1
 
 
 class Identity:
-    """What requests compute with.
+    """Weights and adapters that requests compute with.
 
     Args:
         digests: of the weights of each rank, at start.

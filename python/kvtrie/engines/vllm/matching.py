@@ -30,7 +30,7 @@ class Matching(Books):
     """The questions about requests that wait."""
 
     def match(self, request: Request, local: int) -> int | None:
-        """Tokens behind vLLM's own hit that host memory has; None: ask again in the next step.
+        """Return the tokens after vLLM's own hit in host memory; None: ask again next step.
 
         Args:
             request: a request that waits.
@@ -52,7 +52,7 @@ class Matching(Books):
             known.promise = answer.promise
             return answer.found
         found = self._match(known, local, now)
-        # Who was asked to wait for what was asked for just now is answered anew: it may not come.
+        # A prefetch issued in this call may be rejected, so this answer is not cached.
         sure = found is not None or known.coming
         known.answer = (
             Answer(generation, known.tokens.count(), known.promise, found) if sure else None
@@ -85,7 +85,7 @@ class Matching(Books):
         return end - local
 
     def _state(self, block: MatchedBlock) -> str:
-        """Where a block of a match stands, as seen from host memory."""
+        """Return the state of a matched block as seen from host memory."""
         for copy in block.copies:
             if copy.tier == HOST and not copy.leaving:
                 whole = (copy.layer_lo, copy.layer_hi) == (0, self._layers)
@@ -93,14 +93,14 @@ class Matching(Books):
         return _DEEPER
 
     def _may_wait(self, known: Known, host: int, near: int, now: int) -> bool:
-        """Have what lies deeper brought to host memory; whether the request is to wait for it.
+        """Prefetch deeper blocks into host memory; return whether the request waits for them.
 
         It waits no longer than the deadline, and not if nothing more can come.
 
         Args:
             known: the request.
-            host: how many of its blocks stand in host memory, from the first on.
-            near: how many stand there or above.
+            host: the number of its leading blocks in host memory.
+            near: the number of its blocks there or above.
             now: the time.
         """
         if not self._deep and not known.coming:
@@ -119,16 +119,16 @@ class Matching(Books):
         tokens = known.tokens.read()
         asked = Prefetch(tokens=tokens, tier="host", scope=known.scope)
         (reply,) = self.manager.hint([asked], now=now)
-        # So much may come for others that nothing may for this one: that ends by itself. Who was
-        # given something and stands no further afterwards gives up: else requests would bring
-        # blocks up in turns for ever, where memory is smaller than what they wait for.
+        # Prefetch can be refused while loads of other requests fill the quota: retry then. A
+        # request whose prefix did not grow after a granted prefetch gives up; otherwise requests
+        # larger than host memory would evict each other's blocks forever.
         held_up = reply.code == "crowded" and reply.blocks <= near
         if not (held_up and self.manager.stats().moves):
             known.asked = host
         return True
 
     def _pin(self, known: Known, handles: NDArray[np.uint64], host: int, now: int) -> None:
-        """Keep what has come to host memory until the rest has; who finds no room gives up."""
+        """Pin blocks in host memory until the rest arrives; without quota the request gives up."""
         if host > known.pinned and self._pinned + host - known.pinned <= self._most_pinned:
             new = handles[known.pinned : host]
             known.pins.append(self.manager.pin_copies(new, HOST, now=now))

@@ -1,7 +1,8 @@
 """ServedModel: the KV of the model that a server serves, as both halves of the connector see it.
 
-What cannot be served rightly is refused here, at start.
-Invariant: all processes of a server make the same of one configuration. Cost: none per step.
+Configurations that kvtrie cannot serve correctly are refused here, at start.
+Invariant: all processes of a server derive the same model from one configuration.
+Cost: none per step.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class ServedModel:
 
     @property
     def ranks(self) -> int:
-        """How many processes hold a part of the KV."""
+        """Number of processes that hold a part of the KV."""
         return self.shape.tp * self.stages
 
     @classmethod
     def of(cls, config: VllmConfig, caches: KVCacheConfig, *, name_weights: bool) -> ServedModel:
-        """What vLLM's configuration and its plan of caches describe.
+        """Return the model that vLLM's configuration and KV cache config describe.
 
         Args:
             config: a `VllmConfig`.
@@ -103,7 +104,7 @@ class ServedModel:
 
 
 def window_cost(model: ModelConfig) -> str:
-    """What it costs that vLLM keeps all tokens of layers that attend to a window; "" for none."""
+    """Return a warning about memory of sliding-window layers; "" if the model has none."""
     text, longest = model.hf_text_config, model.max_model_len
     kinds = getattr(text, "layer_types", None) or ()
     spans = {
@@ -133,7 +134,7 @@ def _shape(spec: FullAttentionSpec, layers: int, ranks: int) -> ModelShape:
         shape = None
     if shape is not None and shape.layer_bytes(tokens) == size:
         return shape
-    # Scales or padding are in the page: a token is so many bytes, whatever they are.
+    # Scales and padding are in the page: its size divided by its tokens includes them.
     if size % tokens:
         raise ConfigError(f"a page of {size} bytes does not divide over its {tokens} tokens")
     return ModelShape(layers, 1, size // tokens, "uint8", latent=True, tp=ranks)

@@ -2,7 +2,7 @@
 
 `spec_name: "KvtrieOffloadingSpec"`, `spec_module_path: "kvtrie.engines.vllm.offloading"`. vLLM's
 own manager of host memory decides with `KvtrieCachePolicy`; `disk` puts a `KvtrieDiskTier` below.
-Where vLLM has no kernels for copies, on CPUs, plain ones are made.
+vLLM has no copy kernels for CPUs, so copies there are plain torch copies.
 Workers write the digest of their weights on a `Board`, where the disk tier reads it.
 Invariant: copies into and out of vLLM's memory have ended when they are submitted, on CPUs.
 Cost: a copy per chunk and tensor.
@@ -76,7 +76,7 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         self._disk = any(kind in ("KvtrieDiskTier", "kvtrie") for kind in kinds)
 
     def board(self) -> Board:
-        """Where this engine's workers name their weights."""
+        """The board on which this engine's workers write the digests of their weights."""
         return Board(self._engine_id, self.config.parallel.world_size)
 
     @classmethod
@@ -99,7 +99,7 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         return manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """What copies between vLLM's memory and the host's.
+        """Return the worker that copies between vLLM's memory and the host's.
 
         Raises:
             ConfigError: a disk and adapters: a tier is not given the adapter of a request.
@@ -191,7 +191,7 @@ class PlainWorker(OffloadingWorker):
 
     Args:
         kv_caches: vLLM's tensors, a row per block.
-        blocks_per_chunk: blocks that lie together in host memory.
+        blocks_per_chunk: contiguous blocks in host memory.
         region: host memory.
     """
 
@@ -244,7 +244,7 @@ class PlainWorker(OffloadingWorker):
     def _pairs(self, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec) -> list[tuple[int, int, int]]:
         """For each block of vLLM's its chunk, and which part of that it is.
 
-        The first block of a group may stand amid its chunk.
+        The first block of a group may be in the middle of its chunk.
         """
         rows: list[tuple[int, int, int]] = []
         told = cast("BlockIDsLoadStoreSpec", chunks)

@@ -51,7 +51,7 @@ class Twins:
         return cls(mine.index(rank), mine[0], len(mine))
 
     def share(self, size: int, gather: Callable[[Any], list[Any]]) -> SharedMemory:
-        """Memory of so many bytes that all of them have.
+        """Map `size` bytes of memory that all ranks share.
 
         Raises:
             ConfigError: the machine has no room for it, or they cannot open each other's memory.

@@ -35,7 +35,7 @@ class Reports(Matching):
     """The calls that follow a step."""
 
     def hear(self, news: Mapping[int, StepNews]) -> None:
-        """Take in what the workers tell of a step: how moves fared, and that it is finished."""
+        """Apply the workers' reports of a finished step: results of its moves."""
         now, failed = self._clock(), set[int]()
         for rank, one in news.items():
             if one.weights is not None:
@@ -66,12 +66,12 @@ class Reports(Matching):
                     self._due[run] = None
 
     def _give_up(self, loads: set[int]) -> None:
-        """Commit nothing more of who reads a block whose load has failed."""
+        """Stop commits of requests that read a block whose load has failed."""
         broken = {slot for ident in loads for slot in self._loads[ident].table}
         for ident in loads:
             self.tally.lost["a load that failed"] += 1
             self._loads.pop(ident).dead = True
-        if broken:  # whoever shares a block with it may have computed from what is not there
+        if broken:  # requests that share a failed block may have computed from missing KV
             for run in self._runs.values():
                 run.dead |= not broken.isdisjoint(run.table)
 
@@ -148,9 +148,9 @@ class Reports(Matching):
         return [*cleared, *self._announced.take(self.manager.take_events())]
 
     def counts(self, counts: Counts) -> Told | None:
-        """What was counted since the last time; None if that was less than a second ago.
+        """Return the increase since the last export; None if that was less than 1 s ago.
 
-        A server that falls idle is told of at once: its next step may be hours away.
+        A server that falls idle exports at once: its next step may be hours away.
         """
         now = self._clock()
         if now - self._said < _NS and (self._runs or self.busy):

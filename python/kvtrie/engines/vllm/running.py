@@ -51,11 +51,11 @@ class GrowingTokens:
         return self._array[:count]
 
     def count(self) -> int:
-        """How many tokens vLLM knows of by now; while that is the same, so are the tokens."""
+        """Number of tokens that vLLM knows; while it is equal, so are the tokens."""
         return self._request.num_tokens
 
     def surely_written(self) -> int:
-        """At most so many tokens' KV can have been written by steps that have finished.
+        """Return an upper bound of the tokens whose KV finished steps have written.
 
         The token that was sampled last is the input of a step that is still to come.
         """
@@ -76,7 +76,7 @@ class Run:
         prompt: tokens of the request's prompt then; a further input of a session adds to them.
         identity: the name of the weights and adapter that it was admitted under.
         full: the tokens with which a further block is full.
-        written: so many tokens were written by steps that have finished.
+        written: tokens that finished steps have written.
         dead: a load of it has failed: nothing of it is committed any more.
         drafted: whether its last planned step was to verify drafts.
         loads: the loads into its slots that have not been reported.

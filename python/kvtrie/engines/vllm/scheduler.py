@@ -1,14 +1,14 @@
 """SchedulerConnector: the manager inside vLLM's scheduler, and every decision of the connector.
 
 vLLM owns the first tier; its blocks are the slots. The stores of blocks that a step will fill go
-out with its orders and are carried out inside it. What it has written is committed when vLLM has
-heard that it is finished; what could not be stored with it, for want of room, goes out with the
-next step's orders, which the workers carry out before that step writes anything. So a slot that
-vLLM has taken back, by an end, an abort or a preemption, is read before anybody can write it, and
-never after. What could not go out by then is taken back.
+out with its orders and are carried out inside it. Its blocks are committed when vLLM reports that
+it is finished; stores that found no room go out with the next step's orders, which the workers
+carry out before that step writes anything. So a slot that vLLM has taken back, by an end, an abort
+or a preemption, is read before another request can write it, and never after. Stores that could not
+go out by then are cancelled.
 
-Invariant: vLLM is promised blocks only that stand whole and proved in host memory, which nothing
-between the promise and the load can change. Nothing here waits.
+Invariant: only blocks that are complete and verified in host memory are reported to vLLM, and they
+are pinned until the load. Nothing here waits.
 Cost: one lookup per waiting request and step in which the manager's books have changed, else a
 comparison of numbers; a comparison per running request and step, and a commit for those that have
 filled blocks.
@@ -45,7 +45,7 @@ class SchedulerConnector(Reports):
         Args:
             request: the request.
             table: all of its blocks.
-            loaded: tokens behind vLLM's own hit that it counts on us for.
+            loaded: tokens after vLLM's own hit that kvtrie loads.
         """
         with self._contained(request.request_id):
             self._admit(request, table, loaded)
@@ -131,7 +131,7 @@ class SchedulerConnector(Reports):
         return loaded - disk, disk
 
     def orders(self, output: SchedulerOutput) -> StepOrders:
-        """What the workers do in the step that vLLM has just put together."""
+        """Return the workers' orders for the step that vLLM has just scheduled."""
         now = self._clock()
         self._extend(output)
         for ident in self._runs.keys() - output.num_scheduled_tokens.keys():
@@ -225,7 +225,7 @@ class SchedulerConnector(Reports):
             out: NDArray[np.bool_] = moves.src == 0
             if out.all():
                 ahead.append(moves)
-            else:  # what had to leave host memory for them
+            else:  # evictions from host memory that make room for them
                 ahead.append(moves[out])
                 parts.append(moves[~out])
         return ahead

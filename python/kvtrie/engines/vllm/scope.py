@@ -1,4 +1,4 @@
-"""Who may share the blocks of a vLLM request, and whether it has blocks at all.
+"""The scope of a vLLM request's blocks, and whether it has blocks at all.
 
 Invariant: two requests share a block only if vLLM's own prefix cache would let them. Cost: a few
 attributes per request.
@@ -22,8 +22,8 @@ __all__ = ["scope_of"]
 def scope_of(request: Request, identity: str | None) -> Scope | None:
     """The scope of a request; None where it neither matches nor stores.
 
-    A salt, the identity of weights and adapter, and the digests of images at the tokens that stand
-    for them part requests. A prompt of embeddings has no tokens to be found by.
+    A salt, the identity of weights and adapter, and the digests of images at their placeholder
+    tokens separate requests. A prompt of embeddings has no tokens to be found by.
 
     Args:
         request: the request.

@@ -25,14 +25,14 @@ _SAID = ("vllm:kvtrie_found_tokens_total", "vllm:kvtrie_lost_total")
 
 
 class KvtrieStats(KVConnectorStats):
-    """What was counted since the last time; `data` is as `Counts.take` gives it."""
+    """Metrics since the last export; `data` is as `Counts.take` returns it."""
 
     def reset(self) -> None:
         """Forget all."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> KvtrieStats:
-        """Take in what was counted later: counters add up, gauges stand as they are now."""
+        """Merge later metrics: counters add up, gauges take the later value."""
         told: Told = self.data
         later: Told = other.data
         for name, rows in later.get("counters", {}).items():
@@ -44,7 +44,7 @@ class KvtrieStats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """What vLLM's own line of the log says: tokens found by tier, and what was lost and why."""
+        """Return the numbers of vLLM's log line: tokens found by tier, losses by reason."""
         counters: dict[str, dict[str, float]] = self.data.get("counters", {})
         return {
             f"{name.removeprefix('vllm:kvtrie_').removesuffix('_total')} {label}": value

@@ -1,6 +1,6 @@
-"""Known: a request that has come and not ended, and what vLLM was told of it.
+"""State of requests that vLLM has asked about and that have not ended.
 
-Invariant: an answer is given again only while nothing that it rests on has changed.
+Invariant: an answer is reused only until the lookup result may have changed.
 Cost: a comparison of numbers per question.
 """
 
@@ -17,19 +17,19 @@ __all__ = ["Answer", "Known", "Promise"]
 
 
 class Promise(NamedTuple):
-    """What vLLM was told of a request: its own hit, and up to where ours goes, in tokens."""
+    """Tokens of vLLM's own hit, and the end of kvtrie's hit, as reported to vLLM."""
 
     local: int
     end: int
 
 
 class Answer(NamedTuple):
-    """What vLLM was told of a waiting request, and how long that holds.
+    """The last answer to vLLM about a waiting request, and its validity.
 
     Attributes:
         generation: the manager's.
         length: tokens of the request.
-        promise: what was told.
+        promise: the reported hits.
         found: the tokens of it, or None for a request that has to wait.
     """
 
@@ -45,7 +45,7 @@ class Known:
 
     Attributes:
         tokens: its tokens.
-        scope: who may share them; None where it has no blocks.
+        scope: the scope of its blocks; None if it has none.
         prompt: tokens of its prompt when the scope was read.
         identity: the name of the weights and adapter that the scope was formed of.
         session: the conversation that it belongs to.
@@ -53,10 +53,10 @@ class Known:
         waits_until: the time up to which it waits for what is to come; 0 before it waits.
         asked: blocks on host when the disk was asked last; -1 before that.
         pins: pins of the manager on blocks that wait on host for the others.
-        pinned: how many blocks they hold.
-        from_disk: tokens that stood on disk only when it came.
+        pinned: the number of pinned blocks.
+        from_disk: tokens that were only on disk when it arrived.
         coming: whether a block of it was on its way when it was looked up last.
-        promise: what vLLM was told last.
+        promise: the hits last reported to vLLM.
         shut: an error has taken it out of the cache for good.
         answer: that, if it holds as long as nothing changes.
     """
@@ -78,7 +78,7 @@ class Known:
     answer: Answer | None = None
 
     def told(self, generation: int, local: int, now: int) -> Answer | None:
-        """What was told, if it still holds: a wait ends by itself, all else by a change."""
+        """Return the last answer if it is valid: until a change, a wait also until its deadline."""
         answer = self.answer
         if answer is None or answer[:2] != (generation, self.tokens.count()):
             return None

@@ -1,9 +1,9 @@
 """Watch: learn in the scheduler's process of calls that may change weights or adapters.
 
-vLLM tells connectors neither of `collective_rpc`, by which trainers update and reload weights, nor
-of adapters that are loaded and removed; both pass through its `EngineCore`. So these methods of the
-class are wrapped, once per process, and the wrapper calls whoever asked after vLLM's own method.
-Invariant: a listener hears of a call before the next step is scheduled. Cost: a walk over listeners
+vLLM notifies connectors neither of `collective_rpc`, by which trainers update and reload weights,
+nor of adapters that are loaded and removed; both pass through its `EngineCore`. So these methods of
+the class are wrapped, once per process, and the wrapper calls the listeners after vLLM's method.
+Invariant: a listener is called before the next step is scheduled. Cost: a walk over listeners
 per such call; steps are not touched.
 """
 

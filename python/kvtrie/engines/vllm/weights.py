@@ -2,7 +2,7 @@
 
 It is the digest of every parameter and buffer of the models whose layers keep KV, draft models
 included, as they were loaded and sharded. Kernels for CPUs, and some for 4 bits, pack weights into
-memory of their own: then the files that the weights were loaded from are digested too, in full.
+separate memory: then the files that the weights were loaded from are digested too, in full.
 Invariant: after a change of any bit that the worker computes with, `digest` returns another value.
 Weights that were packed again while the server ran get a random one: nothing older matches, and
 what is stored from then on is not found after a restart.
@@ -79,7 +79,7 @@ class WorkerWeights:
         return told.digest()
 
     def _packed_digest(self) -> bytes:
-        """What packed weights are made of: the files at start, random once they were repacked."""
+        """Digest of packed weights: of the files at start, random once they were repacked."""
         objects = _objects(self._models)
         # Attributes that have come since are of no account: compilation adds some.
         same = all(

@@ -1,11 +1,11 @@
 """WorkerConnector: the bytes of one rank inside a vLLM worker. It decides nothing.
 
 A step's loads are copied before it reads, or layer by layer while it does. Blocks that it fills are
-stored behind each layer, or at its end, and what earlier steps have written before it writes
+stored after each layer, or at its end; blocks of earlier steps are stored before it writes
 anything. All of them are begun by the thread that computes and are in the order of its stream, so
-that no copy runs when vLLM gives a block to somebody else. Copies between host memory and disk are
-carried out by the threads of a `Runner` meanwhile, ages of blocks written down by an `AgeWriter`.
-Invariant: every move is reported once, done or failed; a slot whose load has failed is told to
+that no copy runs when vLLM gives a block to another request. The threads of a `Runner` copy between
+host memory and disk at the same time, and an `AgeWriter` writes the ages of blocks.
+Invariant: every move is reported once, done or failed; a slot whose load has failed is reported to
 vLLM in the same step. Cost: a copy of each block that is stored or loaded, and nothing per step
 that has neither.
 """
@@ -150,7 +150,7 @@ class WorkerConnector:
         )
 
     def opened(self) -> Opened:
-        """What the scheduler's half has to know before the first request."""
+        """Return the tiers and weights that the scheduler needs before the first request."""
         if self.disk is None:
             return Opened(self._rooms)
         rows = list(self.disk.recall())
@@ -217,7 +217,7 @@ class WorkerConnector:
         return bad
 
     def news(self, *, idle: bool) -> StepNews:
-        """What has happened since the last step.
+        """Return the reports since the last step.
 
         Args:
             idle: the step has computed nothing, so that it may wait a moment for news.
