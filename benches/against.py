@@ -2,7 +2,7 @@
 
     make bench-against REF=v0.1.0 ARGS="--rounds 9 --json"
 
-Each version is built as a wheel of its own, without a profile, below `target/against`, where a
+Each version is built as a separate wheel, without a profile, below `target/against`, where a
 second run finds what is built. In every round both play the same driver, one directly after the
 other, and the order alternates, so a slow minute of the machine falls on both. A row's figure is
 the median over the rounds of (work tree / revision), with its quartiles: above 1 the work tree is
@@ -99,14 +99,16 @@ def main() -> int:
     plays = [play for play in PLAYS if not given.only or play[0] in given.only]
     if not plays:
         parser.error(f"drivers are {', '.join(sorted({play[0] for play in PLAYS}))}")
-    told = Console(stderr=True)
+    screen = Console(stderr=True)
     try:
-        commit = said("git", "rev-parse", "--verify", f"{given.revision}^{{commit}}")
-        told.print(f"building {given.revision} ({commit[:12]}) and the work tree", highlight=False)
+        commit = output_of("git", "rev-parse", "--verify", f"{given.revision}^{{commit}}")
+        screen.print(
+            f"building {given.revision} ({commit[:12]}) and the work tree", highlight=False
+        )
         versions = (built(ROOT, "tree"), built(checkout(commit), commit))
-        pairs = played(versions, plays, given.rounds, told)
+        pairs = played(versions, plays, given.rounds, screen)
     except DriverError as error:
-        told.print(str(error), markup=False, highlight=False)
+        screen.print(str(error), markup=False, highlight=False)
         return 1
     rows = compared(pairs)
     if given.json:
@@ -118,8 +120,8 @@ def main() -> int:
     return int(any(not row.ok for row in rows))
 
 
-def said(*command: str, cwd: Path = ROOT, **environment: str) -> str:
-    """What a command prints.
+def output_of(*command: str, cwd: Path = ROOT, **environment: str) -> str:
+    """Run a command and return its output.
 
     Raises:
         DriverError: it failed.
@@ -142,8 +144,8 @@ def checkout(commit: str) -> Path:
     """A work tree of that commit."""
     tree = ROOM / commit / "tree"
     if not tree.exists():
-        said("git", "worktree", "prune")
-        said("git", "worktree", "add", "--detach", str(tree), commit)
+        output_of("git", "worktree", "prune")
+        output_of("git", "worktree", "add", "--detach", str(tree), commit)
     return tree
 
 
@@ -155,19 +157,19 @@ def built(tree: Path, name: str) -> Path:
     bins = ROOT / ".venv/bin"
     target = str(ROOM / name / "target")
     maturin = (str(bins / "maturin"), "build", "--quiet", "--release", "--out", str(wheels))
-    said(*maturin, cwd=tree, CARGO_TARGET_DIR=target)
+    output_of(*maturin, cwd=tree, CARGO_TARGET_DIR=target)
     (wheel,) = wheels.glob("*.whl")
     install = ("pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel))
-    said(str(bins / "uv"), *install)
+    output_of(str(bins / "uv"), *install)
     return site
 
 
 def played(
-    versions: tuple[Path, Path], plays: Sequence[tuple[str, ...]], rounds: int, told: Console
+    versions: tuple[Path, Path], plays: Sequence[tuple[str, ...]], rounds: int, screen: Console
 ) -> dict[tuple[str, str], list[tuple[float, float]]]:
     """By row and unit, the figures of work tree and revision in each round."""
     pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    with Progress(console=told, transient=True) as bar:
+    with Progress(console=screen, transient=True) as bar:
         task = bar.add_task("Playing", total=2 * rounds * len(plays))
         for turn in range(rounds):
             for play in plays:
@@ -187,11 +189,13 @@ def figures(site: Path, play: tuple[str, ...]) -> dict[tuple[str, str], float]:
     module, *arguments = play
     path = os.pathsep.join((str(site), str(ROOT)))
     # The driver must not measure the version that is installed in the environment.
-    where = said(sys.executable, "-c", "import kvtrie; print(kvtrie.__file__)", PYTHONPATH=path)
+    where = output_of(
+        sys.executable, "-c", "import kvtrie; print(kvtrie.__file__)", PYTHONPATH=path
+    )
     if not where.startswith(str(site)):
         raise DriverError(f"the driver would measure {where}, not {site}")
     command = (sys.executable, "-m", f"benches.ours.{module}", *arguments)
-    lines = parse(said(*command, PYTHONPATH=path).splitlines())
+    lines = parse(output_of(*command, PYTHONPATH=path).splitlines())
     return {(line.what, line.unit): line.value for line in lines if line.what in ROWS}
 
 

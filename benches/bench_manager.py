@@ -1,4 +1,4 @@
-"""What the manager costs through Python: requests, lookups, evictions, decoding, marks.
+"""Times of the manager's calls through Python: requests, lookups, evictions, decoding, marks.
 
 Every argument is made before the clock starts. One tier without bytes, so that no copy is timed.
 """
@@ -163,6 +163,6 @@ def test_longest_prefix(
     managed.mark(chain, 0, present=True, now=1)
     for text, prompt in islice(trace, 100):
         serve(managed, text, prompt, 1)
-    asked = chain[: blocks * BLOCK] if blocks else np.zeros(100 * BLOCK, dtype=np.uint32)
-    asked = asked.astype(dtype)
-    benchmark(lambda: managed.lookup(asked, now=2, keep=0))
+    query = chain[: blocks * BLOCK] if blocks else np.zeros(100 * BLOCK, dtype=np.uint32)
+    query = query.astype(dtype)
+    benchmark(lambda: managed.lookup(query, now=2, keep=0))

@@ -1,4 +1,4 @@
-"""What a call of one more owner or tenant costs as their number grows: flat is what is wanted.
+"""Cost of a call of one more owner or tenant as their number grows; the goal is a flat curve.
 
 Part of `make bench-scaling`. Owners all retain one block, and one more does so, and lets go.
 Tenants all have a quota and hold more than it allows, and one more serves a request for which
@@ -31,7 +31,7 @@ LABELS = {
 
 
 def costs(number: int) -> dict[str, float]:
-    """Median microseconds of each call beside so many owners, or tenants."""
+    """Median microseconds of each call with `number` other owners, or tenants."""
     return {name: round(1e6 * us, 3) for name, us in (_owners(number) | _tenants(number)).items()}
 
 
@@ -70,7 +70,7 @@ def _tenants(number: int) -> dict[str, float]:
         managed.hint([Quota(tenant=tenant, blocks=1, tier="gpu")], now=now)
     more = Scope(tenant=b"one more")
     quota = [Quota(tenant=more.tenant, blocks=1, tier="gpu")]
-    for at in range(40):  # What was free is taken.
+    for at in range(40):  # No free block is left.
         serve(more, 1000 * at)
     times: dict[str, list[float]] = {"request": [], "quota": []}
     for at in range(CALLS):

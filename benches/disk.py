@@ -1,4 +1,4 @@
-"""The disk tier beside fio: the same sizes and depths, in turn, in one run.
+"""The disk tier compared with fio: the same sizes and depths, in turn, in one run.
 
 A pair is one run of fio and one of ours on the same folder, in turn first. Ours reads and writes
 through `DiskStore` as the tier does: keys, headers, checksums of every layer, manifest. The page
@@ -78,7 +78,7 @@ def shapes(depths):
 
 
 def drop_caches():
-    """Forget the page cache; tells whether that was permitted."""
+    """Drop the page cache; return whether that was permitted."""
     os.sync()
     try:
         DROP.write_text("3\n")
@@ -109,7 +109,7 @@ class Ours:
         self.draw = np.random.default_rng(1)
         # Which block stands in each slot. One that is there already is not written again, so a
         # write puts the next one there.
-        self.held = np.arange(-1, self.blocks - 1)
+        self.blocks_by_slot = np.arange(-1, self.blocks - 1)
 
     def _memory(self, batch, seed):
         size, shape = self.shape.size, self.shape
@@ -135,24 +135,30 @@ class Ours:
     def _call(self, verb, slots, memory, depth):
         layers = (0, self.shape.layers)
         if verb == "read":
-            told = self.store.read_many(
+            outcome = self.store.read_many(
                 [
-                    (self.keys[self.held[slot]], slot, layers, block)
+                    (self.keys[self.blocks_by_slot[slot]], slot, layers, block)
                     for slot, block in zip(slots.tolist(), memory, strict=False)
                 ],
                 depth=depth,
             )
         else:
-            self.held[slots] = (self.held[slots] + 1) % self.blocks
-            told = self.store.write_many(
+            self.blocks_by_slot[slots] = (self.blocks_by_slot[slots] + 1) % self.blocks
+            outcome = self.store.write_many(
                 [
-                    (self.keys[self.held[slot]], slot, layers, block, self.labels[self.held[slot]])
+                    (
+                        self.keys[self.blocks_by_slot[slot]],
+                        slot,
+                        layers,
+                        block,
+                        self.labels[self.blocks_by_slot[slot]],
+                    )
                     for slot, block in zip(slots.tolist(), memory, strict=False)
                 ],
                 time.time_ns(),
                 depth=depth,
             )
-        if failed := [why for why in told if why]:
+        if failed := [why for why in outcome if why]:
             raise SystemExit(f"{verb} failed: {failed[0]}")
 
     def run(self, verb, seconds):
@@ -189,7 +195,7 @@ class Ours:
 
 
 def named(count):
-    """Keys and labels of so many blocks, from a manager that counts them as present."""
+    """Keys and labels of `count` blocks, from a manager that counts them as present."""
     model = ModelShape(layers=1, kv_heads=1, head_dim=64, dtype="float16", fingerprint="bench")
     manager = BlockManager(model, [Tier("disk", blocks=count, owner="none")], block_tokens=TOKENS)
     tokens = np.arange(count * TOKENS, dtype=np.uint32)
@@ -207,7 +213,7 @@ class Fio:
         self.direct = int(io == "direct")
 
     def _play(self, *options):
-        told = subprocess.run(
+        outcome = subprocess.run(
             [
                 shutil.which("fio") or "fio",
                 "--name=kvtrie",
@@ -224,7 +230,7 @@ class Fio:
             capture_output=True,
             text=True,
         ).stdout
-        return json.loads(told[told.index("{") :])["jobs"][0]
+        return json.loads(outcome[outcome.index("{") :])["jobs"][0]
 
     def fill(self):
         """Write the file once."""
@@ -289,7 +295,7 @@ def measure(verb, given, sides, step):
 
 
 def others(rows, path):
-    """What was measured before and not now."""
+    """Rows of the record that this run did not measure."""
     played = {row.what for row in rows}
     return [row for row in read(path)[1] if row.what not in played]
 
@@ -326,7 +332,7 @@ def markdown(rows, context):
 
 def printed(rows):
     """The table of the screen."""
-    table = Table("blocks", "", "I/O", title="The disk tier beside fio")
+    table = Table("blocks", "", "I/O", title="The disk tier compared with fio")
     for name in ("ours GB/s", "fio GB/s", "ratio", "quartiles", "cores", "of fio"):
         table.add_column(name, justify="right")
     for row in rows:
@@ -346,13 +352,13 @@ def printed(rows):
 
 def file_system(folder):
     """The kind of file system that a folder is on."""
-    told = subprocess.run(
+    outcome = subprocess.run(
         [shutil.which("stat") or "stat", "-f", "-c", "%T", str(folder)],
         capture_output=True,
         text=True,
         check=False,
     )
-    return told.stdout.strip() or "unknown file system"
+    return outcome.stdout.strip() or "unknown file system"
 
 
 def play(given, folder, bar):
@@ -390,7 +396,7 @@ def main():
     parser.add_argument("--depths", type=int, nargs=2, default=[4, 8], help="at 32 and at 1 MiB")
     parser.add_argument("--io", nargs="+", default=["direct", "buffered"])
     parser.add_argument("--verbs", nargs="+", default=["read", "write"])
-    parser.add_argument("--folder", type=Path, help="where the files go; the default is temporary")
+    parser.add_argument("--folder", type=Path, help="folder of the files; the default is temporary")
     parser.add_argument("--json", action="store_true", help="print the document, not the table")
     parser.add_argument("--out", type=Path, default=ROOT / "benches/results/disk.json")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs/benchmarks.md")
@@ -416,14 +422,14 @@ def main():
         }
         rows, context["queue"] = play(given, Path(folder), bar)
     rows = [*rows, *others(rows, given.out)]
-    kept = document(context, rows)
-    write(given.out, kept)
+    record = document(context, rows)
+    write(given.out, record)
     text = given.docs.read_text()
     if FROM in text:
         before, after = text.split(FROM)[0], text.split(TO)[1]
         given.docs.write_text(before + markdown(rows, context) + after)
     if given.json:
-        sys.stdout.write(json.dumps(kept) + "\n")
+        sys.stdout.write(json.dumps(record) + "\n")
     else:
         Console().print(printed(rows))
     return 0

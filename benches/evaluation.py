@@ -63,27 +63,27 @@ class Cell(NamedTuple):
 
 
 class Evaluation(ABC, Generic[Record]):
-    """What one command measures and shows.
+    """One evaluation: its cases, records and table.
 
     Args:
         given: the command's arguments.
 
     Attributes:
         name: of the command; records go to `target/NAME.jsonl`.
-        kept: the file in `benches/results` that `--record` writes.
+        record_name: the file in `benches/results` that `--record` writes.
         record: the class of a record.
         known: the records that there are, by their keys.
         world: the model and sizes; records of another world are left alone.
     """
 
     name: ClassVar[str]
-    kept: ClassVar[str]
+    record_name: ClassVar[str]
     record: ClassVar[type]
     world: str = ""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
-        self.known: dict[Key, Record] = {}
+        self.by_key: dict[Key, Record] = {}
 
     @staticmethod
     @abstractmethod
@@ -129,7 +129,7 @@ class Evaluation(ABC, Generic[Record]):
                     "another file with --results"
                 ) from error
             if getattr(record, "world", self.world) == self.world:
-                self.known[record.key] = record
+                self.by_key[record.key] = record
 
     def append(self, record: Record) -> None:
         """Keep a record, on a line after anything that an interrupt has left."""
@@ -139,7 +139,7 @@ class Evaluation(ABC, Generic[Record]):
             file.seek(max(0, file.seek(0, 2) - 1))
             broken = file.read(1) not in {b"", b"\n"}
             file.write(b"\n" * broken + json.dumps(asdict(record)).encode() + b"\n")
-        self.known[record.key] = record
+        self.by_key[record.key] = record
 
     def run(self) -> None:
         """Measure every cell that lacks a record."""
@@ -147,7 +147,7 @@ class Evaluation(ABC, Generic[Record]):
             missing = [
                 (cell, left)
                 for cell in cells
-                if (left := [key for key in dict.fromkeys(cell.keys) if key not in self.known])
+                if (left := [key for key in dict.fromkeys(cell.keys) if key not in self.by_key])
             ]
             # A single cell draws its own bar, if it takes long.
             quiet = self.given.json or len(missing) == 1
@@ -177,7 +177,7 @@ def evaluate(
                     made.run()
             except KeyboardInterrupt:
                 errors.print(
-                    f"interrupted: {len(made.known)} records are in {given.results}; the same "
+                    f"interrupted: {len(made.by_key)} records are in {given.results}; the same "
                     "command resumes, and --report shows what there is"
                 )
                 return INTERRUPTED
@@ -189,12 +189,12 @@ def evaluate(
 
 def _report(made: Evaluation[Any]) -> int:
     given = made.given
-    if not made.known:
+    if not made.by_key:
         raise ConfigError(f"{given.results} has no record of {made.world or made.name}")
     made.draw(given.picture)
     document = made.document(place() | {"torch": torch.__version__})
     if given.record:
-        write(RESULTS / made.kept, document)
+        write(RESULTS / made.record_name, document)
     if given.json:
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return 0

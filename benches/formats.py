@@ -1,7 +1,7 @@
 """How far a real model's logits move when its KV comes back from a host tier in another format.
 
 SmolLM2-135M reads 640 tokens of this repository's documentation. The first 512 are pushed down to
-the host and loaded again; the rest is computed behind them and compared with one uncached pass in
+the host and loaded again; the rest is computed after them and compared with one uncached pass in
 fp32.
 Cost: about a minute on two cores once the model is converted.
 """
@@ -38,10 +38,10 @@ LAYOUTS = {
 
 @torch.no_grad()
 def behind(model, ids: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, int]:
-    """Logits of the tokens behind a prefix that has been on a host in `layout`, and its length."""
+    """Logits of the tokens after a prefix that has been on a host in `layout`, and its length."""
     shape = ModelShape.from_config(model.config, fingerprint=fingerprint(model))
     tiers = [Tier("gpu", blocks=42), Tier("host", blocks=80, layout=layout)]
-    loads = Cost(ns_per_token=1e9)  # computing is so dear that whatever can be loaded is
+    loads = Cost(ns_per_token=1e9)  # computing is so expensive that the plan loads all it can
     manager = BlockManager(shape, tiers, block_tokens=BLOCK, cost=loads)
     with Executor(manager, open_pools(shape, tiers, BLOCK), workers=0) as executor:
         others = torch.randint(1, 1000, (1, TOKENS), generator=torch.Generator().manual_seed(0))
@@ -55,7 +55,7 @@ def behind(model, ids: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, int]
 
 
 def compared(truth: torch.Tensor, got: torch.Tensor, ids: torch.Tensor) -> dict[str, float]:
-    """What moved; `ids` are the tokens that were read."""
+    """Difference of two results; `ids` are the tokens that were read."""
     exact, mine = truth.log_softmax(-1), got.log_softmax(-1)
 
     def perplexity(logs: torch.Tensor) -> float:
@@ -88,7 +88,7 @@ def main() -> None:
     about = place() | {"model": speaker.name, "torch": torch.__version__}
     if keep(given, {"about": about, "formats": rows}):
         return
-    print(f"{speaker.name}, {CACHED} tokens loaded, {ids.shape[1] - CACHED} behind them")
+    print(f"{speaker.name}, {CACHED} tokens loaded, {ids.shape[1] - CACHED} after them")
     for name, row in rows.items():
         print(f"{name:<12}", ", ".join(f"{what} {figure:.4g}" for what, figure in row.items()))
 

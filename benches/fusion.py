@@ -1,7 +1,7 @@
 """Time to first token over chunks in a new order: full prefill, prefix reuse and fusion.
 
 SmolLM2-135M on one thread reads six chunks of 256 tokens of Python's documentation and a question.
-Their KV is known, each computed alone behind the prefix, and lies on the host or on a disk. All
+Their KV is known, each computed alone after the prefix, and is on the host or on a disk. All
 ways are played in turn, so that ratios are of one run.
 Cost: half a minute a round on an idle core; `--tiny` seconds.
 """
@@ -36,7 +36,7 @@ OUT = Path(__file__).parent / "results" / "fusion.json"
 BLOCK, CHUNKS, TOKENS = 16, 6, 256
 PREFIX, QUESTION = "Answer by the manual.\n\n", "\n\nQuestion: what is a slice?\nAnswer:"
 GOALS = {"fusion": 1 / 0.35, "ranking and scatter": 1 / 0.05, "waiting": 1 / 0.2, "memory": 1.0}
-"""How many times better than its peer each is to be; `results` says which peer."""
+"""Goals: the factor by which each is better than its peer; `results` says which peer."""
 FORMATS = {
     "int8 host": Layout(dtype="int8", scales="token"),
     "fp8 host": Layout(dtype="float8_e4m3fn", scales="token"),
@@ -55,7 +55,7 @@ class Sample:
 
 
 class World:
-    """A model and a store whose chunks lie on one kind of tier, in the host tier's layout."""
+    """A model and a store whose chunks are on one kind of tier, in the host tier's layout."""
 
     def __init__(self, speaker, decoder, kind, folder, tokens, *, layout=None):
         model = speaker.model
@@ -86,12 +86,12 @@ class World:
         """Seconds to the first token through fusion, and where they went."""
         fusor = Fusor(self.decoder, self.store, **how)
         self.sink(context)
-        held = []
+        staging = []
         buffer = Leased.buffer
 
         def noted(leased, layer, tokens):
             pair = buffer(leased, layer, tokens)
-            held.append(sum(each.nbytes for each in pair))
+            staging.append(sum(each.nbytes for each in pair))
             return pair
 
         Leased.buffer = noted
@@ -110,7 +110,7 @@ class World:
             chosen / 1e9,
             spent["wait"] / 1e9,
             fused.log.load_ns / 1e9,
-            max(held) + staged,
+            max(staging) + staged,
         )
 
 
@@ -127,7 +127,7 @@ def prefix_reuse(world, ids):
         past = cache.get_seq_length()
         first(world.speaker.model, ids[:, past:], cache)
     seconds = time.perf_counter() - began
-    # What this request left is not found by the next one.
+    # The next request must not find this one's blocks.
     world.executor.manager.reset()
     return seconds, past
 
@@ -158,7 +158,7 @@ def play(speaker, rounds, size):
         worlds = {
             kind: World(speaker, decoder, kind, folder, whole.shape[1]) for kind in ("host", "disk")
         }
-        alone = World(speaker, decoder, "host", folder, whole.shape[1])
+        single = World(speaker, decoder, "host", folder, whole.shape[1])
         coded = {
             name: World(speaker, decoder, "host", folder, whole.shape[1], layout=layout)
             for name, layout in FORMATS.items()
@@ -174,23 +174,23 @@ def play(speaker, rounds, size):
             first(speaker.model, whole)
             seen["full prefill"].append(time.perf_counter() - began)
             head = whole[:, : -len(context.query) - (CHUNKS - 1) * size]
-            with KvtrieCache(speaker.model, alone.executor, head) as cache:
+            with KvtrieCache(speaker.model, single.executor, head) as cache:
                 first(speaker.model, head, cache)
-            seen["prefix reuse"].append(prefix_reuse(alone, whole)[0])
+            seen["prefix reuse"].append(prefix_reuse(single, whole)[0])
             for kind, world in worlds.items():
                 seen[f"fusion, {kind}"].append(world.fuse(context))
             seen["plain reuse, host"].append(worlds["host"].fuse(context, ratio=0.0))
             seen["values, host"].append(worlds["host"].fuse(context, select="values"))
         losses = {"exact": loss(speaker, worlds["host"], context, whole)}
         losses |= {name: loss(speaker, one, context, whole) for name, one in coded.items()}
-        for world in (*worlds.values(), *coded.values(), alone):
+        for world in (*worlds.values(), *coded.values(), single):
             world.executor.close()
     layer = worlds["host"].executor.manager.model.layer_bytes(BLOCK) // BLOCK * whole.shape[1]
     return seen, layer, losses
 
 
 def results(seen, layer, losses):
-    """Rows of medians over the rounds, each beside its peer."""
+    """Rows of medians over the rounds, each compared with its peer."""
     full = "full prefill", median(seen["full prefill"])
 
     def row(what, ours, peer, goal=None, unit="s"):

@@ -1,4 +1,4 @@
-"""How long `import kvtrie` takes beside `import numpy`, each in fresh interpreters, in turn.
+"""Time of `import kvtrie` compared with `import numpy`, each in fresh interpreters, in turn.
 
 The goal is numpy's time plus 30 ms. Prints both medians and the difference.
 """

@@ -1,4 +1,4 @@
-"""How many instructions the core's calls take, compared with what is on record.
+"""Instructions that the core's calls take, compared with a record.
 
 Counts do not wobble as times do: the same binary gives the same numbers on a busy machine. They
 belong to one compiler and one target, so the record is keyed by both. More than 5 % above what is
@@ -23,7 +23,7 @@ RECORD = Path(__file__).with_name("instructions.json")
 LIMIT = 1.05
 # One inclusive line of callgrind_annotate: "1,234,567 (12.3%)  file:instructions::counted_x [..]".
 LINE = re.compile(r"^\s*([\d,]+)\s+\([^)]*\)\s+\S*instructions::counted_(\w+)", re.MULTILINE)
-# Calls that one counted function stands for, where that is not one call per request.
+# Calls in one counted function, if that is not one call per request.
 LABELS = {
     "lookup": "longest prefix of a prompt, per call",
     "acquire": "acquire of a prompt, per request",
@@ -46,7 +46,7 @@ def main() -> int:
         return 0
     key, counts = compiler(), count(build())
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    known = record.get(key, {})
+    recorded = record.get(key, {})
     if arguments.record:
         RECORD.write_text(json.dumps({**record, key: counts}, indent=2, sort_keys=True) + "\n")
     table = Table(title=f"instructions, {key}")
@@ -54,7 +54,7 @@ def main() -> int:
         table.add_column(name, justify="left" if name == "what" else "right")
     worse = []
     for name, now in counts.items():
-        before = known.get(name)
+        before = recorded.get(name)
         ratio = now / before if before else None
         if ratio is not None and ratio > LIMIT:
             worse.append(name)
@@ -66,8 +66,8 @@ def main() -> int:
         )
     console.print(table)
     if arguments.json:
-        sys.stdout.write(json.dumps({"key": key, "counts": counts, "record": known}) + "\n")
-    if not known:
+        sys.stdout.write(json.dumps({"key": key, "counts": counts, "record": recorded}) + "\n")
+    if not recorded:
         console.print("instructions: nothing is on record for this compiler and target")
     if worse and not arguments.record:
         console.print(f"instructions: more than 5 % above the record: {', '.join(worse)}")

@@ -1,4 +1,4 @@
-"""A hundred lines without the contract: what the machine allows, beside the figures of ours.
+"""A hundred lines without the contract: what the machine allows, to compare our figures with.
 
 Plays a prototype that is not part of the project. KVTRIE_PROTOTYPE names the folder with its
 module `proto`: `Manager(blocks)` with `lookup`, `acquire`, `commit` and `release` on one LRU tier.
@@ -83,16 +83,16 @@ def bench_leaves(proto: Any) -> None:
 def bench_store(proto: Any) -> None:
     """Prefixes of chains of a thousand blocks."""
     draw, manager = np.random.default_rng(SEED), proto.Manager(1_100_000)
-    asked: list[np.ndarray] = []
+    chains: list[np.ndarray] = []
     for c in range(CHAINS):
         chain = draw.integers(1, VOCABULARY, size=1000 * BLOCK, dtype=np.uint32)
         hold, done = manager.acquire(chain)
         manager.release(manager.commit(hold, done, chain))
         if c < 200:
-            asked.append(chain)
-    miss = [draw.integers(1, VOCABULARY, size=10 * BLOCK, dtype=np.uint32) for _ in asked]
+            chains.append(chain)
+    miss = [draw.integers(1, VOCABULARY, size=10 * BLOCK, dtype=np.uint32) for _ in chains]
     kinds = {"miss": miss} | {
-        str(length): [chain[: length * BLOCK] for chain in asked] for length in (10, 100, 1000)
+        str(length): [chain[: length * BLOCK] for chain in chains] for length in (10, 100, 1000)
     }
     for what, sequences in kinds.items():
         times: list[float] = []

@@ -1,7 +1,7 @@
-"""What every driver shares: a clock with named parts, resident memory, and the line it prints.
+"""Shared by all drivers: a clock with named parts, resident memory, and the line of output.
 
-Invariant: one measurement is one line of JSON with `peer`, `what`, `value`, `unit` and whatever
-tells how it was made; needs numpy alone. Cost: a part of the clock takes about a tenth of a
+Invariant: one measurement is one line of JSON with `peer`, `what`, `value`, `unit` and
+the conditions; needs numpy alone. Cost: a part of the clock takes about a tenth of a
 microsecond, which is the peers' time too.
 """
 
@@ -50,14 +50,14 @@ def peak_kilobytes() -> int:
 
 
 def percentile(samples: Sequence[float] | NDArray[np.float64], share: float) -> float:
-    """The sample below which that share of all lies."""
+    """The sample below which that share of all samples is."""
     return float(np.sort(np.asarray(samples))[int(share * len(samples))])
 
 
 class Clock:
     """Adds up time per named part and request.
 
-    `start`, then `lap(part)` after each timed call; `next` ends a request. What runs between a
+    `start`, then `lap(part)` after each timed call; `next` ends a request. Time between a
     `lap` and the next `start` is not counted.
     """
 
@@ -67,11 +67,11 @@ class Clock:
         self.since = 0.0
 
     def start(self) -> None:
-        """What follows is counted."""
+        """Start to count."""
         self.since = perf_counter()
 
     def lap(self, part: str) -> None:
-        """What passed belongs to that part."""
+        """Add the time since the start or the last lap to that part."""
         self.now[part] += perf_counter() - self.since
         self.since = perf_counter()
 

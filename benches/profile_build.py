@@ -1,6 +1,6 @@
-"""What a profile-guided build learns from: requests, evictions, offloading, stores, decoding.
+"""Workload of a profile-guided build: requests, evictions, offloading, stores, decoding.
 
-`maturin --pgo` runs it with an instrumented build, and lays the code out by what was taken often.
+`maturin --pgo` runs it with an instrumented build, and optimises the branches that ran often.
 Seeds, sizes and lengths are others than those that `benches.core` measures. Cost: about 20 seconds.
 """
 

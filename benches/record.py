@@ -1,8 +1,8 @@
 """The form of records in `benches/results`; arguments, table and goals that benches share.
 
 A document is `{place, rows}`: where and when it was measured, and a row for each figure of ours
-beside one peer's. Invariant: every row has the same eight keys; what else tells how it was made
-stands under `more`. Cost: none.
+and one peer's. Invariant: every row has the same eight keys; the conditions of the measurement
+are under `more`. Cost: none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WIDE = 140
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One figure of ours, beside a peer's where there is one.
+    """One figure of ours, and a peer's if there is one.
 
     Attributes:
         what: the row's name.
@@ -40,7 +40,7 @@ class Result:
         ratio: how many times ours is better; None without a peer.
         goal: the ratio that is wanted; None where none is set.
         ok: whether it is reached; None without a goal.
-        more: what else tells how it was made: medians, quartiles, sizes.
+        more: conditions of the measurement: medians, quartiles, sizes.
     """
 
     what: str
@@ -63,15 +63,15 @@ def read(path: Path) -> tuple[dict[str, Any], list[Result]]:
     """Place and rows of a document; nothing where there is no file."""
     if not path.exists():
         return {}, []
-    known = json.loads(path.read_text())
-    return known["place"], [Result(**row) for row in known["rows"]]
+    recorded = json.loads(path.read_text())
+    return recorded["place"], [Result(**row) for row in recorded["rows"]]
 
 
-def write(path: Path, kept: dict[str, Any]) -> None:
+def write(path: Path, default_out: dict[str, Any]) -> None:
     """Write a document, readable, whole or not at all, and its table in the documentation."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    new.write_text(json.dumps(default_out, indent=1, ensure_ascii=False) + "\n")
     new.replace(path)
     if path.parent == tables.RESULTS and path.stem in tables.TABLES:
         write_part(tables.page(path.stem), path.stem, tables.rendered(path.stem))
@@ -116,14 +116,14 @@ def options(about: str | None, out: Path | None = None) -> argparse.ArgumentPars
     parser.add_argument("--json", action="store_true", help="print the record, no table")
     where = "with --quick: not at all" if out else "not at all"
     shown = f"{out.relative_to(Path(__file__).parents[1])}; " if out else ""
-    parser.add_argument("--out", type=Path, help=f"where the record goes (default: {shown}{where})")
-    parser.set_defaults(kept=out)
+    parser.add_argument("--out", type=Path, help=f"file of the record (default: {shown}{where})")
+    parser.set_defaults(default_out=out)
     return parser
 
 
 def keep(given: argparse.Namespace, record: dict[str, Any]) -> bool:
     """Write a record as `options` said, and print it under `--json`; whether it was printed."""
-    path = given.out or (None if given.quick else given.kept)
+    path = given.out or (None if given.quick else given.default_out)
     if path is not None:
         write(path, record)
     if given.json:

@@ -1,9 +1,9 @@
 """A restart in three parts: opening the files, listing what is in them, taking it into a manager.
 
 The blocks are real and as small as a disk's slots are, 12 KiB each, in chains of a hundred whose
-slots lie anywhere, written by a process that ends then. Wall time is what a server waits; processor
-time tells it apart from other work on the machine. Invariant: every block is found again. Cost: the
-blocks are written once, 12 KiB each.
+slots are in random order, written by a process that ends then. Wall time is what a server waits;
+processor time does not count other work on the machine. Invariant: every block is found again.
+Cost: the blocks are written once, 12 KiB each.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ BATCH = 10_000
 
 
 def manager(blocks):
-    """One that knows nothing yet, with a disk of so many blocks."""
+    """An empty manager with a disk of `blocks` blocks."""
     model = ModelShape(layers=1, kv_heads=1, head_dim=64, dtype="float16", fingerprint="bench")
     tiers = [Tier("gpu", blocks=16, owner="none"), Tier("disk", blocks=blocks, owner="none")]
     return BlockManager(model, tiers, block_tokens=TOKENS)
 
 
 def files(folder, blocks):
-    """The files of so many blocks of one byte."""
+    """The files of `blocks` blocks of one byte."""
     return DiskStore(
         folder,
         identity=b"restart".ljust(32),
@@ -53,14 +53,14 @@ def files(folder, blocks):
 
 def fill(folder, blocks):
     """Write the blocks that a manager counts as present."""
-    known = manager(blocks)
+    filled = manager(blocks)
     for chain in range(blocks // CHAIN):
         tokens = np.arange(CHAIN * TOKENS, dtype=np.uint32)
         tokens[0] = CHAIN * TOKENS + chain
-        known.mark(tokens, "disk", present=True, now=1 + chain)
-    index = known.index(now=blocks)
+        filled.mark(tokens, "disk", present=True, now=1 + chain)
+    index = filled.index(now=blocks)
     memory = np.zeros((1, 1), dtype=np.uint8)
-    # On a disk that was full once, no path lies in the order of its slots.
+    # On a disk that was full once, the slots of a path are in random order.
     slots = np.random.default_rng(1).permutation(blocks).tolist()
     rows = zip(index.key, index, slots, strict=True)
     given = [(key.tobytes(), slot, (0, 1), memory, row[0]) for key, row, slot in rows]
@@ -85,14 +85,14 @@ def main():
     """Measure and print."""
     parser = options(__doc__)
     parser.add_argument("--blocks", type=int, help="default: a million")
-    parser.add_argument("--folder", type=Path, help="where the files go; the default is temporary")
+    parser.add_argument("--folder", type=Path, help="folder of the files; the default is temporary")
     given = parser.parse_args()
     given.blocks = given.blocks or (10 * CHAIN if given.quick else 1_000_000)
     if given.blocks < CHAIN or given.blocks % CHAIN:
         parser.error(f"--blocks is a multiple of {CHAIN}")
     rows: list[tuple[str, float, float]] = []
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        # A process of its own: a restart is one with fresh memory.
+        # A separate process, since a restart begins with fresh memory.
         with ProcessPoolExecutor(1, get_context("spawn")) as before:
             before.submit(fill, folder, given.blocks).result()
         store = timed(rows, "opening the files", lambda: files(folder, given.blocks))

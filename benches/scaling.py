@@ -7,7 +7,7 @@ Managers full of unrelated sequences of 32 blocks, from a thousand blocks to fou
 median of a lookup, of an acquire and release that hit, of a sequence evicted and one inserted, of
 the commit of one token. While the largest is filled, every call's own CPU time is taken too: the
 worst one is what a scheduler may have to wait for. Then `benches/crowds.py`: one more owner of a
-block, one more tenant with a quota, beside a hundred to a hundred thousand. Writes
+block, one more tenant with a quota, of a hundred to a hundred thousand. Writes
 benches/results/scaling.json and docs/images/scaling.png; `--redraw` draws again what was written.
 Cost: three minutes, 2 GB.
 """
@@ -53,7 +53,7 @@ LABELS = {
     "token": "commit of one token",
 }
 LABEL_APART = 0.04  # of the picture's height, between two labels
-# Four hues of the same lightness that color-blind eyes tell apart.
+# Four hues of the same lightness that differ for color-blind eyes.
 HUES = {"lookup": "#0072b2", "hit": "#d55e00", "replace": "#009e73", "token": "#cc79a7"}
 
 
@@ -77,16 +77,16 @@ class Worst:
 
 
 def sequence(draw: np.random.Generator) -> np.ndarray:
-    """A sequence that nobody has seen."""
+    """A new random sequence."""
     return draw.integers(1, VOCABULARY, size=LENGTH * BLOCK, dtype=np.uint32)
 
 
 def fill(size: int, draw: np.random.Generator) -> tuple[BlockManager, list[np.ndarray], int, Worst]:
     """A full manager, sequences of it spread over its age, the time, and the worst calls."""
-    managed, worst, asked = manager(size), Worst(), []
+    managed, worst, stored = manager(size), Worst(), []
     number = size // LENGTH
     every = max(1, number // KEPT)
-    # What happens on first use is no growth.
+    # Allocations of the first use are no growth.
     warm = managed.acquire(sequence(draw)[:BLOCK], now=0)
     warm.release(now=0)
     for i in range(number):
@@ -94,24 +94,24 @@ def fill(size: int, draw: np.random.Generator) -> tuple[BlockManager, list[np.nd
         lease = worst.timed("acquire", blocks, managed.acquire, tokens, now=now)
         worst.timed("commit", blocks, lease.commit, tokens, now=now)
         worst.timed("release", blocks, lease.release, now=now)
-        if i % every == 0 and len(asked) < KEPT:
-            asked.append(tokens)
+        if i % every == 0 and len(stored) < KEPT:
+            stored.append(tokens)
     assert managed.stats().blocks == number * LENGTH
-    return managed, asked, STEP * (number + 1), worst
+    return managed, stored, STEP * (number + 1), worst
 
 
 def costs(
-    managed: BlockManager, asked: list[np.ndarray], now: int, draw: np.random.Generator
+    managed: BlockManager, stored: list[np.ndarray], now: int, draw: np.random.Generator
 ) -> dict[str, float]:
     """Median microseconds of each operation."""
     times: dict[str, list[float]] = {name: [] for name in LABELS}
-    turns = 3000 // len(asked) + 1
-    for tokens in asked * turns:
+    turns = 3000 // len(stored) + 1
+    for tokens in stored * turns:
         t = perf_counter()
         found = managed.lookup(tokens, now=now, keep=0)
         times["lookup"].append(perf_counter() - t)
         assert found.tokens == len(tokens)
-    for tokens in asked * turns:
+    for tokens in stored * turns:
         now += STEP
         t = perf_counter()
         lease = managed.acquire(tokens, now=now, keep=0)
@@ -188,7 +188,7 @@ def picture(sizes: list[int], measured: list[dict[str, float]], path: Path) -> N
 def spread(ends: dict[str, float], apart: float) -> dict[str, float]:
     """Heights of labels in the order of their lines' ends, each at least so far from the next.
 
-    Labels that would touch share the way evenly: a group of them stands around its mean.
+    Labels that would overlap are spread evenly around the mean of their group.
     """
     groups: list[list[str]] = []
     for name in sorted(ends, key=ends.__getitem__):
@@ -235,22 +235,22 @@ def main() -> int:
     """Measure, print, write, draw."""
     given = arguments()
     if given.redraw:
-        rows = json.loads((given.out or given.kept).read_text())["rows"]
+        rows = json.loads((given.out or given.default_out).read_text())["rows"]
         sizes = [row.pop("blocks") for row in rows]
         picture(sizes, rows, given.picture or PICTURE)
         return 0
-    sizes, told = sorted(given.sizes), Console(stderr=True)
+    sizes, screen = sorted(given.sizes), Console(stderr=True)
     draw, measured, where = np.random.default_rng(given.seed), [], place()
     worst = Worst()
     gc.freeze()
-    for size in track(sizes, "Filling", console=told, transient=True):
-        managed, asked, now, worst = fill(size, draw)
-        measured.append(costs(managed, asked, now, draw))
+    for size in track(sizes, "Filling", console=screen, transient=True):
+        managed, stored, now, worst = fill(size, draw)
+        measured.append(costs(managed, stored, now, draw))
         managed.close()
-        del managed, asked
+        del managed, stored
     beside = [
         {"beside": number, **crowds.costs(number)}
-        for number in track(sorted(given.crowds), "Crowds", console=told, transient=True)
+        for number in track(sorted(given.crowds), "Crowds", console=screen, transient=True)
     ]
     document = {
         "context": where | {"policy": "retention", "sequence_blocks": LENGTH},

@@ -48,7 +48,7 @@ def plays(*, quick: bool) -> list[Play]:
 
 
 def rows_of(lines: list[Line]) -> list[Result]:
-    """A row per part and block size, ours beside the peer."""
+    """A row per part and block size, compared with the peer."""
     rows: list[Result] = []
     for part in PARTS:
         here = [line for line in lines if line.what == f"layerwise.{part}"]
@@ -84,16 +84,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="default: 3")
     given = parser.parse_args()
     rounds = given.rounds or (1 if given.quick else 3)
-    told = Console(stderr=True)
+    screen = Console(stderr=True)
     order = plays(quick=given.quick) * rounds
     try:
         lines = [
             line
-            for play in track(order, "Layer-wise books", console=told, transient=True)
+            for play in track(order, "Layer-wise books", console=screen, transient=True)
             for line in run(play)
         ]
     except DriverError as error:
-        told.print(str(error), highlight=False)
+        screen.print(str(error), highlight=False)
         return 1
     rows = rows_of(lines)
     where = {**place(), "rounds": rounds, "tokens": 32_768, "layers": 32}

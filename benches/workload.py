@@ -28,7 +28,7 @@ SYSTEM_PROMPTS = 20
 SYSTEM_TOKENS = 512
 CONVERSATIONS = 10_000
 SEED = 1234
-# What an LRU manager finds of the default trace's prompt blocks, with room for 100 000 blocks. One
+# Share of the default trace's prompt blocks that an LRU manager of 100 000 blocks finds. A driver
 # that finds another share plays it wrongly.
 LRU_POOL = 100_000
 LRU_SHARE = 0.815
@@ -65,7 +65,7 @@ def _arrivals(
     asks: NDArray[np.int64],
     answers: NDArray[np.int64],
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield conversation, end of its question, end of its answer, behind the system prompt."""
+    """Yield conversation, end of its question, end of its answer, after the system prompt."""
     length, turn = [0] * len(turns), [0] * len(turns)
     opened = list(range(min(ACTIVE, len(turns))))
     unopened = len(opened)

@@ -45,7 +45,7 @@ def main() -> int:
     given = parser.parse_args()
     given.without_peers |= given.quick
     given.rounds = 1 if given.quick else given.rounds
-    games, told = chosen(given.only), Console(stderr=True)
+    games, screen = chosen(given.only), Console(stderr=True)
     games = [quick(game) for game in games] if given.quick else games
     if not games:
         names = ", ".join(row.what for game in GAMES for row in game.rows)
@@ -53,13 +53,13 @@ def main() -> int:
     if given.rounds < 1:
         parser.error(f"{given.rounds} rounds measure nothing")
     for words in [] if given.without_peers else missing(games):
-        told.print(words, highlight=False)
+        screen.print(words, highlight=False)
     if PROTOTYPE not in os.environ:
-        told.print(f"limit: not played, {PROTOTYPE} names no folder", highlight=False)
+        screen.print(f"limit: not played, {PROTOTYPE} names no folder", highlight=False)
     try:
-        where, rows = play(games, given, told)
+        where, rows = play(games, given, screen)
     except (DriverError, PlayedWronglyError) as error:
-        told.print(str(error), markup=False, highlight=False)
+        screen.print(str(error), markup=False, highlight=False)
         return 1
     if keep(given, document(where, rows)):
         return 0
@@ -68,14 +68,14 @@ def main() -> int:
 
 
 def play(
-    games: Sequence[Game], given: argparse.Namespace, told: Console
+    games: Sequence[Game], given: argparse.Namespace, screen: Console
 ) -> tuple[dict[str, Any], list[Result]]:
     """Every game; each is put on record as soon as it is over, if it was whole."""
     where: dict[str, Any] = {**place(), "games": {}}
     rows: list[Result] = []
     peers = not given.without_peers
     plays = [schedule([game], given.rounds, peers=peers) for game in games]
-    with Progress(console=told, transient=True) as bar:
+    with Progress(console=screen, transient=True) as bar:
         task = bar.add_task("Playing", total=sum(map(len, plays)))
         for game, turns in zip(games, plays, strict=True):
             here, began = place(), time.monotonic()
@@ -88,7 +88,7 @@ def play(
                 "rounds": 1 if game.once else given.rounds,
                 "trace": {"seed": SEED, "conversations": CONVERSATIONS, "pool": LRU_POOL},
                 "hit_shares": shares,
-                "lines": [said(line) for line in lines],
+                "lines": [row_of(line) for line in lines],
             }
             rows += rows_of([game], lines)
             if given.out is None and peers and game in GAMES and not missing([game]):
@@ -97,14 +97,14 @@ def play(
 
 
 def watched(turn: Play, bar: Progress, task: Any) -> list[Line]:
-    """The lines of one play, told on the bar."""
+    """Run one play, show its progress on the bar, and return its lines."""
     bar.update(task, description=" ".join((turn.module.rpartition(".")[2], *turn.arguments)))
     lines = run(turn)
     bar.advance(task)
     return lines
 
 
-def said(line: Line) -> dict[str, Any]:
+def row_of(line: Line) -> dict[str, Any]:
     """A line as it is kept."""
     head = {"peer": line.peer, "what": line.what, "value": line.value, "unit": line.unit}
     return {**head, **line.context}
@@ -112,13 +112,13 @@ def said(line: Line) -> dict[str, Any]:
 
 def record(where: dict[str, Any], rows: Sequence[Result], game: str) -> None:
     """Put one game's part into the document that is kept."""
-    before, known = read(OUT)
+    before, recorded = read(OUT)
     games = {**before.get("games", {}), game: where["games"][game]}
-    kept = [row for row in known if row.more["game"] != game]
-    kept += [row for row in rows if row.more["game"] == game]
+    merged = [row for row in recorded if row.more["game"] != game]
+    merged += [row for row in rows if row.more["game"] == game]
     order = [each.name for each in GAMES]
-    kept.sort(key=lambda row: order.index(row.more["game"]))
-    write(OUT, document({**where, "games": games}, kept))
+    merged.sort(key=lambda row: order.index(row.more["game"]))
+    write(OUT, document({**where, "games": games}, merged))
 
 
 def show(where: dict[str, Any], rows: Sequence[Result], console: Console) -> None:

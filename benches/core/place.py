@@ -1,4 +1,4 @@
-"""Where and when something was measured: a figure without these says little.
+"""Place of a measurement: machine, versions and date, which every record has.
 
 Invariant: nothing that names the machine or its owner. Cost: none.
 """

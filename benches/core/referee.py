@@ -1,7 +1,7 @@
 """Plays drivers in their interpreters and gathers the lines they print.
 
-Invariant: within a round the peers come first and ours behind them, so that a slow minute of the
-machine falls on both; each driver is a process of its own. A peer that is not installed is left out
+Invariant: within a round the peers come first and ours after them, so that a slow minute of the
+machine falls on both; each driver is a separate process. A peer that is not installed is left out
 and said so, with the command that installs it; a driver that fails ends everything with its own
 words. Cost: that of the drivers.
 """
@@ -57,17 +57,17 @@ def interpreter(environment: str) -> Path | None:
 
 def missing(games: Iterable[Game]) -> list[str]:
     """A line for each peer that is asked for and not installed."""
-    asked = dict.fromkeys(play.environment for game in games for play in game.peers)
+    environments = dict.fromkeys(play.environment for game in games for play in game.peers)
     return [
         f"{name}: skipped, not installed; `make peers ARGS={name}` does it (Linux x86-64, "
         "Python 3.11)"
-        for name in asked
+        for name in environments
         if interpreter(name) is None
     ]
 
 
 def schedule(games: Iterable[Game], rounds: int, *, peers: bool) -> list[Play]:
-    """Every play in its order: by game, by round, peers first and ours behind them."""
+    """Every play in its order: by game, by round, peers first and ours after them."""
     plays: list[Play] = []
     for game in games:
         there = [*(game.peers if peers else ()), *game.ours]
@@ -80,19 +80,19 @@ def run(play: Play) -> list[Line]:
     """Play one driver and read its lines."""
     python = interpreter(play.environment)
     assert python is not None, play
-    told = {**os.environ, "PYTHONPATH": str(ROOT)}
+    settings = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         (str(python), "-m", play.module, *play.arguments),
         cwd=ROOT,
-        env=told,
+        env=settings,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        said = "\n".join((done.stdout + done.stderr).splitlines()[-PRINTED:])
+        output = "\n".join((done.stdout + done.stderr).splitlines()[-PRINTED:])
         name = " ".join((play.module, *play.arguments))
-        raise DriverError(f"{name} ended with {done.returncode}:\n{said}")
+        raise DriverError(f"{name} ended with {done.returncode}:\n{output}")
     lines = parse(done.stdout.splitlines())
     if not lines:
         raise DriverError(f"{play.module} printed no measurement:\n{done.stdout}")
@@ -106,11 +106,16 @@ def parse(printed: Sequence[str]) -> list[Line]:
         if not text.startswith("{"):
             continue
         try:
-            told = json.loads(text)
+            settings = json.loads(text)
         except json.JSONDecodeError:
             continue
-        if not {"peer", "what", "value", "unit"} <= told.keys():
+        if not {"peer", "what", "value", "unit"} <= settings.keys():
             continue
-        head = (told.pop("peer"), told.pop("what"), float(told.pop("value")), told.pop("unit"))
-        lines.append(Line(*head, told))
+        head = (
+            settings.pop("peer"),
+            settings.pop("what"),
+            float(settings.pop("value")),
+            settings.pop("unit"),
+        )
+        lines.append(Line(*head, settings))
     return lines

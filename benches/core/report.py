@@ -35,30 +35,30 @@ def check(lines: Iterable[Line]) -> list[str]:
     Raises:
         PlayedWronglyError: one found another share.
     """
-    said: list[str] = []
+    notes: list[str] = []
     for line in lines:
-        told = line.context
-        if line.what not in {"request", "request.lru", "offload"} or "hit_rate" not in told:
+        about = line.context
+        if line.what not in {"request", "request.lru", "offload"} or "hit_rate" not in about:
             continue
-        if told.get("policy", "lru") in NOT_LRU:
+        if about.get("policy", "lru") in NOT_LRU:
             continue
-        if (told["blocks"], told["seed"]) != (LRU_POOL, SEED):
+        if (about["blocks"], about["seed"]) != (LRU_POOL, SEED):
             continue
         words = (
-            f"{line.peer} finds {100 * told['hit_rate']:.2f} % of the prompt blocks ({line.what})"
+            f"{line.peer} finds {100 * about['hit_rate']:.2f} % of the prompt blocks ({line.what})"
         )
-        if abs(told["hit_rate"] - LRU_SHARE) > LRU_WITHIN:
+        if abs(about["hit_rate"] - LRU_SHARE) > LRU_WITHIN:
             lies = f"{100 * LRU_SHARE:.1f} % ± {100 * LRU_WITHIN:.1f}"
             raise PlayedWronglyError(
                 f"{words}; LRU finds {lies} of them with room for {LRU_POOL} blocks, so it plays "
                 "another trace or plays it wrongly: nothing is reported"
             )
-        said.append(words)
-    return list(dict.fromkeys(said))
+        notes.append(words)
+    return list(dict.fromkeys(notes))
 
 
 def rows_of(games: Iterable[Game], lines: Sequence[Line]) -> list[Result]:
-    """Every row of the games beside every peer that has it."""
+    """Compare every row of the games with every peer that has it."""
     values: dict[tuple[str, str], list[float]] = {}
     for line in lines:
         values.setdefault((line.peer, line.what), []).append(line.value)
@@ -77,7 +77,7 @@ def theirs(row: Row) -> str:
 
 
 def of(values: dict[tuple[str, str], list[float]], peer: str, row: Row) -> list[float]:
-    """What one side measured for a row, less what is taken away."""
+    """Return one side's values for a row, less those of the part that is subtracted."""
     found = values.get((peer, row.what), [])
     if row.less is None:
         return found
@@ -86,7 +86,7 @@ def of(values: dict[tuple[str, str], list[float]], peer: str, row: Row) -> list[
 
 
 def result(game: Game, row: Row, values: dict[tuple[str, str], list[float]], name: str) -> Result:
-    """One row beside one peer, with medians, rounds and the limit's best as `more`."""
+    """Compare one row with one peer, with medians, rounds and the limit's best as `more`."""
     ours, limit = of(values, OURS, row), of(values, LIMIT, row)
     peer = values.get((name, theirs(row)), [])
     best, best_peer = lowest(ours), lowest(peer)
@@ -118,7 +118,7 @@ def lowest(values: list[float]) -> float | None:
 
 
 def table(rows: Sequence[Result]) -> Table:
-    """What people read: best, and median in brackets."""
+    """Return the table for people: best, and median in brackets."""
     limited = any(row.more["limit"] is not None for row in rows)
     shown = Table(title="ours and the peers: best (median) of the rounds, less is better")
     for head in ("what", "ours", "peer's", "peer", "peer / ours", "goal", ""):

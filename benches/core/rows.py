@@ -49,14 +49,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """What is played in turn, and the rows that come of it.
+    """Drivers that are run in turn, and the rows of their figures.
 
     Attributes:
         name: short.
         ours: our drivers.
         peers: theirs.
         rows: in the table's order.
-        once: memory does not wobble, and criterion takes samples of its own.
+        once: memory does not wobble, and criterion repeats its samples itself.
     """
 
     name: str

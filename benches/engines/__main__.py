@@ -38,7 +38,7 @@ GOALS = {"ttft host": 12, "ttft disk": 6, "beside offload": 1, "miss": 0.97, "sc
 
 
 def smollm_folder(console):
-    """Where SmolLM2 is, as the demo converts it."""
+    """Folder of SmolLM2, as the demo converts it."""
     from kvtrie.demo import model
 
     model.smollm(console)
@@ -70,7 +70,7 @@ def first_token(given, model, what, disk="", *more):
 
 def fastest(turns):
     """The server that computed fastest: one keeps its speed, and shared machines have several."""
-    well = [told for told in turns if "error" not in told]
+    well = [report for report in turns if "error" not in report]
     return min(well, key=pace) if well else turns[0]
 
 
@@ -80,29 +80,29 @@ def pace(figures):
 
 
 def scheduler_steps(given, model):
-    """What both connectors cost their schedulers, in turns; the model's size changes nothing."""
+    """Time both connectors' calls in turns; the model's size changes nothing."""
     more = ["--requests", "8", "--answer", "16"] if given.tiny else []
     turns = {"kvtrie": [], "offload": []}
     for _ in range(given.turns):
-        for what, told in turns.items():
-            told.append(measure("vllm_scheduler_step", given, model, what, more))
+        for what, report in turns.items():
+            report.append(measure("vllm_scheduler_step", given, model, what, more))
     return turns
 
 
 def measure(module, given, model, what, more):
-    """What a server in a process of its own prints."""
+    """Run a server in a separate process and return its figures."""
     python = LMCACHE if what == "lmcache" else PYTHON
     command = [python, "-m", f"benches.engines.{module}", "--what", what, "--model", model]
     command += ["--dtype", given.dtype, "--tokens", str(given.tokens), *more]
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     }
-    told = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
-    if told.returncode:
-        text = told.stdout + told.stderr
+    report = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
+    if report.returncode:
+        text = report.stdout + report.stderr
         wrong = WRONG.findall(text) or [line for line in text.splitlines() if line.strip()]
-        return {"what": what, "error": wrong[-1] if wrong else f"ended with {told.returncode}"}
-    return json.loads(told.stdout.splitlines()[-1])
+        return {"what": what, "error": wrong[-1] if wrong else f"ended with {report.returncode}"}
+    return json.loads(report.stdout.splitlines()[-1])
 
 
 def found(figures):
@@ -112,11 +112,11 @@ def found(figures):
 def rows_of(servers, steps):
     """A row of the table for each kind of figure: its name, and the figure or what went wrong."""
     rows = []
-    for name, told in servers.items():
+    for name, report in servers.items():
         if name == "none":
-            rows.append(("computed", told.get("error") or ms(median(told["computed_s"]))))
+            rows.append(("computed", report.get("error") or ms(median(report["computed_s"]))))
         else:
-            rows.append((f"from {name}", told.get("error") or ms(found(told))))
+            rows.append((f"from {name}", report.get("error") or ms(found(report))))
     for name, turns in steps.items():
         wrong = [each["error"] for each in turns if "error" in each]
         rows.append((f"step of {name}", wrong[0] if wrong else f"{step(turns):.0f} µs"))
@@ -124,8 +124,8 @@ def rows_of(servers, steps):
 
 
 def ratios_of(servers, steps):
-    """What can be said of the servers that started."""
-    well = {name: told for name, told in servers.items() if "error" not in told}
+    """Ratios between the servers that started."""
+    well = {name: figures for name, figures in servers.items() if "error" not in figures}
     ratios = {}
     if "none" in well:
         computed = median(well["none"]["computed_s"])
@@ -159,7 +159,7 @@ def main():
     parser.add_argument(
         "--quick", "--tiny", dest="tiny", action="store_true", help="a random model, in a minute"
     )
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
@@ -172,24 +172,24 @@ def main():
                 disk = f"{folder}/kv{turn}" if name in {"disk", "restart"} else ""
                 more = ["--restarted"] if name == "restart" else []
                 tries[name].append(first_token(given, model, what, disk, *more))
-        servers = {name: fastest(told) for name, told in tries.items()}
+        servers = {name: fastest(report) for name, report in tries.items()}
         if LMCACHE.exists():
             servers["lmcache"] = first_token(given, model, "lmcache")
     ratios = ratios_of(servers, steps)
     table = Table("", "median", "goal", title="vLLM, with kvtrie and without")
-    for name, told in rows_of(servers, steps):
-        table.add_row(name, told, "")
+    for name, report in rows_of(servers, steps):
+        table.add_row(name, report, "")
     for name, ratio in ratios.items():
         table.add_row(name, f"{ratio:.2f}x", f"{GOALS[name]}x")
     console.print(table)
     if given.json:
-        told = {"place": place(), "dtype": given.dtype}
-        told |= {"tokens": given.tokens, "rounds": given.rounds, "tiny": given.tiny}
-        told |= {"ratios": ratios, "goals": GOALS, "servers": servers, "steps": steps}
-        given.json.write_text(json.dumps(told, indent=1) + "\n")
-    ours = [told for name, told in servers.items() if name != "lmcache"]
-    told = [*ours, *steps["kvtrie"], *steps["offload"]]
-    return 1 if any("error" in each for each in told) else 0
+        report = {"place": place(), "dtype": given.dtype}
+        report |= {"tokens": given.tokens, "rounds": given.rounds, "tiny": given.tiny}
+        report |= {"ratios": ratios, "goals": GOALS, "servers": servers, "steps": steps}
+        given.json.write_text(json.dumps(report, indent=1) + "\n")
+    ours = [report for name, report in servers.items() if name != "lmcache"]
+    report = [*ours, *steps["kvtrie"], *steps["offload"]]
+    return 1 if any("error" in each for each in report) else 0
 
 
 if __name__ == "__main__":

@@ -39,18 +39,18 @@ def transfer(what, blocks, folder, size):
         room = str(-(-blocks * size // 2**30))
         os.environ |= {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": room}
         return {"kv_role": "kv_both", "kv_connector": "LMCacheConnectorV1"}
-    told = {"kv_role": "kv_both", "kv_connector": "OffloadingConnector"}
+    settings = {"kv_role": "kv_both", "kv_connector": "OffloadingConnector"}
     extra = {
         "spec_name": "PlainOffloadingSpec",
         "spec_module_path": "benches.engines.plain_offload",
         "cpu_bytes_to_use": blocks * size,
     }
     if what == "kvtrie":
-        told["kv_connector"] = "KvtrieConnector"
+        settings["kv_connector"] = "KvtrieConnector"
         extra = {"tiers": [{"kind": "host", "blocks": blocks}]}
         if folder:
             extra["tiers"].append({"kind": "disk", "blocks": 4096, "path": folder})
-    return told | {"kv_connector_extra_config": extra}
+    return settings | {"kv_connector_extra_config": extra}
 
 
 def block_bytes(model, dtype):
@@ -139,8 +139,13 @@ def main():
         assert cached or not given.restarted, "an earlier server's prompt was not found"
         found.append((took, cached))
         timed.settle(given.disk)
-    told = {"what": given.what, "disk": bool(given.disk), "computed_s": computed, "found": found}
-    sys.stdout.write(json.dumps(told) + "\n")
+    settings = {
+        "what": given.what,
+        "disk": bool(given.disk),
+        "computed_s": computed,
+        "found": found,
+    }
+    sys.stdout.write(json.dumps(settings) + "\n")
 
 
 if __name__ == "__main__":

@@ -69,14 +69,16 @@ def compute_nothing(core, hidden):
     def zeros(input_ids=None, **_):
         return torch.zeros(len(input_ids), hidden)
 
-    runner._model_forward = zeros  # noqa: SLF001 - vLLM has it for those who look on
+    runner._model_forward = zeros  # noqa: SLF001 - vLLM has it for profilers
 
 
 def ask(llm, prompts, answer):
     """Tokens of each prompt that were found, on host or in vLLM's own cache."""
     sampling = SamplingParams(max_tokens=answer, temperature=0, detokenize=False, ignore_eos=True)
-    told = llm.generate([{"prompt_token_ids": each} for each in prompts], sampling, use_tqdm=False)
-    return [each.num_cached_tokens or 0 for each in told]
+    outputs = llm.generate(
+        [{"prompt_token_ids": each} for each in prompts], sampling, use_tqdm=False
+    )
+    return [each.num_cached_tokens or 0 for each in outputs]
 
 
 def main():
@@ -108,7 +110,9 @@ def main():
     compute_nothing(core, config["hidden_size"])
     draw = np.random.default_rng(7)
     prompts = [draw.integers(1, vocabulary, given.tokens).tolist() for _ in range(given.requests)]
-    ask(llm, [draw.integers(1, vocabulary, given.tokens).tolist()], 2)  # what first use compiles
+    ask(
+        llm, [draw.integers(1, vocabulary, given.tokens).tolist()], 2
+    )  # compile before the clock starts
     timed = TimedCalls(core.scheduler.connector)
     schedule = core.scheduler.schedule
 
@@ -120,21 +124,21 @@ def main():
     found = []
     for _ in range(2):
         found.append(ask(llm, prompts, given.answer))
-        for _ in range(20):  # what is still on its way to host
+        for _ in range(20):  # offloads in flight end
             core.step_fn()
         assert llm.reset_prefix_cache()
     assert not any(found[0])
     assert all(tokens >= given.tokens - BLOCK - 1 for tokens in found[1]), found[1]
     timed.step()
     steps = timed.steps[1:]
-    told = {
+    outputs = {
         "what": given.what,
         "steps": len(steps),
         "us": sum(steps) / len(steps) / 1e3,
         "median_us": median(steps) / 1e3,
         "calls_us": {name: took / len(steps) / 1e3 for name, took in timed.calls.most_common()},
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(outputs) + "\n")
 
 
 if __name__ == "__main__":

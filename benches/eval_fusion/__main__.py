@@ -51,7 +51,7 @@ class FusionEvaluation(Evaluation[Record]):
     """All settings on even seeds, then the chosen ones on odd seeds."""
 
     name = "eval-fusion"
-    kept = "eval_fusion.json"
+    record_name = "eval_fusion.json"
     record = Record
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -91,12 +91,12 @@ class FusionEvaluation(Evaluation[Record]):
 
     def chosen(self) -> list[Setting]:
         """Per row the setting that is reported."""
-        return [choose(row, self.known, self._reuse) for row in self.rows]
+        return [choose(row, self.by_key, self._reuse) for row in self.rows]
 
     def lines(self) -> list[Line]:
         """The rows that were measured on odd seeds."""
         both = zip(self.rows, self.chosen(), strict=True)
-        lines = (line_of(row, setting, self.known, self._reuse) for row, setting in both)
+        lines = (line_of(row, setting, self.by_key, self._reuse) for row, setting in both)
         return [line for line in lines if line is not None]
 
     def document(self, about: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class FusionEvaluation(Evaluation[Record]):
         ]
 
     def _cases(self) -> list[int]:
-        cases = {(kind, seed) for kind, seed, _ in self.known}
+        cases = {(kind, seed) for kind, seed, _ in self.by_key}
         return [sum(seed % 2 == odd for _, seed in cases) for odd in (0, 1)]
 
     def _title(self) -> str:

@@ -1,10 +1,10 @@
 """Cases: a context of chunks, a question and the answer that is held against a full prefill.
 
-Four kinds. In "split" a border cuts the sentence of the fact behind the name that it is about; in
+Four kinds. In "split" a border cuts the sentence of the fact after the name that it is about; in
 "header" the name ends a chunk as a title and the fact begins the next one; in "local" the sentence
 is inside one chunk; "text" is running text cut into chunks, and its answer is how it goes on. The
-facts lie in prose, with two more of other towns in other chunks: the right answer is not the only
-number there.
+facts are inside prose, with two more of other towns in other chunks: the right answer is not the
+only number there.
 Invariant: kind, seed and sizes decide a case, for one model. Cost: the tokenizer's.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 KINDS = ("split", "header", "local", "text")
 PREFIX = "Notes on a programming language, and on the archives of some towns.\n\n"
 TEXT_QUERY = 16
-"""Tokens of running text behind the chunks that are computed as the query."""
+"""Tokens of running text after the chunks that are computed as the query."""
 
 FEWEST = 4
 """Chunks that a case needs: two around a border and one for each other fact."""
@@ -85,8 +85,8 @@ def case_of(speaker: Speaker, kind: str, seed: int, sizes: Sizes) -> Case:
         middles[at] = f" The access code of {other} is {number}."
     pieces = zip(starts, middles, ends, strict=True)
     chunks = [_filled(speaker, draw, size, piece) for piece in pieces]
-    asked = f"The access code of {town} is"
-    query = f"\n\nQuestion: What is the access code of {town}?\nAnswer: {asked}"
+    opening = f"The access code of {town} is"
+    query = f"\n\nQuestion: What is the access code of {town}?\nAnswer: {opening}"
     return Case(kind, seed, chunks, speaker.tokens(query), speaker.tokens(f" {code}"))
 
 

@@ -34,7 +34,7 @@ def paragraphs() -> list[str]:
 
 
 def prose(speaker: Speaker, draw: np.random.Generator, tokens: int) -> list[int]:
-    """So many tokens of running text, from a paragraph that is drawn."""
+    """Return `tokens` tokens of running text, from a paragraph that is drawn."""
     every = paragraphs()
     start, characters = int(draw.integers(len(every))), tokens * CHARACTERS
     while True:

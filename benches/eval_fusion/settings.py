@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 REUSE = "none"
-HEEDED = (0.4, 0.65)
-"""The layers, as parts of a model's depth, between which the query's attention may be heeded."""
+ATTENDED = (0.4, 0.65)
+"""First and last layers, as parts of a model's depth, at which the query's attention is read."""
 
 PROBED = 8
 
@@ -103,12 +103,12 @@ class Row(NamedTuple):
 
 
 def rows_of(layers: int) -> list[Row]:
-    """The rows for a model of so many layers; the first one is plain reuse."""
-    low, high = (int(part * layers) for part in HEEDED)
+    """The rows for a model of `layers` layers; the first one is plain reuse."""
+    low, high = (int(part * layers) for part in ATTENDED)
     looks = sorted({min(at, layers - 1) for at in (1, 2)})
     one, some, every = (low, low), (low, high), (0, layers - 1)
 
-    def alone(select: str, ratio: float) -> Row:
+    def single(select: str, ratio: float) -> Row:
         return Row(select, [Setting(select, ratio)], {})
 
     def deviating(select: str, goals: dict[str, float]) -> Row:
@@ -117,16 +117,16 @@ def rows_of(layers: int) -> list[Row]:
     both = [
         Setting("values+question", 0.30, at=at, heed=heed) for at in looks for heed in (one, some)
     ]
-    asked = [Setting("first+question", 0.15, heed=heed) for heed in (one, some)]
+    question_rows = [Setting("first+question", 0.15, heed=heed) for heed in (one, some)]
     return [
-        alone(REUSE, 0.0),
-        alone("random", 0.15),
-        alone("first", 0.05),
-        alone("first", 0.15),
+        single(REUSE, 0.0),
+        single("random", 0.15),
+        single("first", 0.05),
+        single("first", 0.15),
         deviating("keys", {}),
         deviating("values", {"mean": 0.39, "split": 0.75, "text": 0.35}),
         Row("question", [Setting("question", 0.15, heed=heed) for heed in (one, some, every)], {}),
-        Row("first+question", asked, {"mean": 0.50, "split": 0.84, "text": 0.49}),
+        Row("first+question", question_rows, {"mean": 0.50, "split": 0.84, "text": 0.49}),
         Row("values+question", both, {"mean": 0.65}),
-        Row("first+question, monitored", [asked[-1]._replace(probe=PROBED)], {}),
+        Row("first+question, monitored", [question_rows[-1]._replace(probe=PROBED)], {}),
     ]

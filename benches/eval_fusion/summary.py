@@ -1,4 +1,4 @@
-"""Summary: rows of figures out of records, each with the interval in which it lies.
+"""Summary: rows of figures out of records, each with its confidence interval.
 
 *Recovered* is 1 - KL / KL of plain reuse, both summed over the cases of a kind: a case in which
 plain reuse is right already says little, and would say most in a mean of quotients. Intervals are

@@ -1,7 +1,7 @@
 """Trial: a model and a store in which cases are fused and held against the model's full prefill.
 
-The chunks of a case are computed alone behind the shared prefix and kept on the first tier before
-anything is timed. The answer is teacher-forced: one pass over its tokens, behind the fused cache
+The chunks of a case are computed alone after the shared prefix and stored on the first tier before
+anything is timed. The answer is teacher-forced: one pass over its tokens, after the fused cache
 and in the full prefill.
 Invariant: every setting of a case reads the same chunks' KV. Cost: two full prefills a case, then
 per setting its share of one; a context's KV twice in memory.
@@ -43,13 +43,13 @@ class Trial:
         sizes: of the cases.
 
     Attributes:
-        world: the model and the sizes, by which records are told apart.
+        world: the model and the sizes, which are part of a record's key.
         layers: of the model.
     """
 
     def __init__(self, speaker: Speaker, sizes: Sizes) -> None:
         model = speaker.model
-        torch.nn.Module.to(model, default_device())  # where the first tier is
+        torch.nn.Module.to(model, default_device())  # the first tier is on that device
         self.world = f"{speaker.name}, {sizes.chunks} x {sizes.chunk}, answer {sizes.answer}"
         self._model = model
         self._decoder = Decoder(model)
@@ -58,9 +58,9 @@ class Trial:
         shape = ModelShape.from_config(model.config, dtype=dtype, fingerprint=fingerprint(model))
         prefix = speaker.tokens(PREFIX)
         behind = LONGEST_QUERY + TEXT_QUERY + max(sizes.answer, FACTS_ANSWER)
-        alone = -(-(sizes.chunk + len(prefix)) // BLOCK) * sizes.chunks
+        chunk_blocks = -(-(sizes.chunk + len(prefix)) // BLOCK) * sizes.chunks
         fused = -(-(len(prefix) + sizes.chunks * sizes.chunk + behind) // BLOCK)
-        tiers = [Tier("gpu", blocks=2 * alone + fused + sizes.chunks)]
+        tiers = [Tier("gpu", blocks=2 * chunk_blocks + fused + sizes.chunks)]
         manager = BlockManager(shape, tiers, block_tokens=BLOCK)
         self._executor = Executor(manager, list(open_pools(shape, tiers, BLOCK)))
         self._store = CacheStore(self._executor, Given(), prefix=prefix)

@@ -1,4 +1,4 @@
-"""What a policy keeps of a real model: on running text, and on two facts far back.
+"""Quality of a real model with a policy's cache: on running text, and on two facts far back.
 
     make eval-selective
     make eval-selective ARGS="--text 4 --facts 8"
@@ -6,9 +6,9 @@
 
 SmolLM2-135M in float32 reads 1024 tokens in half or a quarter as many rows. `text`: NLL of the next
 128 tokens above the dense model's, and KL from it. `facts`: two access codes in the first 84
-tokens, asked for behind the last; exact match. Even seeds choose each policy's settings and the
+tokens, asked for after the last; exact match. Even seeds choose each policy's settings and the
 three best policies of each kind, odd seeds are reported, with 95 % intervals; those three also on
-codes, and kvpress beside them where it is installed (`make peers ARGS=kvpress`). Every figure is
+codes, and kvpress with them if it is installed (`make peers ARGS=kvpress`). Every figure is
 appended to a file as soon as it is measured; the same command goes on from there.
 Cost: some seconds a case, budget and setting; the time left is printed. `--quick`: a random model.
 """
@@ -102,7 +102,7 @@ class SelectiveEvaluation(Evaluation[Record]):
     """Every setting on few even seeds, then those that they chose on all seeds."""
 
     name = "eval-selective"
-    kept = "selective_eval.json"
+    record_name = "selective_eval.json"
     record = Record
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -185,7 +185,7 @@ class SelectiveEvaluation(Evaluation[Record]):
                 key for buffers in ("default", *CODED) for key in keys(odd, three, buffers)
             ),
         )
-        done = {key[1] for key in self.known if key[0] == kind and key[2].startswith("kvpress")}
+        done = {key[1] for key in self.by_key if key[0] == kind and key[2].startswith("kvpress")}
         if (PEER / ".ready").exists() and (seeds := [seed for seed in odd if seed not in done]):
             # The peer names its own settings: its records have other keys than this one.
             yield f"{kind}: kvpress", [Cell([()], lambda _: self._peer(kind, seeds))]
@@ -205,8 +205,8 @@ class SelectiveEvaluation(Evaluation[Record]):
                 truth = self.behind_of(case, [("dense-default", {})], all_rows)[0]
             else:
                 dense = (kind, seed, "dense", "", "default", "all")
-                if dense not in self.known:
-                    [share] = self.told(case, [("dense-default", {})], all_rows)
+                if dense not in self.by_key:
+                    [share] = self.answered(case, [("dense-default", {})], all_rows)
                     yield Record(self.world, *dense, share, 0.0)
             self._truth = (kind, seed), truth
         members = [
@@ -226,8 +226,8 @@ class SelectiveEvaluation(Evaluation[Record]):
                 "world": self.world,
                 "budgets": {name: self.tokens // of for name, of in BUDGETS.items()},
                 "cases": [
-                    {"kind": kind, "seed": seed, "row": row, "asked": asked}
-                    for seed, row, asked in cases
+                    {"kind": kind, "seed": seed, "row": row, "asked": questions}
+                    for seed, row, questions in cases
                 ],
             }
             (Path(folder) / "cases.json").write_text(json.dumps(document))
@@ -259,7 +259,7 @@ class SelectiveEvaluation(Evaluation[Record]):
         """Small where even seeds (below `most`) say good."""
         found = [
             each.value
-            for each in self.known.values()
+            for each in self.by_key.values()
             if (each.kind, each.budget, each.policy, each.setting, each.buffers)
             == (kind, budget, policy, setting, "default")
             and each.seed % 2 == 0
@@ -269,7 +269,7 @@ class SelectiveEvaluation(Evaluation[Record]):
         return mean if kind == "text" else -mean
 
     def case(self, kind: str, seed: int) -> Case:
-        """What is read, and (what is asked behind it, what should come) of it."""
+        """Return the context, and pairs of a question after it and its answer."""
         draw = np.random.default_rng([seed, kind == "facts"])
         if kind == "text":
             row = prose(self.speaker, draw, self.tokens + self.behind)
@@ -283,14 +283,14 @@ class SelectiveEvaluation(Evaluation[Record]):
         filler = prose(self.speaker, draw, self.tokens)
         first, room = 84 - sum(map(len, facts)), 20
         row = [*filler[:room], *facts[0], *filler[room:first], *facts[1], *filler[first:]]
-        asked = [
+        questions = [
             (
                 self.speaker.tokens(f"\n\nThe access code of {name} is"),
                 self.speaker.tokens(f" {code}"),
             )
             for name, code in zip(names, codes, strict=True)
         ]
-        return row[: self.tokens], asked
+        return row[: self.tokens], questions
 
     @torch.no_grad()
     def read(
@@ -298,7 +298,7 @@ class SelectiveEvaluation(Evaluation[Record]):
     ) -> list[tuple[float, float]]:
         """Per member nats above dense and KL from it, or the share of facts."""
         if truth is None:
-            return [(share, 0.0) for share in self.told(case, members, rows)]
+            return [(share, 0.0) for share in self.answered(case, members, rows)]
         ids = torch.tensor(case[1][0][1])[:, None]
         found: list[tuple[float, float]] = []
         for got in self.behind_of(case, members, rows):
@@ -308,22 +308,22 @@ class SelectiveEvaluation(Evaluation[Record]):
         return found
 
     @torch.no_grad()
-    def told(self, case: Case, members: Sequence[Member], rows: int) -> list[float]:
-        """The share of facts that each member tells: all tokens of an answer the likeliest."""
-        row, asked = case
+    def answered(self, case: Case, members: Sequence[Member], rows: int) -> list[float]:
+        """Share of facts that each member answers: all tokens of an answer are the likeliest."""
+        row, questions = case
         with Beside(self.model, members, rows, self.chunk) as cache:
             cache.logits(row, keep=1)
-            kept = cache.kept()
+            file = cache.states()
             right: list[torch.Tensor] = []
-            for question, answer in asked:
-                cache.back(kept)
+            for question, answer in questions:
+                cache.back(file)
                 logits = cache.logits([*question, *answer[:-1]], keep=len(answer))
                 right.append((logits.argmax(dim=-1) == torch.tensor(answer)).all(dim=1))
         return torch.stack(right).float().mean(dim=0).tolist()
 
     @torch.no_grad()
     def behind_of(self, case: Case, members: Sequence[Member], rows: int) -> list[torch.Tensor]:
-        """Log-probabilities of each token behind what was read, in steps of a quarter."""
+        """Log-probabilities of each token after the context, in steps of a quarter."""
         row, [(_, answer)] = case
         step = max(1, self.behind // 4)
         with Beside(self.model, members, rows, self.chunk) as cache:
@@ -335,7 +335,7 @@ class SelectiveEvaluation(Evaluation[Record]):
     def rows(self) -> list[dict[str, Any]]:
         """Means over odd seeds, with intervals."""
         groups: dict[tuple[str, ...], list[Record]] = {}
-        for each in self.known.values():
+        for each in self.by_key.values():
             if each.seed % 2:
                 groups.setdefault(attrgetter(*NAMES)(each), []).append(each)
         made: list[dict[str, Any]] = []

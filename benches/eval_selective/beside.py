@@ -1,7 +1,7 @@
-"""Beside: many policies in one pass of a model, each on a batch row of its own.
+"""Many policies in one pass of a model: each has a batch row.
 
-What fills the cache is read once, for all of them; behind it each row is a policy's. Every
-projection then has one product for all policies.
+The context that fills the cache is read once for all policies; after it each row is a policy's.
+Every projection then has one product for all policies.
 Invariant: a policy's rows see what they would see alone. Cost: attention of each policy, the
 model's other layers once for all.
 """
@@ -62,7 +62,7 @@ class _Layer:
         return self.step_at(self.input_pos)
 
     def step_at(self, input_pos: int) -> int:
-        """Tokens that a step may have behind so many tokens."""
+        """Tokens that a step may have after `input_pos` tokens."""
         return min(each.step_at(input_pos) for each in self.members)
 
     def pad(self, first: torch.Tensor | None) -> None:
@@ -83,27 +83,27 @@ class _Layer:
 
 
 class Beside(SelectiveCache):
-    """A cache of as many batch rows as there are members, behind the step that fills it.
+    """A cache of as many batch rows as there are members, after the step that fills it.
 
     Args:
         model: see `SelectiveCache`.
-        members: what each batch row is.
+        members: the policy of each batch row.
         rows: of every layer.
-        chunk: tokens of each step behind the first.
+        chunk: tokens of each step after the first.
     """
 
     def __init__(
         self, model: PreTrainedModel, members: Sequence[Member], rows: int, chunk: int
     ) -> None:
         super().__init__(model, CacheSettings("dense-default", rows, chunk))
-        alone: Any = self.caches[0]
+        one_cache: Any = self.caches[0]
         shape = {
             "batch": 1,
-            "kv_heads": alone.kv_heads,
-            "query_heads": alone.query_heads,
+            "kv_heads": one_cache.kv_heads,
+            "query_heads": one_cache.query_heads,
             "cache_length": rows,
-            "head_dim": alone.head_dim,
-            "dtype": alone.place.dtype,
+            "head_dim": one_cache.head_dim,
+            "dtype": one_cache.place.dtype,
         }
         copies = [WorkingCopy() for _ in members]
         layers: Any = self.caches
@@ -133,18 +133,18 @@ class Beside(SelectiveCache):
             at += step
         return torch.cat(parts, dim=1)[:, -keep:]  # the last ones may come of several steps
 
-    def kept(self) -> list[Any]:
-        """All that the next step depends on, to come back to."""
+    def states(self) -> list[Any]:
+        """Return copies of all that the next step depends on, for `back`."""
         states = [each.state() for layer in self.caches for each in _members(layer)]
         return [
             ({name: one.clone() for name, one in tensors.items()}, numbers)
             for tensors, numbers in states
         ]
 
-    def back(self, kept: Sequence[Any]) -> None:
-        """Come back to what `kept` told."""
+    def back(self, states: Sequence[Any]) -> None:
+        """Restore states that `states` returned."""
         every = [each for layer in self.caches for each in _members(layer)]
-        for each, (tensors, numbers) in zip(every, kept, strict=True):
+        for each, (tensors, numbers) in zip(every, states, strict=True):
             each.load_state({name: one.clone() for name, one in tensors.items()}, numbers)
 
 

@@ -82,7 +82,7 @@ class TrainEvaluation(Evaluation[Record]):
     """Two untrained arms, and two that are trained at the better of two learning rates."""
 
     name = "eval-train"
-    kept = "eval_train.json"
+    record_name = "eval_train.json"
     record = Record
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -125,7 +125,7 @@ class TrainEvaluation(Evaluation[Record]):
 
     def of(self, name: str) -> Record:
         """The record of a name."""
-        return self.known[self.mark + name,]
+        return self.by_key[self.mark + name,]
 
     def rate(self, seed: int, arm: str) -> float:
         """The learning rate of the smaller validation loss after a third."""
@@ -201,7 +201,7 @@ class TrainEvaluation(Evaluation[Record]):
         torch.manual_seed(seed)
         speaker = self.speaker()
         data = self.data(seed, speaker)
-        train, validation, held = self.parts(data)
+        train, validation, test = self.parts(data)
         model = with_lora(speaker.model, LoraSettings(r=8, key=True, projection=True, mlp=True))
         head = make_head("next_token_prediction", model)
         own = LongContextGradients(model, head, self.settings(arm))
@@ -215,8 +215,8 @@ class TrainEvaluation(Evaluation[Record]):
             losses = state["losses"]
             optimizer.load_state_dict(state["optimizer"])
             with torch.no_grad():
-                for one, kept in zip(weights, state["weights"], strict=True):
-                    one.copy_(kept)
+                for one, file in zip(weights, state["weights"], strict=True):
+                    one.copy_(file)
         model.train()
         total = -(-len(train) // BATCH)
         steps = range(len(losses), total if whole else -(-total // 3))
@@ -238,7 +238,7 @@ class TrainEvaluation(Evaluation[Record]):
         figures["validation"] = self.judged(own, data, validation)[1]
         if whole:
             judge = LongContextGradients(model, head, self.settings("policy"))
-            figures["hits"] = self.judged(judge, data, held)[0]
+            figures["hits"] = self.judged(judge, data, test)[0]
         return figures
 
     def leave(

@@ -27,7 +27,7 @@ SMALL = overlap.Size(hidden=64, heads=4, kv_heads=2, dim=16, inner=64, layers=3,
 
 
 def parts(clock: Clock) -> dict[str, Callable[[], Iterable[Row]]]:
-    """What is measured, by name; each gives rows."""
+    """Measurements by name; each gives rows."""
     if not clock.cuda:
         return {
             "bandwidth": lambda: bandwidth.measure(clock, 256),
@@ -54,8 +54,8 @@ def main() -> int:
     )
     given = parser.parse_args()
     if not torch.cuda.is_available() and not given.quick:
-        said = "not run: no CUDA device"
-        print(json.dumps({"not_run": said}) if given.json else said)
+        reason = "not run: no CUDA device"
+        print(json.dumps({"not_run": reason}) if given.json else reason)
         return 0
     device = torch.device("cpu" if given.quick else "cuda")
     clock = Clock(device)
@@ -92,7 +92,7 @@ def collected(run: Callable[[], Iterable[Row]]) -> tuple[list[Row], str]:
     try:
         for row in run():
             rows.append(row)  # noqa: PERF402 - what came before an error is kept
-    except Exception as error:  # noqa: BLE001 - told, and the run ends with 1
+    except Exception as error:  # noqa: BLE001 - reported, and the run ends with 1
         return rows, f"{type(error).__name__}: {error}"
     return rows, ""
 

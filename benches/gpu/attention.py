@@ -1,4 +1,4 @@
-"""Attention to rows of a cache with the weights they were given, beside torch's kernel without.
+"""Attention to rows of a cache, with weights, compared with torch's kernel without weights.
 
 Rows stand in random order; torch's kernel takes the same mask, which it is given. Heads are those
 of an 8B model: 32 of queries, 8 of K and V, of 128 numbers.

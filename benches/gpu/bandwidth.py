@@ -1,4 +1,4 @@
-"""Bandwidth of each kernel, beside a plain copy on the same card and torch's own indexing.
+"""Bandwidth of each kernel, compared with a plain copy on the same card and torch's own indexing.
 
 Bytes count as read plus written, once each. The pool is several times the card's cache, and its
 blocks come in random order.
@@ -130,7 +130,7 @@ def _raw(clock: Clock, size: int, speed: float) -> Iterator[Row]:
 
 
 def _torch(clock: Clock, field: Field, size: int, speed: float) -> Iterator[Row]:
-    """Torch's own way through whole rows, and ours beside it."""
+    """Torch's indexing of whole rows, and our kernel on the same rows."""
     tokens = len(field.slots)
     pools = [torch.zeros(tokens, HEADS * DIM, device=clock.device).bfloat16() for _ in range(2)]
     rows = [each.view(tokens, HEADS * DIM) for each in (field.keys, field.values)]

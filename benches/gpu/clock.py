@@ -56,7 +56,7 @@ class Clock:
         self.runs = runs if self.cuda else 1
 
     def stream(self) -> torch.cuda.Stream | None:
-        """A stream of its own; None on a CPU."""
+        """Return a new stream; None on a CPU."""
         return torch.cuda.Stream(self.device) if self.cuda else None
 
     def on(self, stream: torch.cuda.Stream | None):
@@ -105,7 +105,7 @@ class Clock:
         return spent / calls
 
     def steady(self, work: Callable[[], object], seconds: float = 0.15) -> float:
-        """The time of one run among as many as take `seconds`, behind as many others."""
+        """The time of one run among as many as take `seconds`, after an equal number of others."""
         often = max(1, round(seconds / self.once(work))) if self.cuda else 1
         for _ in range(often):
             work()

@@ -1,6 +1,6 @@
-"""Copies between host and device on a stream of their own, beside the link.
+"""Copies between host and device on a separate stream, compared with the link's speed.
 
-The link is what one pinned copy of everything reaches. Blocks lie scattered on both sides: as
+The link is what one pinned copy of everything reaches. Blocks are scattered on both sides: as
 whole blocks, as single layers (a call each, or all blocks of a layer by one kernel), in one batch
 of the driver, or packed on the device by a kernel.
 """

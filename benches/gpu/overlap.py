@@ -1,15 +1,15 @@
-"""Overlap: how much of loading KV layer by layer hides behind the computation of real layers.
+"""Overlap: the share of loading KV layer by layer that overlaps the computation of real layers.
 
 A layer is that of an 8B Llama: projections, RoPE, attention of fresh tokens over loaded and fresh
-ones, and the gated MLP. While layer i computes, the next two come from pinned memory on a stream of
-their own: as one piece, scattered into pages by a kernel, or as the blocks that they are.
+ones, and the gated MLP. While layer i computes, the next two come from pinned memory on a separate
+stream: as one piece, scattered into pages by a kernel, or as the blocks that they are.
 
     hidden = (load alone + compute alone - both together) / load alone
 
 A layer waits for its KV where its attention begins: queries and fresh keys are ready by then. All
 three are replayed from graphs, so that Python's time for starting kernels stays out, then once more
 as Python starts them. Each repeats before it is timed until the card's power limit has set its
-clock. The first load has nothing but one layer's projections to hide behind.
+clock. The first load can overlap only one layer's projections.
 """
 
 from __future__ import annotations

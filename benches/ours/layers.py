@@ -1,7 +1,7 @@
 """Layer-wise bookkeeping of kvtrie: lookup, store and retrieve of one long prompt, no bytes moved.
 
-Everything is real but the copies: leases, plans, moves, streams, reports. What the peer's driver
-does beside it is what it calls by the same names. `--naive` plays our own stand-in instead: a
+Everything is real but the copies: leases, plans, moves, streams, reports. Calls have the same
+names as those that the peer's driver makes. `--naive` plays our own stand-in instead: a
 dictionary with one entry per chunk and layer, which is the shape that the peer has published.
 Cost: seconds.
 """
@@ -36,7 +36,7 @@ class Naive:
         from collections import OrderedDict
 
         self.chunk = chunk
-        self.kept: OrderedDict[tuple[bytes, int], list[int]] = OrderedDict()
+        self.entries: OrderedDict[tuple[bytes, int], list[int]] = OrderedDict()
         self.lock = threading.Lock()
 
     def keys(self, tokens: np.ndarray) -> list[list[tuple[bytes, int]]]:
@@ -52,7 +52,7 @@ class Naive:
         for layer in self.keys(tokens):
             for key in layer:
                 with self.lock:
-                    self.kept[key] = [0]
+                    self.entries[key] = [0]
 
     def lookup(self, tokens: np.ndarray) -> int:
         """Tokens that are there at all layers, pinned."""
@@ -61,9 +61,9 @@ class Naive:
         for at in range(len(layers[0])):
             for layer in layers:
                 with self.lock:
-                    if layer[at] not in self.kept:
+                    if layer[at] not in self.entries:
                         return found
-                    self.kept[layer[at]][0] += 1
+                    self.entries[layer[at]][0] += 1
             found += self.chunk
         return found
 
@@ -72,8 +72,8 @@ class Naive:
         for layer in self.keys(tokens):
             for key in layer:
                 with self.lock:
-                    self.kept[key][0] -= 1
-                    self.kept.move_to_end(key)
+                    self.entries[key][0] -= 1
+                    self.entries.move_to_end(key)
 
 
 class Timed:
@@ -83,7 +83,7 @@ class Timed:
         self.ms: dict[str, list[float]] = {part: [] for part in PARTS}
 
     def __call__(self, part: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What the call gives; its time is noted."""
+        """Return the call's result and record its time."""
         start = perf_counter()
         given = call(*arguments)
         self.ms[part].append(1e3 * (perf_counter() - start))
@@ -137,12 +137,12 @@ def ours(tokens: int, prompts: int, block: int, seed: int) -> Timed:
 
 def naive(tokens: int, prompts: int, chunk: int, seed: int) -> Timed:
     """Play the stand-in."""
-    kept, timed, random = Naive(chunk), Timed(), np.random.default_rng(seed)
+    entries, timed, random = Naive(chunk), Timed(), np.random.default_rng(seed)
     for _ in track(range(prompts), description="naive dictionary", transient=True):
         prompt = random.integers(1, VOCABULARY, tokens, dtype=np.uint32)
-        timed("store", kept.store, prompt)
-        assert timed("lookup", kept.lookup, prompt) == tokens
-        timed("retrieve", kept.retrieve, prompt)
+        timed("store", entries.store, prompt)
+        assert timed("lookup", entries.lookup, prompt) == tokens
+        timed("retrieve", entries.retrieve, prompt)
     return timed
 
 

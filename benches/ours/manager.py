@@ -21,7 +21,7 @@ KINDS = ("gpu", "host", "disk", "remote")
 
 
 def manager(blocks: int, policy: str = "retention", *below: int) -> BlockManager:
-    """A tier of so many blocks and those below it; each writes everything down at once."""
+    """A tier of `blocks` blocks and those below it; each writes everything down at once."""
     sizes = (blocks, *below)
     last = len(sizes) - 1
     tiers = [

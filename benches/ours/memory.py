@@ -1,7 +1,7 @@
 """Memory per block at a million blocks: growth of resident memory, everything included.
 
 The common trace with one, two and three tiers, each holding a copy of every block, and unrelated
-sequences of four blocks and of one. What a further tier costs is the difference.
+sequences of four blocks and of one. The difference is the cost of a further tier.
 Cost: about a minute and half a gigabyte.
 """
 
@@ -26,7 +26,7 @@ FULL = 0.99
 
 
 def of_trace(trace: Trace, blocks: int, tiers: int) -> tuple[float, int]:
-    """Bytes per block, and blocks, with so many tiers."""
+    """Bytes per block, and blocks, with `tiers` tiers."""
     before = resident_bytes()
     managed = manager(blocks, "retention", *[blocks] * (tiers - 1))
     running: deque[Lease] = deque()
@@ -48,7 +48,7 @@ def of_trace(trace: Trace, blocks: int, tiers: int) -> tuple[float, int]:
 
 
 def of_sequences(length: int, blocks: int, draw: np.random.Generator) -> tuple[float, int]:
-    """Bytes per block, and blocks, of unrelated sequences of so many blocks."""
+    """Bytes per block, and blocks, of unrelated sequences of `length` blocks."""
     before = resident_bytes()
     managed = manager(blocks)
     for i in range(int(FULL * blocks) // length):
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args()
     trace = Trace(given.seed, given.conversations)
-    # What is loaded on first use is loaded.
+    # Load everything that first use loads.
     play(trace, manager(1000), Clock(*PARTS), 500)
     gc.collect()
     if given.what == "sequences":

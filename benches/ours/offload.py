@@ -37,7 +37,7 @@ def main() -> None:
     trace, clock = Trace(given.seed, given.conversations), Clock(*PARTS)
     managed = manager(given.gpu, given.policy, given.blocks)
     running: deque[Lease] = deque()
-    asked = found = 0
+    requested = found = 0
     gc.freeze()
     for i, (_, prompt, signed) in enumerate(trace):
         now, tokens = STEP * i, signed.view(np.uint32)
@@ -61,7 +61,7 @@ def main() -> None:
             oldest.release(now=now)
             clock.lap("release")
         clock.next()
-        asked += prompt // BLOCK
+        requested += prompt // BLOCK
         found += matched // BLOCK
     tiers = managed.stats().tiers
     context = {
@@ -69,7 +69,7 @@ def main() -> None:
         "gpu": given.gpu,
         "blocks": given.blocks,
         "requests": len(trace),
-        "hit_rate": round(found / asked, 4),
+        "hit_rate": round(found / requested, 4),
         "parts": clock.means(),
         "loads": tiers["gpu"].moves,
         "stores": tiers["host"].moves,

@@ -1,6 +1,6 @@
 """A whole request of the common trace through Python, and the lookup of its prompt.
 
-Two passes, each with a manager of its own: in one a request is acquire, commit of the prompt's
+Two passes, each with a separate manager: in one a request is acquire, commit of the prompt's
 rest, commit of the answer, release; in the other each prompt is looked up before, cold, and that
 alone is timed. Tokens are `uint32` arrays made before the clock starts.
 Cost: about five seconds a pass.
@@ -36,7 +36,7 @@ def play(
 ) -> tuple[int, int, int]:
     """Play the trace; return prompt blocks, those found, and blocks stored."""
     running: deque[Lease] = deque()
-    asked = found = stored = 0
+    requested = found = stored = 0
     parts = clock.samples
     for i, (_, prompt, signed) in enumerate(trace):
         now, tokens = STEP * i, signed.view(np.uint32)
@@ -60,12 +60,12 @@ def play(
             oldest.release(now=now)
             seconds = perf_counter() - t
         parts["release"].append(seconds)
-        asked += prompt // BLOCK
+        requested += prompt // BLOCK
         found += matched // BLOCK
         stored += len(tokens) // BLOCK - matched // BLOCK
         if stop_at is not None and stored >= stop_at:
             break
-    return asked, found, stored
+    return requested, found, stored
 
 
 def lookups(trace: Trace, managed: BlockManager) -> list[float]:
@@ -96,13 +96,13 @@ def main() -> None:
     trace, clock = Trace(given.seed, given.conversations), Clock(*PARTS)
     managed = manager(given.blocks, given.policy)
     gc.freeze()
-    asked, found, _ = play(trace, managed, clock)
+    requested, found, _ = play(trace, managed, clock)
     context = {
         "policy": given.policy,
         "blocks": given.blocks,
         "requests": len(trace),
         "seed": given.seed,
-        "hit_rate": round(found / asked, 4),
+        "hit_rate": round(found / requested, 4),
     }
     if given.policy != "retention":  # lru: what the peers and the limit play
         emit("kvtrie", f"request.{given.policy}", clock.us().mean(), "us", **context)

@@ -1,4 +1,4 @@
-"""What Rust's own benchmarks measure of the core, as lines of ours.
+"""Figures of the core's criterion benchmarks, as lines of ours.
 
 Runs criterion with a filter and reads its samples: the exact victim at a million entries, alone and
 in leaf runs, and the restore plan. Python has no call as small. Cost: a build, if needed, then half
@@ -70,10 +70,10 @@ def fits(path: Path, pattern: str) -> bool:
 
 
 def target() -> Path:
-    """Where cargo puts its results."""
+    """Folder of cargo's results."""
     command = ("cargo", "metadata", "--format-version", "1", "--no-deps")
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return Path(json.loads(told)["target_directory"], "criterion")
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return Path(json.loads(output)["target_directory"], "criterion")
 
 
 def main() -> None:

@@ -46,15 +46,15 @@ def find(
 ) -> None:
     """Median microseconds of a lookup, for each kind of sequence."""
     for kind in KINDS:
-        asked: list[Any] = [
+        chains: list[Any] = [
             tokens.tolist() if kind == "list" else tokens.astype(kind) for tokens in sequences
         ]
         assert all(
-            managed.lookup(tokens, now=2, keep=0).tokens == blocks * BLOCK for tokens in asked
+            managed.lookup(tokens, now=2, keep=0).tokens == blocks * BLOCK for tokens in chains
         )
         times: list[float] = []
         for i in range(calls):
-            tokens = asked[i % len(asked)]
+            tokens = chains[i % len(chains)]
             t = perf_counter()
             managed.lookup(tokens, now=2, keep=0)
             times.append(1e6 * (perf_counter() - t))
@@ -73,16 +73,16 @@ def main() -> None:
     gc.freeze()
     for run in (16, 100):
         mark_runs(given.blocks, run, draw)
-    managed, asked = manager(given.blocks), []
+    managed, chains = manager(given.blocks), []
     for c in range(given.blocks // DEPTH):
         chain = draw.integers(1, VOCABULARY, size=DEPTH * BLOCK, dtype=np.uint32)
         managed.mark(chain, "gpu", present=True, now=1)
         if c < ASKED:
-            asked.append(chain)
+            chains.append(chain)
     miss = [draw.integers(1, VOCABULARY, size=10 * BLOCK, dtype=np.uint32) for _ in range(ASKED)]
     find(managed, "find.miss", miss, 0, given.calls)
     for length in LENGTHS:
-        prefixes = [chain[: length * BLOCK] for chain in asked]
+        prefixes = [chain[: length * BLOCK] for chain in chains]
         find(managed, f"find.{length}", prefixes, length, given.calls)
 
 

@@ -46,8 +46,8 @@ def main() -> None:
     parser.add_argument("trace")
     given = parser.parse_args()
     for name, (engine, replay) in RUNS.items():
-        told = {"engine": {"block_size": BLOCK, "num_gpu_blocks": GPU, **engine}}
-        config = _core._normalize_mocker_config(told)  # noqa: SLF001 - its CLI does the same
+        settings = {"engine": {"block_size": BLOCK, "num_gpu_blocks": GPU, **engine}}
+        config = _core._normalize_mocker_config(settings)  # noqa: SLF001 - its CLI does the same
         start = process_time()
         done = _core.run_mocker_trace_replay(
             [given.trace], extra_engine_args=config, trace_block_size=BLOCK, **replay

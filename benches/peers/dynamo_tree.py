@@ -33,7 +33,7 @@ CALLS = 2000
 
 
 def stored_events(chain: list[tuple[int, int]], per_call: int) -> Iterator[bytes]:
-    """The events, in the tree's JSON, that store one chain, so many blocks in each."""
+    """The events, in the tree's JSON, that store one chain, `per_call` blocks in each."""
     for i in range(0, DEPTH, per_call):
         blocks = [
             {"block_hash": block, "tokens_hash": tokens}
@@ -58,11 +58,11 @@ def main() -> None:
     def new_chain() -> list[tuple[int, int]]:
         return [(draw.getrandbits(63), draw.getrandbits(63)) for _ in range(DEPTH)]
 
-    tree, asked = RadixTree(), [new_chain() for _ in range(ASKED)]
+    tree, queried = RadixTree(), [new_chain() for _ in range(ASKED)]
     tree.find_matches([1])  # starts the thread
     before, seconds, chains = resident_bytes(), 0.0, given.blocks // DEPTH
     for c in range(chains):
-        events = list(stored_events(asked[c] if c < ASKED else new_chain(), given.per_call))
+        events = list(stored_events(queried[c] if c < ASKED else new_chain(), given.per_call))
         t = perf_counter()
         for event in events:
             tree.apply_event(c % WORKERS, event)
@@ -86,7 +86,7 @@ def main() -> None:
 
     find("miss", [[draw.getrandbits(63) for _ in range(10)] for _ in range(ASKED)])
     for length in LENGTHS:
-        prefixes = [[tokens for _, tokens in chain[:length]] for chain in asked[:chains]]
+        prefixes = [[tokens for _, tokens in chain[:length]] for chain in queried[:chains]]
         assert list(tree.find_matches(prefixes[0]).scores.values()) == [length]
         find(str(length), prefixes)
 

@@ -1,8 +1,8 @@
 """kvpress over cases that `benches.eval_selective` wrote down; prints a line of JSON per figure.
 
 Run in its own environment (`make peers ARGS=kvpress`): one argument, a folder with `cases.json` and
-the model. A press sees the whole prompt's KV and then drops all but the budget's rows; what comes
-behind the prompt is kept besides, in full.
+the model. A press sees the whole prompt's KV and then drops all but the budget's rows; tokens
+after the prompt are stored in addition, in full.
 Invariant: cases, budgets and figures are those of `kvtrie`; nothing of kvtrie is imported. Cost: a
 prefill per case, press and budget.
 """
@@ -28,7 +28,7 @@ PRESSES = {
 
 @torch.no_grad()
 def read(model, row, press):
-    """The cache behind a prompt, and the logits of its last token."""
+    """The cache after a prompt, and the logits of its last token."""
     cache, ids = DynamicCache(), torch.tensor([row])
     if press is None:
         return cache, model(ids, past_key_values=cache, logits_to_keep=1).logits[0]
@@ -46,7 +46,7 @@ def behind(model, cache, at, tokens):
 
 
 def text(model, case, press):
-    """Log-probabilities of each token behind the prompt."""
+    """Log-probabilities of each token after the prompt."""
     [[_, answer]] = case["asked"]
     cache, last = read(model, case["row"], press)
     rest = behind(model, cache, len(case["row"]), answer[:-1])

@@ -21,15 +21,15 @@ os.environ |= {
 logging.disable(logging.WARNING)
 
 import torch  # noqa: E402 - its settings come first
-from lmcache.v1.cache_engine import LMCacheEngine, LMCacheEngineBuilder  # noqa: E402 - likewise
-from lmcache.v1.config import LMCacheEngineConfig  # noqa: E402 - likewise
-from lmcache.v1.gpu_connector.gpu_connectors import (  # noqa: E402 - likewise
+from lmcache.v1.cache_engine import LMCacheEngine, LMCacheEngineBuilder  # noqa: E402 - as torch
+from lmcache.v1.config import LMCacheEngineConfig  # noqa: E402 - as torch
+from lmcache.v1.gpu_connector.gpu_connectors import (  # noqa: E402 - as torch
     VLLMPagedMemLayerwiseGPUConnector,
 )
-from lmcache.v1.metadata import LMCacheMetadata  # noqa: E402 - likewise
+from lmcache.v1.metadata import LMCacheMetadata  # noqa: E402 - as torch
 
-from benches.measure import emit  # noqa: E402 - likewise
-from benches.workload import SEED, VOCABULARY  # noqa: E402 - likewise
+from benches.measure import emit  # noqa: E402 - as torch
+from benches.workload import SEED, VOCABULARY  # noqa: E402 - as torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ class Connector(VLLMPagedMemLayerwiseGPUConnector):
             yield
 
     def batched_to_gpu(self, *_: Any, **__: Any) -> Iterator[None]:
-        """One step before the layers, one for each, one behind."""
+        """One step before the layers, one for each, one after them."""
         for _ in range(LAYERS + 2):
             yield
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: setup.sh PEER...
 # PEER: vllm | sglang | dynamo | lmcache | lmcache-vllm | kvcache-simulator | kvpress
-# Builds one virtual environment for each peer in envs/ beside this file, from PEER.lock. Running it
+# Builds one virtual environment for each peer in envs/, next to this file, from PEER.lock. Running it
 # again changes nothing. Linux on x86-64 and Python 3.11 only: the locked wheels are made for these.
 # PYTHON chooses the interpreter. With torch an environment takes 5 to 6 GB, shared with the cache
 # of uv where that is on the same disk.

@@ -73,7 +73,7 @@ def play(
 ) -> tuple[int, int, int]:
     """Play the trace; return prompt blocks, those found, and blocks stored."""
     running: deque[Any] = deque()
-    asked = found = stored = 0
+    requested = found = stored = 0
     for _, prompt, tokens in trace:
         full = tokens[: len(tokens) // BLOCK * BLOCK].astype(np.int64)
         whole = array("q", full.tobytes())
@@ -107,20 +107,20 @@ def play(
             tree.unlock(running.popleft())
             clock.lap("unlock")
         clock.next()
-        asked += prompt // BLOCK
+        requested += prompt // BLOCK
         found += match.device_prefix_len // BLOCK
         stored += need
         if stop_at is not None and stored >= stop_at:
             break
-    return asked, found, stored
+    return requested, found, stored
 
 
 def bench_request(given: argparse.Namespace) -> None:
     trace, pool, clock = Trace(given.seed), Pool(given.blocks), Clock(*PARTS)
-    asked, found, _ = play(trace, Tree(given.tree, pool), pool, clock)
+    requested, found, _ = play(trace, Tree(given.tree, pool), pool, clock)
     peer = PEERS[given.tree]
     context = {"blocks": given.blocks, "requests": len(trace), "seed": given.seed}
-    context["hit_rate"] = round(found / asked, 4)
+    context["hit_rate"] = round(found / requested, 4)
     emit(peer, "request", clock.us().mean(), "us", parts=clock.means(), **context)
     emit(peer, "lookup.mean", clock.us("lookup").mean(), "us", **context)
     emit(peer, "lookup.p99", percentile(clock.us("lookup"), 0.99), "us", **context)
@@ -155,7 +155,7 @@ def bench_leaves(given: argparse.Namespace) -> None:
 def bench_memory(given: argparse.Namespace) -> None:
     """Tokens and slots, 8 + 8 bytes a token, and the free list."""
     trace, pool = Trace(given.seed), Pool(1000)
-    # What is loaded on first use is loaded.
+    # Load everything that first use loads.
     play(trace, Tree(given.tree, pool), pool, Clock(*PARTS), 900)
     before, pool = resident_bytes(), Pool(given.blocks)
     tree = Tree(given.tree, pool)

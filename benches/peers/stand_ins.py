@@ -64,7 +64,7 @@ class Nothing(type):
     __ror__ = __or__
 
     def __call__(cls, *args: Any, **_: Any) -> Any:
-        """What it decorates, or an instance."""
+        """Return the decorated function, or an instance."""
         return args[0] if len(args) == 1 and callable(args[0]) else super().__call__()
 
 
@@ -139,7 +139,7 @@ class Pool:
     full_available_size = available_size
 
     def alloc(self, blocks: int) -> torch.Tensor:
-        """Slots of so many pages."""
+        """Slots of `blocks` pages."""
         self.free_blocks -= blocks
         pages = self.pages[self.free_blocks : self.free_blocks + blocks]
         return torch.from_numpy((pages[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1))

@@ -55,7 +55,7 @@ def play(
 ) -> tuple[int, int, int]:
     """Play the trace; return prompt blocks, those found, and blocks stored."""
     running: deque[Request] = deque()
-    asked = found = stored = 0
+    requested = found = stored = 0
     for i, (_, prompt, tokens) in enumerate(trace):
         request = Request(str(i), tokens[:prompt].tolist(), SAMPLING, None, block_hasher=None)
         answer = tokens[prompt:].tolist()
@@ -71,7 +71,7 @@ def play(
         clock.lap("allocate")
         request.num_computed_tokens = prompt
         request._output_token_ids.extend(answer)  # noqa: SLF001 - the hasher is timed on its own
-        request._all_token_ids.extend(answer)  # noqa: SLF001 - likewise
+        request._all_token_ids.extend(answer)  # noqa: SLF001 - as above
         clock.start()
         request.block_hashes.extend(block_hashes(request))
         clock.lap("hash_answer")
@@ -84,20 +84,20 @@ def play(
             manager.free(running.popleft())
             clock.lap("free")
         clock.next()
-        asked += prompt // BLOCK
+        requested += prompt // BLOCK
         found += cached // BLOCK
         stored += (len(tokens) - cached) // BLOCK
         if stop_at is not None and stored >= stop_at:
             break
-    return asked, found, stored
+    return requested, found, stored
 
 
 def bench_request(given: argparse.Namespace) -> None:
     trace, manager, clock = Trace(given.seed), new_manager(given.blocks), Clock(*PARTS)
     gc.freeze()
-    asked, found, _ = play(trace, manager, clock)
+    requested, found, _ = play(trace, manager, clock)
     context = {"blocks": given.blocks, "requests": len(trace), "seed": given.seed}
-    context["hit_rate"] = round(found / asked, 4)
+    context["hit_rate"] = round(found / requested, 4)
     emit(PEER, "request", clock.us().mean(), "us", parts=clock.means(), **context)
     for peer, parts in ((PEER, ["lookup"]), (f"{PEER}, hashing", ["hash", "lookup"])):
         times = clock.us(*parts)

@@ -44,7 +44,7 @@ def main() -> None:
     trace, clock = Trace(given.seed), Clock(*PARTS)
     manager = CPUOffloadingManager(given.blocks, given.policy, given.module)
     chains: dict[int, list[Any]] = {}
-    asked = found = 0
+    requested = found = 0
     for i, (conversation, prompt, tokens) in enumerate(trace):
         keys = chains[conversation] = extend_keys(list(chains.get(conversation, [])), tokens)
         context, hit = ReqContext(req_id=str(i)), 0
@@ -69,11 +69,15 @@ def main() -> None:
         manager.on_request_finished(context)
         clock.lap("finish")
         clock.next()
-        asked += prompt // BLOCK
+        requested += prompt // BLOCK
         found += hit
-    told = {"policy": given.policy, "blocks": given.blocks, "requests": len(trace)}
-    told |= {"seed": given.seed, "hit_rate": round(found / asked, 4), "parts": clock.means()}
-    emit(f"vLLM {given.policy.upper()}", "offload", clock.us().mean(), "us", **told)
+    conditions = {"policy": given.policy, "blocks": given.blocks, "requests": len(trace)}
+    conditions |= {
+        "seed": given.seed,
+        "hit_rate": round(found / requested, 4),
+        "parts": clock.means(),
+    }
+    emit(f"vLLM {given.policy.upper()}", "offload", clock.us().mean(), "us", **conditions)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     make reproductions ARGS="--trace mooncake_conversation_trace.jsonl"
 
 The published trace is not part of the project: without it (`--trace` or KVTRIE_TRACE) its rows are
-left out. `SHAREGPT=FILE` plays the real conversations; kvcache-simulator is played where
-`make peers ARGS=kvcache-simulator` has installed it. What cannot be reproduced is printed with the
-reason. Cost: three minutes.
+left out. `SHAREGPT=FILE` plays the real conversations; kvcache-simulator is played if
+`make peers ARGS=kvcache-simulator` has installed it. Figures that cannot be reproduced are printed
+with the reason. Cost: three minutes.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, default=os.environ.get(TRACE), metavar="FILE")
     given = parser.parse_args()
     if given.trace is None:
-        given.kept = None  # a record without the published figures would replace them
-    rows, said = scenarios(), []
+        given.default_out = None  # a record without the published figures would replace them
+    rows, remarks = scenarios(), []
     if given.trace is None:
-        said.append(f"conversation trace: left out, neither --trace nor {TRACE} names its file")
+        remarks.append(f"conversation trace: left out, neither --trace nor {TRACE} names its file")
     else:
         rows += hits_by_block(Path(given.trace))
         tokens, notes = tokens_of_last_half(Path(given.trace))
-        rows, said = rows + tokens, said + notes
+        rows, remarks = rows + tokens, remarks + notes
     policies, notes = compared(QUICK if given.quick else REQUESTS)
-    rows, said = rows + policies, said + notes
+    rows, remarks = rows + policies, remarks + notes
     if FILE not in os.environ:
-        said.append(f"ShareGPT: played from its means, {FILE} names no file")
-    if not keep(given, document({**place(), "said": said, "cannot": CANNOT}, rows)):
-        show(rows, [*said, *(f"not reproduced: {what}: {why}" for what, why in CANNOT.items())])
+        remarks.append(f"ShareGPT: played from its means, {FILE} names no file")
+    if not keep(given, document({**place(), "said": remarks, "cannot": CANNOT}, rows)):
+        show(rows, [*remarks, *(f"not reproduced: {what}: {why}" for what, why in CANNOT.items())])
     return 0 if all(row.ok is not False for row in rows) else 1
 
 

@@ -1,7 +1,7 @@
 """Mooncake's conversation trace under LRU: hits by block, and tokens of its last half.
 
-By block beside figures that were found by hand in a published trace; by token beside
-kvcache-simulator in the same run, where that is installed. Cost: half a minute.
+By block, compared with figures that were found by hand in a published trace; by token, with
+kvcache-simulator in the same run, if that is installed. Cost: half a minute.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def hits_by_block(trace: Path) -> list[Result]:
     """Shares of all blocks that `kvtrie replay` finds."""
     requests = read_trace(trace)
     rows: list[Result] = []
-    for blocks, known in BY_HAND.items():
+    for blocks, published in BY_HAND.items():
         played = replay(requests, open_manager([Tier("gpu", blocks=blocks)], policy="lru"))
         name = "all" if blocks > played.blocks else str(blocks)
-        rows.append(near(f"blocks.{name}", played.hit_rate, known, "by hand", BY_HAND_WITHIN))
+        rows.append(near(f"blocks.{name}", played.hit_rate, published, "by hand", BY_HAND_WITHIN))
     return rows
 
 
 def tokens_of_last_half(trace: Path) -> tuple[list[Result], list[str]]:
     """Shares of the tokens of the last half of all requests that `kvtrie sim` finds."""
     theirs = dict(ROOMS)
-    peer, said = "published", []
+    peer, notes = "published", []
     if interpreter(PEER) is None:
-        said = [f"{PEER}: not installed, its published figures stand in: make peers ARGS={PEER}"]
+        notes = [f"{PEER}: not installed, its published figures stand in: make peers ARGS={PEER}"]
     else:
         words = [word for room in ROOMS for word in ("--blocks", str(room))]
         lines = run(Play(PEER, "benches.peers.kvcache_simulator", (str(trace), *words)))
@@ -54,7 +54,7 @@ def tokens_of_last_half(trace: Path) -> tuple[list[Result], list[str]]:
         peer = PEER
     ours = {room: _last_half(trace, room) for room in ROOMS}
     rows = [near(f"tokens.{room}", ours[room], theirs[room], peer, WITHIN) for room in ROOMS]
-    return rows, said
+    return rows, notes
 
 
 def _last_half(trace: Path, blocks: int) -> float:

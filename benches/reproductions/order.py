@@ -113,13 +113,13 @@ def _evicted(
     for entry in manager.evictions():
         if entry.tier == 0:
             first, end = entry.layers
-            # Of several layers that left at once the backmost is told first.
+            # Of layers that are evicted at once the last layer comes first.
             order += [(layer, entry.position) for layer in reversed(range(first, end))]
     return order if layered else list(dict.fromkeys((0, at) for _, at in order))
 
 
 def _equal(order: list, wanted: list) -> int:  # type: ignore[type-arg]
-    """How many are at their place; the order may be longer."""
+    """Number of entries at their place; the order may be longer."""
     return sum(a == b for a, b in zip(order, wanted, strict=False))
 
 

@@ -1,4 +1,4 @@
-"""What a selective cache costs: attention with weights, a full cache, memory, bookkeeping.
+"""Cost of a selective cache: attention with weights, a full cache, memory, bookkeeping.
 
     make bench-selective
     make bench-selective ARGS="--quick"
@@ -54,7 +54,7 @@ def paired(
 
 
 def attends(given: argparse.Namespace) -> list[Result]:
-    """Attention with weights beside torch's masked kernel without."""
+    """Attention with weights, compared with torch's masked kernel without."""
     rows: list[Result] = []
     for new, length in SHAPES:
         if given.quick and new * length > 1 << 12:
@@ -118,7 +118,7 @@ def model_of(given: argparse.Namespace) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def full(given: argparse.Namespace) -> list[Result]:
-    """A full cache beside transformers' own with as many keys, in the same steps."""
+    """A full cache compared with that of transformers, with equal keys and steps."""
     model, length = model_of(given), 256 if given.quick else 1024
     rows: list[Result] = []
     for name in ("h2o-default", "keydiff-default", "h2o-torch-quantized8"):
@@ -146,7 +146,7 @@ def full(given: argparse.Namespace) -> list[Result]:
 
 
 def books(given: argparse.Namespace) -> list[Result]:
-    """What a step spends outside of attention."""
+    """Time of a step outside of attention."""
     length, new = (512, 32) if given.quick else (4096, 128)
     cache = make_cache(
         "h2o-default", batch=1, kv_heads=GROUPS, query_heads=HEADS, cache_length=length,
@@ -158,14 +158,14 @@ def books(given: argparse.Namespace) -> list[Result]:
     step = [each[:, :, :new].contiguous() for each in (query, keys, values)]
 
     def attention():
-        held = cache.keys_values()
+        pairs = cache.keys_values()
         attend(
-            step[0], *held, token_pos=cache.token_pos, input_pos=cache.input_pos,
+            step[0], *pairs, token_pos=cache.token_pos, input_pos=cache.input_pos,
             return_attn_weights=True,
         )  # fmt: skip
 
-    whole, alone = paired(lambda: cache(*step), attention, given.rounds * 2)
-    share = max(0.0, (whole - alone) / whole)
+    whole, attention_s = paired(lambda: cache(*step), attention, given.rounds * 2)
+    share = max(0.0, (whole - attention_s) / whole)
     return [bounded(f"bookkeeping, share of a step, {new} x {length}", share, 1.0, "", "-", BOOKS)]
 
 

@@ -75,12 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for rows in given.rows:
         bound, nearest = least(rows, given.device, given.rounds)
         points.append((rows, bound))
-        said = "never pays" if bound is None else f"pays from {bound} queries on"
-        print(f"{rows} rows: {said}; at best {nearest:.2f} times as fast as under a mask")
+        finding = "never pays" if bound is None else f"pays from {bound} queries on"
+        print(f"{rows} rows: {finding}; at best {nearest:.2f} times as fast as under a mask")
     if given.write:
-        known = json.loads(FILE.read_text())
-        known["points"][given.device] = points
-        FILE.write_text(json.dumps(known) + "\n")
+        recorded = json.loads(FILE.read_text())
+        recorded["points"][given.device] = points
+        FILE.write_text(json.dumps(recorded) + "\n")
     return 0
 
 

@@ -2,10 +2,10 @@
 
     make bench-sim ARGS="--trace mooncake_conversation_trace.jsonl"
 
-`limit` is a run in Rust beside its own calls to managers alone, by engine and tiers; its ratio may
-not be above the goal. The other rows are a whole run from the file to the figures beside Dynamo's
-mocker on the same trace with the same rooms, machines and bandwidths; each has step times of its
-own. The published trace is not part of the project: `--trace` or KVTRIE_TRACE names it.
+`limit` compares a run in Rust with its calls to managers alone, by engine and tiers; the ratio may
+not be above the goal. The other rows compare a whole run, from the file to the figures, with
+Dynamo's mocker on the same trace with the same rooms, machines and bandwidths; each has its
+step times. The published trace is not part of the project: `--trace` or KVTRIE_TRACE names it.
 Cost: three minutes.
 """
 
@@ -39,27 +39,27 @@ def limits(trace: Path) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "trace.txt"
         with lines.open("w") as file:
-            for asked in iter_trace(trace):
-                head = (asked.at, asked.input_tokens, asked.output_tokens)
-                file.write(" ".join(map(str, (*head, *asked.blocks.tolist()))) + "\n")
+            for request in iter_trace(trace):
+                head = (request.at, request.input_tokens, request.output_tokens)
+                file.write(" ".join(map(str, (*head, *request.blocks.tolist()))) + "\n")
         for engine, most in LIMITS.items():
             for host in (0, HOST):
                 words = (str(PROGRAM), str(lines), engine, str(GPU), str(host))
-                told = [
+                triples = [
                     tuple(map(int, subprocess.check_output(words, text=True).split()))
                     for _ in range(RUNS)
                 ]
-                ours, alone, calls = map(min, zip(*told, strict=True))
+                ours, calls_s, calls = map(min, zip(*triples, strict=True))
                 rows.append(
                     Result(
                         what=f"limit.{engine}.{'host_tier' if host else 'one_tier'}",
                         ours=round(ours / 1e9, 4),
                         unit="s",
-                        peer=round(alone / 1e9, 4),
+                        peer=round(calls_s / 1e9, 4),
                         peer_name="managers alone",
-                        ratio=round(ours / alone, 3),
+                        ratio=round(ours / calls_s, 3),
                         goal=most,
-                        ok=ours <= most * alone,
+                        ok=ours <= most * calls_s,
                         more={"calls": calls, "better": "below"},
                     )
                 )
@@ -67,11 +67,11 @@ def limits(trace: Path) -> list[Result]:
 
 
 def beside(trace: Path) -> tuple[list[Result], list[str]]:
-    """Whole runs beside the mocker's, in turns, the best of each."""
+    """Whole runs compared with the mocker's, in turns, the best of each."""
     plays = [Play(OURS, "benches.ours.simulation", (str(trace),))]
-    said: list[str] = []
+    notes: list[str] = []
     if interpreter(PEER) is None:
-        said.append(f"{PEER}: not installed; `make peers ARGS={PEER}` does it")
+        notes.append(f"{PEER}: not installed; `make peers ARGS={PEER}` does it")
     else:
         plays.append(Play(PEER, "benches.peers.dynamo_replay", (str(trace),)))
     best: list[dict[str, Line]] = [{} for _ in plays]
@@ -98,7 +98,7 @@ def beside(trace: Path) -> tuple[list[Result], list[str]]:
                 more={"ours": line.context, "peer": peer.context if peer else None},
             )
         )
-    return rows, said
+    return rows, notes
 
 
 def main() -> int:
@@ -110,10 +110,10 @@ def main() -> int:
         parser.error(f"neither --trace nor {TRACE} names the trace")
     trace = Path(given.trace).absolute()
     rows = limits(trace)
-    runs, said = beside(trace)
+    runs, notes = beside(trace)
     rows += runs
-    if not keep(given, document({**place(), "said": said}, rows)):
-        show(rows, said)
+    if not keep(given, document({**place(), "said": notes}, rows)):
+        show(rows, notes)
     return 0
 
 

@@ -41,8 +41,8 @@ APART_NS = 10**12
 BLOCK = 16
 
 
-def told(*words: str) -> str:
-    """What a command of kvtrie prints."""
+def output_of(*words: str) -> str:
+    """Run a command of kvtrie and return its output."""
     command = (sys.executable, "-m", "kvtrie", *words)
     return subprocess.run(command, check=True, text=True, capture_output=True).stdout
 
@@ -65,8 +65,8 @@ def simulated(
     """The figures of a simulation of a demo."""
     trace = folder / "trace.jsonl"
     with trace.open("w") as file:
-        asked = zip(prompts(speaker, seen["turns"]), seen["turns"], strict=True)
-        for number, (tokens, turn) in enumerate(asked):
+        asks = zip(prompts(speaker, seen["turns"]), seen["turns"], strict=True)
+        for number, (tokens, turn) in enumerate(asks):
             row = {"arrival_ns": number * APART_NS, "tokens": tokens}
             file.write(json.dumps(row | {"output_tokens": len(turn["answer"])}) + "\n")
     shape = ModelShape.from_config(speaker.model.config, dtype="float32", fingerprint="demo")
@@ -101,7 +101,7 @@ def played(small: bool, profile: Path, answer_tokens: int) -> dict[str, Any]:  #
         folder = Path(name)
         words = ["--json", "--no-picture", "--answer-tokens", str(answer_tokens)]
         words += ["--disk", str(folder / "disk"), *(["--tiny"] if small else [])]
-        seen = json.loads(told("demo", *words))
+        seen = json.loads(output_of("demo", *words))
         figures = simulated(speaker, seen, profile, folder)
     turns = seen["turns"]
     return {
@@ -127,8 +127,8 @@ def main() -> int:
             profile = Path(name) / "kvtrie.toml"
             model = "tiny" if given.quick else "demo"
             words = ("--model", model, "--longest", "1024", "--repeats", "5")
-            told("profile", *words, "--disk", str(Path(name) / "disk"), "--out", str(profile))
-        # A name that does not lead to the folder it stood in.
+            output_of("profile", *words, "--disk", str(Path(name) / "disk"), "--out", str(profile))
+        # An absolute path would name a temporary folder.
         lanes = tomllib.loads(profile.read_text())["lanes"]
         runs = [played(given.quick, profile.absolute(), given.answer_tokens) for _ in range(count)]
     ratios = [run["simulated"] / run["seen"] for run in runs]

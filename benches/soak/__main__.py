@@ -6,7 +6,7 @@ The first tenth, at least twenty seconds, is the warm-up; by its end every tier 
 From then on resident memory stays within two per cent and the number of open files the same; over
 the second half memory grows by no more than 64 bytes a request, though tenants, sessions and images
 are ever new, requests are given up and reads fail. All
-bytes that a request finds are compared with what they must be. Each minute one line tells the
+bytes that a request finds are compared with what they must be. Each minute one line reports the
 throughput. The first wrong block, or failed move that was not planned, ends it. Needs Linux's
 `/proc`.
 Exit status 1 if a check fails.
@@ -48,7 +48,7 @@ LEAST_APART = 10
 
 
 class Soaked(NamedTuple):
-    """What came of a soak: lines of the minutes, samples of the warm-up's end and the end."""
+    """Result of a soak: lines of the minutes, samples of the warm-up's end and the end."""
 
     minutes: list[str]
     warm: Sample
@@ -59,7 +59,7 @@ class Soaked(NamedTuple):
 def soak(engine: Engine, given: argparse.Namespace, clock: Callable[[], float]) -> Soaked:
     """Serve until the end or until something goes wrong.
 
-    A tick is a second by the clock, or a request where so many of these are asked for.
+    A tick is a second by the clock, or a request if a number of requests is given.
     """
     stream = asks(given.seed, engine.most)
     ticks = given.requests or round(MINUTE * given.minutes)
@@ -72,9 +72,9 @@ def soak(engine: Engine, given: argparse.Namespace, clock: Callable[[], float]) 
     warm = None
     try:
         for tick in watched(range(1, ticks + 1), "soak", quiet=False):
-            due = start.at_s + tick
+            next_tick = start.at_s + tick
             engine.serve(next(stream))
-            while engine.healthy and not given.requests and clock() < due:
+            while engine.healthy and not given.requests and clock() < next_tick:
                 engine.serve(next(stream))
             if tick % apart == 0 or tick % MINUTE == 0 or tick in (warm_at, ticks):
                 engine.settle()
@@ -84,7 +84,7 @@ def soak(engine: Engine, given: argparse.Namespace, clock: Callable[[], float]) 
                 warm = Sample.of(engine, clock())
             if tick % MINUTE == 0:
                 now = Sample.of(engine, clock())
-                minutes.append(now.told(last))
+                minutes.append(now.line(last))
                 print(f"{len(minutes):>4}  {minutes[-1]}", file=sys.stderr, flush=True)
                 last = now
             if not engine.healthy:
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, help="their number instead; half of them warm up")
     parser.add_argument("--blocks", type=int, nargs=3, help="per tier (default: 256 768 2048)")
     parser.add_argument("--seed", type=int, default=0, help="of the first trace")
-    parser.add_argument("--folder", type=Path, help="where the files go; the default is temporary")
+    parser.add_argument("--folder", type=Path, help="folder of the files; the default is temporary")
     given = parser.parse_args(arguments)
     given.blocks = given.blocks or ([32, 48, 64] if given.quick else [256, 768, 2048])
     if given.quick and given.requests is None:

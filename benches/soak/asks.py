@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["ROUND", "SIZE", "Ask", "asks"]
 
 SIZE = 16
-SCALE = 512 // SIZE  # tokens of the trace that one of ours stands for
+SCALE = 512 // SIZE  # tokens of the trace per token of ours
 ROUND = 2000
-TOKENS = 2**31  # numbers from here on may stand for digests
+TOKENS = 2**31  # numbers from here on may be digests
 
 
 class Ask(NamedTuple):
@@ -49,7 +49,7 @@ def asks(seed: int, most: int) -> Iterator[Ask]:
     """Requests without end: all families of workloads in turn, each time with another seed.
 
     A quarter of them is a tenant's only one, a quarter shows an image that is not seen again, half
-    have a session of their own, an eighth is given up and half of the sessions are released; the
+    have a separate session, an eighth is given up and half of the sessions are released; the
     others share tenant, image and session with those that begin alike.
 
     Args:

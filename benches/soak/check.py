@@ -38,15 +38,15 @@ class Check:
 
 
 def checks(warm: Sample, end: Sample, slope: Slope) -> list[Check]:
-    """What must hold of the end of the warm-up, the end, and the slope between."""
+    """Check the end of the warm-up, the end, and the slope between."""
     flat = abs(end.resident - warm.resident) <= FLAT * warm.resident
     same = end.descriptors == warm.descriptors
-    kept = f"± {FLAT:.0%}"
+    tolerance = f"± {FLAT:.0%}"
     return [
         Check("wrong blocks", warm.wrong, end.wrong, "0", end.wrong == 0),
         Check("reads failed as planned", warm.planned, end.planned, "some", end.planned > 0),
         *_failed(warm, end),
-        Check("resident bytes", warm.resident, end.resident, kept, flat),
+        Check("resident bytes", warm.resident, end.resident, tolerance, flat),
         Check(
             "resident bytes a request",
             round(end.grown(warm)),

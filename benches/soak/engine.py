@@ -1,6 +1,6 @@
 """An engine without a model that replays traces over three tiers of real bytes, and trusts none.
 
-What it computes is the pattern of its tokens, so it knows every byte that it should read: it
+It computes a pattern of its tokens, so it knows every byte that it should read: it
 compares all that a lease found when the loads are there, and all that the lease holds once more
 before it lets go.
 Some reads of the disk fail as planned: what is lost so is computed again. Anything else that fails
@@ -75,7 +75,7 @@ class Engine:
         self.requests = self.read = self.checked = self.wrong = 0
         self.what: list[str] = []
         self._pattern = Pattern(SHAPE.layers, WORDS, self.most)
-        self._held: deque[tuple[Lease, Ask]] = deque()
+        self._active: deque[tuple[Lease, Ask]] = deque()
 
     def close(self) -> None:
         """End the executor and give the folder back."""
@@ -93,19 +93,19 @@ class Engine:
         Raises:
             NoSpaceError: there is no room though nothing is leased and nothing moves.
         """
-        if len(self._held) == AT_ONCE:
+        if len(self._active) == AT_ONCE:
             self._end()
         try:
             lease = self._acquire(ask)
         except NoSpaceError:
             self.settle()
             lease = self._acquire(ask)
-        self._held.append((lease, ask))
+        self._active.append((lease, ask))
         self.executor.poll()
 
     def settle(self) -> None:
         """End all requests, wait until nothing moves any more, and check every invariant."""
-        while self._held:
+        while self._active:
             self._end()
         self.executor.drain()
         self._note_failures()
@@ -124,23 +124,23 @@ class Engine:
         )
 
     def _end(self) -> None:
-        lease, ask = self._held.popleft()
+        lease, ask = self._active.popleft()
         self.executor.wait(lease)
         self._note_failures()
         if self.healthy and not ask.given_up:
             self._reserve(lease, len(ask.tokens) - lease.matched)
             self.executor.wait(lease)
             expected, found = self._pattern.of(ask.tokens, _marks(ask.scope)), lease.matched
-            known = np.zeros(expected.shape[:2], dtype=bool)
-            known[:, :found] = True
-            for layer in range(SHAPE.layers):  # what found no room on its way through the host
-                known[layer, lease.plan.recompute(layer)] = False
-            self._compare(lease, expected, known)
-            self.read += int(known.all(axis=0).sum()) // SIZE
-            self._compute(lease, expected, ~known)
+            readable = np.zeros(expected.shape[:2], dtype=bool)
+            readable[:, :found] = True
+            for layer in range(SHAPE.layers):  # loads that found no room on the host
+                readable[layer, lease.plan.recompute(layer)] = False
+            self._compare(lease, expected, readable)
+            self.read += int(readable.all(axis=0).sum()) // SIZE
+            self._compute(lease, expected, ~readable)
             lease.commit(ask.tokens[found : ask.prompt], now=self.executor.clock())
             lease.commit(ask.tokens[ask.prompt :], now=self.executor.clock())
-            self._compare(lease, expected, np.ones_like(known))
+            self._compare(lease, expected, np.ones_like(readable))
         lease.release(now=self.executor.clock())
         if ask.over:
             over = Release(session=ask.session, scope=ask.scope)
@@ -153,7 +153,7 @@ class Engine:
         try:
             lease.reserve(tokens, now=self.executor.clock())
         except NoSpaceError:
-            self.executor.drain()  # what is on its way down makes room
+            self.executor.drain()  # finished offloads make room
             lease.reserve(tokens, now=self.executor.clock())
 
     def _note_failures(self) -> None:
@@ -186,10 +186,10 @@ class Engine:
                 {(token // SIZE, layer) for token, layer in zip(at, layers, strict=True)}
             )
             self.wrong += len(wrong)
-            told = [f"block {block}, layer {layer}" for block, layer in wrong[:TOLD]]
-            self._note([f"request {self.requests}: other bytes in {place}" for place in told])
+            places = [f"block {block}, layer {layer}" for block, layer in wrong[:TOLD]]
+            self._note([f"request {self.requests}: other bytes in {place}" for place in places])
 
 
 def _marks(scope: Scope) -> list[tuple[int, bytes]]:
-    """What stands in a sequence beside its tokens, and where: its tenant is before them all."""
+    """Marks of a sequence and their positions: its tenant is before all tokens."""
     return [(0, b"tenant " + scope.tenant), *scope.extra]

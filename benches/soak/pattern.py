@@ -1,6 +1,6 @@
 """Pattern: the KV that a token has, as if a model had computed it.
 
-Every eight bytes are a hash of all tokens up to there, what stands among them, the layer, K or V,
+Every eight bytes are a hash of all tokens up to there, the marks among them, the layer, K or V,
 and the place in the row, so bytes of another block, tenant, image, layer, position or place differ
 from what they must be, and so does a single flipped bit.
 Invariant: equal tokens have equal KV in every run. Cost: about a nanosecond per byte.
@@ -43,7 +43,7 @@ class Pattern:
 
         Args:
             tokens: the sequence.
-            marks: what stands before tokens, by their places: all from there on depends on it.
+            marks: text before tokens, by their places: all tokens from there on depend on it.
         """
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._factors[: len(tokens)]
         for at, mark in marks:

@@ -1,4 +1,4 @@
-"""Sample: how an engine and its process stand at one moment.
+"""Sample: counters of an engine and its process at one moment.
 
 Invariant: a sample is taken while no request is under way, so that what differs has stayed.
 Cost: one collection of garbage.
@@ -60,7 +60,7 @@ class Sample:
 
     @classmethod
     def of(cls, engine: Engine, at_s: float) -> Sample:
-        """How an engine stands now, which is `at_s`."""
+        """Sample an engine now, which is `at_s`."""
         stats = engine.manager.stats()
         resident = resident_bytes()
         files = open_files()
@@ -87,8 +87,8 @@ class Sample:
         """Bytes of memory per request since an earlier sample."""
         return (self.resident - before.resident) / max(1, self.requests - before.requests)
 
-    def told(self, before: Sample) -> str:
-        """What happened since an earlier sample, in a line."""
+    def line(self, before: Sample) -> str:
+        """Changes since an earlier sample, in one line."""
         seconds = self.at_s - before.at_s
         hits = sum(self.hits.values()) - sum(before.hits.values())
         found = hits / max(1, self.wanted - before.wanted)
@@ -106,7 +106,7 @@ class Sample:
 
 
 def open_files() -> list[str]:
-    """What each of the process's descriptors stands for."""
+    """The target of each of the process's descriptors."""
     names: list[str] = []
     for link in DESCRIPTORS.iterdir():
         with suppress(FileNotFoundError):  # the one that listed them is closed

@@ -1,6 +1,6 @@
 """Flaky: files of the disk tier some of whose reads fail, as the soak wants it.
 
-Invariant: the failures are counted and say who made them, so none of another cause passes for one.
+Invariant: the failures are counted and have a reason of ours, so no other failure passes for one.
 Cost: one count per block.
 """
 
@@ -23,7 +23,7 @@ PLANNED = "a read that the soak makes fail"
 
 
 class Flaky(DiskStorage):
-    """Fails every `EVERY`th block that is read, and tells `PLANNED` as the reason.
+    """Fails every `EVERY`th block that is read, with `PLANNED` as the reason.
 
     Attributes:
         reads: blocks that were asked for, or layers of them.
@@ -44,12 +44,12 @@ class Flaky(DiskStorage):
         self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor]]
     ) -> list[str | None]:
         """Read those that do not fail."""
-        told: list[str | None] = [PLANNED if self._fails() else None for _ in blocks]
-        good = [at for at, why in enumerate(told) if why is None]
+        errors: list[str | None] = [PLANNED if self._fails() else None for _ in blocks]
+        good = [at for at, why in enumerate(errors) if why is None]
         found = super().read_many([blocks[at] for at in good])
         for at, why in zip(good, found, strict=True):
-            told[at] = why
-        return told
+            errors[at] = why
+        return errors
 
     def _fails(self) -> bool:
         # Two workers may lose a count between them: nothing hangs on the exact place.

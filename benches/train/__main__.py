@@ -1,4 +1,4 @@
-"""A training step by cells beside plain autograd with activation checkpointing.
+"""A training step by cells compared with plain autograd with activation checkpointing.
 
     make bench-train
     make bench-train ARGS="--quick"
@@ -61,7 +61,7 @@ def model_of(*, quick: bool) -> LlamaForCausalLM:
 
 
 def one(side: str, times: int, rounds: int, *, quick: bool) -> dict[str, Any]:
-    """What one side takes, measured in this process."""
+    """Measure one side in this process."""
     model = model_of(quick=quick)
     length, new, width = sizes(quick=quick)
     ids = torch.randint(VOCABULARY, (1, times * length))
@@ -82,7 +82,7 @@ def one(side: str, times: int, rounds: int, *, quick: bool) -> dict[str, Any]:
     if side == "peer":
         model.activation_checkpointing_enable({"use_reentrant": False})
     step = peer if side == "peer" else ours
-    tool.loss(ids[:, :new], targets[:, :new])  # what is loaded once is loaded
+    tool.loss(ids[:, :new], targets[:, :new])  # load everything that first use loads
     before = clear_peak()
     step()
     found: dict[str, Any] = {"mb": (peak_kilobytes() - before) / 1e3}

@@ -41,7 +41,7 @@ class Square:
 class Squares(evaluation.Evaluation[Square]):
     """Squares of 1 and 2, then of their sum; `measured` lists what was not in the file."""
 
-    name, kept, record, world = "squares", "squares.json", Square, "integers"
+    name, record_name, record, world = "squares", "squares.json", Square, "integers"
     measured, interrupt_at = [], None
 
     @staticmethod
@@ -57,14 +57,14 @@ class Squares(evaluation.Evaluation[Square]):
 
     def stages(self):
         yield "both", [evaluation.Cell([(1,), (2,), (2,)], self.measure)]
-        yield "sum", [evaluation.Cell([(self.known[1,].number + 2,)], self.measure)]
+        yield "sum", [evaluation.Cell([(self.by_key[1,].number + 2,)], self.measure)]
 
     def document(self, about):
-        return {"ok": "cpu" in about, "rows": [record.square for record in self.known.values()]}
+        return {"ok": "cpu" in about, "rows": [record.square for record in self.by_key.values()]}
 
     def show(self, console):
         columns = {"number": lambda row: str(row.number), "square": lambda row: str(row.square)}
-        console.print(evaluation.table_of("squares", columns, self.known.values()))
+        console.print(evaluation.table_of("squares", columns, self.by_key.values()))
 
     def draw(self, path):
         bars = {"one": evaluation.Interval(1, 0, 2), "four": evaluation.Interval(4, -9, 5)}
@@ -231,7 +231,7 @@ def test_policies_side_by_side_read_what_each_reads_alone():
     ]
     with torch.no_grad(), Beside(model, members, 48, 16) as beside:
         beside.logits(ids[:96], keep=1)
-        kept = beside.kept()
+        kept = beside.states()
         first = beside.logits(ids[96:])
         beside.back(kept)
         assert torch.equal(beside.logits(ids[96:]), first)
