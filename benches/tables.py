@@ -64,7 +64,7 @@ def results(name: str) -> Callable[[dict[str, Any]], str]:
             if row["peer"] is not None and not left_out:
                 lines.setdefault(row["what"], []).append(row)
         return grid(
-            f"What {when(record['place'])} | Ours | Others (times ours is better) | Goal",
+            f"Row {when(record['place'])} | Ours | Others (times ours is better) | Goal",
             [
                 (
                     what.replace("beside", "and"),

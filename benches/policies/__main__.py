@@ -161,7 +161,7 @@ def main() -> int:
     given.requests = given.requests or (60 if given.quick else 10_000)
     given.seeds = given.seeds or (1 if given.quick else SEEDS)
     given.modes = given.modes or (1 if given.quick else len(MODES))
-    path = given.out or (None if given.quick else given.kept)
+    path = given.out or (None if given.quick else given.default_out)
     given.policy = given.policy or list(COMPARED)
     told = Console(stderr=True)
     for name in ("trace", "sessions"):

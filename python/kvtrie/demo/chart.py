@@ -29,8 +29,8 @@ _COUNTERS = {"clean": "evicted_clean", "demoted": "evicted_dirty"}
 def overview(report: Report) -> str:
     """The map of all sessions: a row per session, a column per layer.
 
-    A cell shows where most of the session's blocks have that layer, the faster tier if two hold
-    equally many; the shares behind it are of all layers of all blocks.
+    A cell shows the tier on which most of the session's blocks have that layer, the faster one of
+    two with an equal number; the shares that follow are of all layers of all blocks.
     """
     _wanted(report)
     kinds = [*report.tiers, "dropped"]
@@ -56,8 +56,8 @@ def session_map(report: Report, name: str) -> str:
     """
     _wanted(report)
     if name not in report.sessions:
-        known = ", ".join(report.sessions)
-        raise ConfigError(f"there is no session {name!r} in the report, only {known}")
+        names = ", ".join(report.sessions)
+        raise ConfigError(f"there is no session {name!r} in the report, only {names}")
     where: NDArray[np.int8] = report.sessions[name]
     rows = [
         f"{layer:5d} {''.join(_mark(tier) for tier in where[layer])}"

@@ -45,7 +45,7 @@ _PLAIN_WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class FuseOptions:
-    """What the command line may set.
+    """Options of `kvtrie fuse`.
 
     Attributes:
         passages: files, each a passage; none takes the built-in ones.
@@ -106,7 +106,7 @@ def fuse(options: FuseOptions) -> int:
         texts = [_read(path) for path in options.passages] or list(PASSAGES)
         question = options.question or QUESTION
         speaker = tiny() if options.tiny else smollm(console)
-        torch.nn.Module.to(speaker.model, default_device())  # where the first tier is
+        torch.nn.Module.to(speaker.model, default_device())  # the first tier is on that device
         return _run(options, speaker, texts, question, console)
     except KvtrieError as error:
         console.print(str(error), style="red", markup=False)
@@ -118,7 +118,7 @@ def _run(
 ) -> int:
     context = Context([speaker.tokens(text) for text in texts], speaker.tokens(question))
     store = _store(speaker, context)
-    asked = _Asked(speaker, context, store, options.answer_tokens)
+    runner = _Runner(speaker, context, store, options.answer_tokens)
     decoder = Decoder(speaker.model)
     reuse = Fusor(decoder, store, ratio=0.0)
     profile = None if options.controller is None else load_profile(options.controller)
@@ -130,15 +130,15 @@ def _run(
         controller=None if profile is None else Controller(profile, store),
         monitor=Monitor(rate=1.0) if options.monitor else None,
     )
-    # The passages have been read before, in some other order, and their KV lies below.
+    # The cache has the passages' KV from an earlier request that had them in another order.
     before = FAMILIAR if len(context.chunks) == len(FAMILIAR) else range(len(context.chunks))
     with console.status("computing each passage alone, once"):
         began = time.perf_counter()
         reuse.fuse(Context([context.chunks[at] for at in before], context.query)).close()
-        alone = time.perf_counter() - began
+        isolated_s = time.perf_counter() - began
         store.executor.drain()
     with console.status("full prefill"):
-        first, truth = asked.prefill()
+        first, truth = runner.prefill()
     results = [first]
     fused: Fused | None = None
     for name, fusor in (("plain reuse", reuse), ("fusion", fusion)):
@@ -146,7 +146,7 @@ def _run(
         store.executor.poll()
         store.executor.drain()
         with console.status(name):
-            way, fused = asked.fused(name, fusor, truth)
+            way, fused = runner.fused(name, fusor, truth)
         results.append(way)
     assert fused is not None  # noqa: S101 - fusion came last
     store.executor.close()
@@ -163,7 +163,7 @@ def _run(
             "model": speaker.name,
             "tokens": [len(chunk.tokens) for chunk in context.chunks],
             "query": len(context.query),
-            "alone_s": alone,
+            "alone_s": isolated_s,
             "ways": [{name: getattr(way, name) for name in Way.__slots__} for way in results],
             "quality": fused.quality._asdict(),
             "log": fused.log.as_dict(),
@@ -171,7 +171,7 @@ def _run(
         }
         sys.stdout.write(json.dumps(document) + "\n")
         return 0 if ok else 1
-    _tell(console, asked, results, fused, alone)
+    _show(console, runner, results, fused, isolated_s)
     if options.plot is not None:
         console.print(f"Which tokens were computed at which layers: {options.plot}")
     return 0 if ok else 1
@@ -192,7 +192,7 @@ def _store(speaker: Speaker, context: Context) -> CacheStore:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Runner:
     """A question and what answers it."""
 
     speaker: Speaker
@@ -228,14 +228,14 @@ class _Asked:
 
     def _answer(self, ids: torch.Tensor, cache: Any = None) -> str:  # noqa: ANN401 - an engine's
         generate: Callable[..., torch.Tensor] = cast("Any", self.speaker.model).generate
-        said = generate(
+        output = generate(
             ids,
             attention_mask=torch.ones_like(ids),
             past_key_values=cache,
             max_new_tokens=self.answer_tokens,
             do_sample=False,
         )
-        tokens = cast("list[int]", said[0, ids.shape[1] :].cpu().numpy().tolist())
+        tokens = cast("list[int]", output[0, ids.shape[1] :].cpu().numpy().tolist())
         text = self.speaker.text(tokens)
         return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
@@ -247,13 +247,15 @@ def _read(path: Path) -> str:
         raise ConfigError(f"cannot read the passage {path}: {error}") from error
 
 
-def _tell(console: Console, asked: _Asked, ways: Sequence[Way], fused: Fused, alone: float) -> None:
-    context = asked.context
+def _show(
+    console: Console, runner: _Runner, ways: Sequence[Way], fused: Fused, isolated_s: float
+) -> None:
+    context = runner.context
     tokens = sum(len(chunk.tokens) for chunk in context.chunks)
     console.print(
-        f"{asked.speaker.name}: a question of {len(context.query)} tokens over "
+        f"{runner.speaker.name}: a question of {len(context.query)} tokens over "
         f"{len(context.chunks)} passages of {tokens}, each computed alone before "
-        f"({alone:.1f} s, once)\n"
+        f"({isolated_s:.1f} s, once)\n"
     )
     table = Table("way", "first token", "of full", "computed", "KL", "answer", box=None)
     for way in ways:
@@ -268,6 +270,6 @@ def _tell(console: Console, asked: _Asked, ways: Sequence[Way], fused: Fused, al
     console.print(table)
     spent = {name: each / 1e9 for name, each in fused.log.nanoseconds.items() if each > 10**5}
     parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in spent.items())
-    console.print(f"\nFusion: {parts}; loading took {fused.log.load_ns / 1e9:.2f} s beside it")
+    console.print(f"\nFusion: {parts}; overlapped loading {fused.log.load_ns / 1e9:.2f} s")
     if fused.quality.score is not None:
         console.print(f"Quality {fused.quality.score:.2f}, estimated by {fused.quality.how}")

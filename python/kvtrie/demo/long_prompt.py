@@ -1,4 +1,4 @@
-"""Answer: what a model says behind a prompt of any length, with what it took.
+"""Answer a prompt of any length through a selective cache and report the cache's size.
 
 Invariant: the answer is that of `kvtrie.selective.generate`. Cost: the prompt in steps.
 """
@@ -86,7 +86,7 @@ def answer(
     ids = torch.tensor([tokens], device=model.device)
     with SelectiveCache(model, settings, yarn_rope=yarn_rope) as cache:
         steps = cache.steps(len(tokens))
-        kept = sum(layer.buffers.nbytes for layer in cache.caches)
+        used = sum(layer.buffers.nbytes for layer in cache.caches)
         rows = cache.caches[0]
         every = 2 * model.dtype.itemsize * rows.kv_heads * rows.head_dim * len(cache.caches)
     if seed is not None:
@@ -104,5 +104,5 @@ def answer(
         write(speaker.text(cast("list[int]", answer_tokens)) + "\n\n")
     write(
         f"{speaker.name}: a prompt of {len(tokens)} tokens in {len(steps)} steps, "
-        f"{settings.name}: {kept / 1e6:.2f} MB of KV instead of {every * len(tokens) / 1e6:.2f}\n"
+        f"{settings.name}: {used / 1e6:.2f} MB of KV instead of {every * len(tokens) / 1e6:.2f}\n"
     )

@@ -78,7 +78,7 @@ class Speaker:
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: `$XDG_CACHE_HOME/kvtrie`, or `~/.cache/kvtrie`."""
+    """Folder of converted models: `$XDG_CACHE_HOME/kvtrie`, or `~/.cache/kvtrie`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtrie"
 
 
@@ -177,7 +177,7 @@ def smollm(console: Console) -> Speaker:
     """SmolLM2-135M-Instruct in float32, converted on its first use.
 
     Args:
-        console: where to say what takes so long.
+        console: shows progress of the conversion, which takes a minute.
 
     Raises:
         ConfigError: the package with the weights is not installed; the message has the command.
@@ -223,7 +223,7 @@ def _converted(console: Console) -> Path:
         with console.status("reading the configuration"):
             config = _auto.AutoConfig.from_pretrained(**where)
             model = _auto.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        # Shows a progress bar of its own.
+        # The library shows a progress bar here.
         weights = load_gguf_checkpoint(str(source), return_tensors=True, model_to_load=model)
         model.load_state_dict(weights["tensors"], strict=False)
         model.tie_weights()

@@ -33,7 +33,7 @@ _GONE = "."
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where everything was, and what had happened until then.
+    """Snapshot of a run: each block's tiers, and counters of each tier.
 
     Attributes:
         title: what ran, in one line.
@@ -136,7 +136,7 @@ def _texts(where: NDArray[np.int8]) -> list[str]:
 
 
 def _grid(texts: list[str], layers: int, tiers: int) -> NDArray[np.int8]:
-    """The grid behind the texts of one session."""
+    """Parse the texts of one session into its grid."""
     if len(texts) != layers or len({len(text) for text in texts}) != 1:
         raise ValueError(f"a session with {len(texts)} uneven rows of {layers}")
     rows = [[DROPPED if mark == _GONE else int(mark) for mark in text] for text in texts]

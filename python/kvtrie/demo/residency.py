@@ -1,7 +1,7 @@
 """Residency: which layer of which block of a conversation is on which tier, as a small grid.
 
-What the picture and the timeline of the demo are drawn from, and what `kvtrie map` prints.
-Invariant: asking changes nothing; a lookup is a pure probe.
+The demo draws its picture and timeline from these grids, and `kvtrie map` prints them.
+Invariant: a lookup changes nothing in the manager.
 Cost: one lookup per conversation.
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["DROPPED", "grid", "share"]
 
 DROPPED = -1
-"""The code of a layer that stands on no tier; the others are the tiers' numbers."""
+"""The code of a layer that is on no tier; the other codes are the tiers' numbers."""
 
 
 def grid(manager: BlockManager, tokens: Sequence[int], now: int) -> NDArray[np.int8]:
-    """Where every layer of every full block of `tokens` is.
+    """Return the tier of every layer of every full block of `tokens`.
 
     Returns:
         int8 `(layers, blocks)`: the number of the fastest tier that holds it, or `DROPPED`.
@@ -39,7 +39,7 @@ def grid(manager: BlockManager, tokens: Sequence[int], now: int) -> NDArray[np.i
 
 
 def share(grids: Sequence[NDArray[np.int8]], common: int, tiers: int) -> list[float]:
-    """How many blocks' worth of layers are on each tier and, last, dropped.
+    """Count layers on each tier and, last, dropped ones, in units of whole blocks.
 
     Args:
         grids: one per conversation.

@@ -46,7 +46,7 @@ _PLAIN_WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line may set.
+    """Options of `kvtrie demo`.
 
     Attributes:
         structure: "holes" (with single layers as victims) or "leaf-only" (whole blocks).
@@ -56,8 +56,8 @@ class Options:
         json: print one JSON document instead of lines for people.
         answer_tokens: the most tokens of an answer.
         gpu_share: blocks of the `gpu` tier per block of all KV.
-        host_share: likewise of the `host` tier.
-        disk_share: likewise of the `disk` tier.
+        host_share: blocks of the `host` tier per block of all KV.
+        disk_share: blocks of the `disk` tier per block of all KV.
         disk: folder of the `disk` tier, where a later run finds its blocks; None for no such tier.
         seed: of the order in which the conversations take turns.
     """
@@ -77,7 +77,7 @@ class Options:
 
 @dataclass(slots=True)
 class _Record:
-    """What the run has seen so far."""
+    """Turns and residency that the run has recorded."""
 
     turns: list[Turn] = field(default_factory=list[Turn])
     shares: list[list[float]] = field(default_factory=list[list[float]])
@@ -95,7 +95,7 @@ def demo(options: Options) -> int:
         if options.tiny:
             torch.set_num_threads(1)  # so small a model only loses by sharing its work out
         speaker = tiny() if options.tiny else smollm(console)
-        torch.nn.Module.to(speaker.model, default_device())  # where the first tier is
+        torch.nn.Module.to(speaker.model, default_device())  # the first tier is on that device
         return _run(options, speaker, console)
     except KvtrieError as error:
         console.print(str(error), style="red", markup=False)
@@ -266,7 +266,7 @@ def _verdict(turns: Sequence[Turn], structure: str, *, timed: bool = True) -> tu
             "--host-share or --disk-share."
         )
     reused = sum(sum(turn.reused) for turn in turns)
-    asked = sum(turn.prompt for turn in turns)
+    prompt_tokens = sum(turn.prompt for turn in turns)
     earlier = round(sum(turn.earlier for turn in turns))
     left = f", {earlier} of them left on disk by an earlier run," if earlier else ""
     first, uncached = sum(turn.first_s for turn in turns), sum(turn.uncached_s for turn in turns)
@@ -276,6 +276,6 @@ def _verdict(turns: Sequence[Turn], structure: str, *, timed: bool = True) -> tu
     took = took if timed else ""
     return True, (
         f"All {len(turns)} answers equal the uncached ones{tied}; logits differ by at most "
-        f"{largest:.1e}. Of {asked} prompt tokens {round(reused)} were reused{left} and "
+        f"{largest:.1e}. Of {prompt_tokens} prompt tokens {round(reused)} were reused{left} and "
         f"{holes} recomputed in holes{chosen}.{took}"
     )

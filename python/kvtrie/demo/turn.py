@@ -1,8 +1,8 @@
 """One turn of one conversation, answered twice: through kvtrie, and from nothing.
 
-The uncached answer is the truth; the cached one must be the same token for token. Where the two
-best tokens of the truth are closer than `TIE`, float32 arithmetic itself does not decide, and the
-logits are compared instead.
+The uncached answer is the reference; the cached one must be the same token for token. If the
+reference's two best logits are closer than `TIE`, rounding of float32 may choose either token, and
+the logits are compared instead.
 Cost: two generations of the same answer.
 """
 
@@ -34,7 +34,7 @@ AGREE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn cost and said.
+    """Figures and the answer of one turn.
 
     Attributes:
         chat: number of the conversation, from 1.
@@ -47,9 +47,9 @@ class Turn:
             longer.
         earlier: tokens reused that an earlier run had left on disk, each counted once, when it is
             first used again.
-        end: tokens behind the match, which any cache has to compute.
+        end: tokens after the match, which any cache has to compute.
         first_s: seconds to the first token with kvtrie.
-        uncached_s: likewise without.
+        uncached_s: seconds to the first token without kvtrie.
         difference: largest difference of two logits, over the steps that both answers share.
         verdict: "equal", "tie" or "differs".
         answer: the true answer's tokens.
@@ -126,9 +126,9 @@ def take(
 
 
 def _left(executor: Executor, prompt: Sequence[int], since: int) -> tuple[set[int], int]:
-    """Indices of the prompt's blocks that stand somewhere and were not used since then.
+    """Indices of the prompt's resident blocks that were last used before `since`.
 
-    And the number of tokens within the match of which some layer stands nowhere.
+    Also the number of tokens within the match that lack a layer on every tier.
     """
     now = executor.clock()
     match = executor.manager.lookup(prompt, now=now)
@@ -137,13 +137,13 @@ def _left(executor: Executor, prompt: Sequence[int], since: int) -> tuple[set[in
         tier = block.copies[0].tier
         return executor.manager.explain(block, now=now, tier=tier).idle
 
-    def stands(block: MatchedBlock) -> bool:
+    def complete(block: MatchedBlock) -> bool:
         layers = {at for copy in block.copies for at in range(copy.coming_lo, copy.coming_hi)}
         return len(layers) == executor.manager.model.layers
 
     blocks = enumerate(match.blocks)
     left = {at for at, block in blocks if block.copies and now - idle(block) < since}
-    dropped = sum(not stands(block) for block in match.blocks)
+    dropped = sum(not complete(block) for block in match.blocks)
     return left, dropped * executor.manager.block_tokens
 
 
@@ -177,7 +177,7 @@ def _answer(
     answer_tokens: int,
     started: float,
 ) -> tuple[list[int], torch.Tensor, float]:
-    """Greedy tokens, the logits `(steps, vocabulary)` behind them, seconds to the first."""
+    """Greedy tokens, their logits `(steps, vocabulary)`, and seconds to the first token."""
     first = _FirstToken()
     model: Any = speaker.model
     out = model.generate(

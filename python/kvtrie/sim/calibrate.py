@@ -43,15 +43,15 @@ _LATEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a fit found.
+    """Result of a fit.
 
     Attributes:
         values: the settings by key.
         before: mean absolute relative error of the requests left out, in percent, of `ttft` and
             `e2e`, with the settings that it began with.
         after: the same with `values`.
-        fitted: so many requests were fitted.
-        left_out: so many were not.
+        fitted: number of requests that were fitted.
+        left_out: number of requests that were not.
     """
 
     values: dict[str, float]
@@ -88,7 +88,7 @@ def _seen(line: str) -> tuple[float, float]:
 
 
 def start_of(config: SimulationConfig) -> dict[str, float]:
-    """What is fitted unless keys are named, with where it begins.
+    """Return the keys that are fitted by default, with their starting values.
 
     The cost per token, if that is affine, and bandwidth and latency of each lane of a tier that a
     run uses; of those, what is positive.

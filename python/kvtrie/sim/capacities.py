@@ -1,6 +1,6 @@
 """Capacities: the hits of leaf-only LRU with every capacity, from one pass over a trace.
 
-One tier, and requests one after the other. Leaf-only LRU keeps what stands first in one order,
+One tier, and requests one after the other. Leaf-only LRU keeps the first blocks of one order,
 whatever its capacity: last use, the latest first, and of one request the first blocks first (stack
 distances: Mattson and others, "Evaluation techniques for storage hierarchies", 1970). A block's
 distance is the capacity from which on it is still there: the deepest place that it had since its
@@ -40,7 +40,7 @@ class BlockPath:
         blocks: int64 `(n,)`, ids of its prompt's blocks, first to last: equal where all up to that
             block's end is equal, below the number of distinct ones.
         findable: how many of them at the front may be found; the others are computed again.
-        room: blocks that it takes besides while it runs.
+        room: further blocks that it takes while it runs.
     """
 
     blocks: NDArray[np.int64]
@@ -64,7 +64,7 @@ class HitCurve:
     found: NDArray[np.int64]
 
     def hits(self, capacity: int) -> int:
-        """Blocks found with so much room.
+        """Return the number of blocks found with a capacity.
 
         Raises:
             ConfigError: a capacity below `least`.
@@ -79,7 +79,7 @@ def lru_curve(paths: Iterable[BlockPath]) -> HitCurve:
     order = np.empty(0, dtype=np.int64)  # ids, the latest used first
     distance = np.empty(0, dtype=np.int64)
     own = np.zeros(1, dtype=bool)  # by id: of the running request's blocks
-    tally: list[NDArray[np.int64]] = []
+    distances: list[NDArray[np.int64]] = []
     blocks = least = 0
     for path in paths:
         size = len(path.blocks)
@@ -89,8 +89,8 @@ def lru_curve(paths: Iterable[BlockPath]) -> HitCurve:
             own = np.concatenate((own, np.zeros(most + 1, dtype=bool)))
         own[path.blocks[: path.findable]] = True
         unpinned = ~own[order]
-        tally.append(distance[~unpinned])
-        # A block stays if what the request pins, and what stands before it, leaves it room.
+        distances.append(distance[~unpinned])
+        # A block stays if the pinned blocks and those before it in the order leave room for it.
         deep = np.cumsum(unpinned) + size + path.room
         own[path.blocks[path.findable :]] = True
         others = ~own[order]
@@ -99,7 +99,7 @@ def lru_curve(paths: Iterable[BlockPath]) -> HitCurve:
         distance = np.concatenate(
             (np.arange(1, size + 1), np.maximum(distance[others], deep[others]))
         )
-    return HitCurve(blocks, least, np.cumsum(np.bincount(np.concatenate([[0], *tally]))) - 1)
+    return HitCurve(blocks, least, np.cumsum(np.bincount(np.concatenate([[0], *distances]))) - 1)
 
 
 def paths_of(config: SimulationConfig, skipped: Skipped | None = None) -> Iterator[BlockPath]:
@@ -112,17 +112,19 @@ def paths_of(config: SimulationConfig, skipped: Skipped | None = None) -> Iterat
     Raises:
         ConfigError: a line that cannot be, or a prompt that ends inside a block.
     """
-    known: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     size, keep = config.block_tokens, cast("int", config.manager["keep"])
     skipped = (skipped or Skipped()) if config.trace.lenient else None
-    asked = block_requests(config.trace, size, skipped, config.most_blocks)
-    for number, request in enumerate(asked):
+    requests = block_requests(config.trace, size, skipped, config.most_blocks)
+    for number, request in enumerate(requests):
         prompt, ids = request.input_tokens, request.blocks.tolist()
         if not config.trace.hashed and prompt % size:
             raise ConfigError(
                 f"request {number} has {prompt} tokens, no whole number of blocks of {size}"
             )
-        blocks = np.array([known.setdefault(block, len(known)) for block in ids], dtype=np.int64)
+        blocks = np.array(
+            [numbers.setdefault(block, len(numbers)) for block in ids], dtype=np.int64
+        )
         findable = len(ids) if keep == 0 else min(len(ids), max(0, prompt - keep) // size)
         # The last token of an answer is never written.
         written = -(-(prompt + max(0, request.output_tokens - 1)) // size)

@@ -23,12 +23,12 @@ _CHOICE = ("machine", "hit_tokens", "queued_tokens", "cost_ns")
 def by_name(
     on_decision: Callable[[dict[str, Any]], object] | None,
 ) -> Callable[[_Decision], object] | None:
-    """What takes a decision as `Simulation.run` tells it and gives a line of it on.
+    """Return a callback for `Simulation.run` that passes on each decision as a line.
 
     A line has `id`, `arrival_ns`, what is known of the machine chosen, `best` and `regret_ns`. Of a
     machine that is `machine`, `hit_tokens`, `queued_tokens` and `cost_ns`: the estimated time to
-    the first token, to compute what it lacks of the prompt behind the same of the requests there
-    that have not ended. `best` are others, the cheapest first.
+    the first token, which is to compute the missing tokens of the requests in its queue and then
+    those of this prompt. `best` are others, the cheapest first.
     """
     if on_decision is None:
         return None

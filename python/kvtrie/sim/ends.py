@@ -1,4 +1,4 @@
-"""Ends of sessions: which request is a session's last one, as an engine that is told would know.
+"""Ends of sessions: mark each session's last request, as an engine with clients' hints knows it.
 
 Cost: one pass over the trace before it is played; a number per session is held.
 """

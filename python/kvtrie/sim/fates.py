@@ -1,8 +1,8 @@
 """Fates: what became of each block that a trace asks for: found, evicted, diverged or new.
 
-Ids of blocks stand for their whole prefix, so what was seen of a prompt before is its front.
-Invariant: found, evicted, diverged and new blocks add up to all that are asked for. Cost: a set of
-the ids seen, O(log blocks) per request beside its new blocks.
+A block's id identifies its whole prefix, so the blocks of a prompt that were seen before are its
+first ones. Invariant: found, evicted, diverged and new blocks add up to all that are asked for.
+Cost: a set of the ids seen, O(log blocks) per request in addition to its new blocks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["MOST_TURNS", "Fates", "TurnFigures"]
 
 MOST_TURNS = 8
-"""Turns that are told apart; the last one stands for all behind it."""
+"""Turns with a row each; the last row is for that turn and all later ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFigures:
-    """What requests of one turn asked for and found.
+    """Blocks that requests of one turn asked for and found.
 
     Attributes:
-        turn: from 1 on; the last row is of that turn and all behind it.
+        turn: from 1 on; the last row is of that turn and all later ones.
         requests: how many.
         blocks: blocks of their prompts.
         hits: those found.
@@ -56,7 +56,7 @@ class Fates:
         self._turns: dict[int, list[int]] = {}
 
     def add(self, request: TraceRequest, found: int) -> None:
-        """Count a request, of which so many blocks were found."""
+        """Count a request, of which `found` blocks were found."""
         blocks = request.blocks.tolist()
         known = bisect_left(blocks, x=True, key=lambda block: block not in self._turn_of)
         self.evicted += max(0, known - found)

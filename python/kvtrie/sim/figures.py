@@ -32,7 +32,7 @@ def _times() -> array[int]:
 
 @dataclass(slots=True)
 class Counts:
-    """What is added up over the requests of a run; times in the order of arrival.
+    """Sums and times over the requests of a run; times in the order of arrival.
 
     Attributes:
         arrived: arrivals of the requests that were served, in ns; with `first_arrival` and

@@ -101,7 +101,7 @@ def variation(path: Path, changes: Iterable[str], option: str) -> Callable[[dict
 
 
 def check(configs: Iterable[SimulationConfig]) -> None:
-    """Find what only the machines, or the head of a trace, can tell.
+    """Find errors that show only when the machines are made or the trace's head is read.
 
     Raises:
         ConfigError: what a run would begin with.

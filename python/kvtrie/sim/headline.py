@@ -56,7 +56,7 @@ def ratios(
 def row_of(values: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
     """All of a run in one row: what was set, then its figures with dots between keys.
 
-    Tiers and lanes stand under their kind and name.
+    The keys of tiers and lanes are their kind and name.
     """
     flat: dict[str, Any] = dict(values)
 

@@ -86,7 +86,7 @@ def leaves_first(requests: Sequence[_Asked], capacity: int) -> OfflineHits:
     paths = [request.blocks.tolist() for request in requests]
     kept: dict[int, int] = {}
     parent: dict[int, int] = {}
-    children: dict[int, int] = {}  # how many blocks that are kept stand directly behind
+    children: dict[int, int] = {}  # number of resident children
     farthest: list[tuple[int, int]] = []
     found: list[tuple[int, ...]] = []
     for path, uses in zip(paths, _following(paths), strict=True):

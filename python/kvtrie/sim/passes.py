@@ -39,8 +39,8 @@ class Passes:
 
     Attributes:
         base: a step without tokens.
-        prefill: beyond it, a pass of so many tokens behind a context.
-        decode: beyond it, one token each of so many requests with a mean context.
+        prefill: time beyond `base` of a pass, by length of the context and number of tokens.
+        decode: time beyond `base` of a token each, by mean context and number of requests.
     """
 
     base: int
@@ -56,7 +56,7 @@ class Passes:
     ) -> Passes:
         """From times of whole steps: contexts, counts, nanoseconds `(contexts, counts)`.
 
-        What falls along an axis is noise, and is raised.
+        Times that decrease along an axis are noise, and are raised.
 
         Raises:
             ConfigError: axes that do not ascend, times of another shape, below 0 or above 13 days.
@@ -68,7 +68,7 @@ class Passes:
         return self.base, self.prefill, self.decode
 
     def cost(self) -> Cost:
-        """What managers take it for: a token in the largest pass, by context."""
+        """Return the cost for managers: that of a token in the largest pass, by context."""
         contexts, counts, rows = self.prefill
         table = [
             (at, max(_LEAST_NS, row[-1] / counts[-1]))
@@ -103,14 +103,14 @@ def read_passes(path: Path) -> Passes:
         ConfigError: the file cannot be read, or no model was measured for it.
     """
     try:
-        told: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        passes = told["passes"]
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        passes = document["passes"]
         contexts = [int(at) for at in passes["contexts"]]
         tokens = [int(at) for at in passes["tokens"]]
         ns = np.array(passes["ns"], dtype=np.float64)
         base = float(ns[0, 0])
-        if "decode" in told:
-            decode = told["decode"]
+        if "decode" in document:
+            decode = document["decode"]
             contexts_of, requests = decode["contexts"], decode["requests"]
             decodes = (
                 [int(at) for at in contexts_of],

@@ -1,7 +1,7 @@
 """Perfetto: a run as a trace that ui.perfetto.dev and chrome://tracing show.
 
-A machine is a process; its engine and each of its lanes are threads. A request is a slice of its
-own from arrival to its last token. Format: the Trace Event Format's JSON, times in microseconds.
+A machine is a process; its engine and each of its lanes are threads. A request is a slice from
+its arrival to its last token. Format: the Trace Event Format's JSON, times in microseconds.
 Invariant: one event per line, by machine and track. Cost: a line per step, transmission and
 request.
 """
@@ -27,12 +27,12 @@ _NS_PER_US = 1000
 def write_perfetto(
     path: Path, simulation: Simulation, requests: Iterable[dict[str, Any]] = ()
 ) -> None:
-    """Write what a watched run kept.
+    """Write the recorded steps, transmissions and requests of a watched run.
 
     Args:
         path: where to write.
         simulation: of which `watch(spans=True)` was called before it ran.
-        requests: the lines that `run_config` tells.
+        requests: the lines that `run_config` reports.
 
     Raises:
         ConfigError: the file cannot be written.

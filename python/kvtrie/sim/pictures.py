@@ -133,7 +133,7 @@ def draw_tiers(
     Raises:
         ConfigError: the file cannot be written.
     """
-    # Machines are sampled together, so that one time's rows stand together.
+    # All machines are sampled at the same times, so each time is one row.
     times = np.array(sorted({at for at, _, _ in samples}), dtype=np.int64)
     place = {at: row for row, at in enumerate(times.tolist())}
     blocks = np.zeros((len(times), len(kinds)))

@@ -1,4 +1,4 @@
-"""Requests: what a simulation or a replay is asked, read from a trace as it runs.
+"""Requests of a simulation or a replay, read from a trace as it runs.
 
 Invariant: a line is checked before it is played, and an error names the line and the field.
 Cost: one pass over the file, of which one line is held; see the readers for what they keep.
@@ -39,7 +39,7 @@ def trace_requests(
     Args:
         source: the trace.
         block_tokens: real tokens of a block. A hash of a Mooncake trace becomes one token for each
-            block that it stands for.
+            block in it.
         skipped: counts lines that cannot be, which are left out; None ends with the first.
         most: blocks of a prompt of hashes or lengths, which a short line can claim.
 
@@ -70,7 +70,7 @@ def block_requests(
     """
     if source.clients is not None:
         raise ConfigError(
-            'trace.arrivals.kind is "closed": in which order requests come, only a run tells'
+            'trace.arrivals.kind is "closed": the order of requests depends on the run'
         )
     asked = trace_requests(source, block_tokens, skipped, most)
     known: dict[tuple[int, bytes], int] = {}
@@ -134,14 +134,14 @@ def _read(
 def _parted(
     requests: Iterable[TraceRequest], source: TraceSource, block_tokens: int
 ) -> Iterator[Asked]:
-    """Requests of hashes, each hash as the blocks that it stands for."""
+    """Split each hash of the requests into its blocks."""
     parts = source.hash_tokens // block_tokens
     for request in requests:
         tokens = request.blocks
         if parts > 1:
             inside = np.arange(parts, dtype=np.uint64)
             wide = (tokens.astype(np.uint64)[:, None] * parts + inside).reshape(-1)
-            # The last hash may stand for fewer tokens.
+            # The last hash may have fewer tokens.
             full = len(tokens) * source.hash_tokens
             short = max(0, full - request.input_tokens) // (source.hash_tokens // parts)
             wide = wide[: len(wide) - min(short, parts - 1)]

@@ -37,7 +37,7 @@ _REQUESTS = [1 << n for n in range(11)]
 
 
 class Device(NamedTuple):
-    """What a datasheet says.
+    """Speeds of a device, from its datasheet.
 
     Attributes:
         flops_per_s: 16-bit operations of the tensor cores per second, without sparsity.
@@ -71,7 +71,7 @@ class Roofline:
         bytes_per_s: instead of the device's.
         flops_efficiency: share of the peak that is reached.
         memory_efficiency: share of the bandwidth that is reached.
-        overhead_ns: what each step takes besides.
+        overhead_ns: fixed time of each step, added to its computation.
     """
 
     parameters: float
@@ -86,11 +86,11 @@ class Roofline:
 
     def __post_init__(self) -> None:
         """Check all."""
-        known = DEVICES[word("device", self.device, tuple(DEVICES))]
+        device = DEVICES[word("device", self.device, tuple(DEVICES))]
         parameters = real("parameters", self.parameters, 1, _MOST)
         given = {**self._given("active_parameters", parameters)}
-        given |= {**self._given("flops_per_s", known.flops_per_s)}
-        given |= {**self._given("bytes_per_s", known.bytes_per_s)}
+        given |= {**self._given("flops_per_s", device.flops_per_s)}
+        given |= {**self._given("bytes_per_s", device.bytes_per_s)}
         put(
             self,
             parameters=parameters,

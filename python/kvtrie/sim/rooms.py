@@ -1,4 +1,4 @@
-"""Policies over rooms: cost saved and blocks found of each, beside a plan that knows the future.
+"""Policies over rooms: cost saved and blocks found of each, and of a plan that knows the future.
 
 One tier and leaf-only, where the plan is the rule "the last block whose next use is farthest": a
 reference, not a bound, where costs count. Cost: a replay per policy and room.
@@ -26,7 +26,7 @@ _SHARES = (0.01, 0.03, 0.1, 0.3)
 
 @dataclass(frozen=True, slots=True)
 class RoomFigures:
-    """What a policy saves and finds in a room.
+    """Figures of a policy in a room.
 
     Attributes:
         policy: its name, or `FUTURE`.
@@ -80,7 +80,7 @@ def over_rooms(
             found.append(_future(requests, room, block_tokens))
             continue
         tiers = [Tier("gpu", blocks=room)]
-        # What is shown beside the others, as `lru`, needs no values.
+        # `lru` is shown for comparison and has no values for other objectives.
         named = objective if policy != "lru" else "cost"
         manager = open_manager(tiers, policy=policy, block_tokens=block_tokens, objective=named)
         played = replay(requests, manager, block_tokens=block_tokens, ends=ends)
@@ -90,7 +90,7 @@ def over_rooms(
 
 def _future(requests: Sequence[TraceRequest], room: int, block_tokens: int) -> RoomFigures:
     plan = leaves_first([one for one in requests if len(one.blocks) <= room], room)
-    asked = sum(len(request.blocks) for request in requests)
+    blocks = sum(len(request.blocks) for request in requests)
     saved = sum(prompt_cost(len(hits), block_tokens) for hits in plan.blocks)
     cost = sum(prompt_cost(len(request.blocks), block_tokens) for request in requests)
-    return RoomFigures(FUTURE, room, saved / cost, plan.hits / asked)
+    return RoomFigures(FUTURE, room, saved / cost, plan.hits / blocks)

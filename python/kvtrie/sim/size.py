@@ -2,8 +2,8 @@
 
 More room is taken to be never slower, so along one axis the least room that meets the goals is
 found by section. With several axes that is done along the last one for a grid over the others; the
-cheapest is then narrowed along each axis in turn until none gives way. What comes back is cheapest
-of its neighbours, by runs: along each axis, the largest room below it that was tried misses a goal.
+cheapest is then narrowed along each axis in turn until none gives way. The result is cheapest of
+its neighbours, by runs: along each axis, the largest room below it that was tried misses a goal.
 A trade of more of one room for less of another is seen on the grid only.
 Cost: a run per room that is tried, three at a time, some ten to twenty per line of the grid.
 """
@@ -82,9 +82,9 @@ def goal_of(stated: str) -> tuple[str, float]:
         ConfigError: another figure, or no number.
     """
     name, _, given = stated.partition("=")
-    known = [f"{time}_{part}_ns" for time, part in itertools.product(_TIMES, _PARTS)]
-    if name not in known:
-        raise ConfigError(f"--goal is one of {', '.join(known)}, not {stated!r}")
+    names = [f"{time}_{part}_ns" for time, part in itertools.product(_TIMES, _PARTS)]
+    if name not in names:
+        raise ConfigError(f"--goal is one of {', '.join(names)}, not {stated!r}")
     try:
         return name, real(f"--goal {name}", float(given), 0, 2.0**63)
     except ValueError as error:
@@ -99,8 +99,8 @@ class Sizes:
         make: a config with some rooms; see `kvtrie.sim.grid.variation`.
         goals: the most that each figure may be, by name.
         axes: the rooms and their ranges.
-        within: rooms that are closer than this share are not told apart.
-        points: so many rooms of each axis but the last make the grid.
+        within: the search along an axis ends when two rooms are closer than this share.
+        points: number of rooms in the grid on each axis but the last.
         results: as for `sweep`.
         on_run: called after each run.
         seen: figures by rooms.

@@ -1,6 +1,6 @@
 """Sweep: many runs at once, and a file of their results to go on from.
 
-Runs share nothing, so each is a task of an executor. Where none is given that is a thread for each
+Runs share nothing, so each is a task of an executor. The default executor has a thread for each
 core: a run lets go of the interpreter between two requests. (Threads of Rust would not be quicker:
 each run reads its trace through Python, so that traces of any length stream.)
 Invariant: a result is keyed by all that decides it, so a file serves any sweep that meets the same
@@ -71,9 +71,9 @@ def iter_sweep(
         places.setdefault(digest_of(config), []).append(at)
     if results is not None and results.exists() and not results.is_file():
         raise ConfigError(f"the results {results} are read and added to: a regular file wanted")
-    known = {} if results is None else _known(results)
-    for key in places.keys() & known.keys():
-        yield from ((at, known[key]) for at in places.pop(key))
+    stored = {} if results is None else _stored(results)
+    for key in places.keys() & stored.keys():
+        yield from ((at, stored[key]) for at in places.pop(key))
     with _pool(executor) as start:
         running = {start(configs[where[0]]): key for key, where in places.items()}
         for ended in as_completed(running):
@@ -90,7 +90,7 @@ def digest_of(config: SimulationConfig) -> str:
         ConfigError: a trace that cannot be read.
     """
     named, path = config, config.trace.path
-    # What is made up follows from the settings.
+    # Requests of a generator follow from the settings, so there is no file to digest.
     if config.trace.generator is None:
         try:
             seen = path.stat()
@@ -103,12 +103,12 @@ def digest_of(config: SimulationConfig) -> str:
 
 @lru_cache(maxsize=256)
 def _digest(path: Path, size: int, changed: int) -> str:
-    del size, changed  # a file that was written anew is another one
+    del size, changed  # another size or time means another content
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _known(path: Path) -> dict[str, dict[str, Any]]:
+def _stored(path: Path) -> dict[str, dict[str, Any]]:
     """The results of a file by their key; a last line that was cut short is taken off."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -116,21 +116,21 @@ def _known(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the results {path}: {error}") from error
-    known: dict[str, dict[str, Any]] = {}
+    stored: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
         if not line.endswith("\n"):
             _cut(path, len("".join(lines[:-1]).encode()))
             break
         try:
             row: Any = json.loads(line)
-            known[cast("str", row["key"])] = cast("dict[str, Any]", row["figures"])
+            stored[cast("str", row["key"])] = cast("dict[str, Any]", row["figures"])
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"{path}, line {number}: no result of a sweep") from error
-    return known
+    return stored
 
 
 def _cut(path: Path, size: int) -> None:
-    """Take off a line that a run stopped in, so that the next begins a line of its own."""
+    """Remove an incomplete last line, so that the next result starts a new line."""
     with path.open("r+b") as file:
         file.truncate(size)
 
@@ -151,8 +151,8 @@ def _pool(
     started: list[Future[dict[str, Any]]] = []
     stop = threading.Event()
 
-    def until_stopped(asked: Iterable[Asked]) -> Iterable[Asked]:
-        for request in asked:
+    def until_stopped(requests: Iterable[Asked]) -> Iterable[Asked]:
+        for request in requests:
             if stop.is_set():
                 raise KeyboardInterrupt
             yield request

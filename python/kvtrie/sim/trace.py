@@ -99,7 +99,7 @@ def iter_trace(
     Args:
         path: the file.
         skipped: as for `read_trace`.
-        hash_tokens: tokens that a hash stands for. Every line is checked against it: `hash_ids` has
+        hash_tokens: tokens per hash. Every line is checked against it: `hash_ids` has
             one per block of the prompt, with or without a last partial one.
         most: ids of one prompt.
     """
@@ -150,11 +150,11 @@ def _request(
 ) -> TraceRequest:
     usual = None if '"session_id"' in line else hashed_line(line)
     if usual is not None:
-        time, asked, answer, blocks, session = usual
-        _check_ids(len(blocks), asked, hash_tokens, most)
+        time, prompt, answer, blocks, session = usual
+        _check_ids(len(blocks), prompt, hash_tokens, most)
         if _MAYBE_UNREAD.search(line):
             name_unread(path, row_of(line))
-        return TraceRequest(clock.take(time), asked, answer, blocks, session)
+        return TraceRequest(clock.take(time), prompt, answer, blocks, session)
     row = row_of(line)
     name_unread(path, row)
     at = int(_number(row, "timestamp", _LATEST_MS, whole=False) * _NS_PER_MS)
@@ -176,7 +176,7 @@ def _check_ids(ids: int, length: int, hash_tokens: int | None, most: int) -> Non
     """
     if hash_tokens is not None and not length // hash_tokens <= ids <= -(-length // hash_tokens):
         raise ConfigError(
-            f"input_length is {length} in {ids} hashes, but a hash stands for {hash_tokens} tokens "
+            f"input_length is {length} in {ids} hashes, but a hash has {hash_tokens} tokens "
             f"(trace.hash_tokens, or --block-tokens of `kvtrie replay`): {_fitting(ids, length)}"
         )
     check_blocks(ids, most)

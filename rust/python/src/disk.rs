@@ -25,7 +25,7 @@ use crate::index::{Index, label};
 use crate::number;
 use crate::text::chosen;
 
-/// Row of a listing: slot, key, first layer, one behind the last, age in nanoseconds, uses, whether
+/// Row of a listing: slot, key, first layer, one after the last, age in nanoseconds, uses, whether
 /// all blocks before it are stored.
 type Listed<'py> = (u32, Bound<'py, PyBytes>, u16, u16, u64, u32, bool);
 

@@ -15,7 +15,7 @@ pub(crate) struct Event {
     block: u64,
     /// First layer.
     layer_lo: u16,
-    /// One behind the last layer.
+    /// End of the layers, exclusive.
     layer_hi: u16,
     /// Index of the tier.
     tier: usize,

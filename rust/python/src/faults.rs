@@ -66,7 +66,7 @@ impl Faults {
         DiskStore::open(py, device, &folder, settings)
     }
 
-    /// Injects a kind of fault: in so many of a thousand calls, or once after `after` calls.
+    /// Injects a kind of fault: in `per_mille` of a thousand calls, or once after `after` calls.
     #[pyo3(signature = (kind, *, per_mille=None, after=None))]
     fn inject(&self, kind: &str, per_mille: Option<u32>, after: Option<u64>) -> PyResult<()> {
         let chance = match (per_mille, after) {
@@ -74,7 +74,7 @@ impl Faults {
             (None, Some(calls)) => Chance::After(calls),
             _ => {
                 return Err(bad(
-                    "a fault occurs in per_mille of the calls or after so many: give one",
+                    "a fault occurs in per_mille of the calls or once after a number: give one",
                 ));
             }
         };
@@ -110,7 +110,7 @@ impl Faults {
         self.device.open_gate();
     }
 
-    /// Waits until at least so many calls hang.
+    /// Waits until at least `hanging` calls hang.
     fn wait_for(&self, py: Python<'_>, hanging: usize) {
         py.detach(|| self.device.wait_for(hanging));
     }

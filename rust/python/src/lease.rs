@@ -146,7 +146,7 @@ impl Lease {
         Ok(table.into_any())
     }
 
-    /// Allocates room for more tokens behind the present ones.
+    /// Allocates room for more tokens after the present ones.
     #[pyo3(signature = (tokens, *, now))]
     fn reserve(&self, py: Python<'_>, tokens: number::Tokens, now: Now) -> PyResult<()> {
         self.shared.call(py, |manager| manager.reserve(self.id, tokens.0, now.0))
@@ -241,7 +241,7 @@ impl Lease {
         self.moves(py, |manager| manager.suspend(self.id, to, now.0))
     }
 
-    /// Plans a suspended lease anew.
+    /// Plans a suspended lease again.
     #[pyo3(
         signature = (reserve=0, *, now, load=LoadMode::Plan),
         text_signature = "($self, reserve=0, *, now, load='plan')"

@@ -69,7 +69,7 @@ impl Match {
         self.blocks.get_or_try_init(py, read).map(|blocks| blocks.clone_ref(py))
     }
 
-    /// How many of its blocks behind the first `skip` stand whole on a tier, as of now.
+    /// Number of its blocks after the first `skip` that are complete on a tier, as of now.
     #[pyo3(signature = (tier, *, skip=0))]
     fn standing(
         &self,

@@ -29,7 +29,7 @@ fn lacking(length: usize, what: &str) -> PyErr {
     bad(format!("{length} {what} do not fit into memory"))
 }
 
-/// An empty vector with capacity for so many items.
+/// An empty vector with capacity for `length` items.
 pub(crate) fn vector<T>(length: usize, what: &str) -> PyResult<Vec<T>> {
     let mut all = Vec::new();
     all.try_reserve_exact(length).map_err(|_| lacking(length, what))?;

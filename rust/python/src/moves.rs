@@ -138,7 +138,7 @@ columns! { moves
         Self::from(self.rows.iter().filter(carries).map(restricted).collect::<Vec<_>>())
     }
 
-    /// The same moves, each of all layers of a rank that has so many.
+    /// The same moves, each of all layers of a rank with `layers` layers.
     fn of_layers(&self, layers: Layer) -> PyResult<Self> {
         let layers = layers.0;
         if layers == 0 {

@@ -170,11 +170,11 @@ types! {
 }
 
 fn range_of_blocks(given: &Bound<'_, PyAny>, name: &str) -> PyResult<(usize, usize)> {
-    let [first, behind] = pair(given, name)?;
-    Ok((count(&first, "first block")?, count(&behind, "block behind the last")?))
+    let [first, end] = pair(given, name)?;
+    Ok((count(&first, "first block")?, count(&end, "block after the last")?))
 }
 
 fn range_of_layers(given: &Bound<'_, PyAny>, name: &str) -> PyResult<(u16, u16)> {
-    let [first, behind] = pair(given, name)?;
-    Ok((half(&first, "first layer")?, half(&behind, "layer behind the last")?))
+    let [first, end] = pair(given, name)?;
+    Ok((half(&first, "first layer")?, half(&end, "layer after the last")?))
 }

@@ -67,7 +67,7 @@ record! {
         duplicate: Bound<'py, PyArray1<u32>> = done.duplicate.to_pyarray(py);
         /// Handles of the earlier blocks, one for each duplicate, `uint64[k]`.
         canonical: Bound<'py, PyArray1<u64>> = handles(py, &done.canonical);
-        /// How many of the new blocks had been stored ahead: their copies were taken over.
+        /// Number of new blocks that had been stored ahead; the request takes their copies over.
         ahead: usize = done.ahead;
     }
     repr format!("Committed(new={}, duplicate={})", done.new.len(), done.duplicate.len());
@@ -90,7 +90,7 @@ record! {
         tier: usize = entry.tier;
         /// Index of the tier that they were moved to; None if to none.
         to: Option<usize> = entry.to;
-        /// The evicted layers, as `(first, one behind the last)`.
+        /// The evicted layers, as `(first, one after the last)`.
         layers: (u16, u16) = (entry.layers.lo, entry.layers.hi);
         /// Cause of the eviction.
         cause: &'static str = entry.cause.name();
@@ -144,7 +144,7 @@ record! {
         priority: u8 = found.priority;
         /// Number of entries of the tier evicted before it; None while it cannot be a victim.
         rank: Option<usize> = found.rank;
-        /// The layers that would be evicted next, as `(first, one behind the last)`.
+        /// The layers that would be evicted next, as `(first, one after the last)`.
         layers: (u16, u16) = (found.layers.lo, found.layers.hi);
         /// The value in words, under a policy that learns it; None under any other.
         words: Option<&str> = found.words.as_deref();
@@ -165,7 +165,7 @@ record! {
         block: Option<u64> = failed.block.map(|block| block.0);
         /// First token on the lease's path.
         start: u64 = failed.start;
-        /// One behind the last token.
+        /// End of the tokens, exclusive.
         stop: u64 = failed.stop;
         /// The executor's message.
         reason: &str = &failed.reason;

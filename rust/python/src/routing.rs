@@ -1,6 +1,6 @@
 //! Routers of a simulation as they are named, and their decisions as tuples.
 //!
-//! Invariant: weights are integers. Cost: one conversion per decision that is told.
+//! Invariant: weights are integers. Cost: one conversion per decision that is reported.
 
 use kvtrie_sim::decision::{Choice, Decision};
 use kvtrie_sim::router::{Hash, LeastLoaded, Locality, RATIO_ONE, RoundRobin, Router, Score};

@@ -59,7 +59,7 @@ pub(crate) struct Simulation {
 impl Simulation {
     fn take(&self) -> PyResult<Run> {
         let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
-        run.take().ok_or_else(|| bad("the simulation runs: it cannot be asked meanwhile"))
+        run.take().ok_or_else(|| bad("the simulation runs: it answers when the run has ended"))
     }
 
     fn put(&self, run: Run) {
@@ -299,8 +299,8 @@ impl Simulation {
         })
     }
 
-    /// Keeps each step and transmission, or a sample of the tiers every so many nanoseconds; 0 for
-    /// none.
+    /// Keeps each step and transmission, or a sample of the tiers every `sample_ns` nanoseconds; 0
+    /// for none.
     #[pyo3(signature = (*, spans=false, sample_ns=0), text_signature = "($self, *, spans=False, sample_ns=0)")]
     fn watch(
         &self,

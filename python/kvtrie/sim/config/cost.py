@@ -27,7 +27,7 @@ _MOST_POINTS = 2**16 - 1
 
 
 def cost_of(table: Table, model: ModelShape, folder: Path = Path()) -> tuple[Price, Cost]:
-    """What a token takes to compute, and the same for managers.
+    """Return the time that tokens take to compute, for the engine and for managers.
 
     A relative path of a profile starts at `folder` if the file is there.
     """

@@ -34,16 +34,16 @@ def lanes_of(table: Table, folder: Path = Path()) -> dict[str, Lane]:
     path = folder / given
     path = path if path.exists() else Path(given)
     try:
-        told: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("lanes")
+        rows: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("lanes")
     except OSError as error:
         raise ConfigError(f"cannot read the profile {path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is no profile of `kvtrie profile`: {error}") from error
-    if not isinstance(told, dict) or not told:
+    if not isinstance(rows, dict) or not rows:
         raise ConfigError(f"{path} has no lanes: it is no profile of `kvtrie profile`")
     lanes: dict[str, Lane] = {}
-    for name, figures in cast("dict[str, Any]", told).items():
-        known = cast("dict[str, Any]", figures) if isinstance(figures, dict) else {}
-        some = {key: known[key] for key in ("bytes_per_s", "latency_ns") if key in known}
+    for name, figures in cast("dict[str, Any]", rows).items():
+        row = cast("dict[str, Any]", figures) if isinstance(figures, dict) else {}
+        some = {key: row[key] for key in ("bytes_per_s", "latency_ns") if key in row}
         lanes[name] = made(f"{path}, lanes.{name}", Lane, {"name": name, **some})
     return lanes

@@ -50,8 +50,8 @@ def _tier(name: str, given: object, lanes: Mapping[str, Lane]) -> Tier:
             stated |= lane.some("name", "bytes_per_s", "latency_ns", "shares")
             lane.close()
             settings[way] = made(f"{name}.{way}", Lane, stated)
-        elif (known := lanes.get(f"{kind} {way}")) is not None:
-            settings[way] = known
+        elif (lane := lanes.get(f"{kind} {way}")) is not None:
+            settings[way] = lane
     if "layout" in settings:
         layout = Table(f"{name}.layout", settings["layout"])
         stated = layout.some(*plain(Layout))

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "Generator", "TraceSource", "trace_of"]
 
 FORMATS = ("tokens", "mooncake", "azure", "burstgpt", "sharegpt")
-"""What files of traces can be, by the name of the reader."""
+"""Formats of trace files; each is the name of its reader."""
 
 Generator: TypeAlias = Family | Segments | ShareGptLike
-"""What makes requests up."""
+"""Makes requests from settings."""
 
 _GENERATORS: dict[str, type[Segments | ShareGptLike]] = {
     "segments": Segments,
@@ -42,14 +42,14 @@ class TraceSource:
         path: the file; of a generator its name.
         format: what the file is, one of `FORMATS`; or the name of a generator.
         output: whether answers are made; without, a request ends with its first token.
-        hash_tokens: tokens that a hash of a Mooncake trace, or an id of a family, stands for.
+        hash_tokens: tokens per hash of a Mooncake trace, or per id of a family.
         lenient: leave out lines that cannot be, and count them.
         tokenizer: how texts of ShareGPT become tokens: "words" or a `tokenizer.json`.
         arrivals: when conversations of ShareGPT begin, or how many clients have them.
         think_s: mean seconds between two turns of one.
         seed: of whatever is drawn.
         generator: what makes the requests, if they are not read.
-        ends: whether managers are told when a session has had its last request.
+        ends: whether managers are notified after a session's last request.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class TraceSource:
 
     @property
     def clients(self) -> int | None:
-        """How many clients wait for answers; None if nobody does."""
+        """Number of clients that wait for answers; None without such clients."""
         drawn = self.arrivals
         if self.generator is not None:
             if isinstance(self.generator, Family):
@@ -78,12 +78,12 @@ class TraceSource:
 
     @property
     def hashed(self) -> bool:
-        """Whether what managers take as a token stands for a block."""
+        """Whether each token that managers get represents a block."""
         return self.format not in {"tokens", "sharegpt"}
 
     @property
     def ready(self) -> bool:
-        """Whether its ids stand for `hash_tokens`, and are not made for the blocks of the run."""
+        """Whether an id represents `hash_tokens` tokens, and not a block of the run."""
         return self.format == "mooncake" or isinstance(self.generator, Family)
 
 

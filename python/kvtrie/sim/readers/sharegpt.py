@@ -1,10 +1,10 @@
 """ShareGPT: conversations as JSON, which become requests of several turns.
 
 A file is an array of conversations, or one after the other: `{"id", "conversations": [{"from",
-"value"}, ...]}`. What `human` or `user` says is a prompt behind all that was said before; the next
-`gpt`, `chatgpt`, `bing`, `bard` or `assistant` turn is its answer; anything else, as `system`, is
-text of the conversation. The file has no times: conversations begin at the arrivals given, and a
-turn comes a think time after the one before it.
+"value"}, ...]}`. A `human` or `user` turn ends a prompt, which begins with all turns before; the
+next `gpt`, `chatgpt`, `bing`, `bard` or `assistant` turn is its answer; anything else, as `system`,
+is text of the conversation. The file has no times: conversations begin at the arrivals given, and
+a turn comes a think time after the one before it.
 Invariant: equal texts have equal tokens. Cost: the conversations that are open at a time are held,
 and the text of one.
 """
@@ -44,13 +44,13 @@ _BETWEEN = re.compile(r"[\s,\[\]]*")
 _PIECES = re.compile(r"\s?\w{1,6}|\s?[^\w\s]|\s+")
 
 
-def words(said: str) -> list[int]:
+def words(text: str) -> list[int]:
     """Tokens without a vocabulary: pieces of words of at most six letters, by their CRC-32.
 
     English prose has about as many as a byte-pair vocabulary makes of it; code and other scripts
     may have more or fewer by a third.
     """
-    return [zlib.crc32(piece.encode()) for piece in _PIECES.findall(said)]
+    return [zlib.crc32(piece.encode()) for piece in _PIECES.findall(text)]
 
 
 def tokenizer_of(name: str) -> Tokenize:
@@ -71,7 +71,7 @@ def tokenizer_of(name: str) -> Tokenize:
         made: Any = Tokenizer.from_file(name)
     except Exception as error:  # the package raises nothing narrower
         raise ConfigError(f"trace.tokenizer is {shown(name)}: {error}") from error
-    return lambda said: made.encode(said, add_special_tokens=False).ids
+    return lambda text: made.encode(text, add_special_tokens=False).ids
 
 
 def sharegpt_requests(
@@ -107,7 +107,7 @@ def in_turns(
 
     Args:
         conversations: turns in order; their times are not read.
-        arrivals: when conversations begin, in ns, ascending. None is for clients, who wait for
+        arrivals: when conversations begin, in ns, ascending. None is for clients that wait for
             answers: one conversation after the other, each turn with the time to think before it.
             Conversations without a session take their place as one.
         think_s: seconds between two turns, exponential with this mean.
@@ -116,9 +116,9 @@ def in_turns(
     think = thoughts(think_s, seed)
     if arrivals is None:
         for number, turns in enumerate(conversations):
-            for _, *asked, session in turns:
+            for _, *request, session in turns:
                 named = str(number) if session is None else session
-                yield next(think), *cast("Any", asked), named
+                yield next(think), *cast("Any", request), named
         return
     opened: list[tuple[int, int, int, list[Asked]]] = []  # time, conversation, turn, turns
     for number, turns in enumerate(conversations):
@@ -134,8 +134,8 @@ def _next_turn(opened: list[tuple[int, int, int, list[Asked]]], think: Iterator[
     at, number, turn, turns = heapq.heappop(opened)
     if turn + 1 < len(turns):
         heapq.heappush(opened, (at + next(think), number, turn + 1, turns))
-    _, *asked = turns[turn]
-    return at, *cast("Any", asked)
+    _, *request = turns[turn]
+    return at, *cast("Any", request)
 
 
 def _conversations(
@@ -165,24 +165,24 @@ def _turns(value: object, tokenize: Tokenize) -> list[Asked]:
     if not isinstance(value, dict):
         raise ConfigError(f"a conversation is {shown(value)}, a JSON object wanted")
     row = cast("dict[str, Any]", value)
-    said = row.get("conversations")
-    if not isinstance(said, list):
-        raise ConfigError(f"conversations is {shown(said)}, a list wanted")
+    parts = row.get("conversations")
+    if not isinstance(parts, list):
+        raise ConfigError(f"conversations is {shown(parts)}, a list wanted")
     session = row.get("id")
     session = None if session is None else text("id", session)
     tokens: list[int] = []
     turns: list[Asked] = []
-    asked = False
-    for at, one in enumerate(cast("list[Any]", said)):
+    in_question = False
+    for at, one in enumerate(cast("list[Any]", parts)):
         turn = cast("dict[str, Any]", one) if isinstance(one, dict) else {}
         value = turn.get("value")
         if not isinstance(value, str):
             raise ConfigError(f"conversations[{at}].value is {shown(value)}, a text wanted")
         speaker, piece = turn.get("from"), tokenize(value)
-        if speaker in _ANSWERS and asked and tokens:
+        if speaker in _ANSWERS and in_question and tokens:
             prompt = np.array(tokens, dtype=np.uint32)
             turns.append((0, prompt, len(tokens), len(piece), session))
-        asked = speaker in _ASKS
+        in_question = speaker in _ASKS
         tokens.extend(piece)
     return turns
 

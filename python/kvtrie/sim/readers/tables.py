@@ -1,7 +1,7 @@
 """Tables: traces that are CSV files of times and lengths, without contents.
 
-A prompt is made of block ids that no other has. Where the file names sessions, a prompt of at least
-the tokens said so far in its session (the prompt before it and its answer) begins with the whole
+A prompt is made of block ids that no other has. If the file names sessions, a prompt of at least
+the tokens so far in its session (the prompt before it and its answer) begins with the whole
 blocks of these; a shorter one begins a new conversation.
 Invariant: columns are found by the names in the first line, in any order, and others are ignored.
 Ids come again after 2**32 blocks. Cost: one line is held, and the last 65 536 sessions.
@@ -53,22 +53,22 @@ class Prompts:
         self._block = block_tokens
         self._most = most
         self._next = 0
-        self._said: OrderedDict[str, tuple[NDArray[np.uint32], int]] = OrderedDict()
+        self._sessions: OrderedDict[str, tuple[NDArray[np.uint32], int]] = OrderedDict()
 
     def of(self, session: str | None, prompt: int, answer: int) -> NDArray[np.uint32]:
         """The blocks of a prompt, whose answer becomes part of its session."""
         check_blocks(-(-(prompt + (answer if session else 0)) // self._block), self._most)
         whole_blocks, rest = divmod(prompt, self._block)
-        text, said = self._said.pop(session, (self._fresh(0), 0)) if session else (None, 0)
-        if text is None or prompt < said:
+        text, tokens = self._sessions.pop(session, (self._fresh(0), 0)) if session else (None, 0)
+        if text is None or prompt < tokens:
             text = self._fresh(0)
         text = np.concatenate([text, self._fresh(whole_blocks - len(text))])
         if session:
-            said = prompt + answer
-            kept = np.concatenate([text, self._fresh(said // self._block - len(text))])
-            self._said[session] = kept, said
-            if len(self._said) > _SESSIONS:
-                self._said.popitem(last=False)
+            tokens = prompt + answer
+            blocks = np.concatenate([text, self._fresh(tokens // self._block - len(text))])
+            self._sessions[session] = blocks, tokens
+            if len(self._sessions) > _SESSIONS:
+                self._sessions.popitem(last=False)
         return np.concatenate([text, self._fresh(1)]) if rest else text
 
     def _fresh(self, number: int) -> NDArray[np.uint32]:

@@ -96,7 +96,7 @@ def gathered(
 
 
 def texts(draw: Draw, ids: Iterator[int], number: int, median: float, spread: float) -> list[Text]:
-    """So many unrelated texts."""
+    """Return `number` unrelated texts."""
     texts = [Text(ids) for _ in range(number)]
     for text in texts:
         text.grow(draw.length(median, spread))
@@ -104,7 +104,7 @@ def texts(draw: Draw, ids: Iterator[int], number: int, median: float, spread: fl
 
 
 def opened(draw: Draw, per_s: float) -> Iterator[float]:
-    """Seconds at which sessions begin, so many per second in the mean."""
+    """Seconds at which sessions begin, `per_s` of them per second in the mean."""
     at = 0.0
     while True:
         at += draw.rng.expovariate(per_s)

@@ -1,9 +1,9 @@
 """Synthetic traces of requests to a prefix cache, by families.
 
 `chats` are conversations of many turns, `agents` work through tools and pause for them, `shared`
-are single questions behind popular documents, `flood` is chats with waves of prompts that nobody
-asks for again. A prompt begins with all full
-blocks of the turn before; its last block is partial and its own, as in the published traces.
+are single questions after popular documents, `flood` is chats with waves of prompts that never
+come again. A prompt begins with all full blocks of the turn before; its last block is partial and
+unique, as in the published traces.
 Invariant: the same seed gives the same trace everywhere. Cost: linear in the number of blocks.
 """
 
@@ -38,7 +38,7 @@ def _chat(draw: Draw, system: Text, at: float) -> Iterator[TraceRequest]:
 
 
 def chats(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
-    """Conversations of four turns in the mean, behind one of eight system prompts.
+    """Conversations of four turns in the mean, after one of eight system prompts.
 
     People think for a minute between turns (median; a tenth for more than five), 2 % upload a
     document of about 12 000 tokens first, and 5 % of the turns are asked again in other words.
@@ -94,9 +94,9 @@ def agents(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
 
 
 def shared(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
-    """Single questions behind popular documents, whose popularity moves on.
+    """Single questions after popular documents, whose popularity changes.
 
-    Three hundred documents of about 5 000 tokens behind one of six system prompts; every hundred
+    Three hundred documents of about 5 000 tokens after one of six system prompts; every hundred
     requests the popular ones change by one. One in five questions has a second turn.
 
     Args:
@@ -124,11 +124,11 @@ def shared(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
             text = shelf[draw.popular(len(shelf))].fork()
             text.grow(draw.length(150, 0.8))
             answer = draw.length(200, 0.7)
-            asked = [text.request(at, answer)]
+            turns = [text.request(at, answer)]
             if draw.happens(0.2):
                 text.grow(answer + draw.length(100, 0.8))
-                asked.append(text.request(at + draw.seconds(40, 1), answer))
-            yield asked
+                turns.append(text.request(at + draw.seconds(40, 1), answer))
+            yield turns
 
     return gathered(sessions(), requests, 1.1)
 

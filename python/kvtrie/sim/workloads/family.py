@@ -21,7 +21,7 @@ __all__ = ["Family"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """So many requests of a family.
+    """Number of requests of a family.
 
     Attributes:
         name: of the family.

@@ -42,14 +42,14 @@ class Segments:
         output_tokens: tokens of each answer.
         segment_length: tokens of a segment, a multiple of a block's.
         reuse_ratio: share of a prompt's segments that an earlier prompt had.
-        prefix_ratio: share of these that stand at the front of both.
+        prefix_ratio: share of these that are at the start of both.
         request_selection: the earlier prompt: "uniform": any that is held; "recent": the n-th last
             half as often as the one after it; "popular": the n-th oldest about 1/n as often as the
             first (Zipf).
         window: how many earlier prompts are held.
         arrivals: when they come in, or how many clients ask.
         think_s: seconds between an answer and the client's next prompt, exponential with this mean;
-            only for clients, who wait for answers.
+            only for clients that wait for answers.
     """
 
     requests: int = 1000

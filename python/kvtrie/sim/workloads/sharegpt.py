@@ -77,12 +77,12 @@ class ShareGptLike:
         # The mean of a log-normal length is its median times exp(spread² / 2).
         to_median = math.exp(-(_SPREAD**2) / 2)
         for number in itertools.count():
-            said, session = 0, str(number)
-            asked: list[Asked] = []
+            tokens, session = 0, str(number)
+            requests: list[Asked] = []
             for _ in range(draw.turns(self.turns)):
-                prompt = said + draw.length(self.input_tokens * to_median, _SPREAD)
+                prompt = tokens + draw.length(self.input_tokens * to_median, _SPREAD)
                 answer = draw.length(self.output_tokens * to_median, _SPREAD)
                 blocks = prompts.of(session, prompt, answer)
-                asked.append((0, blocks, prompt, answer, session))
-                said = prompt + answer
-            yield asked
+                requests.append((0, blocks, prompt, answer, session))
+                tokens = prompt + answer
+            yield requests

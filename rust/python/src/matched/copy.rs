@@ -17,11 +17,11 @@ record! {
         slots: Bound<'py, PyArray1<u32>> = copy.1.to_pyarray(py);
         /// First layer that is valid now.
         layer_lo: u16 = copy.0.layers.lo;
-        /// One behind the last layer that is valid now.
+        /// End of the layers that are valid now, exclusive.
         layer_hi: u16 = copy.0.layers.hi;
         /// First layer that will be valid at `ready`.
         coming_lo: u16 = copy.0.coming.lo;
-        /// One behind the last layer that will be valid at `ready`.
+        /// End of the layers that will be valid at `ready`, exclusive.
         coming_hi: u16 = copy.0.coming.hi;
         /// When the first of the coming layers is expected, in nanoseconds; now if it is resident.
         first: u64 = copy.0.first;

@@ -38,7 +38,7 @@ macro_rules! columns {
                 group: u8;
                 /// First layer.
                 layer_lo: u16;
-                /// One behind the last layer.
+                /// End of the layers, exclusive.
                 layer_hi: u16;
                 /// The move that must complete before this one starts; 0 if none.
                 after: u64;

@@ -21,17 +21,20 @@ const MAGIC: &[u8; 8] = b"kvtrmove";
 const VERSION: u32 = 2;
 const HEADER: usize = 24;
 
-/// A value of a column.
+/// A value of a column: an array of bytes.
 trait Cell: Sized {
-    fn put(&self, out: &mut Vec<u8>);
+    type Array: IntoIterator<Item = u8>;
+    fn bytes(&self) -> Self::Array;
     fn take(bytes: &mut Bytes<'_>) -> Self;
 }
 
 macro_rules! numbers {
     ($($number:ty)*) => {$(
         impl Cell for $number {
-            fn put(&self, out: &mut Vec<u8>) {
-                out.extend_from_slice(&self.to_le_bytes());
+            type Array = [u8; size_of::<$number>()];
+
+            fn bytes(&self) -> Self::Array {
+                self.to_le_bytes()
             }
 
             fn take(bytes: &mut Bytes<'_>) -> Self {
@@ -44,8 +47,10 @@ macro_rules! numbers {
 numbers!(u8 u16 u32 u64);
 
 impl Cell for [u8; 32] {
-    fn put(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self);
+    type Array = Self;
+
+    fn bytes(&self) -> Self {
+        *self
     }
 
     fn take(bytes: &mut Bytes<'_>) -> Self {
@@ -58,8 +63,9 @@ macro_rules! wire {
         /// Bytes of a move without its label.
         const ROW: usize = $(size_of::<$type>() +)* size_of::<u32>();
 
+        // An iterator over arrays has an exact length, so each column is reserved once.
         fn put_columns(rows: &[Move], out: &mut Vec<u8>) {
-            $(for row in rows { row.$name.put(out); })*
+            $(out.extend(rows.iter().flat_map(|row| Cell::bytes(&row.$name)));)*
         }
 
         fn take_columns(rows: &mut [Move], body: &mut Bytes<'_>) {
@@ -74,17 +80,13 @@ columns!(wire);
 pub(super) fn encode(rows: &[Move]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER + rows.len() * ROW);
     out.extend_from_slice(MAGIC);
-    VERSION.put(&mut out);
-    0_u32.put(&mut out);
-    (rows.len() as u64).put(&mut out);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&0_u32.to_le_bytes());
+    out.extend_from_slice(&(rows.len() as u64).to_le_bytes());
     put_columns(rows, &mut out);
     let length = |row: &Move| u32::try_from(row.label.len()).unwrap_or(u32::MAX);
-    for row in rows {
-        length(row).put(&mut out);
-    }
-    for row in rows {
-        out.extend_from_slice(&row.label);
-    }
+    out.extend(rows.iter().flat_map(|row| length(row).to_le_bytes()));
+    out.extend(rows.iter().flat_map(|row| row.label.iter().copied()));
     out
 }
 
@@ -119,7 +121,7 @@ pub(super) fn decode(data: &[u8]) -> PyResult<Vec<Move>> {
         labels = rest;
     }
     if !labels.is_empty() {
-        return Err(refuse(&format!("{} are left behind the labels", labels.len())));
+        return Err(refuse(&format!("{} are left after the labels", labels.len())));
     }
     let wrong = |row: &Move| row.id == 0 || row.kind > 2 || row.layer_lo >= row.layer_hi;
     match rows.iter().position(wrong) {

@@ -9,11 +9,11 @@ use pyo3::prelude::*;
 pub(crate) struct Span {
     /// First token.
     start: u64,
-    /// One behind the last token.
+    /// End of the tokens, exclusive.
     stop: u64,
     /// First layer.
     layer_lo: u16,
-    /// One behind the last layer.
+    /// End of the layers, exclusive.
     layer_hi: u16,
     /// "reuse", "load" or "recompute".
     action: &'static str,

@@ -43,7 +43,7 @@ impl<'py> Unchecked<'py> {
         }
     }
 
-    /// Refuses the first number behind `matched` ones that is no token.
+    /// Refuses the first number after `matched` ones that is no token.
     pub(crate) fn check(&self, matched: usize) -> PyResult<()> {
         match self.query() {
             Query::Tokens(_) => Ok(()),
