@@ -147,7 +147,7 @@ def test_all_computed_is_the_full_prefill_and_plain_reuse_is_not():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_cases_have_their_facts_where_they_say(kind, seed):
-    def words(text):  # so many that no word of any Python's prose has the number of a code
+    def words(text):  # a word of prose never has the number of a code
         return [zlib.crc32(word.encode()) for word in text.split()]
 
     speaker = replace(tiny(layers=1), tokens=words)
@@ -202,7 +202,7 @@ def test_recovered_weighs_cases_by_what_plain_reuse_loses():
         record("text", 3, REUSE, 0.001),
         record("text", 1, setting, 0.1, score=0.9),
         record("text", 3, setting, 0.01, score=0.95),
-        record("text", 5, setting, 7.0, score=0.1),  # without plain reuse beside it
+        record("text", 5, setting, 7.0, score=0.1),  # has no plain reuse to compare with
     )
     line = line_of(Row("first", [setting], {}), setting, records, REUSE)
     assert line.cases == 2

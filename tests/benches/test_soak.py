@@ -50,7 +50,7 @@ def standing(engine, tier):
             if min(copy.tier for copy in block.copies) == tier:
                 [copy] = [copy for copy in block.copies if copy.tier == tier]
                 return ask, copy.slot
-    raise AssertionError(f"no block stands on tier {tier} first")
+    raise AssertionError(f"no block is on tier {tier} first")
 
 
 def test_a_soak_keeps_to_its_minutes(tmp_path):
@@ -240,7 +240,7 @@ def test_what_must_hold(warm, end, what):
 @pytest.mark.parametrize(("leak", "ok"), [(MOST - 1, True), (MOST + 1, False), (-300, True)])
 def test_memory_that_grows_with_requests_is_no_soak(leak, ok):
     def at(requests):
-        grown = min(requests, 40_000) * 1000 + requests * leak  # what fills up, and what does not
+        grown = min(requests, 40_000) * 1000 + requests * leak  # one part is bounded, one is a leak
         return replace(WELL, at_s=requests / 100, requests=requests, resident=10**9 + grown)
 
     slope = Slope.of([at(requests) for requests in range(0, 100_001, 2000)])
