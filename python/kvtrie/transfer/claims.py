@@ -131,7 +131,7 @@ class Claims:
         """Start the deadline of a claimed job, which begins to copy a layer."""
         with self._section.lock:
             job.started_ns = self._clock()
-            # One that waits for a read of the same pass copies behind it before its turn comes.
+            # One that waits for a read of the same pass copies after it before its turn comes.
             if job.state is JobState.IDLE:
                 job.go(JobState.COPYING)
             self._feedback.began(job, job.started_ns)

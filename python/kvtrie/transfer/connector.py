@@ -1,6 +1,6 @@
 """Connector: copies of units between a lower tier's memory and the first.
 
-`PagedConnector` copies straight between slots. `BufferedConnector` also lays a layer's match out in
+`PagedConnector` copies straight between slots. `BufferedConnector` also copies a layer's match to
 one contiguous buffer, in logical order, where fusion may change it: slots keep what was stored.
 Invariant: staging memory is never exceeded.
 Cost: direct, one copy per run of neighbouring units; staged (`use_gpu`), the link moves whole
@@ -45,7 +45,7 @@ class LayerBuffer(NamedTuple):
 
 
 class PagedConnector:
-    """Copies between slots, straight or through staging buffers beside the first tier.
+    """Copies between slots, straight or through staging buffers next to the first tier.
 
     Args:
         pool: the memory of the first tier.
@@ -102,7 +102,7 @@ class PagedConnector:
                 self._down(target, units[piece], source_units[piece])
 
     def release(self) -> None:
-        """Give the staging buffers back; the next layer that needs one takes it anew."""
+        """Give the staging buffers back; the next layer that needs one allocates it again."""
         self._load = self._store = ()
 
     @property
@@ -160,7 +160,7 @@ class BufferedConnector(PagedConnector):
         return sum(tokens * row.shape[1] * row.shape[2] * row.element_size() for row in rows)
 
     def layers_at_once(self, tokens: int) -> int:
-        """How many layers' buffers of a match fit beside each other.
+        """The number of layers' buffers of a match that fit at once.
 
         Raises:
             NoSpaceError: none.

@@ -1,4 +1,4 @@
-"""DeadlineCall: a call that may never come back, made by a thread of its own.
+"""DeadlineCall: a call that may never come back, made by its own thread.
 
 Invariant: its sender waits no longer than the deadline; a call that hangs keeps its thread
 until it ends, and nothing else. Cost: one thread per call.
@@ -45,7 +45,7 @@ class DeadlineCall:
         return (self._clock() - self.started_ns) / _NS
 
     def wait(self, deadline_ns: int) -> bool:
-        """Wait until the call is over, or was started so long ago; tells whether it is over.
+        """Wait until the call is over, or its deadline has passed; return whether it is over.
 
         Raises:
             BaseException: whatever the call has raised.
@@ -64,7 +64,7 @@ class DeadlineCall:
     def _run(self) -> None:
         try:
             self._call()
-        except BaseException as caught:  # noqa: BLE001 - told to whoever waits
+        except BaseException as caught:  # noqa: BLE001 - raised in the waiting thread
             self._error = caught
         finally:
             self.running = False

@@ -1,6 +1,6 @@
 """Dispatch: the moves of a manager on their way to the processes that hold the bytes, and back.
 
-It stands beside the manager, where `Runner`s are elsewhere: one per rank. Nothing in it waits.
+It runs in the manager's process, the `Runner`s run elsewhere: one per rank. Nothing in it waits.
 Invariant: a move is handed out once, to all ranks alike, and only when the one that it names as
 `after` has ended well on every rank; what the manager still plans for a slot that the engine took
 back is never handed out. Cost: array operations over what the manager hands out, a step per move
@@ -105,7 +105,7 @@ class Dispatch:
         Args:
             ids: which moves; those that ranks have, or that are unknown, run on.
             now: the time.
-            why: the reason that the manager is told.
+            why: the reason that the manager records.
 
         Returns:
             How many of those that waited are gone, their followers included.
@@ -133,7 +133,7 @@ class Dispatch:
                 self.tell(rank, [report], now)
 
     def _sort(self, moves: Moves, now: int) -> list[Moves]:
-        """What may start of new moves; the rest waits, or is refused."""
+        """The new moves that may start; the rest waits, or is refused."""
         ids, after = moves.id.tolist(), moves.after.tolist()
         if not self._unwanted and not any(after):
             return [moves]

@@ -44,11 +44,11 @@ _FOREVER_NS = 1 << 62
 
 
 class Attached(Protocol):
-    """What moves KV of an executor beside passes, and ends before it."""
+    """A mover of an executor's KV during passes; it is closed first."""
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that it holds beside the slots of the tiers."""
+        """Bytes that it holds in addition to the tiers' slots."""
         ...
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Executor:
         feedback: the speeds that lanes were seen to have.
 
     Raises:
-        ConfigError: pools that do not match the manager's tiers, or whose bytes lie differently
+        ConfigError: pools that do not match the manager's tiers, or whose layouts differ
             from each other's (a storage without a `block_format` takes any bytes), or numbers that
             cannot be. From any call: this is another process than the one that made it.
     """
@@ -214,7 +214,7 @@ class Executor:
 
         Raises:
             TransferError: the lease awaits moves that were never handed out, or that hang and may
-                still write a slot of its own. Release it and acquire again.
+                still write one of its slots. Release it and acquire again.
         """
         stuck = f"lease {lease.id} awaits moves that hang or were never handed out: release it"
         self.claims.until(lease.ready, stuck)
@@ -222,7 +222,7 @@ class Executor:
     def drain(self) -> None:
         """Block until every move, also those that others cause by ending, has ended.
 
-        What runs past its deadline is not waited for. Loads that an engine carries out itself and
+        Moves past their deadline are not waited for. Loads that an engine carries out itself and
         has not begun are carried out here; what it has begun, it has to end.
         """
         self.claims.disclaim_all()
@@ -304,7 +304,7 @@ class Executor:
     def used(self, blocks: NDArray[np.uint64]) -> None:
         """Take note that blocks were used, for tiers that outlive the process.
 
-        Every five seconds, and at the end, a thread of its own writes ages and uses down, so that
+        Every five seconds, and at the end, a background thread writes ages and uses down, so that
         after a kill the right blocks leave next. A tier that fails, or hangs, is not waited for.
 
         Args:
@@ -352,9 +352,9 @@ class Executor:
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that passes over layers hold beside the slots of the tiers; 0 between passes.
+        """Bytes that layer-wise passes hold in addition to the tiers' slots; 0 between passes.
 
-        They are spare blocks that a store has set aside, staging buffers beside the first tier and
+        They are spare blocks that a store has set aside, staging buffers of the first tier and
         matches laid out for fusion.
         """
         spare = sum(pool.staged_bytes for pool in self.pools if isinstance(pool, Pool))

@@ -1,4 +1,4 @@
-"""Feedback: measured times of lanes and layers, beside the predicted ones.
+"""Feedback: measured times of lanes and layers, next to the predicted ones.
 
 A lane's speed is learned from its busy periods: the time in which at least one copy ran on it, the
 bytes that came through, and how many copies there were. `time = copies × latency + bytes /
@@ -26,7 +26,7 @@ __all__ = ["Feedback", "Sight"]
 _NS = 1_000_000_000
 _KEEP = 0.9  # of what earlier periods count, with each new one
 _COPIES = 16  # copies after which a period ends though the lane is still busy
-_BYTES = 1 << 20  # below so many bytes a period says more about threads than about a lane
+_BYTES = 1 << 20  # a period with fewer bytes says more about threads than about a lane
 _LAYERS = 4096
 
 
@@ -68,13 +68,13 @@ class _Sums:
     bt: float = 0.0
 
     def close(self, now: int) -> bool:
-        """A period ends; tells whether it counts."""
+        """End a period; return whether it counts."""
         copies, size, took = self.copies, self.bytes, now - self.since
         self.copies, self.bytes, self.since = 0, 0, now
         return self.add(copies, size, took)
 
     def add(self, copies: int, size: int, took: int) -> bool:
-        """So many bytes have come in so many nanoseconds; tells whether that counts."""
+        """Record bytes and the nanoseconds they took; return whether they count."""
         if took <= 0 or size < _BYTES:
             return False
         self.cc = _KEEP * self.cc + copies * copies
@@ -126,9 +126,9 @@ class Feedback:
         sums.running += 1
 
     def ended(self, job: Job, now: int, *, brought: int, handed: bool = False) -> None:
-        """A copy that began is over, and has brought so many bytes; 0 if it failed.
+        """A copy that began is over, with the bytes it brought; 0 if it failed.
 
-        `handed`: it was only handed to a GPU, and `took` tells how long that was busy.
+        `handed`: it was only handed to a GPU, and `took` is the time that was busy.
         """
         sums = self._sums(job)
         sums.running -= 1
@@ -144,7 +144,7 @@ class Feedback:
             self._teach(sums)
 
     def took(self, job: Job, size: int, ns: int) -> None:
-        """A GPU has copied so many bytes in so many nanoseconds, one copy behind the other."""
+        """Record bytes that a GPU copied in sequence, and the nanoseconds."""
         sums = self._sums(job)
         self._busy(sums, ns)
         if sums.add(1, size, ns):

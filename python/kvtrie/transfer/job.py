@@ -69,7 +69,7 @@ class Job:
         firsts: the first layer of each move.
         slots: int64 `(moves, 2)`, source and destination slot of each.
         keys: 32 bytes per move that name the block on a storage.
-        labels: the bytes that a storage keeps beside each block.
+        labels: the bytes that a storage keeps with each block.
         event: on a GPU, the point of the compute stream that the copy must not overtake.
         state: how far it is; see `JobState`.
         started_ns: when the copy began; it counts only while the job is COPYING.

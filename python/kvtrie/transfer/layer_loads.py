@@ -43,7 +43,7 @@ __all__ = ["LayerGet", "LayerLoads"]
 class LayerGet:
     """One layer of many blocks on its way from storages into host memory.
 
-    Each reader goes through its share of the blocks, behind what it was given before.
+    Each reader goes through its share of the blocks, after its earlier ones.
 
     Attributes:
         error: why the layer does not come, as far as that is known.
@@ -109,7 +109,7 @@ class LayerGet:
                 jobs[0].read_layer(self._layer)
                 return [None]
             told = read_together(jobs, self._layer)
-        except BaseException as caught:  # noqa: BLE001 - told to whoever asks for the result
+        except BaseException as caught:  # noqa: BLE001 - raised where the result is read
             return [caught] * len(jobs)
         return [None if why is None else TransferError(why) for why in told]
 
@@ -175,7 +175,7 @@ class LayerLoads:
         self._predicted = [plan.ready(layer) for layer in range(self.layers)] if self._jobs else []
 
     def issue(self, layers: int) -> None:
-        """Start what brings the layers before `layers`, each behind the one before it."""
+        """Start what brings the layers before `layers`, each after the one before it."""
         for layer in range(self.issued, min(layers, self.layers)):
             # One that could not begin earlier lacks layers before this: it is read when it is due.
             reads = [
@@ -233,7 +233,7 @@ class LayerLoads:
         """The match at a layer, laid out in one piece; the next `wait` takes it back.
 
         Raises:
-            ConfigError: the connector lays nothing out.
+            ConfigError: the connector has no layout buffers.
         """
         if not isinstance(self._connector, BufferedConnector):
             raise ConfigError("layers are laid out in buffers with blending=True only")
@@ -285,13 +285,13 @@ class LayerLoads:
             try:
                 if self._error is None:
                     call()
-            except BaseException as caught:  # noqa: BLE001 - told by `wait`
+            except BaseException as caught:  # noqa: BLE001 - raised by `wait`
                 self._error = caught
 
         return self._load.submit(guarded, wake=False)
 
     def _starts(self, job: Job) -> bool:
-        """Begin a job if that needs no waiting; tells whether it has begun."""
+        """Begin a job if that needs no waiting; return whether it has begun."""
         if not job.begun and self._claims.startable(job):
             self._begin(job)
         return job.begun
@@ -430,7 +430,7 @@ class LayerLoads:
                     claims.claimable(lease.id)
                     or self._there(layer)
                     or claims.stalled(self._foreign)
-                    # A load that failed may be planned anew for a lease that waits in turn.
+                    # A load that failed may be planned again for a lease that waits in turn.
                     or any(map(claims.claimable, claims.leases_of(self._foreign)))
                 ),
                 f"lease {lease.id} awaits moves that nobody carries out",
@@ -467,7 +467,7 @@ class LayerLoads:
         self._buffers[layer] = self._connector.lay_out(self._table[layer], self.tokens)
 
     def _take_back(self, layer: int) -> None:
-        assert isinstance(self._connector, BufferedConnector)  # noqa: S101 - it has laid it out
+        assert isinstance(self._connector, BufferedConnector)  # noqa: S101 - the layout is done
         self._connector.take_back(self._buffers.pop(layer))
 
 

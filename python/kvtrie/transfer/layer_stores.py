@@ -35,7 +35,7 @@ _BELOW = 1
 
 
 class LayerStores:
-    """The tokens that a pass computes behind what a lease holds.
+    """The tokens that a pass computes after those of a lease.
 
     Args:
         executor: whose manager commits them.

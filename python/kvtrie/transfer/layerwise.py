@@ -1,7 +1,7 @@
 """LayerwiseEngine: loads and stores that stagger through a forward pass, layer by layer.
 
 A face over what is there: leases and plans decide, and the executor's moves are carried out, here
-in the order of layers and beside the computation. Three streams: the caller's own, one that loads
+in the order of layers and during the computation. Three streams: the caller's own, one that loads
 and one that stores.
 Invariant: `retrieve_layer` yields layers + 2 times and `store_layer` layers + 1 times, whatever was
 found; an aborted one gives everything back. Cost: per pass one claim of the lease's moves and one
@@ -50,8 +50,8 @@ class Layerwise:
 
     Attributes:
         use_layerwise: start a pass when layer 0 is there; otherwise when all layers are.
-        blending: lay each layer's match out in one buffer, for fusion.
-        use_gpu: copy through staging buffers beside the first tier, instead of straight.
+        blending: gather each layer's match in one buffer, for fusion.
+        use_gpu: copy through staging buffers next to the first tier, instead of straight.
         look_ahead: layers that are on their way while one computes; with `blending` as many as
             staging holds. By default 2, and all of them for a `KvtrieCache`.
         staging_bytes: the most that staging buffers of one direction take, also as "64MiB".
@@ -81,7 +81,7 @@ class Request(NamedTuple):
 
     Attributes:
         lease: the blocks that it holds.
-        tokens: the tokens that the pass computes behind what the lease holds.
+        tokens: the tokens that the pass computes after those of the lease.
     """
 
     lease: Lease
@@ -89,7 +89,7 @@ class Request(NamedTuple):
 
 
 class LayerwiseEngine:
-    """Moves KV beside the passes of one model.
+    """Moves KV during the passes of one model.
 
     One thread drives it: the one that runs the passes. While an engine with `settings` is open,
     caches and fetches that are opened on its executor load through it, so its settings are theirs.
@@ -200,7 +200,7 @@ class LayerwiseEngine:
             nothing is on its way any more. That is `layers + 2` times, also without a hit.
 
         Raises:
-            TransferError: a layer does not come. What is left is given back: release the lease and
+            TransferError: a layer does not come. The rest is given back: release the lease and
                 acquire again.
         """
         loads = self.open(lease)
@@ -211,7 +211,7 @@ class LayerwiseEngine:
             self.end(loads)
 
     def open(self, lease: Lease) -> LayerLoads:
-        """The loads of a lease for who asks for layers one by one, and ends them by `end`.
+        """The loads of a lease for a caller that asks for layers one by one, and calls `end`.
 
         Several may be open at once. One that fails leaves the others alone.
 
@@ -237,7 +237,7 @@ class LayerwiseEngine:
 
         Args:
             lease: with room for the tokens.
-            tokens: the tokens that the pass computes behind those that the lease holds.
+            tokens: the tokens that the pass computes after those of the lease.
 
         Yields:
             Each layer's index, when its copy has been started; what `Lease.commit` gave, when all
@@ -299,7 +299,7 @@ class LayerwiseEngine:
         if layer + 1 < self.layers:
             for one in self.layerwise_retrievers:
                 next(one)
-        # The last one's point on the load stream lies behind all the others'.
+        # The last one's point on the load stream is after all the others'.
         for at, loads in enumerate(reversed(self._loads)):
             loads.wait(self.wanted(layer), self.current, last=at == 0)
         self.load.wake()
@@ -357,7 +357,7 @@ class LayerwiseEngine:
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that its staging buffers and laid-out matches take."""
+        """Bytes that its staging and layout buffers take."""
         return self.connector.staged_bytes
 
     def close(self) -> None:
@@ -430,7 +430,7 @@ class LayerwiseEngine:
         return layer if self.settings.use_layerwise else self.layers - 1
 
     def _ahead(self, tokens: int) -> int:
-        """How many layers may be on their way beside the one that computes."""
+        """The number of layers in flight besides the one that computes."""
         if isinstance(self.connector, BufferedConnector):
             return min(self.look_ahead, self.connector.layers_at_once(tokens) - 1)
         return self.look_ahead

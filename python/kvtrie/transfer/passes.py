@@ -1,6 +1,6 @@
 """Passes: how long a model's forward pass takes, over its tokens and the context before them.
 
-A pass over few tokens is dearer per token than one over many: weights are read once per pass. Both
+A pass over few tokens costs more per token than one over many: weights are read once per pass. Both
 axes are measured, on the device that serves, with what the device itself can do: bytes per second
 of its memory, operations per second of a product of matrices.
 Invariant: times never fall with more tokens or more context. Cost of a look-up: a search in a table
@@ -33,7 +33,7 @@ _SIDE = 1024
 
 
 class Device(NamedTuple):
-    """What the device that computes was seen to do.
+    """Observed times of the device that computes.
 
     Attributes:
         memory_bytes_per_s: bytes that a copy within its memory reads and writes, per second.
@@ -91,9 +91,9 @@ class PassTable:
         return cls(tuple(contexts), tuple(tokens), tuple(map(tuple, table.tolist())))
 
     def pass_ns(self, tokens: float, context: float) -> float:
-        """Time of a pass of `tokens` behind `context`, all layers, in nanoseconds.
+        """Time of a pass of `tokens` after `context`, all layers, in nanoseconds.
 
-        Linear between the measured cells and with the last slope behind them; a pass of fewer
+        Linear between the measured cells and with the last slope after them; a pass of fewer
         tokens than the smallest measured one takes as long as that. 0 for 0 tokens.
         """
         if tokens <= 0:
@@ -110,10 +110,10 @@ def time_passes(
     *,
     repeats: int,
 ) -> Iterator[tuple[int, int, float]]:
-    """Measure passes of several sizes behind warm contexts.
+    """Measure passes of several sizes after warm contexts.
 
     Args:
-        model: a causal language model; it moves to where a `gpu` tier lies.
+        model: a causal language model; it moves to the device of a `gpu` tier.
         contexts: tokens before a pass, ascending.
         tokens: tokens of a pass.
         repeats: runs per cell; fewer, but two, where they take more than two seconds together.
@@ -151,10 +151,10 @@ def time_decodes(
     *,
     repeats: int,
 ) -> Iterator[tuple[int, int, float]]:
-    """Measure steps in which requests decode one token each behind equal contexts.
+    """Measure steps in which requests decode one token each after equal contexts.
 
     Args:
-        model: a causal language model; it moves to where a `gpu` tier lies.
+        model: a causal language model; it moves to the device of a `gpu` tier.
         contexts: tokens before the step, ascending.
         requests: how many decode together.
         repeats: as for `time_passes`.
@@ -208,7 +208,7 @@ def time_device(dtype: str, *, repeats: int) -> Device:
 
 def _along(axis: Sequence[int], values: Sequence[float], at: float) -> float:
     """Linear between the points of an axis, and on with the last slope."""
-    if len(axis) == 1:  # in proportion: one point tells no slope
+    if len(axis) == 1:  # in proportion: one point has no slope
         return values[0] * at / axis[0] if axis[0] else values[0]
     low = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)
     share = (at - axis[low]) / (axis[low + 1] - axis[low])

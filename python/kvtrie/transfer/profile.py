@@ -180,10 +180,10 @@ def time_prefill(
     *,
     repeats: int,
 ) -> Iterator[tuple[int, Timing]]:
-    """Measure the prefill of one block behind warm contexts.
+    """Measure the prefill of one block after warm contexts.
 
     Args:
-        model: a causal language model; it moves to where a `gpu` tier lies.
+        model: a causal language model; it moves to the device of a `gpu` tier.
         block_tokens: tokens of a block.
         contexts: tokens before it, ascending.
         repeats: runs per context.
@@ -229,7 +229,7 @@ def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int],
         units = np.arange(first * fast.layers, last * fast.layers, dtype=np.int64)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             (fast if up else slow).copy_from(slow if up else fast, units, units)
-        if stream is not None:  # the other way has one of its own
+        if stream is not None:  # the other direction has another
             stream.synchronize()
 
     def through_storage(first: int, last: int) -> None:
@@ -247,7 +247,7 @@ def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int],
 
 
 def _names(pool: Pool) -> list[tuple[bytes, bytes]]:
-    """Keys and labels of as many blocks as a pool holds, from a manager of its own."""
+    """Keys and labels of as many blocks as a pool holds, from a separate manager."""
     form = pool.block_format
     shape = ModelShape(form.layers, form.heads, form.head_dim, dtype=pool.layout.dtype)
     tiers = [Tier("gpu", blocks=pool.blocks), Tier("disk", blocks=pool.blocks)]

@@ -50,11 +50,11 @@ class Queue:
         self._moves = 0
 
     def __len__(self) -> int:
-        """How many moves wait to start."""
+        """The number of moves that wait to start."""
         return self._moves
 
     def add(self, job: Job) -> None:
-        """Take a job in; one that waits for a move stays until `ended` tells how that went."""
+        """Take a job in; one that waits for a move stays until `ended` reports its result."""
         self._new[job] = None
         self._moves += len(job.ids)
         if job.after:
@@ -103,7 +103,7 @@ class Queue:
         return self._jobs().get(ident)
 
     def _jobs(self) -> dict[int, Job]:
-        """Who carries each move."""
+        """The worker that carries each move."""
         for job in self._new:
             self._of.update(dict.fromkeys(job.ids.tolist(), job))
         self._new.clear()

@@ -1,6 +1,6 @@
 """Runner: a pool of threads that carries out moves on copy streams, without a manager.
 
-It lives in the process that holds the bytes. Beside a manager an `Executor` feeds it; elsewhere
+It lives in the process that holds the bytes. At a manager an `Executor` feeds it; elsewhere
 moves arrive as data by `submit`, and `reports` goes back to the process that has the manager.
 Invariant: a move starts only after its `after` has ended well; each move is reported exactly once
 as done or failed; one that still runs when it is reported failed is reported again when it ends;
@@ -65,7 +65,7 @@ class Runner:
             are not in this process.
         tiers: the manager's tiers, for their `io_budget` and their names; without them nothing is
             limited.
-        workers: threads; on a GPU each has a copy stream of its own. With 0, one copies, and only
+        workers: threads; on a GPU each has its own copy stream. With 0, one copies, and only
             during a call that waits.
         deadline_s: seconds that a job may run before its moves are reported failed. None waits for
             ever.
@@ -83,7 +83,7 @@ class Runner:
         threads: the workers.
 
     Raises:
-        ConfigError: pools whose bytes lie differently from each other's, or numbers that cannot be.
+        ConfigError: pools whose layouts differ from each other's, or numbers that cannot be.
     """
 
     def __init__(
@@ -328,7 +328,7 @@ class Runner:
             ticket.wait()
 
     def take(self) -> bool:
-        """From within the section: accept what the sink hands out; tells whether there was any.
+        """From within the section: accept what the sink hands out; return whether there was any.
 
         The lock is held, so no completion can slip in between.
         """
@@ -380,7 +380,7 @@ class Runner:
             job.go(JobState.EXPIRED if late else JobState.ENDED)
             if late:
                 error = "the move ended past its deadline"
-            # A claimed job has told the sink of each of its layers.
+            # A claimed job has reported each of its layers to the sink.
             if self._sink is not None and not job.lease:
                 brought = job.bytes if error is None else 0
                 self._sink.ended(job, self.clock(), brought=brought)
@@ -441,7 +441,9 @@ class Runner:
                 raise  # Ctrl-C is the caller's
             if not self._complained:
                 self._complained = True
-                _LOG.warning("progress could not be told, moves go on: %s", raised, exc_info=raised)
+                _LOG.warning(
+                    "progress could not be reported, moves go on: %s", raised, exc_info=raised
+                )
 
     def patience(self) -> float | None:
         """Seconds until a deadline passes or a budget lets a job start; None for neither."""
@@ -526,9 +528,9 @@ class Runner:
             del self._failed[next(iter(self._failed))]
 
     def _give_up(self) -> bool:
-        """Cancel the moves that hanging ones keep from starting; tells whether there was any.
+        """Cancel the moves that hanging ones keep from starting; return whether there was any.
 
-        Those are the moves behind them at a slot of a storage and, while every worker hangs, all.
+        Those are the moves after them at a slot of a storage and, while every worker hangs, all.
         """
         queue = self.schedule.queue
         hung = [job for job in self.schedule.running if job.state is JobState.LATE]
@@ -550,7 +552,7 @@ class Runner:
         return gone > 0
 
     def _expire(self) -> bool:
-        """Report failed the jobs past their deadline; tells whether there was any."""
+        """Report failed the jobs past their deadline; return whether there was any."""
         if self.deadline_ns is None:
             return False
         now, found = self.clock(), False

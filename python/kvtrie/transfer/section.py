@@ -48,7 +48,7 @@ class Ticket:
         self._seconds = -1.0 if seconds is None else min(seconds, threading.TIMEOUT_MAX)
 
     def wait(self) -> bool:
-        """Block until it is woken or the time is over; tells whether it was woken.
+        """Block until it is woken or the time is over; return whether it was woken.
 
         Ctrl-C interrupts that, and harms nothing.
         """
@@ -143,7 +143,7 @@ class _Interrupts:
         self._depth += 1
 
     def let_in(self) -> None:
-        """Leave a section, and raise what came meanwhile if it was the outermost."""
+        """Leave a section, and raise the interrupt that came in it if it was the outermost."""
         self._depth -= 1
         if self._depth or self._handler is None:
             return

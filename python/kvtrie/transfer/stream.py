@@ -1,10 +1,10 @@
-"""Stream: calls that run one after another beside the caller, on a thread or on a GPU.
+"""Stream: calls that run one after another next to the caller, on a thread or on a GPU.
 
-On a GPU the thread only hands copies to a CUDA stream of its own; without one it makes them. So the
+On a GPU the thread only hands copies to its own CUDA stream; without one it makes them. So the
 same program overlaps copies with computation in both worlds.
-Invariant: calls run in the order in which they came; a call behind `wait` starts after the event;
+Invariant: calls run in the order in which they came; a call after `wait` starts after the event;
 an exception of a call is raised to the caller that waits for it.
-Cost: a queue and a wake-up per call; who waits for calls that have not begun makes them itself, so
+Cost: a queue and a wake-up per call; a thread that waits for a call not yet begun makes it, so
 that a wait costs no change of threads.
 """
 
@@ -70,7 +70,7 @@ class StreamEvent:
 
 
 class Stream:
-    """A queue of calls with a thread of its own.
+    """A queue of calls with its own thread.
 
     Args:
         name: the thread's name.
@@ -102,7 +102,7 @@ class Stream:
             return not self._busy and not self._calls
 
     def submit(self, call: Callable[[], object], *, wake: bool = True) -> StreamEvent:
-        """Run a call behind those that came before.
+        """Run a call after those that came before.
 
         Args:
             call: the call.
@@ -172,7 +172,7 @@ class Stream:
         return event
 
     def measure(self, begin: torch.cuda.Event, tell: Callable[[int], object]) -> None:
-        """Within a call: tell, when the stream settles, the nanoseconds from a mark to here."""
+        """Within a call: report, when the stream settles, the nanoseconds from a mark to here."""
         end = self.mark()
         if end is not None:
             self._spans.append((begin, end, tell))
@@ -215,7 +215,7 @@ class Stream:
         try:
             with torch.cuda.stream(self.cuda) if self.cuda is not None else nullcontext():
                 call()
-        except BaseException as caught:  # noqa: BLE001 - told to whoever waits
+        except BaseException as caught:  # noqa: BLE001 - raised in the waiting thread
             error = caught
         event.mark(self.cuda, error)
         with self._section.lock:

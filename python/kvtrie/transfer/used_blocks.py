@@ -1,4 +1,4 @@
-"""UsedBlocks: the blocks whose last use the disk's files do not tell yet.
+"""UsedBlocks: the blocks whose last use the disk's files do not record yet.
 
 A process that is killed finds its blocks again with the ages that were written down last, and gives
 up those of the oldest age first. So what requests took and gave back is written down now and then.
@@ -26,11 +26,11 @@ _PERIOD_NS = 5_000_000_000
 
 
 class UsedBlocks:
-    """Blocks that were used since they were told of last.
+    """Blocks that were used since they were last reported.
 
     Args:
         manager: whose blocks they are.
-        tier: the tier whose files are told; None tells of none.
+        tier: the tier whose files are updated; None updates none.
         most: handles that may wait.
         at_once: how many of them are looked at in one step.
     """
@@ -75,7 +75,7 @@ class UsedBlocks:
             taken.append(first[:room])
             room -= len(taken[-1])
         self._count -= self._at_once - room
-        if not self._count:  # what is left over is told of in the next steps
+        if not self._count:  # the rest is reported in the next steps
             self._due = now + _PERIOD_NS
         blocks = np.unique(np.concatenate(taken))
         return self._manager.index(self._tier, now=now, blocks=blocks)
