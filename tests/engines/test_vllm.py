@@ -12,8 +12,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from kvtrie.engines.asked import Kept
-from kvtrie.engines.vllm.hints import hints_of
+from kvtrie.engines.request_hints import RetainedRange
+from kvtrie.engines.vllm.hints import range_hints
 from kvtrie.engines.vllm.model import ServedModel, window_cost
 from kvtrie.engines.vllm.running import GrowingTokens
 from kvtrie.engines.vllm.scope import scope_of
@@ -274,5 +274,5 @@ def test_tokens_grow_in_place_and_the_last_one_sampled_is_not_written():
 
 def test_ranges_to_retain_become_hints():
     tokens = np.arange(64, dtype=np.uint32)
-    (hint,) = hints_of([Kept(0, 32, 80, 60_000_000_000)], tokens, Scope(), "chat")
+    (hint,) = range_hints([RetainedRange(0, 32, 80, 60_000_000_000)], tokens, Scope(), "chat")
     assert (hint.priority, hint.end, hint.ttl, hint.owner) == (80, 32, 60_000_000_000, "chat")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.engines.test_vllm_halves import BLOCKS, SIZE, Asked, Engine, play
+from tests.engines.test_vllm_halves import BLOCKS, SIZE, Engine, PlayedRequest, play
 
 from kvtrie import Moves
 from kvtrie.engines.vllm.device_reports import DeviceReports
@@ -44,7 +44,7 @@ def test_the_last_step_of_a_request_stores_what_it_fills(ranks):
     assert stores(one.under_way[0][0]) == (0, 12)
     one.execute()
     assert one.on_host(PROMPT) == [0, 1, 2]
-    assert sum(one.half.tally.lost.values()) == 0
+    assert sum(one.half.counters.lost.values()) == 0
     one.drain()
     one.close()
 
@@ -103,7 +103,7 @@ def test_of_one_new_prefix_that_two_requests_compute_one_copy_stays():
 
 def test_requests_in_the_same_slots_are_stored_once():
     one = engine()
-    first, second = (Asked(name, list(PROMPT), len(PROMPT), 1) for name in "ab")
+    first, second = (PlayedRequest(name, list(PROMPT), len(PROMPT), 1) for name in "ab")
     for request in (first, second):
         assert one.half.match(request, 0) == 0
         one.half.admit(request, [1, 2, 3, 4], 0)
@@ -126,7 +126,7 @@ def planned(counts, before=0, drafts=None):
 
 def test_drafts_are_stored_once_they_are_accepted():
     one = engine()
-    request = Asked("one", list(PROMPT[:6]), 6, 9)
+    request = PlayedRequest("one", list(PROMPT[:6]), 6, 9)
     one.half.match(request, 0)
     one.half.admit(request, [1, 2, 3], 0)
     assert stores(one.half.orders(planned({"one": 6}))) == (0, 1)
@@ -149,7 +149,7 @@ def test_what_has_no_room_is_stored_by_the_next_step_or_counted(tmp_path, deep):
     one.execute()
     one.drain()
     assert one.on_host(PROMPT) == [0, 1]
-    assert one.half.tally.lost["no room on host"] == 1
+    assert one.half.counters.lost["no room on host"] == 1
     one.close()
 
 

@@ -31,7 +31,7 @@ SIZE, LAYERS, BLOCKS = 4, 2, 14  # of the first stage
 
 
 @dataclass(eq=False)
-class Asked:
+class PlayedRequest:
     """A request as vLLM has it, as far as the connector looks."""
 
     request_id: str
@@ -161,7 +161,7 @@ class Engine:
             self.workers += threads.map(worker, range(ranks))
 
     def add(self, name, tokens, answer):
-        self.seen.append(Asked(name, list(tokens), len(tokens), answer))
+        self.seen.append(PlayedRequest(name, list(tokens), len(tokens), answer))
         self.waiting.append(self.seen[-1])
 
     def some(self, left):
@@ -457,7 +457,7 @@ def test_requests_that_wait_for_the_disk_together_all_get_what_it_has(tmp_path):
     for again in range(2):
         engine = Engine(tmp_path, 1, 0, 0, host=24)
         if again:
-            asked = [Asked(str(at), each, len(each), 1) for at, each in enumerate(prompts)]
+            asked = [PlayedRequest(str(at), each, len(each), 1) for at, each in enumerate(prompts)]
             found = [None] * 4
             for _ in range(3000):
                 for at, one in enumerate(asked):

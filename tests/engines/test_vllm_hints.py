@@ -4,12 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.engines.test_vllm_halves import SIZE, Asked, Engine
+from tests.engines.test_vllm_halves import SIZE, Engine, PlayedRequest
 
 from kvtrie import Scope
-from kvtrie.engines.asked import FAR, Kept
-from kvtrie.engines.vllm.envelope import advice_of, kept_of
-from kvtrie.engines.vllm.hints import kept_by_rank
+from kvtrie.engines.request_hints import FAR, RetainedRange
+from kvtrie.engines.vllm.hints import envelope_hints, envelope_ranges, priority_hint
 from kvtrie.hint import Prefetch, Release, Retain
 
 TOKENS = np.arange(64, dtype=np.uint32)
@@ -21,7 +20,7 @@ def action(kind, payload, version="1.0"):
 
 def advice(*actions, session="chat"):
     envelope = SimpleNamespace(protocol_version="0.1", message_id="m", actions=list(actions))
-    return advice_of(envelope, TOKENS, Scope(), session)
+    return envelope_hints(envelope, TOKENS, Scope(), session)
 
 
 def test_actions_of_an_envelope_become_hints():
@@ -98,25 +97,29 @@ def test_where_keys_are_opaque_only_ranges_and_a_release_of_oneself_are_kept():
         action("kv.retain", {"directives": [{"covers_output": True, "priority": 9}]}),
         action("kv.retain", {"directives": [{"priority": 101}]}),
     ]
-    kept, strange = kept_of(SimpleNamespace(actions=actions))
-    assert kept == [Kept(0, FAR, 0, None), Kept(3, 9, 80, 2_500_000_000), Kept(0, FAR, 7, None)]
+    kept, strange = envelope_ranges(SimpleNamespace(actions=actions))
+    assert kept == [
+        RetainedRange(0, FAR, 0, None),
+        RetainedRange(3, 9, 80, 2_500_000_000),
+        RetainedRange(0, FAR, 7, None),
+    ]
     assert [why.partition(":")[0] for why in strange] == [
         "'kv.retain'",
         "Prefetch",
         "Release",
         "Retain",
     ]
-    assert kept_of(SimpleNamespace(actions=[])) == ([], [])
+    assert envelope_ranges(SimpleNamespace(actions=[])) == ([], [])
 
 
 def test_a_lower_priority_of_vllm_keeps_longer():
-    kept = [kept_by_rank(rank, TOKENS, None, None).priority for rank in (-1000, -5, 1, 1000)]
+    kept = [priority_hint(rank, TOKENS, None, None).priority for rank in (-1000, -5, 1, 1000)]
     assert kept == [100, 40, 34, 0]
 
 
 def stays(engine, request, tokens):
     """How much of a prompt host memory has after others have filled it."""
-    prompt = Asked(request, tokens, len(tokens), 1)
+    prompt = PlayedRequest(request, tokens, len(tokens), 1)
     engine.waiting.append(prompt)
     return prompt
 
@@ -130,10 +133,10 @@ def test_envelope_and_priority_decide_what_stays_on_host():
             for name, value in (more if at == 0 else {}).items():
                 setattr(request, name, value)
             engine.drain()
-        found = engine.half.match(Asked("again", [0] * 13, 13, 1), 0)
+        found = engine.half.match(PlayedRequest("again", [0] * 13, 13, 1), 0)
         engine.half.manager.audit()
         engine.close()
-        return found, engine.half.tally.lost["a hint that says nothing sensible"]
+        return found, engine.half.counters.lost["a hint that says nothing sensible"]
 
     retain = action("kv.retain", {"directives": [{"priority": 90}]})
     envelope = SimpleNamespace(actions=[retain])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvtrie.engines.vllm import replicated
-from kvtrie.engines.vllm.replicated import Twins
+from kvtrie.engines.vllm.replicated import ReplicatedRanks
 
 
 @pytest.mark.parametrize("machines", ["aaaa", "aabb", "abab", "abcd", "a"])
@@ -17,7 +17,7 @@ def test_the_ranks_of_a_machine_part_every_slot_among_them(machines, monkeypatch
             assert value == name
             return list(machines)
 
-        found[rank] = Twins.of(rank, gather)
+        found[rank] = ReplicatedRanks.of(rank, gather)
     slots = np.arange(40, dtype=np.uint32)
     for name in set(machines):
         mine = [found[rank] for rank, other in enumerate(machines) if other == name]

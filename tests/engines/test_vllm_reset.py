@@ -4,7 +4,7 @@ import random
 
 import pytest
 from tests.engines import test_vllm_halves as halves
-from tests.engines.test_vllm_halves import Asked, Engine
+from tests.engines.test_vllm_halves import Engine, PlayedRequest
 
 
 def preempt_all(engine):
@@ -37,8 +37,8 @@ def test_random_schedules_with_resets_read_nothing_old(tmp_path, monkeypatch, se
             assert engine.half.reset()
             weights[0] += new  # old bytes are wrong ones from here on
             for head in heads:
-                assert not engine.half.match(Asked(f"probe {at}", [*head, 1], 17, 1), 0)
-            engine.half.end(Asked(f"probe {at}", [1], 1, 1))
+                assert not engine.half.match(PlayedRequest(f"probe {at}", [*head, 1], 17, 1), 0)
+            engine.half.end(PlayedRequest(f"probe {at}", [1], 1, 1))
             engine.half.manager.audit()
     engine.drain()
     assert busy > 2
@@ -61,6 +61,6 @@ def test_after_a_reset_that_awaited_copies_the_disk_is_empty(tmp_path):
     engine.drain()
     engine.close()
     again = Engine(tmp_path, 1, 0, 1, host=8)
-    assert again.half.match(Asked("b", [1] * 17, 17, 1), 0) == 0
+    assert again.half.match(PlayedRequest("b", [1] * 17, 17, 1), 0) == 0
     assert again.half.manager.stats().blocks == 0
     again.close()

@@ -5,7 +5,7 @@ import random
 import pytest
 import tests.engines.test_vllm_halves as halves
 from tests.engines.test_vllm_ahead import PROMPT, planned, stores
-from tests.engines.test_vllm_halves import SIZE, Asked, Engine
+from tests.engines.test_vllm_halves import SIZE, Engine, PlayedRequest
 
 from kvtrie.engines.vllm.messages import StepNews
 
@@ -63,7 +63,7 @@ def test_a_call_that_changed_nothing_costs_one_step(monkeypatch):
     server.add("one", PROMPT, 1)
     server.drain()
     server.doubt()
-    again = Asked("again", list(PROMPT), len(PROMPT), 1)
+    again = PlayedRequest("again", list(PROMPT), len(PROMPT), 1)
     assert server.half.match(again, 0) is None
     server.add("two", PROMPT, 1)
     server.drain()
@@ -92,16 +92,16 @@ def changed():
 
 def test_what_is_computed_from_blocks_of_other_weights_is_not_kept():
     half = changed()
-    stale = Asked("stale", list(PROMPT), len(PROMPT), 1)
+    stale = PlayedRequest("stale", list(PROMPT), len(PROMPT), 1)
     assert half.match(stale, SIZE) == 0
     half.admit(stale, [1, 2, 3, 4], 0)  # vLLM found the first block in its own memory
     assert stores(half.orders(planned({"stale": 9}, SIZE))) == (0, 0)
-    fresh = Asked("fresh", list(PROMPT), len(PROMPT), 1)
+    fresh = PlayedRequest("fresh", list(PROMPT), len(PROMPT), 1)
     assert half.match(fresh, 0) == 0
     half.admit(fresh, [5, 6, 7, 8], 0)
     assert stores(half.orders(planned({"fresh": 13}))) == (0, 3)
     # What the new weights have written can be read.
-    behind = Asked("behind", [*PROMPT[: 2 * SIZE], 7, 7, 7, 7, 7], 13, 1)
+    behind = PlayedRequest("behind", [*PROMPT[: 2 * SIZE], 7, 7, 7, 7, 7], 13, 1)
     half.match(behind, SIZE)
     half.admit(behind, [5, 9, 10, 11], 0)
     assert sum(stores(half.orders(planned({"behind": 9}, SIZE)))) > 0
@@ -109,7 +109,7 @@ def test_what_is_computed_from_blocks_of_other_weights_is_not_kept():
 
 def test_requests_that_run_through_a_change_keep_nothing_more():
     half = Engine("", 1, 0, 0).half
-    one = Asked("one", list(PROMPT), len(PROMPT), 1)
+    one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
     half.match(one, 0)
     half.admit(one, [1, 2, 3, 4], 0)
     half.identity.doubt()
@@ -124,7 +124,7 @@ def test_requests_that_run_through_a_change_keep_nothing_more():
 
 def test_requests_that_run_through_a_call_that_changed_nothing_are_kept():
     half = Engine("", 1, 0, 0).half
-    one = Asked("one", list(PROMPT), len(PROMPT), 1)
+    one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
     half.match(one, 0)
     half.admit(one, [1, 2, 3, 4], 0)
     half.identity.doubt()

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.engines.test_vllm_halves import SIZE, Asked, Engine
+from tests.engines.test_vllm_halves import SIZE, Engine, PlayedRequest
 
 
 class Counting:
@@ -48,7 +48,7 @@ def test_what_a_waiting_request_is_told_is_what_a_lookup_says(tmp_path, seed, ah
         half = engine.half
         half.manager = counting = Counting(half.manager)
         watched = [
-            Asked(f"w{at}", (one := [*draw.choice(heads), *range(at, at + 5)]), len(one), 1)
+            PlayedRequest(f"w{at}", (one := [*draw.choice(heads), *range(at, at + 5)]), len(one), 1)
             for at in range(3)
         ]
         for at in range(12):
@@ -80,7 +80,7 @@ def test_nothing_is_looked_up_while_nothing_changes():
     engine.drain()
     half = engine.half
     half.manager = counting = Counting(half.manager)
-    waits = Asked("second", list(range(20)), 20, 1)
+    waits = PlayedRequest("second", list(range(20)), 20, 1)
     assert [half.match(waits, 0) for _ in range(50)] == [16] * 50
     assert counting.lookups == 1
     assert half.match(waits, SIZE) == 12  # vLLM has more of it by now
@@ -102,7 +102,7 @@ def test_a_wait_ends_although_nothing_changes(tmp_path):
     engine = Engine(tmp_path, 1, 0, 0, host=24)
     half, now = engine.half, [10**9]
     half._clock = lambda: now[0]
-    waits = Asked("second", list(range(20)), 20, 1)
+    waits = PlayedRequest("second", list(range(20)), 20, 1)
     assert [half.match(waits, 0) for _ in range(3)] == [None] * 3  # no step carries its moves out
     generation = half.manager.generation
     now[0] += half._deadline_ns

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrie.engines.vllm.counts import exported
+from kvtrie.engines.vllm.metrics import exported
 
 FOLDER = Path(__file__).parents[2] / "examples" / "observability"
 BOARD = json.loads((FOLDER / "dashboard.json").read_text())

@@ -15,7 +15,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm_schedules import model, play, tiers  # noqa: F401 - a fixture
 
-from kvtrie.engines.vllm.counts import Counts
+from kvtrie.engines.vllm.metrics import MetricsExporter
 
 
 class Publisher:
@@ -115,8 +115,8 @@ def test_hashes_are_vllms_before_and_after_a_restart(model, tmp_path):  # noqa: 
         assert seen.ever["CPU"] | seen.ever["STORAGE"] <= set.union(*wanted.values())
         assert engine.half._announced.unknown == 18 * again
         engine.half._said = 0
-        engine.half.counts(Counts())
-        assert engine.half.tally.lost["an event without a hash"] == 18 * again
+        engine.half.counts(MetricsExporter())
+        assert engine.half.counters.lost["an event without a hash"] == 18 * again
         assert seen.runs > 0
 
 

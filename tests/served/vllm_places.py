@@ -23,7 +23,7 @@ def test_layers_with_windows_are_kept_whole_and_it_is_said_what_that_costs(tmp_p
         server.settle()
         server.forget()
         same(server.answers(PROMPTS), wanted)
-        assert server.half.tally.tokens["host"] >= 3 * 6 * BLOCK
+        assert server.half.counters.tokens["host"] >= 3 * 6 * BLOCK
         server.check()
     # 4 x 640 tokens in place of 2 x 640 + 2 x 64.
     (said,) = lines
@@ -56,7 +56,7 @@ def test_among_several_connectors(tmp_path):
             same(server.answers(PROMPTS), wanted)
             assert server.found >= 3 * 6 * BLOCK
             first = order[0][0] == "KvtrieConnector"
-            assert ours.half.tally.tokens["host"] == (3 * 6 * BLOCK if first else 0)
+            assert ours.half.counters.tokens["host"] == (3 * 6 * BLOCK if first else 0)
             for _ in range(50):
                 server.llm.llm_engine.step()
             stats = ours.half.manager.stats()

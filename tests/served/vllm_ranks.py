@@ -62,8 +62,8 @@ def test_two_workers_answer_as_one(model, wanted, tmp_path, by):
             server.settle()
             server.forget()
             same(server.answers(PROMPTS), wanted)
-            tally = server.half.tally.tokens
-            assert tally["host"] + tally["disk"] >= (3 + 3 * again) * 6 * BLOCK
+            counters = server.half.counters.tokens
+            assert counters["host"] + counters["disk"] >= (3 + 3 * again) * 6 * BLOCK
             server.check()
 
 

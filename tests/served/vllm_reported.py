@@ -12,7 +12,7 @@ import pytest
 import servers
 from servers import BLOCK, prompt, serve
 
-from kvtrie.engines.vllm.counts import exported
+from kvtrie.engines.vllm.metrics import exported
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "observability"
 
@@ -66,8 +66,8 @@ def test_prometheus_and_statistics(model, tmp_path, scraped):
         scrape, half = scraped(), server.half
         for tier in ("host", "disk"):
             name = "vllm:kvtrie_found_tokens_total"
-            assert of(scrape, name, tier=tier) == half.tally.tokens[tier]
-        assert half.tally.tokens["disk"] + half.tally.tokens["host"] == 2 * 6 * BLOCK
+            assert of(scrape, name, tier=tier) == half.counters.tokens[tier]
+        assert half.counters.tokens["disk"] + half.counters.tokens["host"] == 2 * 6 * BLOCK
         assert of(scrape, "vllm:kvtrie_slots", tier="disk") == 512
         assert of(scrape, "vllm:kvtrie_written_bytes_total", tier="disk") > 0
         names = {name for name, *_ in scrape}

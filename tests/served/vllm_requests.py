@@ -135,9 +135,9 @@ def test_no_content_of_a_request_ends_the_engine(model, seed, cases):
         if at % 64 == 0:
             engine.half.manager.audit()
     engine.drain()
-    assert engine.half.tally.lost["a hint that says nothing sensible"] > cases / 10
-    assert engine.half.tally.lost["a scope that cannot be formed"] > cases / 20
-    assert engine.half.tally.lost["an unexpected error"] == 0
+    assert engine.half.counters.lost["a hint that says nothing sensible"] > cases / 10
+    assert engine.half.counters.lost["a scope that cannot be formed"] > cases / 20
+    assert engine.half.counters.lost["an unexpected error"] == 0
     assert not engine.wrong
     assert engine.right == cases + -(-cases // 8)
     engine.close()

@@ -76,7 +76,7 @@ def test_random_schedules(model, tmp_path, kind, blocks, deep):
         engine.close()
         assert engine.right > 15
         assert not engine.wrong
-        found += engine.half.tally.tokens["host"] + engine.half.tally.tokens["disk"]
+        found += engine.half.counters.tokens["host"] + engine.half.counters.tokens["disk"]
         rejected += engine.rejected
     assert found > 10 * SIZE
     assert (rejected > 0) == (kind == "drafts")
@@ -100,6 +100,6 @@ def test_loads_that_fail(model, policy, monkeypatch):
         play(engine, seed)
         engine.close()
         assert engine.right > 5
-        failed += engine.half.tally.lost["a load that failed"]
+        failed += engine.half.counters.lost["a load that failed"]
         assert policy == "fail" or not engine.wrong
     assert failed > 0

@@ -61,7 +61,7 @@ def test_what_comes_from_host(model, wanted, layerwise):
         server.settle()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
-        assert server.half.tally.tokens["host"] >= 5 * 3 * BLOCK
+        assert server.half.counters.tokens["host"] >= 5 * 3 * BLOCK
         server.check()
 
 
@@ -91,7 +91,7 @@ def test_blocks_are_stored_by_the_step_that_fills_them(model, wanted, monkeypatc
         server.settle()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
-        assert server.half.tally.tokens["host"] >= (6 + 3 + 7) * BLOCK
+        assert server.half.counters.tokens["host"] >= (6 + 3 + 7) * BLOCK
         server.check()
     assert before == []
 
@@ -111,12 +111,12 @@ def test_what_comes_from_disk_and_after_a_restart(model, wanted, tmp_path):
         assert kept == 28
         server.forget()
         in_turn(server, PROMPTS, wanted)
-        assert server.half.tally.tokens["disk"] >= 20 * BLOCK
+        assert server.half.counters.tokens["disk"] >= 20 * BLOCK
         server.check()
     with serve(model, extra) as server:
         assert server.half.manager.stats().tiers["disk"].copies == kept
         same(server.answers(PROMPTS), wanted)
-        assert server.half.tally.tokens["disk"] >= 4 * BLOCK
+        assert server.half.counters.tokens["disk"] >= 4 * BLOCK
         server.check()
 
 
@@ -173,7 +173,7 @@ def test_failing_loads_are_computed_again(model, wanted, monkeypatch):
 
         monkeypatch.setattr(EnginePool, "copy_from", fail)
         same(server.answers(PROMPTS), short(wanted, 8))
-        assert server.half.tally.lost["a load that failed"] > 0
+        assert server.half.counters.lost["a load that failed"] > 0
         monkeypatch.undo()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
@@ -226,7 +226,7 @@ def test_requests_that_come_and_are_aborted_at_random(model, wanted, tmp_path, a
         while engine.has_unfinished_requests():
             engine.step()
         assert ended > 12
-        assert server.half.tally.tokens["host"] + server.half.tally.tokens["disk"] > 0
+        assert server.half.counters.tokens["host"] + server.half.counters.tokens["disk"] > 0
         server.check()
 
 
@@ -236,7 +236,7 @@ def test_salts_part_requests_and_a_reset_forgets_all_tiers(model, wanted, tmp_pa
         for each in prompts:
             sampling = servers.SamplingParams(max_tokens=4, temperature=0, detokenize=False)
             server.llm.generate(each, sampling, use_tqdm=False)
-        assert server.half.tally.tokens["host"] == 0
+        assert server.half.counters.tokens["host"] == 0
         server.settle()
         assert server.half.manager.stats().blocks == 12
         assert server.core.scheduler.reset_prefix_cache(reset_connector=True)

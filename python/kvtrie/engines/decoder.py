@@ -21,8 +21,8 @@ import torch
 from transformers import Cache
 
 from kvtrie.engines.fingerprint import fingerprint
+from kvtrie.engines.fused_cache import FusedCache
 from kvtrie.engines.guard import Guard
-from kvtrie.engines.held import HeldCache
 from kvtrie.engines.mask import masks
 from kvtrie.engines.rope import RopeLimits
 from kvtrie.engines.weighing import weighing
@@ -297,9 +297,9 @@ class Decoder:
         finally:
             hook.remove()
 
-    def cache(self, kv: Held, length: int) -> HeldCache:
+    def cache(self, kv: Held, length: int) -> FusedCache:
         """A transformers `Cache` of the first `length` tokens, for `past_key_values`."""
-        return HeldCache(kv, length, self._limits.reach_of(length))
+        return FusedCache(kv, length, self._limits.reach_of(length))
 
     def _mask(self, index: int, positions: torch.Tensor, length: int) -> torch.Tensor | None:
         if self._masks is None or self._masks[0] is not positions or self._masks[1] != length:

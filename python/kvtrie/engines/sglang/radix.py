@@ -30,7 +30,7 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.argument import shown, text, whole, word
 from kvtrie.engines.boundary import Boundary
-from kvtrie.engines.sglang.told import Told
+from kvtrie.engines.sglang.events import PublishedPages
 from kvtrie.errors import ConfigError
 from kvtrie.scope import Scope
 from kvtrie.tier import DEFAULT_POLICY
@@ -149,7 +149,7 @@ class KvtrieRadixCache(RadixCache):
         self._rows: dict[int, int] = {}
         self._free = list(range(self._blocks))
         self._locked: Counter[int] = Counter()
-        self._told = Told(self.kv_events, self.page_size)
+        self._told = PublishedPages(self.kv_events, self.page_size)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """The longest prefix of whole pages that is there."""

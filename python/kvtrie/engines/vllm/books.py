@@ -17,22 +17,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie import BlockManager, Moves
-from kvtrie.engines.asked import Asked, asked_of
 from kvtrie.engines.boundary import Boundary
-from kvtrie.engines.vllm.announced import Announced, Change, Naming
-from kvtrie.engines.vllm.envelope import advice_of
-from kvtrie.engines.vllm.hints import hints_of, kept_by_rank
+from kvtrie.engines.request_hints import RequestHints, read_hints
+from kvtrie.engines.vllm.events import Change, Naming, PublishedBlocks
+from kvtrie.engines.vllm.hints import envelope_hints, priority_hint, range_hints
 from kvtrie.engines.vllm.identity import Identity
+from kvtrie.engines.vllm.metrics import ConnectorCounters
 from kvtrie.engines.vllm.restored import (
     keys_with_images,
     on_every_rank,
     opened_tiers,
     root_key,
 )
-from kvtrie.engines.vllm.running import GrowingTokens, Run
+from kvtrie.engines.vllm.running import GrowingTokens, RunningRequest
 from kvtrie.engines.vllm.scope import scope_of
-from kvtrie.engines.vllm.tally import Tally
-from kvtrie.engines.vllm.waiting import Known
+from kvtrie.engines.vllm.waiting import WaitingRequest
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.transfer.dispatch import Dispatch
 from kvtrie.transfer.used_blocks import UsedBlocks
@@ -63,7 +62,7 @@ class Planned:
     """A step in flight and the requests whose blocks it fills."""
 
     step: int
-    rows: list[tuple[Run, int]]
+    rows: list[tuple[RunningRequest, int]]
 
 
 class Books:
@@ -79,7 +78,7 @@ class Books:
     Attributes:
         manager: the manager.
         dispatch: its moves that are under way.
-        tally: counters.
+        counters: the connector's counters.
         identity: the weights and adapters that requests compute with.
     """
 
@@ -114,21 +113,21 @@ class Books:
         found = [each.rows for each in opened.values() if each.rows is not None]
         self._announced = None
         if settings.events:
-            self._announced = Announced(
+            self._announced = PublishedBlocks(
                 self._layers, naming, root_key(model), keys_with_images(found)
             )
         self._cleared: list[Change] = []
         self._said = 0
         self.dispatch = Dispatch(self.manager, len(opened))
-        self.tally = Tally()
+        self.counters = ConnectorCounters()
         self._boundary = Boundary("kvtrie", _LOG, clock)
         self._used = UsedBlocks(self.manager, DISK if self._deep else None)
-        self._known: dict[str, Known] = {}
-        self._runs: dict[str, Run] = {}
-        self._leaving: list[Run] = []
+        self._known: dict[str, WaitingRequest] = {}
+        self._runs: dict[str, RunningRequest] = {}
+        self._leaving: list[RunningRequest] = []
         self._planned: deque[Planned] = deque()
-        self._due: dict[Run, None] = {}  # that have full blocks to commit, oldest first
-        self._loads: dict[int, Run] = {}  # that have not been reported
+        self._due: dict[RunningRequest, None] = {}  # that have full blocks to commit, oldest first
+        self._loads: dict[int, RunningRequest] = {}  # that have not been reported
         self._new_loads: dict[int, int] = {}  # of this step, and the slots they fill
         self._ready: list[Moves] = []  # for the next step
         self._lost: list[int] = []
@@ -143,7 +142,7 @@ class Books:
             index = on_every_rank(found, self._layers)
             self.manager.load_index(index, DISK, now=clock())
 
-    def _know(self, request: Request) -> Known:
+    def _know(self, request: Request) -> WaitingRequest:
         known = self._known.get(request.request_id)
         identity = self.identity.name(request)
         about = (identity, request.num_prompt_tokens)
@@ -153,10 +152,10 @@ class Books:
             known.answer = None
             self._unpin(known, self._clock())
         if known is None:
-            asked = asked_of(request.kv_transfer_params, request.session_id)
+            asked = read_hints(request.kv_transfer_params, request.session_id)
             scope = self._scope_of(request, identity)
             tokens = GrowingTokens(request)
-            known = Known(tokens, scope, about[1], identity, asked.session, asked.end)
+            known = WaitingRequest(tokens, scope, about[1], identity, asked.session, asked.end)
             self._known[request.request_id] = known
             self._ignored(request, asked.strange)
             if known.scope is not None:
@@ -168,14 +167,14 @@ class Books:
         try:
             return scope_of(request, identity)
         except ConfigError as error:
-            self.tally.lost["a scope that cannot be formed"] += 1
+            self.counters.lost["a scope that cannot be formed"] += 1
             self._boundary.ignored(request.request_id, str(error))
             return None
 
     def _ignored(self, request: Request, strange: Collection[str]) -> None:
         for why in strange:
             self._boundary.ignored(request.request_id, why)
-        self.tally.lost["a hint that says nothing sensible"] += len(strange)
+        self.counters.lost["a hint that says nothing sensible"] += len(strange)
 
     def _contained(self, request_id: str) -> AbstractContextManager[None]:
         """Contain an exception that a request's content causes: it is not cached from then on."""
@@ -183,7 +182,7 @@ class Books:
 
     def _abandon(self, request_id: str) -> None:
         """Serve a request without the cache from now on; its lease ends with the next orders."""
-        self.tally.lost["an unexpected error"] += 1
+        self.counters.lost["an unexpected error"] += 1
         run = self._runs.get(request_id)
         if run is not None:
             run.dead = True
@@ -194,17 +193,17 @@ class Books:
             with suppress(KvtrieError):  # of a manager that is broken
                 self._unpin(known, self._clock())
 
-    def _take_hints(self, known: Known, request: Request, asked: Asked) -> None:
+    def _take_hints(self, known: WaitingRequest, request: Request, asked: RequestHints) -> None:
         tokens, hints = known.tokens.read(), list["Hint"]()
         strange: list[str] = []
         if request.priority:
-            hints.append(kept_by_rank(request.priority, tokens, known.scope, known.session))
+            hints.append(priority_hint(request.priority, tokens, known.scope, known.session))
         if request.kv_hints is not None:
-            advice = advice_of(request.kv_hints, tokens, known.scope, known.session)
+            advice = envelope_hints(request.kv_hints, tokens, known.scope, known.session)
             hints += advice.hints
             known.ends |= advice.end
             strange += advice.strange
-        hints += hints_of(asked.kept, tokens, known.scope, known.session)
+        hints += range_hints(asked.kept, tokens, known.scope, known.session)
         for hint in hints:
             try:
                 self.manager.hint([hint], now=self._clock())
@@ -212,13 +211,13 @@ class Books:
                 strange.append(str(error))
         self._ignored(request, strange)
 
-    def _unpin(self, known: Known, now: int) -> None:
+    def _unpin(self, known: WaitingRequest, now: int) -> None:
         pins, known.pins = known.pins, []
         self._pinned, known.pinned = self._pinned - known.pinned, 0
         for pin in pins:
             self.manager.unpin_copies(pin, now=now)
 
-    def _drop(self, request_id: str) -> Run | None:
+    def _drop(self, request_id: str) -> RunningRequest | None:
         run = self._runs.pop(request_id, None)
         if run is not None:
             self._leaving.append(run)
@@ -238,7 +237,7 @@ class Books:
         self._leaving = []
         return released
 
-    def _commit(self, run: Run, now: int) -> None:
+    def _commit(self, run: RunningRequest, now: int) -> None:
         """Commit the full blocks that finished steps have written; the rest stays due."""
         if not self.identity.known:
             return
@@ -254,12 +253,12 @@ class Books:
         self._learn(run, first)
         self._committed.update(committed.new.tolist())
         self._stored += committed.ahead
-        self.tally.blocks["written"] += len(new) // self._size
+        self.counters.blocks["written"] += len(new) // self._size
         run.full = upto + self._size
         if run.written < run.full:
             self._due.pop(run, None)
 
-    def _learn(self, run: Run, first: int, *, only_missing: bool = False) -> None:
+    def _learn(self, run: RunningRequest, first: int, *, only_missing: bool = False) -> None:
         """Note vLLM's hashes of a run's blocks, from one on, for events."""
         if self._announced is not None and (self._announced.nameless or not only_missing):
             handles = run.lease.handles[first:].tolist()
@@ -268,5 +267,5 @@ class Books:
     def _lose(self, table: list[int], local: int, end: int, why: str) -> None:
         """Have the workers report slots as not loaded: vLLM was promised them."""
         slots = table[local // self._size : end // self._size]
-        self.tally.lost[why] += 1
+        self.counters.lost[why] += 1
         self._lost += slots

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
-from kvtrie.engines.asked import FAR, Kept, asked_of
 from kvtrie.engines.boundary import Boundary
-from kvtrie.engines.vllm.envelope import kept_of
+from kvtrie.engines.request_hints import FAR, RetainedRange, read_hints
+from kvtrie.engines.vllm.hints import envelope_ranges
 from kvtrie.tiers.key_order import KeyOrder
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ __all__ = ["KvtrieCachePolicy"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _WIDTH = 36  # bytes of a key: a SHA-256 hash and a group of layers
-_OVER = Kept(0, FAR, 0, None)  # the session of the request ends
+_OVER = RetainedRange(0, FAR, 0, None)  # the session of the request ends
 
 
 class KvtrieCachePolicy(CachePolicy):
@@ -143,11 +143,11 @@ class KvtrieCachePolicy(CachePolicy):
             self._order.keep(inside, hint.priority, hint.ttl_ns)
 
     def _asked_of(self, context: ReqContext) -> _Asked:
-        kept: list[Kept] = []
+        kept: list[RetainedRange] = []
         strange: list[str] = []
         if context.kv_hints is not None:
-            kept, strange = kept_of(context.kv_hints)
-        asked = asked_of(context.kv_transfer_params)
+            kept, strange = envelope_ranges(context.kv_hints)
+        asked = read_hints(context.kv_transfer_params)
         kept += [_OVER] * asked.end + list(asked.kept)
         for why in (*strange, *asked.strange):
             self.boundary.ignored(context.req_id, why)
@@ -158,4 +158,4 @@ class KvtrieCachePolicy(CachePolicy):
 class _Asked:
     """Ranges that a request asks to be kept; vLLM carries them with the request."""
 
-    kept: tuple[Kept, ...]
+    kept: tuple[RetainedRange, ...]

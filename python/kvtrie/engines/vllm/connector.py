@@ -20,12 +20,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvtrie.engines.vllm.counts import Counts
-from kvtrie.engines.vllm.events import VllmNaming, events_of
+from kvtrie.engines.vllm.metrics import MetricsExporter
 from kvtrie.engines.vllm.model import ServedModel, window_cost
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
-from kvtrie.engines.vllm.statistics import KvtrieProm, KvtrieStats
+from kvtrie.engines.vllm.vllm_events import VllmNaming, events_of
+from kvtrie.engines.vllm.vllm_metrics import KvtrieProm, KvtrieStats
 from kvtrie.engines.vllm.watch import watch
 from kvtrie.engines.vllm.weights import WorkerWeights, combined
 from kvtrie.engines.vllm.worker import WorkerConnector
@@ -91,7 +91,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         self._worker: WorkerConnector | None = None
         self._digest = b""  # of this worker's weights, at start
         self._cost = window_cost(vllm_config.model_config)
-        self._counts = Counts()
+        self._counts = MetricsExporter()
         self._hashed: str = vllm_config.cache_config.prefix_caching_hash_algo
         self._halves: bool = vllm_config.parallel_config.use_ubatching
 

@@ -1,102 +1,258 @@
-"""KV events: the blocks that are on host and on disk, as vLLM publishes them with its own.
+"""PublishedBlocks: the blocks on host and disk that were published as KV events.
 
-Events carry the hashes that vLLM gives the blocks, so that a router can continue the chain of a
-prompt from the GPU to the tiers below. They set neither locality nor ownership: routers drop events
-that have them. Invariant: blocks that follow each other are in one event. Cost: an object per run.
+A block is published under the hash that vLLM gives it, when all of its layers have come to a tier,
+and taken back when any of them leaves. A block whose hash is not known, and a block whose parent
+has not been published, waits for that. vLLM publishes blocks in the GPU's memory itself.
+Invariant: no child is published before its parent. Cost: a dictionary entry per block and tier, a
+hash per block, and a step per event of the manager.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
-
-from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, BlockRemoved, BlockStored
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import (
-    generate_block_hash_extra_keys,
-    hash_block_tokens,
-    maybe_convert_block_hash,
-    to_event_extra_keys,
-)
-
-from kvtrie.engines.vllm.announced import Extra
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from vllm.v1.request import Request
 
-    from kvtrie.engines.vllm.announced import Change
+    from kvtrie import Event
 
-__all__ = ["VllmNaming", "events_of"]
-
-_MEDIUMS = (None, MEDIUM_CPU, MEDIUM_STORAGE)
+__all__ = ["Change", "Extra", "Naming", "PublishedBlocks"]
 
 
-class VllmNaming:
-    """vLLM's hashes of blocks.
+class Extra(NamedTuple):
+    """The facts in a block's hash other than its tokens.
 
-    Args:
-        algorithm: the name of vLLM's hash function.
+    Attributes:
+        lora_id: vLLM's number of the adapter.
+        lora_name: its name.
+        keys: salt, adapter and images, as vLLM's events have them.
     """
 
-    def __init__(self, algorithm: str) -> None:
-        self._hash = get_hash_fn_by_name(algorithm)
+    lora_id: int | None = None
+    lora_name: str | None = None
+    keys: tuple[Any, ...] | None = None
+
+
+class Naming(Protocol):
+    """vLLM's names of blocks."""
 
     def hash(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
         """Return the hash of a block of tokens alone."""
-        return hash_block_tokens(self._hash, cast("Any", parent), tokens)
+        ...
 
     def facts(self, request: Request, start: int, end: int) -> Extra:
-        """Return adapter, salt and images of a request's block."""
-        keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
-        if keys is None:
-            return Extra()
-        adapter = request.lora_request
-        (told,) = to_event_extra_keys([keys]) or [None]
-        if adapter is None:
-            return Extra(keys=told)
-        return Extra(adapter.lora_int_id, adapter.lora_name, told)
+        """Return the facts of a request's block other than its tokens."""
+        ...
 
 
-def events_of(changes: Iterable[Change], block_tokens: int) -> Iterator[Any]:
-    """vLLM's events of blocks that came or left.
+class Change(NamedTuple):
+    """A block that came whole to a tier, or that is whole there no more.
+
+    Attributes:
+        stored: whether it came.
+        tier: index of the tier.
+        hash: vLLM's hash of it.
+        parent: that of the block before it; None for a first one.
+        tokens: its tokens.
+        extra: the facts in its hash other than its tokens.
+    """
+
+    stored: bool
+    tier: int
+    hash: bytes
+    parent: bytes | None
+    tokens: list[int]
+    extra: Extra
+
+
+class _Waiting(NamedTuple):
+    """A block that is whole on a tier and not published."""
+
+    tier: int
+    key: bytes
+    parent: bytes
+    tokens: list[int]
+
+
+class PublishedBlocks:
+    """The books of what was published.
 
     Args:
-        changes: blocks stored or removed, from the scheduler.
-        block_tokens: tokens of a block.
+        layers: layers of a whole block.
+        naming: vLLM's names of blocks; None computes no hash.
+        root: the parent key of first blocks that are named by tokens alone.
+        images: keys of blocks with images, of those found at start.
+
+    Attributes:
+        missed: events that the manager overwrote before they were taken.
+        unknown: blocks that were not published when they came, for want of a hash.
     """
-    run: list[Change] = []
-    for change in changes:
-        if run and not _continues(run[-1], change):
-            yield _event(run, block_tokens)
-            run = []
-        run.append(change)
-    if run:
-        yield _event(run, block_tokens)
 
+    def __init__(
+        self,
+        layers: int,
+        naming: Naming | None = None,
+        root: bytes = b"",
+        images: Collection[bytes] = (),
+    ) -> None:
+        self._images = images
+        self._layers, self._naming, self._root = layers, naming, root
+        self._there: dict[tuple[int, bytes], set[int]] = {}
+        self._tiers: Counter[bytes] = Counter()  # that have something of a block, vLLM's too
+        self._hashes: dict[bytes, bytes] = {}
+        self._extras: dict[bytes, Extra] = {}
+        self._firsts: set[bytes] = set()  # parents of first blocks: no block has these keys
+        self._new: dict[int, tuple[bytes, Extra, bool]] = {}  # by handle, until the next `take`
+        self._nameless: dict[int, bytes] = {}
+        self._plain: set[bytes] | None = {root}  # found at start, and named by tokens alone
+        self._published: set[tuple[int, bytes]] = set()
+        self._shown: Counter[tuple[int, bytes]] = Counter()  # by hash
+        self._waiting: dict[bytes, dict[tuple[int, bytes], _Waiting]] = {}
+        self._next = 0
+        self.missed = self.unknown = 0
 
-def _continues(last: Change, change: Change) -> bool:
-    alike = (last.stored, last.tier, *last.extra[:2]) == (
-        change.stored,
-        change.tier,
-        *change.extra[:2],
-    )
-    return alike and (not change.stored or change.parent == last.hash)
+    @property
+    def nameless(self) -> bool:
+        """Whether blocks wait for a hash."""
+        return bool(self._nameless)
 
+    def learn(self, request: Request, handles: Sequence[int], first: int, size: int) -> None:
+        """Note the hashes that vLLM gives the blocks of a request.
 
-def _event(run: list[Change], block_tokens: int) -> Any:  # noqa: ANN401 - vLLM's own
-    first, hashes = run[0], [maybe_convert_block_hash(cast("Any", each.hash)) for each in run]
-    if not first.stored:
-        return BlockRemoved(block_hashes=hashes, medium=_MEDIUMS[first.tier])
-    parent = None if first.parent is None else maybe_convert_block_hash(cast("Any", first.parent))
-    keys = [each.extra.keys for each in run]
-    return BlockStored(
-        block_hashes=hashes,
-        parent_block_hash=parent,
-        token_ids=[token for each in run for token in each.tokens],
-        block_size=block_tokens,
-        lora_id=first.extra.lora_id,
-        medium=_MEDIUMS[first.tier],
-        lora_name=first.extra.lora_name,
-        extra_keys=keys if any(keys) else None,
-    )
+        Args:
+            request: the request.
+            handles: handles of its blocks from `first` on.
+            first: the index of the first of them.
+            size: tokens of a block.
+        """
+        names = request.block_hashes[first : first + len(handles)]
+        for at, (handle, name) in enumerate(zip(handles, names, strict=False), first):
+            extra = Extra()
+            if self._naming is not None:
+                extra = self._naming.facts(request, at * size, (at + 1) * size)
+            self._new[handle] = bytes(name), extra, at == 0
+
+    def take(self, events: Iterable[Event]) -> Iterator[Change]:
+        """Yield the changes to publish, in order.
+
+        Args:
+            events: events of residency, as the manager gave them.
+        """
+        for event in events:
+            number, key, parent = event.number, event.key, event.parent
+            if number is None or key is None or parent is None:
+                continue
+            self.missed += number - self._next
+            self._next = number + 1
+            self._name(event, key, parent)
+            before, after = self._note(event, key)
+            if event.tier and before != after and self._layers in (before, after):
+                one = _Waiting(event.tier, key, parent, list(event.tokens or ()))
+                if after == self._layers:
+                    yield from self._publish(one)
+                else:
+                    yield from self._withdraw(one)
+            if key not in self._tiers:
+                self._hashes.pop(key, None)
+                self._extras.pop(key, None)
+                self._nameless.pop(event.block, None)
+        for handle in self._new.keys() & self._nameless.keys():
+            key = self._nameless.pop(handle)
+            self._hashes[key], extra, first = self._new[handle]
+            if any(extra):
+                self._extras[key] = extra
+            for each in list(self._waiting.pop(key, {}).values()):
+                if first and each.key == key:  # the others are its children
+                    self._firsts.add(each.parent)
+                yield from self._publish(each)
+        self._new, self._plain, self._images = {}, None, ()
+
+    def clear(self) -> Iterator[Change]:
+        """Take all back."""
+        for tier, name in self._shown:
+            yield Change(False, tier, name, None, [], Extra())  # noqa: FBT003 - a named tuple's field
+        missed, unknown, number = self.missed, self.unknown, self._next
+        self.__init__(self._layers, self._naming, self._root)
+        self.missed, self.unknown, self._next = missed, unknown, number
+
+    def _name(self, event: Event, key: bytes, parent: bytes) -> None:
+        """Find the hash of a block that comes."""
+        if key in self._hashes or event.kind != "stored":
+            return
+        if (new := self._new.get(event.block)) is not None:
+            self._hashes[key], extra, first = new
+            if any(extra):
+                self._extras[key] = extra
+            if first:
+                self._firsts.add(parent)
+            return
+        tokens = list(event.tokens or ())
+        plain = self._plain or set[bytes]()
+        if parent in plain and key not in self._images and self._naming is not None:
+            self._hashes[key] = self._naming.hash(self._hashes.get(parent), tokens)
+            plain.add(key)
+            if parent == self._root:
+                self._firsts.add(parent)
+        elif event.tier:
+            self.unknown += event.block not in self._nameless
+            self._nameless[event.block] = key
+
+    def _publish(self, block: _Waiting) -> Iterator[Change]:
+        """Publish a block and all that waited for it; or let it wait."""
+        due = [block]
+        while due:
+            one = due.pop()
+            place, name = (one.tier, one.key), self._hashes.get(one.key)
+            first = one.parent in self._firsts
+            if name is None or not (first or self._known(one.parent)):
+                behind = one.key if name is None else one.parent
+                self._waiting.setdefault(behind, {})[place] = one
+                continue
+            self._published.add(place)
+            self._shown[one.tier, name] += 1
+            if self._shown[one.tier, name] == 1:
+                before = None if first else self._hashes[one.parent]
+                extra = self._extras.get(one.key, Extra())
+                yield Change(True, one.tier, name, before, one.tokens, extra)  # noqa: FBT003 - the same
+            due += self._waiting.pop(one.key, {}).values()
+
+    def _known(self, key: bytes) -> bool:
+        return any((tier, key) in self._published for tier in (1, 2))
+
+    def _withdraw(self, block: _Waiting) -> Iterator[Change]:
+        """Take a block back, if it was published."""
+        place = (block.tier, block.key)
+        for behind in (block.key, block.parent):
+            rows = self._waiting.get(behind, {})
+            rows.pop(place, None)
+            if not rows:
+                self._waiting.pop(behind, None)
+        if place not in self._published:
+            return
+        self._published.remove(place)
+        shown = block.tier, self._hashes[block.key]
+        self._shown[shown] -= 1
+        if not self._shown[shown]:
+            del self._shown[shown]
+            yield Change(False, *shown, None, [], Extra())  # noqa: FBT003 - the same
+
+    def _note(self, event: Event, key: bytes) -> tuple[int, int]:
+        """Layers of the event's block on the event's tier, before it and after it."""
+        layers = self._there.setdefault((event.tier, key), set())
+        before, named = len(layers), range(event.layer_lo, event.layer_hi)
+        if event.kind == "stored":
+            layers.update(named)
+        else:
+            layers.difference_update(named)
+        if layers and not before:
+            self._tiers[key] += 1
+        if not layers:
+            del self._there[event.tier, key]
+            if before:
+                self._tiers[key] -= 1
+                if not self._tiers[key]:
+                    del self._tiers[key]
+        return before, len(layers)

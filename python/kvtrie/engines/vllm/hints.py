@@ -1,30 +1,194 @@
-"""Hints of a vLLM request: its priority and its ranges, as hints of the manager.
+"""Hints of a vLLM request: its priority, its ranges and its envelope, as hints of the manager.
 
-Invariant: a hint is soft. Cost: a hint per range, once per request.
+vLLM carries an envelope `kv_hints` of actions, each with a type, a version and a payload, and does
+not interpret them. Three types are supported: `kv.retain`, `kv.release` (also called
+`kv.deref`) and `kv.prefetch`, of version 1.
+Invariant: a hint is soft; an invalid action is named in `strange`, and the others apply. Cost:
+a hint per action and range, once per request.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
-from kvtrie.engines.asked import FAR, Kept
-from kvtrie.hint import Retain
+import numpy as np
+
+from kvtrie.argument import few, flag, real, shown
+from kvtrie.engines.request_hints import FAR, MOST_RANGES, RetainedRange
+from kvtrie.errors import ConfigError, KvtrieError
+from kvtrie.hint import Prefetch, Release, Retain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import numpy as np
     from numpy.typing import NDArray
+    from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
+    from kvtrie.hint import Hint
     from kvtrie.scope import Scope
 
-__all__ = ["hints_of", "kept_by_rank"]
+__all__ = ["EnvelopeHints", "envelope_hints", "envelope_ranges", "priority_hint", "range_hints"]
 
 _PLAIN, _HIGHEST = 35, 100
+_ITS_OWN = "the session of the request"  # if the caller does not know its name
+_RELEASES = ("kv.release", "kv.deref")
+_RANGE = ("start", "end", "priority", "duration", "covers_output")
+_MOST_ACTIONS = 64
+_LONGEST_S = 1e9
 
 
-def hints_of(
-    kept: Iterable[Kept], tokens: NDArray[np.uint32], scope: Scope | None, owner: str | None
+@dataclass(slots=True)
+class EnvelopeHints:
+    """Hints read from an envelope.
+
+    Attributes:
+        hints: for the manager, at once.
+        end: whether the request's session is over with it.
+        strange: what could not be served, and why.
+    """
+
+    hints: list[Hint] = field(default_factory=list["Hint"])
+    end: bool = False
+    strange: list[str] = field(default_factory=list[str])
+
+
+def envelope_hints(
+    envelope: KvHintsEnvelope,
+    tokens: NDArray[np.uint32],
+    scope: Scope | None,
+    session: str | None,
+) -> EnvelopeHints:
+    """The advice of a request's envelope.
+
+    Args:
+        envelope: with `actions`, each with an `action_type`, an `action_version` and a `payload`.
+        tokens: the request's prompt.
+        scope: the scope of its blocks.
+        session: the conversation that it belongs to.
+    """
+    advice = EnvelopeHints()
+    actions = cast("object", envelope.actions)
+    if not isinstance(actions, Sequence):
+        advice.strange.append(f"actions are {shown(actions)}, a list wanted")
+        return advice
+    for at, action in enumerate(cast("Sequence[KvHintAction]", actions)):
+        if at == _MOST_ACTIONS:
+            advice.strange.append(f"{len(envelope.actions)} actions, the first {at} are read")
+            break
+        try:
+            _serve(action, advice, tokens, scope, session)
+        except (KvtrieError, TypeError, ValueError, AttributeError) as error:
+            kind = shown(getattr(action, "action_type", None))
+            advice.strange.append(f"{kind}: {error}")
+    return advice
+
+
+def envelope_ranges(envelope: KvHintsEnvelope) -> tuple[list[RetainedRange], list[str]]:
+    """The ranges of a request's prompt that its envelope keeps, where keys are opaque.
+
+    A release of the request's session gives the prompt the lowest priority. Other sessions are
+    unknown there, and no block can be prefetched.
+
+    Returns:
+        The ranges, and what could not be served, and why.
+    """
+    advice = envelope_hints(envelope, np.zeros(0, np.uint32), None, _ITS_OWN)
+    kept = [RetainedRange(0, FAR, 0, None)] if advice.end else []
+    for hint in advice.hints:
+        if isinstance(hint, Retain) and hint.tokens is not None:
+            last = FAR if hint.end is None else hint.end
+            kept.append(
+                RetainedRange(hint.start, last, hint.priority, cast("int | None", hint.ttl))
+            )
+        else:
+            advice.strange.append(f"{type(hint).__name__}: nothing is known of that here")
+    return kept, advice.strange
+
+
+def _serve(
+    action: KvHintAction,
+    advice: EnvelopeHints,
+    tokens: NDArray[np.uint32],
+    scope: Scope | None,
+    session: str | None,
+) -> None:
+    kind, version = str(action.action_type), str(action.action_version)
+    if kind not in ("kv.retain", "kv.prefetch", *_RELEASES):
+        raise ConfigError(f"no such action: kv.retain, kv.prefetch and {_RELEASES[0]} are served")
+    if version.partition(".")[0] != "1":
+        raise ConfigError(f"version {shown(version)}: version 1 is served")
+    payload = cast("Mapping[str, Any]", action.payload)
+    if kind == "kv.retain":
+        _known(payload, ("scope", "directives"))
+        owner = payload.get("scope") or session
+        # All or nothing: a range that makes no sense takes its action along.
+        rows = few("directives", payload.get("directives") or (), MOST_RANGES)
+        advice.hints += [_retain(row, tokens, scope, owner, session) for row in rows]
+        return
+    _known(payload, ("session_id",))
+    named = payload.get("session_id")
+    if kind == "kv.prefetch":
+        prompt = tokens.copy() if named is None else None
+        advice.hints.append(Prefetch(tokens=prompt, session=named, tier="host", scope=scope))
+    elif named is None or named == session:
+        if session is None:
+            raise ConfigError("neither the request nor the action names a session")
+        advice.end = True
+    else:
+        advice.hints.append(Release(session=named, scope=scope))
+
+
+def _known(given: object, keys: tuple[str, ...]) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"it says {shown(given)}, an object wanted")
+    named = cast("Mapping[object, object]", given)
+    if strange := [shown(key) for key in named if key not in keys]:
+        raise ConfigError(f"it has no {', '.join(strange)}: {', '.join(keys)}")
+
+
+def _retain(
+    row: Mapping[str, Any],
+    tokens: NDArray[np.uint32],
+    scope: Scope | None,
+    owner: str | None,
+    session: str | None,
+) -> Retain:
+    _known(row, _RANGE)
+    if "priority" not in row:
+        raise ConfigError("a range without a priority")
+    seconds = row.get("duration")
+    ttl = None if seconds is None else timedelta(seconds=real("duration", seconds, 0, _LONGEST_S))
+    if not flag("covers_output", row.get("covers_output", False)):
+        return Retain(
+            tokens=tokens.copy(),
+            scope=scope,
+            owner=owner,
+            priority=row["priority"],
+            start=row.get("start", 0),
+            end=row.get("end"),
+            ttl=ttl,
+        )
+    if session is None or "start" in row or "end" in row:
+        raise ConfigError("covers_output is said of a session's answers, without a range")
+    # Of the prompt it says no more than nothing: a range without a token.
+    return Retain(
+        session=session,
+        scope=scope,
+        owner=owner,
+        end=0,
+        decode_priority=row["priority"],
+        decode_ttl=ttl,
+    )
+
+
+def range_hints(
+    kept: Iterable[RetainedRange],
+    tokens: NDArray[np.uint32],
+    scope: Scope | None,
+    owner: str | None,
 ) -> list[Retain]:
     """Return the hints that keep ranges of a prompt.
 
@@ -48,7 +212,7 @@ def hints_of(
     ]
 
 
-def kept_by_rank(
+def priority_hint(
     rank: int, tokens: NDArray[np.uint32], scope: Scope | None, owner: str | None
 ) -> Retain:
     """Return the hint of a request's `priority`: vLLM serves lower ones first.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.vllm.books import HOST, Books
-from kvtrie.engines.vllm.waiting import Answer, Known, Promise
+from kvtrie.engines.vllm.waiting import Answer, Promise, WaitingRequest
 from kvtrie.hint import Prefetch
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Matching(Books):
         )
         return found
 
-    def _match(self, known: Known, local: int, now: int) -> int | None:
+    def _match(self, known: WaitingRequest, local: int, now: int) -> int | None:
         known.promise, known.coming = Promise(local, local), False
         if known.scope is None:
             return 0
@@ -92,7 +92,7 @@ class Matching(Books):
                 return _THERE if whole else _COMING
         return _DEEPER
 
-    def _may_wait(self, known: Known, host: int, near: int, now: int) -> bool:
+    def _may_wait(self, known: WaitingRequest, host: int, near: int, now: int) -> bool:
         """Prefetch deeper blocks into host memory; return whether the request waits for them.
 
         It waits no longer than the deadline, and not if nothing more can come.
@@ -108,12 +108,12 @@ class Matching(Books):
         if not known.waits_until:
             known.waits_until = now + self._deadline_ns
         if now >= known.waits_until:
-            self.tally.lost["disk too slow"] += 1
+            self.counters.lost["disk too slow"] += 1
             return False
         if known.coming:
             return True
         if host <= known.asked:  # asked before, and no further: there is no room
-            self.tally.lost["no room to bring up"] += 1
+            self.counters.lost["no room to bring up"] += 1
             known.waits_until = now
             return False
         tokens = known.tokens.read()
@@ -127,7 +127,7 @@ class Matching(Books):
             known.asked = host
         return True
 
-    def _pin(self, known: Known, handles: NDArray[np.uint64], host: int, now: int) -> None:
+    def _pin(self, known: WaitingRequest, handles: NDArray[np.uint64], host: int, now: int) -> None:
         """Pin blocks in host memory until the rest arrives; without quota the request gives up."""
         if host > known.pinned and self._pinned + host - known.pinned <= self._most_pinned:
             new = handles[known.pinned : host]

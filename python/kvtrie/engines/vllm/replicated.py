@@ -1,4 +1,4 @@
-"""Twins: the ranks of a machine that compute the same KV, which is kept once for all of them.
+"""ReplicatedRanks: the ranks of a machine that compute the same KV, stored once for all of them.
 
 Latent KV is the same on every tensor-parallel rank. Ranks of one machine share one pool of host
 memory as large as theirs together: each stores an equal part of the blocks and loads any, and the
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Twins"]
+__all__ = ["ReplicatedRanks"]
 
 
 @dataclass(frozen=True, slots=True)
-class Twins:
+class ReplicatedRanks:
     """This rank's place among those of its machine.
 
     Attributes:
@@ -39,7 +39,7 @@ class Twins:
     count: int = 1
 
     @classmethod
-    def of(cls, rank: int, gather: Callable[[Any], list[Any]]) -> Twins:
+    def of(cls, rank: int, gather: Callable[[Any], list[Any]]) -> ReplicatedRanks:
         """The ranks on the machine of this one.
 
         Args:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from vllm.v1.request import Request
 
-    from kvtrie.engines.vllm.announced import Change
-    from kvtrie.engines.vllm.counts import Counts, Told
+    from kvtrie.engines.vllm.events import Change
     from kvtrie.engines.vllm.messages import StepNews
+    from kvtrie.engines.vllm.metrics import ExportedValues, MetricsExporter
 
 __all__ = ["Reports"]
 
@@ -69,7 +69,7 @@ class Reports(Matching):
         """Stop commits of requests that read a block whose load has failed."""
         broken = {slot for ident in loads for slot in self._loads[ident].table}
         for ident in loads:
-            self.tally.lost["a load that failed"] += 1
+            self.counters.lost["a load that failed"] += 1
             self._loads.pop(ident).dead = True
         if broken:  # requests that share a failed block may have computed from missing KV
             for run in self._runs.values():
@@ -147,7 +147,7 @@ class Reports(Matching):
             return cleared
         return [*cleared, *self._announced.take(self.manager.take_events())]
 
-    def counts(self, counts: Counts) -> Told | None:
+    def counts(self, counts: MetricsExporter) -> ExportedValues | None:
         """Return the increase since the last export; None if that was less than 1 s ago.
 
         A server that falls idle exports at once: its next step may be hours away.
@@ -157,6 +157,6 @@ class Reports(Matching):
             return None
         self._said = now
         if self._announced is not None:
-            self.tally.lost["an event without a hash"] = self._announced.unknown
+            self.counters.lost["an event without a hash"] = self._announced.unknown
         waiting = sum(known.waits_until > 0 for known in self._known.values())
-        return counts.take(self.manager.stats(), self.tally, self._pinned, waiting)
+        return counts.take(self.manager.stats(), self.counters, self._pinned, waiting)

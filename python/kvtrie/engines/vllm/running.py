@@ -1,4 +1,4 @@
-"""Run: an admitted request, kvtrie's hold on it, and what of it is surely written.
+"""RunningRequest: an admitted request, its lease, and its tokens that are surely written.
 
 Invariant: what is committed was written by a step that has finished, and stands in slots that the
 request owned then. Cost: tokens are converted once each.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kvtrie import Lease
 
-__all__ = ["GrowingTokens", "Run"]
+__all__ = ["GrowingTokens", "RunningRequest"]
 
 
 class GrowingTokens:
@@ -64,7 +64,7 @@ class GrowingTokens:
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class RunningRequest:
     """A request that vLLM has given blocks to.
 
     Attributes:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from kvtrie.engines.vllm.books import Planned
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.reports import Reports
-from kvtrie.engines.vllm.running import Run
-from kvtrie.engines.vllm.waiting import Known, Promise
+from kvtrie.engines.vllm.running import RunningRequest
+from kvtrie.engines.vllm.waiting import Promise, WaitingRequest
 from kvtrie.errors import KvtrieError, NoSpaceError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class SchedulerConnector(Reports):
             return
         self.identity.written(new)
         end, tokens = local + loaded, known.tokens.read()
-        self.tally.tokens["asked"] += len(tokens) - local
+        self.counters.tokens["asked"] += len(tokens) - local
         try:
             lease = self.manager.acquire(
                 tokens,
@@ -83,7 +83,7 @@ class SchedulerConnector(Reports):
             return
         full = lease.tokens + self._size
         about = known.prompt, known.identity
-        run = Run(request, known.tokens, lease, list(table), self._step, *about, full)
+        run = RunningRequest(request, known.tokens, lease, list(table), self._step, *about, full)
         run.dead = unsure
         self._runs[request.request_id] = run
         self._unpin(known, now)
@@ -99,19 +99,19 @@ class SchedulerConnector(Reports):
             try:
                 ids = lease.load(blocks=(first, last), now=now).tolist()
             except KvtrieError as error:
-                self.tally.lost[f"{type(error).__name__} at load"] += 1
+                self.counters.lost[f"{type(error).__name__} at load"] += 1
         if len(ids) != last - first:
             self._lose(table, local, end, "a promise that did not hold")
             run.dead = True
         disk = min(known.from_disk, loaded)
-        self.tally.tokens["disk"] += disk
-        self.tally.tokens["host"] += loaded - disk
+        self.counters.tokens["disk"] += disk
+        self.counters.tokens["host"] += loaded - disk
         for ident, slot in zip(ids, table[first:last], strict=False):
             run.loads.add(ident)
             self._loads[ident] = run
             self._new_loads[ident] = slot
 
-    def _turn(self, request: Request, known: Known) -> bool:
+    def _turn(self, request: Request, known: WaitingRequest) -> bool:
         """End the run before this admission; whether rows that it left may be of other tokens."""
         last = self._drop(request.request_id)
         known.waits_until, known.asked = 0, -1
@@ -147,7 +147,7 @@ class SchedulerConnector(Reports):
         self._note_unstored(parts)
         late = self.dispatch.cancel(released, now, "vLLM took the block back before it was stored")
         if late:
-            self.tally.lost["taken back before it was stored"] += late
+            self.counters.lost["taken back before it was stored"] += late
         self._keep_promises(parts, now)
         ahead = self._store_ahead(self._plan(output), parts, now)
         made = StepOrders(
@@ -162,7 +162,7 @@ class SchedulerConnector(Reports):
         )
         self._lost, self._forget = [], False
         self._step += 1
-        self.tally.line(now)
+        self.counters.line(now)
         return made
 
     def _note_unstored(self, parts: list[Moves]) -> None:
@@ -173,7 +173,7 @@ class SchedulerConnector(Reports):
         stores = (moves.block[moves.src == 0].tolist() for moves in under_way)
         left = len(self._committed.difference(*stores)) - self._stored
         if left > 0:
-            self.tally.lost["no room on host"] += left
+            self.counters.lost["no room on host"] += left
         self._committed, self._stored = set(), 0
 
     def _extend(self, output: SchedulerOutput) -> None:
@@ -191,9 +191,9 @@ class SchedulerConnector(Reports):
             if not run.dead:
                 self.identity.written(new[0])
 
-    def _plan(self, output: SchedulerOutput) -> list[tuple[Run, int]]:
+    def _plan(self, output: SchedulerOutput) -> list[tuple[RunningRequest, int]]:
         """Note which blocks this step will have filled, once it has finished."""
-        rows: list[tuple[Run, int]] = []
+        rows: list[tuple[RunningRequest, int]] = []
         drafts = output.scheduled_spec_decode_tokens
         cached = output.scheduled_cached_reqs
         before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -209,7 +209,7 @@ class SchedulerConnector(Reports):
         return rows
 
     def _store_ahead(
-        self, rows: list[tuple[Run, int]], parts: list[Moves], now: int
+        self, rows: list[tuple[RunningRequest, int]], parts: list[Moves], now: int
     ) -> list[Moves]:
         """Begin the stores of blocks that this step will fill; what else goes out joins `parts`."""
         begun = False
@@ -240,6 +240,6 @@ class SchedulerConnector(Reports):
             self._loads.pop(ident).dead = True
             self._lost.append(self._new_loads[ident])
         if late:
-            self.tally.lost["a load that had to wait"] += len(late)
+            self.counters.lost["a load that had to wait"] += len(late)
             self.dispatch.cancel(late, now, "the step that reads it has begun")
         self._new_loads = {}

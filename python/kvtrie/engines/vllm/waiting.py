@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.running import GrowingTokens
     from kvtrie.scope import Scope
 
-__all__ = ["Answer", "Known", "Promise"]
+__all__ = ["Answer", "Promise", "WaitingRequest"]
 
 
 class Promise(NamedTuple):
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(slots=True)
-class Known:
+class WaitingRequest:
     """A request that has come and not ended.
 
     Attributes:

@@ -24,7 +24,7 @@ from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
 from kvtrie.engines.vllm.device_reports import DeviceReports
 from kvtrie.engines.vllm.messages import Opened, StepNews
-from kvtrie.engines.vllm.replicated import Twins
+from kvtrie.engines.vllm.replicated import ReplicatedRanks
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
 from kvtrie.sizes import free_memory
@@ -98,9 +98,9 @@ class WorkerConnector:
         self.gpu = EnginePool(
             model.shape, model.block_tokens, ordered, block_axis=axis, opaque=layout.opaque
         )
-        self.twins = Twins()
+        self.twins = ReplicatedRanks()
         if model.alike and model.shape.tp > 1 and gather is not None:
-            self.twins = Twins.of(rank % model.shape.tp, gather)
+            self.twins = ReplicatedRanks.of(rank % model.shape.tp, gather)
         tiers = settings.tiers or (_default(model),)
         rooms = [tier.room(model.shape, model.block_tokens) for tier in tiers]
         self._rooms = [room * self.twins.count for room in rooms]

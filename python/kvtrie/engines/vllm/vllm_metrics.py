@@ -14,10 +14,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from kvtrie.engines.vllm.counts import exported
+from kvtrie.engines.vllm.metrics import exported
 
 if TYPE_CHECKING:
-    from kvtrie.engines.vllm.counts import Told
+    from kvtrie.engines.vllm.metrics import ExportedValues
 
 __all__ = ["KvtrieProm", "KvtrieStats"]
 
@@ -25,7 +25,7 @@ _SAID = ("vllm:kvtrie_found_tokens_total", "vllm:kvtrie_lost_total")
 
 
 class KvtrieStats(KVConnectorStats):
-    """Metrics since the last export; `data` is as `Counts.take` returns it."""
+    """Metrics since the last export; `data` is as `MetricsExporter.take` returns it."""
 
     def reset(self) -> None:
         """Forget all."""
@@ -33,8 +33,8 @@ class KvtrieStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> KvtrieStats:
         """Merge later metrics: counters add up, gauges take the later value."""
-        told: Told = self.data
-        later: Told = other.data
+        told: ExportedValues = self.data
+        later: ExportedValues = other.data
         for name, rows in later.get("counters", {}).items():
             mine = told.setdefault("counters", {}).setdefault(name, {})
             for label, value in rows.items():
@@ -82,7 +82,7 @@ class KvtrieProm(KVConnectorPromMetrics):
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add what was counted by one engine."""
-        told: Told = transfer_stats_data
+        told: ExportedValues = transfer_stats_data
         for kind, rows in told.items():
             for name, values in rows.items():
                 for label, value in values.items():

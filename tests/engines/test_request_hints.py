@@ -6,11 +6,11 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engines.test_vllm_halves import Asked as Request
 from tests.engines.test_vllm_halves import Engine
+from tests.engines.test_vllm_halves import PlayedRequest as Request
 
-from kvtrie.engines.asked import FAR, MOST_RANGES, Asked, Kept, asked_of
 from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.request_hints import FAR, MOST_RANGES, RequestHints, RetainedRange, read_hints
 
 LONG = "x" * 70_000
 
@@ -21,11 +21,13 @@ def kvtrie(**section):
 
 def test_valid_fields_are_read():
     row = {"start": 32, "end": 64, "priority": 80, "ttl_s": 1.5}
-    assert asked_of(kvtrie(session="s", end=True, retain=[row, {}])) == Asked(
-        "s", end=True, kept=(Kept(32, 64, 80, 1_500_000_000), Kept(0, FAR, 35, None))
+    assert read_hints(kvtrie(session="s", end=True, retain=[row, {}])) == RequestHints(
+        "s",
+        end=True,
+        kept=(RetainedRange(32, 64, 80, 1_500_000_000), RetainedRange(0, FAR, 35, None)),
     )
-    assert asked_of(None, "chat") == Asked("chat")
-    assert asked_of({"do_remote_prefill": True}) == Asked()
+    assert read_hints(None, "chat") == RequestHints("chat")
+    assert read_hints({"do_remote_prefill": True}) == RequestHints()
 
 
 @pytest.mark.parametrize(
@@ -51,16 +53,16 @@ def test_valid_fields_are_read():
     ],
 )
 def test_each_wrong_field_is_named_and_left_out(section):
-    asked = asked_of({"kvtrie": section})
+    asked = read_hints({"kvtrie": section})
     assert len(asked.strange) == 1
     assert len(asked.strange[0]) < 300
     assert (asked.session, asked.end, asked.kept) == (None, False, ())
 
 
 def test_a_wrong_range_leaves_the_others():
-    asked = asked_of(kvtrie(retain=[{"priority": 1}, {"priority": 101}, {"priority": 2}]))
+    asked = read_hints(kvtrie(retain=[{"priority": 1}, {"priority": 101}, {"priority": 2}]))
     assert [kept.priority for kept in asked.kept] == [1, 2]
-    assert len(asked_of(kvtrie(retain=[{}] * 10_000)).kept) == MOST_RANGES
+    assert len(read_hints(kvtrie(retain=[{}] * 10_000)).kept) == MOST_RANGES
 
 
 JSON = st.recursive(
@@ -77,7 +79,7 @@ SECTION = st.fixed_dictionaries(
 @given(params=JSON | st.fixed_dictionaries({"kvtrie": SECTION | JSON}), session=JSON)
 @settings(max_examples=200, deadline=None)
 def test_reading_raises_nothing(params, session):
-    asked_of(params, session)
+    read_hints(params, session)
 
 
 def test_logging_is_bounded_and_counts_what_it_drops(caplog):
@@ -119,7 +121,7 @@ def test_an_unexpected_error_takes_one_request_out_of_the_cache(name):
     engine.add("next", [2] * 12, 1)
     engine.drain()
     engine.half.manager = manager
-    assert engine.half.tally.lost["an unexpected error"] == 1
+    assert engine.half.counters.lost["an unexpected error"] == 1
     for request, found in (("a", 0), ("b", 12)):
         tokens = [1 + (request == "b")] * 13
         assert engine.half.match(Request(request, tokens, 13, 1), 0) == found
@@ -134,7 +136,7 @@ def test_a_scope_that_cannot_be_formed_neither_matches_nor_stores(salt):
     odd.cache_salt = salt
     engine.waiting.append(odd)
     engine.drain()
-    assert engine.half.tally.lost["a scope that cannot be formed"] == 1
+    assert engine.half.counters.lost["a scope that cannot be formed"] == 1
     assert engine.half.manager.stats().blocks == 0
     engine.half.manager.audit()
     engine.close()

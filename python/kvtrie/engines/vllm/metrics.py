@@ -1,24 +1,28 @@
 """Metrics of the connector: names, help texts and values.
 
 The manager's metrics are those of `kvtrie.metrics` under the prefix `vllm:kvtrie_`; the connector
-adds a few. `statistics` passes them to vLLM.
+adds a few, logs the increase once a minute, and `vllm_metrics` passes all of them to vLLM.
 Invariant: counters are exported as the increase since the last export, gauges as they are.
 Cost: 100 microseconds per export, once a second or when a server falls idle.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvtrie.metrics import METRICS
 
 if TYPE_CHECKING:
     from kvtrie import Stats
-    from kvtrie.engines.vllm.tally import Tally
 
-__all__ = ["OWN", "Count", "Counts", "Told", "exported"]
+__all__ = ["OWN", "ConnectorCounters", "Count", "ExportedValues", "MetricsExporter", "exported"]
 
-Told = dict[str, dict[str, dict[str, float]]]
+_LOG = logging.getLogger("vllm.kvtrie")  # vLLM shows the lines of its own loggers only
+_MINUTE_NS = 60_000_000_000
+
+ExportedValues = dict[str, dict[str, dict[str, float]]]
 """Numbers by "counters" or "gauges", by name, by the value of the label; "" where it has none."""
 
 _PREFIX = "vllm:kvtrie_"
@@ -82,24 +86,57 @@ def exported() -> tuple[Count, ...]:
     )
 
 
-class Counts:
+class ConnectorCounters:
+    """Counters of one server.
+
+    Attributes:
+        tokens: prompt tokens by where their KV came from: "host", "disk", and "asked" for all that
+            vLLM did not have itself.
+        blocks: blocks: "stored" and "loaded".
+        lost: why something was not stored or not loaded, in requests or blocks.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: Counter[str] = Counter()
+        self.blocks: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self._said: tuple[int, dict[str, int]] = (0, {})
+
+    def as_dict(self) -> dict[str, int]:
+        """All counters by name."""
+        named = (("tokens", self.tokens), ("blocks", self.blocks), ("lost", self.lost))
+        return {f"{name} {key}": one for name, each in named for key, one in sorted(each.items())}
+
+    def line(self, now: int) -> None:
+        """Log what came since the last line, if that was a minute ago and there is any."""
+        at, before = self._said
+        if now - at < _MINUTE_NS:
+            return
+        told = self.as_dict()
+        new = {name: one - before.get(name, 0) for name, one in told.items()}
+        if at and any(new.values()):
+            _LOG.info("kvtrie: %s", ", ".join(f"{name} {n}" for name, n in new.items() if n))
+        self._said = now, told
+
+
+class MetricsExporter:
     """Converts cumulative counters to increases since the last export."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, str], float] = {}
 
-    def take(self, stats: Stats, tally: Tally, held: int, waiting: int) -> Told:
+    def take(self, stats: Stats, own: ConnectorCounters, held: int, waiting: int) -> ExportedValues:
         """All gauges, and how far counters have come since the last call.
 
         Args:
             stats: the manager's.
-            tally: the connector's.
+            own: the connector's.
             held: blocks on host that waiting requests hold.
             waiting: requests that wait for a disk.
         """
         counters: dict[str, dict[str, float]] = {}
         gauges: dict[str, dict[str, float]] = {}
-        for name, label, value in self._all(stats, tally, held, waiting):
+        for name, label, value in self._all(stats, own, held, waiting):
             if not name.endswith("_total"):
                 gauges.setdefault(name, {})[label] = value
             elif value != self._before.get((name, label)):  # the first time even if it is 0
@@ -108,18 +145,18 @@ class Counts:
         return {"counters": counters, "gauges": gauges}
 
     def _all(
-        self, stats: Stats, tally: Tally, held: int, waiting: int
+        self, stats: Stats, own: ConnectorCounters, held: int, waiting: int
     ) -> list[tuple[str, str, float]]:
         told: list[tuple[str, str, float]] = [
-            (f"{_PREFIX}wanted_tokens_total", "", tally.tokens["asked"]),
-            (f"{_PREFIX}computed_blocks_total", "", tally.blocks["written"]),
+            (f"{_PREFIX}wanted_tokens_total", "", own.tokens["asked"]),
+            (f"{_PREFIX}computed_blocks_total", "", own.blocks["written"]),
             (f"{_PREFIX}held_blocks", "", held),
             (f"{_PREFIX}waiting_requests", "", waiting),
         ]
         told += [
-            (f"{_PREFIX}found_tokens_total", tier, tally.tokens[tier]) for tier in ("host", "disk")
+            (f"{_PREFIX}found_tokens_total", tier, own.tokens[tier]) for tier in ("host", "disk")
         ]
-        told += [(f"{_PREFIX}lost_total", why, count) for why, count in tally.lost.items()]
+        told += [(f"{_PREFIX}lost_total", why, count) for why, count in own.lost.items()]
         for metric in _MANAGERS:
             name = _PREFIX + metric.name.removeprefix("kvtrie_")
             if "tier" in metric.labels:

@@ -1,4 +1,4 @@
-"""Asked: the fields of a request that ask for something, read and checked once.
+"""RequestHints: the hints in the fields of a request, read and checked once.
 
 No engine owns this module. Invariant: reading raises nothing; a field that is wrong is left out and
 named in `strange`. Cost: a few checks per range, once per request; at most `MOST_RANGES` are read.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from kvtrie.argument import flag, real, shown, text, whole
 from kvtrie.errors import ConfigError
 
-__all__ = ["FAR", "MOST_RANGES", "Asked", "Kept", "asked_of"]
+__all__ = ["FAR", "MOST_RANGES", "RequestHints", "RetainedRange", "read_hints"]
 
 FAR = 2**63 - 1
 """End of a range that has no end."""
@@ -27,7 +27,7 @@ _NORMAL, _HIGHEST = 35, 100
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 
 
-class Kept(NamedTuple):
+class RetainedRange(NamedTuple):
     """A range of a prompt that a request asks to be kept.
 
     Attributes:
@@ -44,7 +44,7 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestHints:
     """The valid part of a request's hints.
 
     Attributes:
@@ -56,11 +56,11 @@ class Asked:
 
     session: str | None = None
     end: bool = False
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[RetainedRange, ...] = ()
     strange: tuple[str, ...] = ()
 
 
-def asked_of(params: object, session: object = None) -> Asked:
+def read_hints(params: object, session: object = None) -> RequestHints:
     """Read `{"kvtrie": {"session": ..., "end": ..., "retain": [...]}}`.
 
     Args:
@@ -73,7 +73,7 @@ def asked_of(params: object, session: object = None) -> Asked:
     named = given.get("session")
     if named is None or named == "":
         named = session
-    found, end, kept = None, False, list[Kept]()
+    found, end, kept = None, False, list[RetainedRange]()
     try:
         found = None if named is None or named == "" else text("session", named)
     except ConfigError as error:
@@ -94,7 +94,7 @@ def asked_of(params: object, session: object = None) -> Asked:
             kept.append(_kept(row))
         except ConfigError as error:
             strange.append(str(error))
-    return Asked(found, end, tuple(kept), tuple(strange))
+    return RequestHints(found, end, tuple(kept), tuple(strange))
 
 
 def _section(params: object, strange: list[str]) -> Mapping[str, Any]:
@@ -109,7 +109,7 @@ def _section(params: object, strange: list[str]) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", given)
 
 
-def _kept(row: object) -> Kept:
+def _kept(row: object) -> RetainedRange:
     if not isinstance(row, Mapping):
         raise ConfigError(f"a range is {shown(row)}, an object wanted")
     given = cast("Mapping[str, object]", row)
@@ -124,4 +124,4 @@ def _kept(row: object) -> Kept:
     if seconds is not None:
         ttl = int(real("ttl_s", seconds, _SHORTEST_S, _LONGEST_S) * 1e9)
     priority = whole("priority", given.get("priority", _NORMAL), 0, _HIGHEST)
-    return Kept(start, last, priority, ttl)
+    return RetainedRange(start, last, priority, ttl)

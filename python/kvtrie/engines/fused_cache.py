@@ -1,4 +1,4 @@
-"""HeldCache: a transformers `Cache` over the K and V of a fused cache.
+"""FusedCache: a transformers `Cache` over the K and V of a fused cache.
 
 Invariant: the first tokens are the fused ones; tokens of later passes follow them and are matched
 by no other request. Cost: per pass and layer one write of the new tokens and one read of all.
@@ -16,10 +16,10 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from kvtrie.fuse.layers import Held
 
-__all__ = ["HeldCache"]
+__all__ = ["FusedCache"]
 
 
-class HeldCache(Cache):
+class FusedCache(Cache):
     """A cache of one sequence, which grows with every pass.
 
     Args:
@@ -39,7 +39,7 @@ class HeldCache(Cache):
         return self._kv.layers
 
     def __repr__(self) -> str:
-        return f"HeldCache({self._past} tokens)"
+        return f"FusedCache({self._past} tokens)"
 
     def update(
         self,

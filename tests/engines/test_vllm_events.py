@@ -8,9 +8,8 @@ import pytest
 from tests.engines.test_vllm_halves import BLOCKS, LAYERS, SIZE, Engine, named, play
 
 from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.engines.vllm.announced import Announced, Extra
-from kvtrie.engines.vllm.counts import Counts, exported
-from kvtrie.engines.vllm.tally import Tally
+from kvtrie.engines.vllm.events import Extra, PublishedBlocks
+from kvtrie.engines.vllm.metrics import ConnectorCounters, MetricsExporter, exported
 
 
 def event(number, kind, tier, layers, key=b"k", parent=b"root", block=1):
@@ -30,7 +29,7 @@ def asked(*hashes):
 
 
 def test_a_block_is_published_once_it_is_whole_and_taken_back_with_its_first_layer():
-    announced = Announced(2)
+    announced = PublishedBlocks(2)
     announced.learn(asked(b"K", b"L"), [1, 2], 0, 2)
     rows = [
         event(0, "stored", 0, (0, 2)),
@@ -53,7 +52,7 @@ def test_a_block_is_published_once_it_is_whole_and_taken_back_with_its_first_lay
 
 
 def test_a_block_without_a_hash_and_its_children_wait_for_it():
-    announced = Announced(1)
+    announced = PublishedBlocks(1)
     rows = [
         event(0, "stored", 2, (0, 1)),
         event(1, "stored", 2, (0, 1), b"l", b"k", 2),
@@ -71,7 +70,7 @@ def test_a_block_without_a_hash_and_its_children_wait_for_it():
 
 def test_a_block_with_an_image_that_is_found_at_start_is_not_named_by_its_tokens():
     naming = SimpleNamespace(hash=lambda _parent, _tokens: b"K")
-    announced = Announced(1, naming, b"root", {b"l"})
+    announced = PublishedBlocks(1, naming, b"root", {b"l"})
     rows = [
         event(0, "stored", 2, (0, 1)),
         event(1, "stored", 2, (0, 1), b"l", b"k", 2),
@@ -82,7 +81,7 @@ def test_a_block_with_an_image_that_is_found_at_start_is_not_named_by_its_tokens
 
 
 def test_a_child_is_published_after_its_parent_on_any_tier():
-    announced = Announced(1)
+    announced = PublishedBlocks(1)
     announced.learn(asked(b"K", b"L"), [1, 2], 0, 2)
     rows = [
         event(0, "stored", 1, (0, 1), b"l", b"k", 2),
@@ -142,7 +141,7 @@ def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path
 
 
 def test_counters_are_told_as_differences_and_add_up():
-    engine, counts, sums = Engine("", 1, 0, 3), Counts(), {}
+    engine, counts, sums = Engine("", 1, 0, 3), MetricsExporter(), {}
     for _ in range(3):
         play(engine, 6, 3)
         told = engine.half.counts(counts)
@@ -152,14 +151,14 @@ def test_counters_are_told_as_differences_and_add_up():
                 assert value >= 0
                 sums[name, label] = sums.get((name, label), 0) + value
     engine.close()
-    stats, tally = engine.half.manager.stats(), engine.half.tally
-    assert sums["vllm:kvtrie_found_tokens_total", "host"] == tally.tokens["host"] > 0
+    stats, counters = engine.half.manager.stats(), engine.half.counters
+    assert sums["vllm:kvtrie_found_tokens_total", "host"] == counters.tokens["host"] > 0
     assert sums["vllm:kvtrie_written_bytes_total", "host"] == stats.tiers["host"].bytes_written
     assert told["gauges"]["vllm:kvtrie_slots"]["gpu"] == BLOCKS
 
 
 def test_counts_are_told_once_a_second_while_a_server_is_busy():
-    engine, counts = Engine("", 1, 0, 3), Counts()
+    engine, counts = Engine("", 1, 0, 3), MetricsExporter()
     engine.half._clock = lambda: 5 * 10**9
     assert engine.half.counts(counts) is not None
     assert engine.half.counts(counts) is not None  # idle: nobody knows when it steps again
@@ -178,7 +177,7 @@ def test_every_count_has_one_name_and_what_is_told_is_exported():
     assert all((count.type == "counter") == count.name.endswith("_total") for count in exported())
     model = ModelShape(layers=2, kv_heads=2, head_dim=8)
     manager = BlockManager(model, [Tier("gpu", blocks=4), Tier("host", blocks=4)])
-    told = Counts().take(manager.stats(), Tally(), 0, 0)
+    told = MetricsExporter().take(manager.stats(), ConnectorCounters(), 0, 0)
     by_name = {count.name: count for count in exported()}
     for kind in ("counters", "gauges"):
         for name, rows in told[kind].items():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.events import KVCacheEventRecorder
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
-__all__ = ["Page", "Told"]
+__all__ = ["Page", "PublishedPages"]
 
 
 class Page:
@@ -40,7 +40,7 @@ class Page:
         self.event_hash_value: list[str] | None = None
 
 
-class Told:
+class PublishedPages:
     """The published pages, by block.
 
     Args:

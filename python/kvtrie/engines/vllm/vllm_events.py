@@ -1,0 +1,102 @@
+"""KV events: the blocks that are on host and on disk, as vLLM publishes them with its own.
+
+Events carry the hashes that vLLM gives the blocks, so that a router can continue the chain of a
+prompt from the GPU to the tiers below. They set neither locality nor ownership: routers drop events
+that have them. Invariant: blocks that follow each other are in one event. Cost: an object per run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, BlockRemoved, BlockStored
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    generate_block_hash_extra_keys,
+    hash_block_tokens,
+    maybe_convert_block_hash,
+    to_event_extra_keys,
+)
+
+from kvtrie.engines.vllm.events import Extra
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vllm.v1.request import Request
+
+    from kvtrie.engines.vllm.events import Change
+
+__all__ = ["VllmNaming", "events_of"]
+
+_MEDIUMS = (None, MEDIUM_CPU, MEDIUM_STORAGE)
+
+
+class VllmNaming:
+    """vLLM's hashes of blocks.
+
+    Args:
+        algorithm: the name of vLLM's hash function.
+    """
+
+    def __init__(self, algorithm: str) -> None:
+        self._hash = get_hash_fn_by_name(algorithm)
+
+    def hash(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
+        """Return the hash of a block of tokens alone."""
+        return hash_block_tokens(self._hash, cast("Any", parent), tokens)
+
+    def facts(self, request: Request, start: int, end: int) -> Extra:
+        """Return adapter, salt and images of a request's block."""
+        keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
+        if keys is None:
+            return Extra()
+        adapter = request.lora_request
+        (told,) = to_event_extra_keys([keys]) or [None]
+        if adapter is None:
+            return Extra(keys=told)
+        return Extra(adapter.lora_int_id, adapter.lora_name, told)
+
+
+def events_of(changes: Iterable[Change], block_tokens: int) -> Iterator[Any]:
+    """vLLM's events of blocks that came or left.
+
+    Args:
+        changes: blocks stored or removed, from the scheduler.
+        block_tokens: tokens of a block.
+    """
+    run: list[Change] = []
+    for change in changes:
+        if run and not _continues(run[-1], change):
+            yield _event(run, block_tokens)
+            run = []
+        run.append(change)
+    if run:
+        yield _event(run, block_tokens)
+
+
+def _continues(last: Change, change: Change) -> bool:
+    alike = (last.stored, last.tier, *last.extra[:2]) == (
+        change.stored,
+        change.tier,
+        *change.extra[:2],
+    )
+    return alike and (not change.stored or change.parent == last.hash)
+
+
+def _event(run: list[Change], block_tokens: int) -> Any:  # noqa: ANN401 - vLLM's own
+    first, hashes = run[0], [maybe_convert_block_hash(cast("Any", each.hash)) for each in run]
+    if not first.stored:
+        return BlockRemoved(block_hashes=hashes, medium=_MEDIUMS[first.tier])
+    parent = None if first.parent is None else maybe_convert_block_hash(cast("Any", first.parent))
+    keys = [each.extra.keys for each in run]
+    return BlockStored(
+        block_hashes=hashes,
+        parent_block_hash=parent,
+        token_ids=[token for each in run for token in each.tokens],
+        block_size=block_tokens,
+        lora_id=first.extra.lora_id,
+        medium=_MEDIUMS[first.tier],
+        lora_name=first.extra.lora_name,
+        extra_keys=keys if any(keys) else None,
+    )
