@@ -1,4 +1,4 @@
-"""Computing a sequence alone: the pass behind a chunk that is not there, and behind the gate.
+"""Computing a sequence alone: the pass for an absent chunk, and for the gate.
 
 Invariant: K and V are those of a full prefill of the sequence. Cost: that of the pass over the
 tokens from `start` on.
@@ -40,7 +40,7 @@ def compute(
         past: gives K and V `(start, ...)` of those at a layer.
 
     Returns:
-        States `(T - start, hidden)` behind the last layer.
+        States `(T - start, hidden)` after the last layer.
     """
     places = torch.arange(start, len(ids), device=decoder.device)
     hidden = decoder.embed(ids[start:])

@@ -1,7 +1,7 @@
 """Chunkers: ways to cut a text into the pieces whose KV is kept and reused.
 
 Invariant: the pieces, one after another, are the text, and none is empty; equal stretches between
-borders give equal pieces, wherever they stand. Cost: one pass over the tokens.
+borders give equal pieces, at any position. Cost: one pass over the tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class BySeparator:
-    """Cuts behind each occurrence of a separator, which stays at the end of its piece.
+    """Cuts after each occurrence of a separator, which stays at the end of its piece.
 
     Attributes:
         separator: its tokens.

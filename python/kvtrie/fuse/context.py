@@ -1,4 +1,4 @@
-"""Context: the chunks of a request in order, and the query behind them.
+"""Context: the chunks of a request in order, and the query after them.
 
 Text is cut before it is made into tokens, and each piece becomes tokens alone: equal text gives
 equal tokens, whatever was before it. Invariant: a chunk has at least one token, a query too.
@@ -92,11 +92,11 @@ class Chunk:
 
 
 class Context:
-    """What a request reads, chunk by chunk, and what it asks.
+    """The chunks that a request reads, in order, and its query.
 
     Args:
         chunks: chunks, or their tokens, in order; there may be none.
-        query: tokens behind them, at least one: they are always computed.
+        query: tokens after them, at least one: they are always computed.
 
     Attributes:
         chunks: a tuple of `Chunk`.
@@ -131,9 +131,9 @@ class Context:
             tokenizer: the model's.
             texts: a text, or several; none of their pieces goes over from one to the next.
             query: the question, as text.
-            separator: cut behind each occurrence, which stays at the end of its piece.
-            size: the most characters of a piece, which is cut behind its last end of a sentence,
-                else behind its last space, else at `size`. With neither, a text is one chunk.
+            separator: cut after each occurrence, which stays at the end of its piece.
+            size: the most characters of a piece, which is cut after its last end of a sentence,
+                else after its last space, else at `size`. With neither, a text is one chunk.
 
         Raises:
             ConfigError: both ways to cut, an empty separator, a size below 1, a text that is no

@@ -4,7 +4,7 @@ Recomputation that is no longer than loading costs nothing: layer i is computed 
 loads. `r = max(r_eq, r*)`, where `T_recompute(r_eq) = T_load` (CacheBlend, section 5.1) and r* is
 the least that keeps answers right. A selection by the question reads its layers before anything is
 recomputed: nothing hides its wait, and recomputation hides only the loads after it. New chunks go
-to the cheapest tier whose loads still hide behind recomputation at r*.
+to the cheapest tier whose loads are still hidden by recomputation at r*.
 Invariant: lanes that were seen to carry something count with what was seen, declared ones only
 until then; a ratio is from floor to ceiling. Cost: some forty look-ups in the profile's table per
 request.
@@ -122,7 +122,7 @@ class Controller:
         Args:
             fetch: its chunks; what of them is loaded, and from where, is taken as it is now.
             query: tokens of its query, which are computed at every layer.
-            waits: layers that the selection reads, behind a pass of the query, before the first
+            waits: layers that the selection reads, after a pass of the query, before the first
                 token is recomputed.
         """
         tokens = sum(len(fetch.parts[at].tokens) for at in fetch.order)
@@ -181,7 +181,7 @@ class Controller:
         self._choose()
 
     def load_ns(self, blocks: Mapping[str, int]) -> float:
-        """What lanes take for all layers but the first, in nanoseconds.
+        """Time of the lanes for all layers but the first, in nanoseconds.
 
         Args:
             blocks: how many blocks come from each kind of tier. Those below the host pass through

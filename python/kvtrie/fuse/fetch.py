@@ -1,10 +1,10 @@
 """Fetch: the KV of all chunks of a request, on the first tier and held there.
 
 What was found comes layer by layer while the caller computes; what was not, the caller computes
-alone behind the prefix, and it is kept for everybody. A load that fails makes its chunk one that
+alone after the prefix, and stored for all requests. A load that fails makes its chunk one that
 has to be computed, and leaves the others alone.
 Invariant: all chunks are leased or none; each distinct one once. Cost: a lease per distinct chunk;
-per layer a wait and one gather per chunk that is read; no buffer beside those of the caller.
+per layer a wait and one gather per chunk that is read; no buffer besides those of the caller.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class Fetch:
         self.close()
 
     def absent(self) -> Iterator[Part]:
-        """The parts to compute, the prefix before all others, each behind what is cached of it.
+        """The parts to compute, the prefix before all others, each after its cached tokens.
 
         Write all layers of a part and `keep` it before the next one is asked for.
 
         Raises:
             ConfigError: the part before was not kept.
-            NoSpaceError: another request took the room meanwhile, after a load had failed.
+            NoSpaceError: another request took the room after a load had failed.
         """
         last: Part | None = None
         while True:
@@ -142,7 +142,7 @@ class Fetch:
             layer: the layer.
             keys: K of `sequence[start:]`, `(len(sequence) - start, heads, dim)`, each rotated to
                 its own position.
-            values: V likewise.
+            values: V, the same shape.
 
         Raises:
             ConfigError: other numbers of rows, or a part that is not to be computed.
@@ -160,12 +160,12 @@ class Fetch:
         """Keep a part all of whose layers were written: from now on others find it too.
 
         Raises:
-            NoSpaceError: the chunks behind a new prefix have no room any more, which another
-                request took meanwhile. Close the fetch.
+            NoSpaceError: the chunks after a new prefix have no room any more, which another
+                request took. Close the fetch.
         """
         if part.lease is None or part.state not in ("absent", "lost"):
             raise ConfigError(f"a part that is {part.state} is not kept")
-        if self._pool.device.type == "cuda":  # stores read on streams of their own
+        if self._pool.device.type == "cuda":  # stores read on their own streams
             torch.cuda.current_stream(self._pool.device).synchronize()
         lease = part.lease
         lease.commit(part.sequence[lease.matched :], now=self._executor.clock())
@@ -259,7 +259,7 @@ class Fetch:
         return Part(chunk.tokens, key, len(names.prefix), names.sequence(chunk.tokens))
 
     def _lease(self, parts: Sequence[Part]) -> None:
-        """Lease parts, the prefix first; chunks behind one that is absent have room kept only."""
+        """Lease parts, the prefix first; chunks after one that is absent have room kept only."""
         size = self._pool.block_tokens
         for part in parts:
             if part is not self.prefix and not self._prefix_there():
@@ -324,7 +324,7 @@ class Fetch:
         return failed
 
     def _lease_again(self, failed: Sequence[Part]) -> None:
-        """Lease parts anew whose loads failed; with the prefix, all that lie behind it."""
+        """Lease parts again whose loads failed; with the prefix, all parts after it."""
         again = list(failed)
         if self.prefix in failed:
             behind = [part for part in self._stored if not self._whole(part)]

@@ -1,8 +1,8 @@
 """Fusion: one sequence of chunks and a query becoming one cache, layer by layer.
 
 A layer's reused K and V are laid out at the chunks' offsets in one buffer, keys turned to where
-they now stand; the tokens that are computed write theirs over them, and attend to the buffer with
-explicit positions. The next layer is loaded meanwhile.
+they are now; the tokens that are computed write theirs over them, and attend to the buffer with
+explicit positions. The next layer is loaded at that time.
 Invariant: what is not chosen keeps the bits that were stored (K turned in fp32); what stands first
 behind the prefix is exact and never computed. Cost: per layer a pass over the chosen tokens and the
 query, a copy of the buffer's K and V, and over a lease one more to its slots.
@@ -55,7 +55,7 @@ class Piece(Protocol):
 
 
 class Fetched(Protocol):
-    """What brings the chunks' KV: `CacheStore.fetch_many`, or `InMemory`."""
+    """The source of the chunks' KV: `CacheStore.fetch_many`, or `InMemory`."""
 
     @property
     def parts(self) -> Sequence[Piece]:
@@ -97,8 +97,8 @@ class Deviation(NamedTuple):
 
     Attributes:
         positions: int64 `(n,)`, of chunks' tokens.
-        keys: fp32 `(n,)`, sum of squares over heads of fresh K minus what stood there.
-        values: likewise of V.
+        keys: fp32 `(n,)`, sum of squares over heads of fresh K minus the old ones.
+        values: the same of V.
     """
 
     positions: torch.Tensor
@@ -112,7 +112,7 @@ class Fusion:
     Args:
         decoder: computes.
         fetched: brings chunks; nothing of it is absent any more.
-        held: where the fused cache stands.
+        held: the memory of the fused cache.
         query: int64 `(m,)`.
         settings: how tokens are chosen.
         watch: counts time.
@@ -239,7 +239,7 @@ class Fusion:
         )
 
     def logits(self) -> torch.Tensor:
-        """Those behind the last token, fp32 `(vocabulary,)`, over the fused cache.
+        """Those after the last token, fp32 `(vocabulary,)`, over the fused cache.
 
         Its K and V are not kept: the caller's first pass computes them again.
         """
@@ -277,9 +277,9 @@ class Fusion:
         return Candidates(where, which, place, self._deviate, self._attend, generator)
 
     def _exact(self, piece: Piece, at: int) -> bool:
-        """Whether a full prefill would give the same K and V: it stands where it was computed.
+        """Whether a full prefill would give the same K and V: the part has not moved.
 
-        KV that a caller gives is only known to be that where nothing stands before it.
+        KV that a caller gives is only known to be that where nothing precedes it.
         """
         first = at == self._first == piece.at
         return first and (piece.state != "given" or self._first == 0)
@@ -323,7 +323,7 @@ class Fusion:
         return keys, values
 
     def _attend(self) -> torch.Tensor:
-        """What the query gives each candidate over the reused cache."""
+        """Attention of the query to each candidate over the reused cache."""
         if self._attention is not None:
             return self._attention
         decoder = self._decoder
@@ -389,7 +389,7 @@ class Fusion:
         self._columns = rows.cpu().numpy()
 
     def _count(self, ratio: float) -> int:
-        """How many candidates a share of all chunks' tokens is."""
+        """The number of candidates in a share of all chunks' tokens."""
         return min(len(self._candidates), round(ratio * (self._reused - self._first)))
 
     def _narrow(self, ratio: float) -> None:
@@ -434,7 +434,7 @@ class Fusion:
 
 
 class _Into:
-    """Fresh K and V go to their places in a buffer, and what stood there is compared with them."""
+    """Fresh K and V go to their places in a buffer, and are compared with the old ones."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """Fusor: makes one cache of pre-computed chunks and a query, and recomputes what matters most.
 
-The store leases all chunks at once, those that are absent are computed alone behind the prefix and
+The store leases all chunks at once, those that are absent are computed alone after the prefix and
 kept, and then each layer is fused while the next one is loaded. The fused cache is an
-approximation: it stands on a lease that commits nothing, so no other request can match it.
+approximation: it uses a lease that commits nothing, so no other request can match it.
 Invariant: a fusion that fails holds nothing. Cost: passes over the chosen tokens and the query,
-instead of all; memory beside the pools and the fused cache: one layer's buffer, and the layers that
+instead of all; memory besides pools and fused cache: one layer's buffer, and the layers that
 are on their way.
 """
 
@@ -67,7 +67,7 @@ class Fused:
     Attributes:
         ids: int64 `(1, T)`, prefix, chunks and query, on the decoder's device.
         cache: what the engine takes as its cache: all tokens but the last one; it grows.
-        lease: the blocks it stands on, `lease.slots(0)` is the block table; None without a store.
+        lease: its blocks, `lease.slots(0)` is the block table; None without a store.
             Nothing is ever committed to it.
         log: what was reused and computed, and how long it took.
         quality: how near it is to a full prefill, and how that was estimated.
@@ -119,9 +119,9 @@ class Fusor:
         decoder: the model, layer by layer.
         store: where chunks are found and kept; None where all come with their K and V.
         select: a way to choose tokens, by name or a function: see `kvtrie.fuse.select`.
-        ratio: share of the chunks' tokens to recompute; a first chunk behind the prefix is exact,
+        ratio: share of the chunks' tokens to recompute; a first chunk after the prefix is exact,
             its share goes to the others. Several, falling: one per layer, from layer 0 on and the
-            last one for those behind; each layer keeps those of the layer before that deviated
+            last one for those after; each layer keeps those of the layer before that deviated
             most. By default the controller chooses, and .15 without one.
         at: the layer at which "keys" and "values" look; all below it are computed in full. 2 by
             default, or the last one.
@@ -129,7 +129,7 @@ class Fusor:
             by default; the pass of the query's tokens that ranks goes up to the last of them.
         controller: chooses the ratio of each request unless `ratio` is given, and measures all.
         monitor: watches the result and adds to the ratio.
-        reserve: tokens behind the query to make room for at once; otherwise room grows with every
+        reserve: tokens after the query to make room for at once; otherwise room grows with every
             pass.
         seed: of what is drawn.
 
@@ -272,7 +272,7 @@ class Fusor:
             raise
 
     def _compute(self, fetch: Fetch, part: Part) -> None:
-        """Compute a part alone, behind the prefix, and keep it."""
+        """Compute a part alone, after the prefix, and keep it."""
         compute(
             self.decoder,
             torch.as_tensor(part.sequence, device=self.decoder.device),
@@ -298,7 +298,7 @@ class Fusor:
         return Tensors(decoder.layers, decoder.widths, room, decoder.dtype, decoder.device)
 
     def _check(self) -> None:
-        """Refuse a store whose KV is another model's, or lies elsewhere."""
+        """Refuse a store whose KV is another model's, or is on another device."""
         if self.store is None:
             return
         executor = self.store.executor

@@ -1,4 +1,4 @@
-"""What a fused cache stands on: blocks of a lease, or tensors of its own where there is no store.
+"""Memory of a fused cache: blocks of a lease, or its own tensors where there is no store.
 
 Fusion computes a layer in one contiguous buffer; where that is not the memory itself, `keep` writes
 it to its slots. The lease commits nothing, so no request finds these blocks, and releasing it frees
@@ -28,7 +28,7 @@ _ROOM = 128
 
 
 class Tensors:
-    """K and V in tensors of their own.
+    """K and V in their own tensors.
 
     Attributes:
         layers: layers of the model.
@@ -67,7 +67,7 @@ class Tensors:
         """Fusion has ended."""
 
     def reserve(self, tokens: int) -> None:
-        """Make room for so many tokens in all."""
+        """Make room for `tokens` tokens in all."""
         self._open()
         if tokens > len(self._rows[0][0]):
             self._rows = [
@@ -111,7 +111,7 @@ class Leased:
 
     Attributes:
         layers: layers of the model.
-        lease: what it stands on.
+        lease: the lease of its blocks.
 
     Raises:
         ConfigError: the first tier has no memory.
@@ -163,7 +163,7 @@ class Leased:
         self._scratch = None
 
     def reserve(self, tokens: int) -> None:
-        """Make room for so many tokens in all.
+        """Make room for `tokens` tokens in all.
 
         Raises:
             NoSpaceError: the first tier cannot hold them.

@@ -23,7 +23,7 @@ __all__ = ["DecoderLayers", "Held"]
 
 
 class Held(Protocol):
-    """K and V of a sequence that can grow: what a fused cache stands on."""
+    """K and V of a sequence that can grow: the memory of a fused cache."""
 
     @property
     def layers(self) -> int:
@@ -31,7 +31,7 @@ class Held(Protocol):
         ...
 
     def reserve(self, tokens: int) -> None:
-        """Make room for so many tokens in all.
+        """Make room for `tokens` tokens in all.
 
         Raises:
             NoSpaceError: there is no room.
@@ -59,7 +59,7 @@ class DecoderLayers(Protocol):
 
     @property
     def layers(self) -> int:
-        """How many layers it has."""
+        """The number of its layers."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class DecoderLayers(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens it has embeddings of: ids are below."""
+        """The number of tokens in its vocabulary: ids are below."""
         ...
 
     def identity(self) -> object:
@@ -114,15 +114,15 @@ class DecoderLayers(Protocol):
         Args:
             index: which layer.
             hidden: `(n, hidden)`, states before it.
-            positions: int64 `(n,)`, ascending: where the tokens stand.
+            positions: int64 `(n,)`, ascending: the tokens' positions.
             length: tokens of the sequence, which are the keys.
             merge: takes the tokens' K `(n, kv_heads, head_dim)`, turned to their positions, and V;
                 gives those of the whole sequence, in the order of positions.
             weights: fp32 `(length,)`; what each key is given by attention, summed over the tokens
-                and all query heads, is added. None where nobody asks.
+                and all query heads, is added. None if not wanted.
 
         Returns:
-            `(n, hidden)`, states behind it.
+            `(n, hidden)`, states after it.
         """
         ...
 
@@ -137,11 +137,11 @@ class DecoderLayers(Protocol):
         ...
 
     def prefill(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits `(vocabulary,)` behind the last of some tokens: the engine's own full pass."""
+        """Logits `(vocabulary,)` after the last of some tokens: the engine's own full pass."""
         ...
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits `(n, vocabulary)` of states behind the last layer."""
+        """Logits `(n, vocabulary)` of states after the last layer."""
         ...
 
     def cache(self, kv: Held, length: int) -> Any:  # noqa: ANN401 - each engine has its own

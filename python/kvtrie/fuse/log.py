@@ -26,7 +26,7 @@ Part = Literal["wait", "layout", "select", "recompute", "scatter", "absent"]
 
 
 class Reused(NamedTuple):
-    """What became of one chunk of a context.
+    """The result for one chunk of a context.
 
     Attributes:
         tokens: how many it has.
@@ -35,7 +35,7 @@ class Reused(NamedTuple):
         state: "hit" was found, "absent" was computed alone and kept, "lost" was found and had to be
             computed alone midway, because its KV was damaged or went away, "given" came with its
             KV.
-        exact: whether nothing of it needs recomputing: it stands first behind the prefix.
+        exact: whether nothing of it needs recomputing: it is first after the prefix.
     """
 
     tokens: int
@@ -47,13 +47,13 @@ class Reused(NamedTuple):
 
 @dataclass(slots=True)
 class FusionLog:
-    """What a fusion did.
+    """The result of a fusion.
 
     Attributes:
         chunks: what became of each chunk, in the order of the context.
         grid: bool `(layers, tokens)`: what was computed, of prefix, chunks and query, the last
             token of the query left out.
-        span: first and one behind the last of the chunks' tokens in `grid`.
+        span: first and one past the last of the chunks' tokens in `grid`.
         ratio: share of the chunks' tokens that was to be computed.
         nanoseconds: by part: "wait" for layers that are loaded, "layout" of buffers and turning,
             "select" ranking and what is not a pass, "recompute" passes of the model, those made
@@ -61,7 +61,7 @@ class FusionLog:
             that were not there.
         waits: layers whose loads the selection waited for before a token was recomputed, to rank by
             the query's attention.
-        load_ns: how long lanes of the manager carried something meanwhile; 0 without a store.
+        load_ns: how long lanes of the manager carried something at that time; 0 without a store.
     """
 
     chunks: list[Reused]

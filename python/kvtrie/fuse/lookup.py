@@ -1,4 +1,4 @@
-"""Lookup: what a `CacheStore` tells of chunks, and of how it does.
+"""Lookup: reports of a `CacheStore` about chunks and about its hit rates.
 
 Invariant: plain values; nothing here is held or moved. Cost: none.
 """
@@ -48,7 +48,7 @@ class Miss(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """What became of the chunks of a text.
+    """The result for the chunks of a text.
 
     Attributes:
         found: those that are there.
@@ -61,7 +61,7 @@ class Lookup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkFeedback:
-    """How the store does, for whoever chooses how much to recompute.
+    """Figures of the store for the choice of the share to recompute.
 
     Attributes:
         hit_rate: by kind of tier, the share of all full blocks of the chunks looked up by this

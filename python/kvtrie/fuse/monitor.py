@@ -29,8 +29,8 @@ class Quality(NamedTuple):
         how: "full prefill": e^-KL of the next token's distribution. "attention": 1 - d m, where d
             is the root mean square error of V of probed tokens relative to V, the mean over
             layers, and m the share of the query's attention to reused tokens that falls on those
-            that were not computed. "count": likewise with m the share of tokens that were not
-            computed. "exact": nothing reused depends on what stands before it. "nothing": not
+            that were not computed. "count": the same with m the share of tokens that were not
+            computed. "exact": nothing reused depends on the text before it. "nothing": not
             estimated, nothing was recomputed.
         kl: of a full prefill, in nats; None otherwise.
     """
@@ -48,7 +48,7 @@ class Monitor:
         rate: share of requests that are held against a full prefill.
         threshold: scores below it raise the ratio.
         step: by how much it rises, and falls.
-        good: so many requests in a row at or above the threshold let it fall.
+        good: number of requests in a row at or above the threshold let it fall.
         probe: tokens that each fusion computes only to look at.
         extra: what is added to the ratio now.
         raised: how often it has risen.

@@ -39,13 +39,13 @@ _COST_BYTES = 8
 
 
 class Location(NamedTuple):
-    """Where some layers of a block of a chunk are.
+    """The location of some layers of a block of a chunk.
 
     Attributes:
         block: index of the block, from 0 for the one with the chunk's first token.
         tier: kind of the tier.
         slots: its slot there, or with layer slots one for each of the layers.
-        layers: first layer, and one behind the last.
+        layers: first layer, and one past the last.
     """
 
     block: int
@@ -74,7 +74,7 @@ class Names:
         self._seen: OrderedDict[bytes, NDArray[np.uint32]] = OrderedDict()
 
     def scope_of(self, tokens: int) -> Scope:
-        """The scope of prefix and chunk of so many tokens as one sequence."""
+        """The scope of prefix and chunk, `tokens` in all, as one sequence."""
         if not self._scope.extra:
             return self._scope
         behind = len(self.prefix)
@@ -144,7 +144,7 @@ class Names:
 
 
 def paths(indices: Iterable[Index]) -> Iterator[NDArray[np.int64]]:
-    """The token sequences that blocks make, each to the end of a block behind which none is known.
+    """The token sequences that blocks make, each to the end of a block after which none is known.
 
     Args:
         indices: what `BlockManager.index` gives of tiers.
@@ -186,6 +186,6 @@ def _bytes(tokens: NDArray[np.int64]) -> bytes:
 
 
 def _sealed(name: hashlib.blake2b, tokens: int) -> bytes:
-    """The hash with the number of tokens behind them: nothing can be cut in another way."""
+    """The hash with the number of tokens after them: nothing can be cut in another way."""
     name.update(tokens.to_bytes(8, "little"))
     return name.digest()

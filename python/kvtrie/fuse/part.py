@@ -33,13 +33,13 @@ class Part:
         tokens: its own tokens, int64 `(n,)`.
         key: 32 bytes that name it.
         at: the position that K of its first token is rotated to.
-        sequence: what is stored, int64: the prefix, its tokens, and the filler behind them up to
+        sequence: what is stored, int64: the prefix, its tokens, and the filler after them up to
             the end of a block, which is computed like the rest. Empty for one that was given.
         state: "hit" if its KV is there or on its way, "absent" if it must be computed, "lost" if it
             must be since its load failed, "given" if the caller brought it.
         start: position in `sequence` from which on it must be computed; its end for a hit.
-        tiers: how many of its own tokens were found, by the kind of the tier they come from.
-        blocks: likewise of its blocks.
+        tiers: the number of its tokens found, by the kind of the tier they come from.
+        blocks: the same of its blocks.
     """
 
     tokens: NDArray[np.int64]
@@ -57,7 +57,7 @@ class Part:
 
     @property
     def found(self) -> int:
-        """How many of its own tokens were found."""
+        """The number of its tokens that were found."""
         return sum(self.tiers.values())
 
     def see_origin(self, plan: Plan, manager: BlockManager) -> None:

@@ -55,7 +55,7 @@ def check_room(manager: BlockManager, sequences: Sequence[NDArray[np.int64]]) ->
 def check_place(
     manager: BlockManager, there: Sequence[MatchedBlock], blocks: int, kind: str
 ) -> None:
-    """Refuse a tier to which so many blocks cannot go, one tier after another.
+    """Refuse a tier without room for the blocks, one tier after another.
 
     Args:
         manager: whose tiers.

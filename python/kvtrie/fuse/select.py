@@ -1,7 +1,7 @@
 """Selection: which of the reused tokens are computed again, one function per way.
 
 A way ranks the candidates, tokens whose KV another context would change, by how much recomputing
-them should mend, and takes the first `count`. Deviations are ranked, never held against a
+them should repair, and takes the first `count`. Deviations are ranked, never held against a
 threshold: of a trained model's V they are a few thousandths of its squares at the first layers and
 a fifth of them at the middle ones.
 Invariant: what is taken is distinct, and at most `count`. Cost: `first`, `random`, `all`, `none`
@@ -26,7 +26,7 @@ __all__ = ["WAYS", "Candidates", "Select", "way"]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a selection sees.
+    """The input of a selection.
 
     Attributes:
         positions: int64 `(m,)`, ascending: where the candidates stand in the sequence.
@@ -61,7 +61,7 @@ def none(among: Candidates, count: int) -> torch.Tensor:  # noqa: ARG001 - as al
 
 
 def every(among: Candidates, count: int) -> torch.Tensor:  # noqa: ARG001 - as all ways
-    """All, whatever the ratio: a full prefill behind what is exact."""
+    """All, whatever the ratio: a full prefill after the exact tokens."""
     return torch.arange(len(among), device=among.positions.device)
 
 

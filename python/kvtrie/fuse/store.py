@@ -1,10 +1,10 @@
 """CacheStore: KV of texts by their chunks, over the tiers of a manager.
 
-A chunk's KV is computed alone behind the store's prefix, and reused wherever its text comes again.
+A chunk's KV is computed alone after the store's prefix, and reused wherever its text comes again.
 That is the KV of the plain sequence prefix + chunk, and so it is kept: the store is a thin face,
 and looking up, loading, keeping and evicting are the manager's. Its last block is filled up with
-computed tokens behind the chunk, which change nothing before them.
-Invariant: a chunk is found only by its own tokens, behind the same prefix and by the same tenant,
+computed tokens after the chunk, which change nothing before them.
+Invariant: a chunk is found only by its own tokens, after the same prefix and by the same tenant,
 and what is found is whole. Cost: a lookup per chunk; bytes move as the manager decides.
 """
 
@@ -49,7 +49,7 @@ class CacheStore:
     Args:
         executor: carries out the moves of the manager that holds the KV.
         chunker: cuts tokens into chunks; see `kvtrie.fuse.chunker`.
-        prefix: tokens that stand before every chunk when its KV is computed, a system prompt say.
+        prefix: tokens before every chunk when its KV is computed, a system prompt say.
         scope: tenant and adapter whose chunks these are, and digests of what is at tokens of
             each chunk without being one, 0 included.
 
@@ -93,7 +93,7 @@ class CacheStore:
         self._before = self._manager.stats()
 
     def chunks(self, text: Any) -> list[NDArray[np.int64]]:  # noqa: ANN401 - whatever it cuts
-        """What the chunker makes of a text."""
+        """The chunks that the chunker cuts a text into."""
         return [as_tokens("chunk", chunk) for chunk in self._chunker(text)]
 
     def key(self, chunk: Tokens) -> bytes:
@@ -193,7 +193,7 @@ class CacheStore:
 
         Args:
             chunk: its tokens.
-            wait: block until it is there; otherwise the copies run, and `Lease.ready` tells.
+            wait: block until it is there; otherwise the copies run, see `Lease.ready`.
 
         Returns:
             A lease of `sequence(chunk)`, which the caller releases; `matched` tells how much of it
@@ -259,7 +259,7 @@ class CacheStore:
     def place(self, chunks: Iterable[Tokens], tier: Kind | None = None) -> None:
         """Take chunks that are there down to a tier, one tier per step, as far as there is room.
 
-        What somebody holds stays; the caller holds the prefix if that is to stay.
+        Pinned blocks stay; the caller holds the prefix if that is to stay.
 
         Args:
             chunks: their tokens.
@@ -316,7 +316,7 @@ class CacheStore:
                 self._hits[kind] += blocks
 
     def _matches(self, chunks: Sequence[NDArray[np.int64]]) -> list[Match]:
-        """What there is of each chunk's sequence."""
+        """The cached part of each chunk's sequence."""
         now = self.executor.clock()
         sequences = [self.sequence(chunk) for chunk in chunks]
         if not self.scope.extra:  # one scope, one call

@@ -24,7 +24,7 @@ class Turns(NamedTuple):
     Attributes:
         rope: the layer's tables.
         cos: fp32 `(n, 1, width / 2)`.
-        sin: likewise.
+        sin: the same shape.
     """
 
     rope: Rope
