@@ -27,8 +27,8 @@ from kvtrie.cli.progress import watched
 from kvtrie.demo.model import smollm, tiny
 from kvtrie.engines.transformers import Decoder, KvtrieCache, fingerprint
 from kvtrie.fuse import CacheStore, Context, Fusor
+from kvtrie.fuse.backing import Leased
 from kvtrie.fuse.chunker import Given
-from kvtrie.fuse.held import Leased
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor, LayerwiseEngine
 

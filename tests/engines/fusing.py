@@ -18,8 +18,8 @@ from transformers import (
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.engines.transformers import Decoder, fingerprint
 from kvtrie.fuse import CacheStore, Chunk, Context
-from kvtrie.fuse.alone import compute
 from kvtrie.fuse.chunker import Given
+from kvtrie.fuse.prefill import compute
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 

@@ -27,7 +27,7 @@ from kvtrie.engines.mask import masks
 from kvtrie.engines.rope import RopeLimits
 from kvtrie.engines.weighing import weighing
 from kvtrie.errors import ConfigError
-from kvtrie.fuse.turn import Turns
+from kvtrie.fuse.rotation import Turns
 from kvtrie.kernels import Rope
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import torch
 
 from kvtrie.fuse.log import FusionLog, Reused
 from kvtrie.fuse.monitor import Quality
+from kvtrie.fuse.rotation import Turns
 from kvtrie.fuse.select import Candidates
-from kvtrie.fuse.turn import Turns
 from kvtrie.kernels import Pages, Plane, recompute
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvtrie.fuse.held import Leased, Tensors
+    from kvtrie.fuse.backing import Leased, Tensors
     from kvtrie.fuse.layers import DecoderLayers
     from kvtrie.fuse.log import Stopwatch
     from kvtrie.fuse.select import Select

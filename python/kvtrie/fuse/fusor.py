@@ -22,14 +22,14 @@ import torch
 
 from kvtrie.argument import few, instance, real, shown, whole
 from kvtrie.errors import ConfigError
-from kvtrie.fuse.alone import compute
+from kvtrie.fuse.backing import Leased, Tensors
 from kvtrie.fuse.context import Context
 from kvtrie.fuse.fusion import Fusion, Settings
 from kvtrie.fuse.gate import divergence, pass_gate
-from kvtrie.fuse.held import Leased, Tensors
 from kvtrie.fuse.log import Stopwatch
 from kvtrie.fuse.memory import InMemory
 from kvtrie.fuse.monitor import Monitor, Quality
+from kvtrie.fuse.prefill import compute
 from kvtrie.fuse.select import way
 from kvtrie.fuse.store import CacheStore
 from kvtrie.tiers import Pool

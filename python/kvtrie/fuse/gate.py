@@ -17,14 +17,14 @@ from weakref import WeakKeyDictionary
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.fuse.alone import compute
+from kvtrie.fuse.backing import Tensors
 from kvtrie.fuse.context import Chunk
 from kvtrie.fuse.fusion import Fusion, Settings
-from kvtrie.fuse.held import Tensors
 from kvtrie.fuse.log import Stopwatch
 from kvtrie.fuse.memory import InMemory
+from kvtrie.fuse.prefill import compute
+from kvtrie.fuse.rotation import Turns
 from kvtrie.fuse.select import every
-from kvtrie.fuse.turn import Turns
 
 if TYPE_CHECKING:
     from kvtrie.fuse.layers import DecoderLayers
