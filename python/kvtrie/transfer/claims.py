@@ -131,7 +131,8 @@ class Claims:
         """Start the deadline of a claimed job, which begins to copy a layer."""
         with self._section.lock:
             job.started_ns = self._clock()
-            # One that waits for a read of the same pass copies after it before its turn comes.
+            # A job whose `after` is a read of the same pass copies right after that read, while the
+            # queue still counts it as waiting.
             if job.state is JobState.IDLE:
                 job.go(JobState.COPYING)
             self._feedback.began(job, job.started_ns)

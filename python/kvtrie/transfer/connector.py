@@ -1,7 +1,7 @@
 """Connector: copies of units between a lower tier's memory and the first.
 
-`PagedConnector` copies straight between slots. `BufferedConnector` also copies a layer's match to
-one contiguous buffer, in logical order, where fusion may change it: slots keep what was stored.
+`PagedConnector` copies directly between slots. `BufferedConnector` also gathers a layer's match in
+one contiguous buffer, in logical order. Fusion may change the buffer; the slots keep the stored KV.
 Invariant: staging memory is never exceeded.
 Cost: direct, one copy per run of neighbouring units; staged (`use_gpu`), the link moves whole
 pieces, and the first tier's memory is read or written by one gather or scatter per piece.
@@ -45,7 +45,7 @@ class LayerBuffer(NamedTuple):
 
 
 class PagedConnector:
-    """Copies between slots, straight or through staging buffers next to the first tier.
+    """Copies between slots, directly or through staging buffers on the first tier's device.
 
     Args:
         pool: the memory of the first tier.
@@ -102,12 +102,12 @@ class PagedConnector:
                 self._down(target, units[piece], source_units[piece])
 
     def release(self) -> None:
-        """Give the staging buffers back; the next layer that needs one allocates it again."""
+        """Free the staging buffers; the next layer that needs one allocates it."""
         self._load = self._store = ()
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes of the staging buffers, which are taken from the first use to `release`."""
+        """Bytes of the staging buffers, which are allocated from the first use to `release`."""
         return sum(part.nbytes for part in (*self._load, *self._store))
 
     def _staging(self) -> tuple[torch.Tensor, ...]:
@@ -139,7 +139,7 @@ class BufferedConnector(PagedConnector):
     """A `PagedConnector` that also gathers each layer's match into a buffer for fusion.
 
     Attributes:
-        held: bytes of the buffers that are out.
+        held: bytes of the buffers that `lay_out` returned and `take_back` has not received.
     """
 
     buffered = True
@@ -151,7 +151,7 @@ class BufferedConnector(PagedConnector):
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes of the staging buffers, and of the matches that are laid out."""
+        """Bytes of the staging buffers and of the layer buffers in use."""
         return super().staged_bytes + self.held
 
     def buffer_bytes(self, tokens: int) -> int:
@@ -160,10 +160,10 @@ class BufferedConnector(PagedConnector):
         return sum(tokens * row.shape[1] * row.shape[2] * row.element_size() for row in rows)
 
     def layers_at_once(self, tokens: int) -> int:
-        """The number of layers' buffers of a match that fit at once.
+        """Return the number of layer buffers of a match that fit in staging at the same time.
 
         Raises:
-            NoSpaceError: none.
+            NoSpaceError: staging is smaller than one layer's buffer.
         """
         size = self.buffer_bytes(tokens)
         if size > self.staging_bytes:
@@ -178,7 +178,7 @@ class BufferedConnector(PagedConnector):
         return self.staging_bytes // size if size else self.pool.layers + 1
 
     def lay_out(self, units: torch.Tensor, tokens: int) -> LayerBuffer:
-        """The first tokens of some units of one layer, copied out in logical order."""
+        """Copy the first tokens of some units of one layer into a buffer, in logical order."""
         size, device = self.pool.block_tokens, self.pool.device
         at = torch.arange(tokens, device=device)
         buffer = LayerBuffer(*self.pool.gather(units[at // size], at % size))
@@ -186,5 +186,5 @@ class BufferedConnector(PagedConnector):
         return buffer
 
     def take_back(self, buffer: LayerBuffer) -> None:
-        """A buffer is over."""
+        """Stop counting the bytes of a buffer that is no longer used."""
         self.held -= buffer.nbytes

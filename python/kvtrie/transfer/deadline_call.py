@@ -1,7 +1,7 @@
-"""DeadlineCall: a call that may never come back, made by its own thread.
+"""DeadlineCall: a call that may never return, made on a separate thread.
 
-Invariant: its sender waits no longer than the deadline; a call that hangs keeps its thread
-until it ends, and nothing else. Cost: one thread per call.
+Invariant: the caller waits no longer than the deadline; a call that hangs keeps its thread
+until it returns, and nothing else. Cost: one thread per call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DeadlineCall:
 
     Attributes:
         started_ns: when it was started.
-        running: whether the call has not come back.
+        running: whether the call has not returned.
     """
 
     def __init__(self, call: Callable[[], object], clock: Callable[[], int]) -> None:
@@ -45,10 +45,13 @@ class DeadlineCall:
         return (self._clock() - self.started_ns) / _NS
 
     def wait(self, deadline_ns: int) -> bool:
-        """Wait until the call is over, or its deadline has passed; return whether it is over.
+        """Wait until the call has returned or its deadline has passed; return whether it returned.
+
+        Args:
+            deadline_ns: nanoseconds from the start of the call.
 
         Raises:
-            BaseException: whatever the call has raised.
+            BaseException: the exception of the call.
         """
         left = self.started_ns + deadline_ns - self._clock()
         while self.running:
@@ -64,7 +67,7 @@ class DeadlineCall:
     def _run(self) -> None:
         try:
             self._call()
-        except BaseException as caught:  # noqa: BLE001 - raised in the waiting thread
+        except BaseException as caught:  # noqa: BLE001 - raised by `wait`
             self._error = caught
         finally:
             self.running = False

@@ -1,10 +1,9 @@
-"""Dispatch: the moves of a manager on their way to the processes that hold the bytes, and back.
+"""Dispatch: sends the moves of a manager to the ranks and returns the ranks' reports to it.
 
-It runs in the manager's process, the `Runner`s run elsewhere: one per rank. Nothing in it waits.
-Invariant: a move is handed out once, to all ranks alike, and only when the one that it names as
-`after` has ended well on every rank; what the manager still plans for a slot that the engine took
-back is never handed out. Cost: array operations over what the manager hands out, a step per move
-that waits.
+It runs in the manager's process; each rank has a `Runner` in another process. No call blocks.
+Invariant: a move is handed out once, to all ranks, and only after the move that it names as `after`
+has succeeded on every rank; a cancelled move that the manager has not handed out yet is refused
+when it comes. Cost: array operations over the moves of a call, a step per move that waits.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Dispatch:
 
     Args:
         manager: the source of the moves.
-        ranks: how many processes carry out each.
+        ranks: number of processes that carry out each move.
     """
 
     def __init__(self, manager: BlockManager, ranks: int = 1) -> None:
@@ -103,12 +102,12 @@ class Dispatch:
         """Take back moves that no rank has: those that wait, and those still to be handed out.
 
         Args:
-            ids: which moves; those that ranks have, or that are unknown, run on.
+            ids: which moves; those that the ranks have run on.
             now: the time.
-            why: the reason that the manager records.
+            why: the error that the manager records.
 
         Returns:
-            How many of those that waited are gone, their followers included.
+            The number of waiting moves that were removed, with the moves that waited for them.
         """
         if not ids:
             return 0
@@ -125,7 +124,7 @@ class Dispatch:
         Args:
             parts: moves as `take` returned them.
             now: the time.
-            why: the reason that the manager is given.
+            why: the error that the manager records.
         """
         for part in parts:
             report = MoveReport(tuple(part.id.tolist()), error=why, cancelled=True)
@@ -133,7 +132,7 @@ class Dispatch:
                 self.tell(rank, [report], now)
 
     def _sort(self, moves: Moves, now: int) -> list[Moves]:
-        """The new moves that may start; the rest waits, or is refused."""
+        """Return the new moves that may start; keep or refuse the others."""
         ids, after = moves.id.tolist(), moves.after.tolist()
         if not self._unwanted and not any(after):
             return [moves]
@@ -171,7 +170,7 @@ class Dispatch:
             )
 
     def _lose(self, failed: Collection[int]) -> set[int]:
-        """Drop what waited for failed moves: the manager has failed it with them."""
+        """Drop the moves that waited for failed moves: the manager has failed them already."""
         if not failed:
             return set()
         lost = set(failed)

@@ -1,7 +1,7 @@
 """Executor: a manager and a `Runner` in one process: it feeds the moves and reports their ends.
 
-It also waits for leases, cancels moves, and lets persistent tiers keep what they hold. A layer-wise
-engine takes the loads of its leases out by `claims`.
+It also waits for leases, cancels moves, and saves the index of persistent tiers. A layer-wise
+engine takes the loads of its leases by `claims`.
 Invariant: a call that waits is woken by an end, a failure or a deadline. Cost: as of `Runner`.
 """
 
@@ -44,11 +44,11 @@ _FOREVER_NS = 1 << 62
 
 
 class Attached(Protocol):
-    """A mover of an executor's KV during passes; it is closed first."""
+    """An engine that copies KV of an executor during passes, and is closed before it."""
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that it holds in addition to the tiers' slots."""
+        """Bytes that it holds outside the slots of the tiers."""
         ...
 
     def close(self) -> None:
@@ -111,28 +111,28 @@ class Executor:
         manager: the source of the moves.
         pools: a `Pool` or a `Storage` per tier, in the manager's order: the result of `open_pools`,
             with the places of disk and remote tiers filled in.
-        workers: threads that copy while the caller computes; on a GPU each has a copy stream of
-            its own.
-        deadline_s: seconds that a job may run before its moves are reported failed; what it
-            holds stays out of use until it ends. While all workers hang, nothing else starts and
-            what waits is cancelled. So long may a tier also take in `save`. None waits for ever.
+        workers: threads that copy while the caller computes; on a GPU each has a separate copy
+            stream.
+        deadline_s: seconds that a job may run before its moves are reported failed; its slots
+            stay out of use until it ends. While all workers hang, no job starts and waiting jobs
+            are cancelled. Also limits each tier in `save`. None waits for ever.
         clock: nanoseconds, monotone; also the `now` of every report.
         layers_per_report: layers that are copied between two reports of progress.
         moves_per_job: the most moves that are copied and reported together.
         progress: called from the worker's thread whenever moves get further or end, well or not;
-            those that were reported failed at their deadline, when they end. What it raises is
-            logged, the first time.
+            those that were reported failed at their deadline, when they end. Its first exception
+            is logged.
         learn: give each lane the bandwidth and latency that its copies show, from then on.
 
     Attributes:
         runner: the threads that copy.
         claims: the loads that a layer-wise engine carries out itself.
-        feedback: the speeds that lanes were seen to have.
+        feedback: measured speeds of the lanes.
 
     Raises:
-        ConfigError: pools that do not match the manager's tiers, or whose layouts differ
-            from each other's (a storage without a `block_format` takes any bytes), or numbers that
-            cannot be. From any call: this is another process than the one that made it.
+        ConfigError: pools that do not match the manager's tiers, or have different block formats
+            (a storage without a `block_format` takes any bytes), or a number out of range. Any
+            call raises it in another process than the one that made the executor.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Executor:
 
         Raises:
             TransferError: the lease awaits moves that were never handed out, or that hang and may
-                still write one of its slots. Release it and acquire again.
+                still write a slot of the lease. Release it and acquire again.
         """
         stuck = f"lease {lease.id} awaits moves that hang or were never handed out: release it"
         self.claims.until(lease.ready, stuck)
@@ -222,13 +222,13 @@ class Executor:
     def drain(self) -> None:
         """Block until every move, also those that others cause by ending, has ended.
 
-        Moves past their deadline are not waited for. Loads that an engine carries out itself and
-        has not begun are carried out here; what it has begun, it has to end.
+        Jobs past their deadline are not waited for. Claimed loads that their engine has not begun
+        are carried out by the workers; the engine has to end those that it has begun.
         """
         self.claims.disclaim_all()
         schedule = self.runner.schedule
         self.claims.until(
-            lambda: schedule.left() == schedule.late(), "moves are left that nobody can carry out"
+            lambda: schedule.left() == schedule.late(), "the remaining moves cannot be carried out"
         )
 
     def cancel(self, ids: Collection[int] | NDArray[np.uint64] | None = None) -> int:
@@ -279,8 +279,8 @@ class Executor:
         """Flush, and let every persistent tier write down its blocks, with their ages and uses.
 
         Raises:
-            TransferError: a tier did not write it down, or not within the deadline. What it wrote
-                down before is found again all the same.
+            TransferError: a tier did not write its blocks, or not within the deadline. `restore`
+                still finds the blocks of an earlier save.
         """
         self.flush()
         for tier, pool in enumerate(self.pools):
@@ -302,10 +302,10 @@ class Executor:
         )
 
     def used(self, blocks: NDArray[np.uint64]) -> None:
-        """Take note that blocks were used, for tiers that outlive the process.
+        """Record uses of blocks, for tiers that outlive the process.
 
-        Every five seconds, and at the end, a background thread writes ages and uses down, so that
-        after a kill the right blocks leave next. A tier that fails, or hangs, is not waited for.
+        Every five seconds and in `close`, a separate thread writes ages and uses, so that after a
+        kill eviction continues with the right blocks. A tier that fails or hangs blocks no caller.
 
         Args:
             blocks: their handles, as `Lease.handles` has them; best just before the release.
@@ -336,7 +336,7 @@ class Executor:
     def close(self) -> None:
         """Cancel the moves that have not started, let the running ones end, join the threads.
 
-        A thread that hangs beyond the deadline is left behind. Closing twice does nothing.
+        A thread that hangs beyond the deadline is not joined. Closing twice does nothing.
         """
         with self._section:
             # They refer to this executor, whose pools are to go when it is let go.
@@ -352,16 +352,16 @@ class Executor:
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that layer-wise passes hold in addition to the tiers' slots; 0 between passes.
+        """Bytes that passes over layers hold outside the slots of the tiers; 0 between passes.
 
-        They are spare blocks that a store has set aside, staging buffers of the first tier and
-        matches laid out for fusion.
+        They are spare blocks that a store has set aside, staging buffers on the first tier's
+        device and layer buffers for fusion.
         """
         spare = sum(pool.staged_bytes for pool in self.pools if isinstance(pool, Pool))
         return spare + sum(engine.staged_bytes for engine in self._engines)
 
     def _keep(self, tier: int, pool: PersistentStorage) -> None:
-        """As `PersistentStorage.keep`; with a deadline, a thread that hangs is left behind."""
+        """As `PersistentStorage.keep`; with a deadline, a thread that hangs is not joined."""
         name = f"tier {tier} ({self.manager.tiers[tier].kind})"
         call = None
         with self._section:

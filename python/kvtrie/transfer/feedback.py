@@ -1,10 +1,10 @@
-"""Feedback: measured times of lanes and layers, next to the predicted ones.
+"""Feedback: measured times of lanes and layers, with the predicted ones.
 
 A lane's speed is learned from its busy periods: the time in which at least one copy ran on it, the
-bytes that came through, and how many copies there were. `time = copies × latency + bytes /
-bandwidth` is fitted by least squares over the last periods, old ones counting less.
-The manager learns how long each lane was busy, whatever speed it was declared to have.
-Invariant: nothing is learned from a copy that failed, and nothing from too little.
+bytes copied, and the number of copies. `time = copies × latency + bytes / bandwidth` is fitted by
+least squares over the last periods; the weight of a period decays with its age.
+The manager also gets the measured busy time of each lane, independent of its declared speed.
+Invariant: failed copies and periods below a minimum of bytes do not change the fit.
 Cost: a few additions per copy; a fit of two unknowns per busy period.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["Feedback", "Sight"]
 _NS = 1_000_000_000
 _KEEP = 0.9  # of what earlier periods count, with each new one
 _COPIES = 16  # copies after which a period ends though the lane is still busy
-_BYTES = 1 << 20  # a period with fewer bytes says more about threads than about a lane
+_BYTES = 1 << 20  # a smaller period measures the threads' overhead rather than the lane
 _LAYERS = 4096
 
 
@@ -50,7 +50,7 @@ class Sight(NamedTuple):
 class _Sums:
     """Weighted sums over a lane's busy periods, and the period that runs.
 
-    `told` is until when the manager knows that it was busy.
+    `told` is the time up to which the manager has counted the lane's busy time.
     """
 
     lane: Lane
@@ -68,13 +68,13 @@ class _Sums:
     bt: float = 0.0
 
     def close(self, now: int) -> bool:
-        """End a period; return whether it counts."""
+        """End a busy period; return whether it is large enough to count."""
         copies, size, took = self.copies, self.bytes, now - self.since
         self.copies, self.bytes, self.since = 0, 0, now
         return self.add(copies, size, took)
 
     def add(self, copies: int, size: int, took: int) -> bool:
-        """Record bytes and the nanoseconds they took; return whether they count."""
+        """Add one period: copies, bytes and nanoseconds; return whether it is large enough."""
         if took <= 0 or size < _BYTES:
             return False
         self.cc = _KEEP * self.cc + copies * copies
@@ -86,7 +86,7 @@ class _Sums:
         return True
 
     def fit(self) -> Lane:
-        """The lane with the speed that fits best; its latency stays where periods are alike."""
+        """The lane with the fitted speed; the latency stays as declared if periods are alike."""
         det = self.cc * self.bb - self.cb * self.cb
         latency = float(self.lane.latency_ns)
         if det > 1e-3 * self.cc * self.bb:
@@ -103,7 +103,7 @@ class Feedback:
 
     Args:
         manager: the manager.
-        learn: whether the manager's lanes take what was seen.
+        learn: whether the manager's lanes take the measured speeds.
 
     Attributes:
         layers: the last layers that were waited for, with their predicted and their real times.
@@ -126,9 +126,13 @@ class Feedback:
         sums.running += 1
 
     def ended(self, job: Job, now: int, *, brought: int, handed: bool = False) -> None:
-        """A copy that began is over, with the bytes it brought; 0 if it failed.
+        """Count the end of a copy.
 
-        `handed`: it was only handed to a GPU, and `took` is the time that was busy.
+        Args:
+            job: the copy's job.
+            now: the time.
+            brought: bytes copied; 0 if the copy failed.
+            handed: the copy was only handed to a GPU; `took` reports its time later.
         """
         sums = self._sums(job)
         sums.running -= 1
@@ -144,7 +148,7 @@ class Feedback:
             self._teach(sums)
 
     def took(self, job: Job, size: int, ns: int) -> None:
-        """Record bytes that a GPU copied in sequence, and the nanoseconds."""
+        """Count bytes that a GPU stream copied, one copy after another, and the time they took."""
         sums = self._sums(job)
         self._busy(sums, ns)
         if sums.add(1, size, ns):
@@ -155,7 +159,7 @@ class Feedback:
         self.layers.append(sight)
 
     def lanes(self) -> dict[str, Lane]:
-        """The lanes of which something was seen, with the speeds that fit it."""
+        """The lanes that were measured, with their fitted speeds."""
         return {name: sums.fit() for name, sums in self._lanes.items() if sums.periods}
 
     def error_ns(self) -> float | None:

@@ -1,9 +1,10 @@
 """Job: a few moves that one thread carries out together.
 
-Moves between two pools that are free to run share a job, so that layer 0 of all of them is there
-before layer 1 of any. Single layers of one block that go to a storage share one, so that they are
-written at once. Any other move that waits for another, or touches a storage, is a job of its own.
-A lease's engine may claim its loads, to carry them out layer by layer: those are jobs of their own.
+Moves between two pools that wait for no other move share a job, so that layer 0 of all blocks is
+copied before layer 1 of any. Single layers of one block that go to a storage share a job, so that
+one call writes them. Any other move that waits for a move or touches a storage has a separate job.
+A lease's engine may claim its loads, to carry them out layer by layer; claimed loads do not share a
+job with other moves.
 Invariant: all moves of a job have the same source tier, destination tier and number of layers.
 Cost: grouping is one call for moves between pools, whatever their number, and one step for each
 that waits or touches a storage; no call into the manager.
@@ -161,7 +162,7 @@ class Job:
         """Copy the bytes, front layers first.
 
         Yields:
-            How many layers of every move are done; on a GPU, once the stream is.
+            The number of layers of every move that are copied; on a GPU, once the stream is idle.
         """
         lo, hi = self.layers
         if not (isinstance(self.source, Pool) and isinstance(self.target, Pool)):

@@ -43,10 +43,10 @@ __all__ = ["LayerGet", "LayerLoads"]
 class LayerGet:
     """One layer of many blocks on its way from storages into host memory.
 
-    Each reader goes through its share of the blocks, after its earlier ones.
+    Each reader reads its share of the blocks, after the shares of earlier layers.
 
     Attributes:
-        error: why the layer does not come, as far as that is known.
+        error: the first error of a read; None without an error so far.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LayerGet:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is read any more, but for what hangs."""
+        """Whether every read has ended or hangs."""
         return not self._left or any(job.expired for job in self._jobs)
 
     def result(self) -> None:
@@ -103,13 +103,13 @@ class LayerGet:
         self._claims.tell(self._done)
 
     def _errors(self, jobs: Sequence[Job]) -> Sequence[BaseException | None]:
-        """Read the layer of some blocks, several in one call; what went wrong of each."""
+        """Read the layer of some blocks, several in one call; return the error of each or None."""
         try:
             if len(jobs) == 1:
                 jobs[0].read_layer(self._layer)
                 return [None]
             told = read_together(jobs, self._layer)
-        except BaseException as caught:  # noqa: BLE001 - raised where the result is read
+        except BaseException as caught:  # noqa: BLE001 - raised by `result`
             return [caught] * len(jobs)
         return [None if why is None else TransferError(why) for why in told]
 
@@ -124,14 +124,14 @@ class LayerLoads:
         executor: whose moves they are.
         lease: made by `Claims.acquire`, or otherwise: it then waits for what others copy.
         load: the stream that copies.
-        connector: how.
-        readers: how many threads read from storages.
-        rush: brings, on the load stream, all that any loads has begun to its end.
+        connector: makes the copies.
+        readers: number of threads that read from storages.
+        rush: completes, on the load stream, the blocks of all leases whose loads have begun.
         help_on: lets the loads of some leases, or the executor, bring a layer.
 
     Attributes:
         tokens: the hit count: tokens that the plan covers.
-        issued: layers that are on their way or there.
+        issued: number of layers in flight or complete.
     """
 
     def __init__(
@@ -170,14 +170,14 @@ class LayerLoads:
         self._holes = len(lease.plan.recompute())
         self._jobs = self._news()
         self._foreign = self._others()
-        self._alone = not self._foreign  # what others bring is laid out when it is waited for
+        self._alone = not self._foreign  # otherwise `buffer` gathers a layer after `wait`
         plan = lease.plan
         self._predicted = [plan.ready(layer) for layer in range(self.layers)] if self._jobs else []
 
     def issue(self, layers: int) -> None:
-        """Start what brings the layers before `layers`, each after the one before it."""
+        """Start the loads of all layers below `layers`, in the order of layers."""
         for layer in range(self.issued, min(layers, self.layers)):
-            # One that could not begin earlier lacks layers before this: it is read when it is due.
+            # A job that could not begin earlier lacks previous layers: `_bring` reads it.
             reads = [
                 job
                 for job in self._jobs
@@ -204,13 +204,13 @@ class LayerLoads:
         """Let the computation wait for a layer.
 
         Args:
-            layer: which; it must have been issued.
+            layer: the layer, which must have been issued.
             current: the caller's stream.
-            last: whether it waits for this one's copies; otherwise it has waited for those of a
+            last: whether to wait for this request's copies; False if the caller has waited for a
                 later request of the batch.
 
         Raises:
-            TransferError: it will not come.
+            TransferError: the layer cannot be loaded.
         """
         for passed in [at for at in self._buffers if at < layer]:
             self._take_back(passed)
@@ -230,10 +230,10 @@ class LayerLoads:
             self._events[-1].join()
 
     def buffer(self, layer: int) -> LayerBuffer:
-        """The match at a layer, laid out in one piece; the next `wait` takes it back.
+        """Return the match at a layer in one contiguous buffer, valid until the next `wait`.
 
         Raises:
-            ConfigError: the connector has no layout buffers.
+            ConfigError: the connector has no buffers.
         """
         if not isinstance(self._connector, BufferedConnector):
             raise ConfigError("layers are laid out in buffers with blending=True only")
@@ -242,12 +242,12 @@ class LayerLoads:
         return self._buffers[layer]
 
     def finish(self) -> None:
-        """Block until nothing of it is on its way."""
+        """Block until all loads of the lease have ended."""
         self._events[-1].join()
         self._executor.wait(self.lease)
 
     def close(self) -> None:
-        """Give back the moves that have not come, which can be asked for again."""
+        """Cancel the moves that have not ended; the manager may plan them again."""
         if self._closed:
             return
         self._closed = True
@@ -258,7 +258,7 @@ class LayerLoads:
         hung = any(job.expired for job in self._read_to)
         for job in (*self._jobs, *self._claims.claim(self.lease.id)):
             if job.state in (JobState.IDLE, JobState.COPYING):
-                self._claims.end(job, "nobody wants it any more", cancelled=True)
+                self._claims.end(job, "the loads of its lease were closed", cancelled=True)
             elif job.state is JobState.WAITING:
                 self._executor.cancel(job.ids)
         self._jobs = []
@@ -269,12 +269,12 @@ class LayerLoads:
             self._take_back(layer)
 
     def _join_reads(self) -> None:
-        """Block until nothing is read any more, but for what hangs."""
+        """Block until every read has ended or hangs."""
         reads = [get for gets in self._reads.values() for get in gets]
         try:
             self._claims.until(lambda: all(read.over for read in reads), "reads do not end")
         except TransferError:
-            # Those whose moves have all ended badly come back by themselves, a moment later.
+            # Reads whose moves have all failed return by themselves soon.
             for reader in self._readers:
                 reader.synchronize()
             if not all(read.over for read in reads):
@@ -291,21 +291,21 @@ class LayerLoads:
         return self._load.submit(guarded, wake=False)
 
     def _starts(self, job: Job) -> bool:
-        """Begin a job if that needs no waiting; return whether it has begun."""
+        """Begin a job if it may start at once; return whether it has begun."""
         if not job.begun and self._claims.startable(job):
             self._begin(job)
         return job.begun
 
     def _begin(self, job: Job) -> None:
-        """Begin a job, whatever that has to wait for."""
+        """Begin a job, after blocking until it may start."""
         if job.begun:
             return
-        # What it waits for may be a job whose next layers are not wanted yet: those come first.
+        # Its `after` may belong to a claimed job with layers that no pass wants yet: finish those.
         if job.after and self._claims.leases_of([job.after]):
             self._rush()
         if not self._claims.begin(job):
             reads = [get.error for gets in self._reads.values() for get in gets if get.error]
-            raise reads[0] if reads else TransferError("what it waited for has failed")
+            raise reads[0] if reads else TransferError("the move that it waited for has failed")
 
     def _read(self, jobs: Sequence[Job], layer: int) -> None:
         """Start to read a layer of jobs that have begun."""
@@ -314,7 +314,7 @@ class LayerLoads:
         self._reads.setdefault(layer, []).append(self.layerwise_batched_get(jobs, layer))
 
     def _bring(self, layer: int) -> None:
-        """On the load stream: bring a layer of all blocks, and what came late as far."""
+        """On the load stream: bring a layer of all blocks, and earlier layers of late blocks."""
         self._jobs = [job for job in self._jobs if not job.over]
         for job in list(self._jobs):
             if _stored(job) and _has(job, layer):
@@ -322,13 +322,13 @@ class LayerLoads:
         self._advance([job for job in self._jobs if not job.over], layer)
         if isinstance(self._connector, BufferedConnector) and self._alone:
             self._lay_out(layer)
-        # On a GPU the copies are only known to have ended where the stream has been waited for.
+        # On a GPU the end of the copies is known only after the stream is synchronised.
         if self._predicted and (self._load.cuda is None or layer == self.layers - 1):
             now = self._executor.clock()
             self._executor.feedback.saw(Sight(self.lease.id, layer, self._predicted[layer], now))
 
     def hasten(self) -> None:
-        """On the load stream: bring all layers of what has begun, for others wait for its end."""
+        """On the load stream: bring all layers of jobs that have begun: other leases wait."""
         able = [job for job in self._jobs if not job.over and (not _stored(job) or job.begun)]
         read = {ident for job in able if _stored(job) for ident in job.ids.tolist()}
         able = [job for job in able if _stored(job) or job.after in read or self._starts(job)]
@@ -363,7 +363,7 @@ class LayerLoads:
         ended = [job for job in jobs if job.layers[1] == layer + 1]
         if ended:
             self._load.settle()
-        # What was read first: the copies behind it may only be told to have ended afterwards.
+        # The manager accepts the end of a copy only after the end of the read before it.
         for job in sorted(ended, key=_stored, reverse=True):
             self._begin(job)
             self._claims.end(job)
@@ -403,20 +403,20 @@ class LayerLoads:
         return self._copies[job]
 
     def _news(self) -> list[Job]:
-        """Loads that have been handed out since; no other job carries their moves."""
+        """Claim the loads that were handed out since the last call."""
         jobs = self._claims.claim(self.lease.id)
         self._mine += [job.ids for job in jobs]
         return jobs
 
     def _others(self) -> set[int]:
-        """The moves that the lease awaits and other jobs carry."""
+        """The moves that the lease awaits and that jobs of others carry out."""
         awaited = self.lease.after
         if len(self._mine) == 1 and np.array_equal(awaited, self._mine[0]):
             return set()
         return set[int](awaited.tolist()).difference(*(ids.tolist() for ids in self._mine))
 
     def _await_others(self, layer: int, current: Current) -> None:
-        """Moves of other requests, stores that free a slot, and own loads that came later."""
+        """Wait for a layer of other requests' moves, stores that free a slot and late own loads."""
         claims, lease = self._claims, self.lease
         while self._error is None:
             if news := self._news():
@@ -430,13 +430,13 @@ class LayerLoads:
                     claims.claimable(lease.id)
                     or self._there(layer)
                     or claims.stalled(self._foreign)
-                    # A load that failed may be planned again for a lease that waits in turn.
+                    # A failed load may be planned again for another lease, on which this one waits.
                     or any(map(claims.claimable, claims.leases_of(self._foreign)))
                 ),
-                f"lease {lease.id} awaits moves that nobody carries out",
+                f"lease {lease.id} awaits moves that no thread carries out",
             )
             if claims.stalled(self._foreign):
-                # Room in transit is short: blocks that are half there must come first.
+                # Slots in transit are short: blocks with some layers must be completed first.
                 self._submit(self._rush).join()
         holes = len(lease.plan.recompute())
         if self._error is None and (lease.matched < self.tokens or holes > self._holes):
@@ -446,12 +446,12 @@ class LayerLoads:
         current.wait(self._load.submit(lambda: None))
 
     def _there(self, layer: int) -> bool:
-        """Whether what others carry has brought a layer."""
+        """Whether the moves that others carry out have brought a layer."""
         self._foreign = self._others()
         return self._claims.layer_there(self._foreign, layer)
 
     def _catch_up(self, jobs: list[Job], layer: int) -> None:
-        """On the load stream: bring what came late as far as everything else is."""
+        """On the load stream: bring late jobs up to the layer that all other jobs have reached."""
         for job in jobs:
             if _stored(job):
                 self._begin(job)
@@ -467,7 +467,7 @@ class LayerLoads:
         self._buffers[layer] = self._connector.lay_out(self._table[layer], self.tokens)
 
     def _take_back(self, layer: int) -> None:
-        assert isinstance(self._connector, BufferedConnector)  # noqa: S101 - the layout is done
+        assert isinstance(self._connector, BufferedConnector)  # noqa: S101 - only it makes buffers
         self._connector.take_back(self._buffers.pop(layer))
 
 

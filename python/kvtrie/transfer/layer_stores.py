@@ -1,9 +1,9 @@
 """LayerStores: the stores of one pass, copied to the host while later layers compute.
 
-Its blocks wait in spare blocks of the host's pool, since nothing is cached before all layers are
-written. With the commit the manager's stores come, and their slots take the spare blocks over.
-Invariant: room for all layers is taken before the first one, or none; an aborted stores gives all
-of it back. Cost: per layer one call on the store stream and a few operations on arrays.
+Layers are copied to spare blocks of the host's pool, since a block is cached only when all layers
+are written. At the commit the manager plans its stores, and their slots adopt the spare blocks.
+Invariant: spare blocks for all layers are taken before the first layer, or none; an aborted pass
+returns all of them. Cost: per layer one call on the store stream and a few operations on arrays.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _BELOW = 1
 
 
 class LayerStores:
-    """The tokens that a pass computes after those of a lease.
+    """Stores of the tokens that a pass computes after the tokens of a lease.
 
     Args:
-        executor: whose manager commits them.
-        lease: with room for them.
+        executor: its manager commits the tokens.
+        lease: a lease with room for the tokens.
         tokens: the tokens, as `Lease.commit` takes them.
         store: the stream that copies.
-        connector: how.
-        behind_loads: blocks while a load is on its way that a lease awaits.
+        connector: makes the copies.
+        behind_loads: blocks while a load that a lease awaits is in flight.
 
     Raises:
         ConfigError: tiers that do not store what is committed, or no pool to store it to.

@@ -1,11 +1,10 @@
 """LayerwiseEngine: loads and stores that stagger through a forward pass, layer by layer.
 
-A face over what is there: leases and plans decide, and the executor's moves are carried out, here
-in the order of layers and during the computation. Three streams: the caller's own, one that loads
-and one that stores.
-Invariant: `retrieve_layer` yields layers + 2 times and `store_layer` layers + 1 times, whatever was
-found; an aborted one gives everything back. Cost: per pass one claim of the lease's moves and one
-report of their end; per layer a call on a stream.
+Leases and plans decide; the engine carries out the executor's moves in the order of layers while
+the pass computes. It uses three streams: the caller's, one for loads and one for stores.
+Invariant: `retrieve_layer` yields layers + 2 times and `store_layer` layers + 1 times, with or
+without a hit; an aborted one releases all that it has taken. Cost: per pass one claim of the
+lease's moves and one report of their end; per layer a call on a stream.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ class Layerwise:
     Attributes:
         use_layerwise: start a pass when layer 0 is there; otherwise when all layers are.
         blending: gather each layer's match in one buffer, for fusion.
-        use_gpu: copy through staging buffers next to the first tier, instead of straight.
-        look_ahead: layers that are on their way while one computes; with `blending` as many as
+        use_gpu: copy through staging buffers on the first tier's device, instead of directly.
+        look_ahead: layers in flight while one computes; with `blending` at most as many as
             staging holds. By default 2, and all of them for a `KvtrieCache`.
         staging_bytes: the most that staging buffers of one direction take, also as "64MiB".
         readers: threads that read from storages, per request.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number out of range.
     """
 
     use_layerwise: bool = True
@@ -81,7 +80,7 @@ class Request(NamedTuple):
 
     Attributes:
         lease: the blocks that it holds.
-        tokens: the tokens that the pass computes after those of the lease.
+        tokens: the tokens that the pass computes after those that the lease holds.
     """
 
     lease: Lease
@@ -89,14 +88,14 @@ class Request(NamedTuple):
 
 
 class LayerwiseEngine:
-    """Moves KV during the passes of one model.
+    """Loads and stores KV while the passes of one model compute.
 
-    One thread drives it: the one that runs the passes. While an engine with `settings` is open,
-    caches and fetches that are opened on its executor load through it, so its settings are theirs.
+    Only the thread that runs the passes may call it. While an engine with `settings` is open,
+    caches and fetches that are opened on its executor load through it, with its settings.
 
     Args:
-        executor: whose manager and pools.
-        settings: how; `Layerwise()` by default.
+        executor: its manager and pools are used.
+        settings: the settings; `Layerwise()` by default.
 
     Attributes:
         connector: makes the copies: `PagedConnector`, or `BufferedConnector` with `blending`.
@@ -104,7 +103,7 @@ class LayerwiseEngine:
         load: the stream of loads.
         store: the stream of stores.
         layerwise_retrievers: a generator per request of the batch that runs.
-        layerwise_storers: likewise.
+        layerwise_storers: empty; `save_kv_layer` needs no generators.
 
     Raises:
         ConfigError: the first tier has no memory.
@@ -188,10 +187,10 @@ class LayerwiseEngine:
         )
 
     def retrieve_layer(self, lease: Lease, *, sync: bool = True) -> Generator[int]:
-        """Bring what a lease loads, layer by layer.
+        """Load the blocks of a lease, layer by layer.
 
         Args:
-            lease: whose loads.
+            lease: the lease.
             sync: whether the caller's stream waits for each layer before it is yielded; otherwise
                 another call does, as `wait_for_layer_load` for a batch.
 
@@ -200,8 +199,8 @@ class LayerwiseEngine:
             nothing is on its way any more. That is `layers + 2` times, also without a hit.
 
         Raises:
-            TransferError: a layer does not come. The rest is given back: release the lease and
-                acquire again.
+            TransferError: a layer cannot be loaded. Its remaining moves are cancelled: release the
+                lease and acquire again.
         """
         loads = self.open(lease)
         ahead = self._ahead(loads.tokens) if sync else 0
@@ -211,12 +210,12 @@ class LayerwiseEngine:
             self.end(loads)
 
     def open(self, lease: Lease) -> LayerLoads:
-        """The loads of a lease for a caller that asks for layers one by one, and calls `end`.
+        """Open the loads of a lease for a caller that issues each layer itself and calls `end`.
 
-        Several may be open at once. One that fails leaves the others alone.
+        Several may be open at once; a failure of one does not affect the others.
 
         Args:
-            lease: whose loads.
+            lease: the lease.
         """
         loads = self._open_loads(lease)
         self._alone.add(loads)
@@ -231,13 +230,13 @@ class LayerwiseEngine:
             self._release_staging()
 
     def store_layer(self, lease: Lease, tokens: Any) -> Generator[int | Committed]:  # noqa: ANN401
-        """Bring down what a pass computes, layer by layer, and commit it.
+        """Store the KV that a pass computes, layer by layer, and commit its tokens.
 
         Each step is to be made when its layer has been computed, or handed to the GPU.
 
         Args:
             lease: with room for the tokens.
-            tokens: the tokens that the pass computes after those of the lease.
+            tokens: the tokens that the pass computes after those that the lease holds.
 
         Yields:
             Each layer's index, when its copy has been started; what `Lease.commit` gave, when all
@@ -299,7 +298,7 @@ class LayerwiseEngine:
         if layer + 1 < self.layers:
             for one in self.layerwise_retrievers:
                 next(one)
-        # The last one's point on the load stream is after all the others'.
+        # The load stream reaches the last request's event after those of all other requests.
         for at, loads in enumerate(reversed(self._loads)):
             loads.wait(self.wanted(layer), self.current, last=at == 0)
         self.load.wake()
@@ -347,17 +346,17 @@ class LayerwiseEngine:
         raise ConfigError(f"nothing is retrieved for lease {lease.id}")
 
     def abort(self) -> None:
-        """Give back whatever the pass that runs has taken. Its leases are their owner's."""
+        """Release all that the running pass has taken, except its leases."""
         self._end()
 
     @property
     def look_ahead(self) -> int:
-        """Layers that are on their way while one computes, of a pass that this engine drives."""
+        """Layers in flight while one computes, of a pass that this engine drives."""
         return _AHEAD if self.settings.look_ahead is None else self.settings.look_ahead
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that its staging and layout buffers take."""
+        """Bytes of its staging buffers and layer buffers."""
         return self.connector.staged_bytes
 
     def close(self) -> None:
@@ -402,7 +401,7 @@ class LayerwiseEngine:
             loads.hasten()
 
     def _help(self, leases: Collection[int], layer: int) -> None:
-        """Bring a layer of what some leases load: a third one, which this thread serves, waits."""
+        """Bring a layer of some leases' loads, for which another lease of this thread waits."""
         for loads in (*self._loads, *self._alone):
             if loads.lease.id in leases:
                 loads.issue(layer + 1)
@@ -430,13 +429,13 @@ class LayerwiseEngine:
         return layer if self.settings.use_layerwise else self.layers - 1
 
     def _ahead(self, tokens: int) -> int:
-        """The number of layers in flight besides the one that computes."""
+        """Return the number of layers that may be in flight while one computes."""
         if isinstance(self.connector, BufferedConnector):
             return min(self.look_ahead, self.connector.layers_at_once(tokens) - 1)
         return self.look_ahead
 
     def _join_loads(self) -> None:
-        """Block while a load is on its way that a lease awaits."""
+        """Block while a load that a lease awaits is in flight."""
         for loads in (*self._loads, *self._alone):
             loads.join()
         claims = self.executor.claims

@@ -1,8 +1,8 @@
 """Passes: how long a model's forward pass takes, over its tokens and the context before them.
 
 A pass over few tokens costs more per token than one over many: weights are read once per pass. Both
-axes are measured, on the device that serves, with what the device itself can do: bytes per second
-of its memory, operations per second of a product of matrices.
+axes are measured on the device that serves, as are its memory bandwidth in bytes per second and its
+matrix multiplication in operations per second.
 Invariant: times never fall with more tokens or more context. Cost of a look-up: a search in a table
 of a few numbers; of measuring, seconds per cell at most.
 """
@@ -33,7 +33,7 @@ _SIDE = 1024
 
 
 class Device(NamedTuple):
-    """Observed times of the device that computes.
+    """Measured speeds of the device that computes.
 
     Attributes:
         memory_bytes_per_s: bytes that a copy within its memory reads and writes, per second.
@@ -91,10 +91,10 @@ class PassTable:
         return cls(tuple(contexts), tuple(tokens), tuple(map(tuple, table.tolist())))
 
     def pass_ns(self, tokens: float, context: float) -> float:
-        """Time of a pass of `tokens` after `context`, all layers, in nanoseconds.
+        """Time of a pass of `tokens` after `context` tokens, all layers, in nanoseconds.
 
-        Linear between the measured cells and with the last slope after them; a pass of fewer
-        tokens than the smallest measured one takes as long as that. 0 for 0 tokens.
+        Interpolates linearly between the measured cells and extrapolates with the last slope; a
+        pass of fewer tokens than the smallest measured one takes as long as that. 0 for 0 tokens.
         """
         if tokens <= 0:
             return 0.0
@@ -116,7 +116,7 @@ def time_passes(
         model: a causal language model; it moves to the device of a `gpu` tier.
         contexts: tokens before a pass, ascending.
         tokens: tokens of a pass.
-        repeats: runs per cell; fewer, but two, where they take more than two seconds together.
+        repeats: runs per cell; fewer, at least two, once they have taken more than two seconds.
 
     Yields:
         Context, tokens, and the median time of the pass in nanoseconds.
@@ -156,7 +156,7 @@ def time_decodes(
     Args:
         model: a causal language model; it moves to the device of a `gpu` tier.
         contexts: tokens before the step, ascending.
-        requests: how many decode together.
+        requests: numbers of requests that decode together.
         repeats: as for `time_passes`.
 
     Yields:
@@ -187,7 +187,7 @@ def time_decodes(
 
 
 def time_device(dtype: str, *, repeats: int) -> Device:
-    """Measure what the device of a `gpu` tier does with numbers of a format of torch."""
+    """Measure copies and matrix products of a torch format on the device of a `gpu` tier."""
     device = default_device()
     source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -207,7 +207,7 @@ def time_device(dtype: str, *, repeats: int) -> Device:
 
 
 def _along(axis: Sequence[int], values: Sequence[float], at: float) -> float:
-    """Linear between the points of an axis, and on with the last slope."""
+    """Interpolate between the points of an axis; extrapolate with the last slope."""
     if len(axis) == 1:  # in proportion: one point has no slope
         return values[0] * at / axis[0] if axis[0] else values[0]
     low = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)

@@ -43,12 +43,12 @@ _WARM = 3
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Nanoseconds of one thing, done again and again.
+    """Nanoseconds of repeated runs.
 
     Attributes:
         median: of all runs.
         spread: half the distance between the quartiles.
-        runs: how many.
+        runs: number of runs.
     """
 
     median: float
@@ -77,8 +77,8 @@ class Profile:
         lanes: by name, what `Tier(read=..., store=...)` take.
         both: by kind of tier, how much longer a load takes while a store runs the other way, as a
             share.
-        passes: how long passes of the model take; None if no model was measured.
-        device: what the device that computes can do; None if that was not measured.
+        passes: times of the model's passes; None if no model was measured.
+        device: speeds of the device that computes; None if they were not measured.
     """
 
     cost: Cost | None
@@ -220,7 +220,7 @@ def time_prefill(
 
 
 def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int], None]:
-    """A function that copies blocks from one to before another, whole, and waits for the end."""
+    """Return a function that copies whole blocks `[first, last)` and waits for the end."""
     names = [] if isinstance(slow, Pool) else _names(fast)
     stream = torch.cuda.Stream(fast.device) if fast.device.type == "cuda" else None
 
@@ -229,7 +229,7 @@ def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int],
         units = np.arange(first * fast.layers, last * fast.layers, dtype=np.int64)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             (fast if up else slow).copy_from(slow if up else fast, units, units)
-        if stream is not None:  # the other direction has another
+        if stream is not None:  # the other direction has another stream
             stream.synchronize()
 
     def through_storage(first: int, last: int) -> None:
@@ -247,7 +247,7 @@ def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int],
 
 
 def _names(pool: Pool) -> list[tuple[bytes, bytes]]:
-    """Keys and labels of as many blocks as a pool holds, from a separate manager."""
+    """Return keys and labels of as many blocks as a pool holds, made by a temporary manager."""
     form = pool.block_format
     shape = ModelShape(form.layers, form.heads, form.head_dim, dtype=pool.layout.dtype)
     tiers = [Tier("gpu", blocks=pool.blocks), Tier("disk", blocks=pool.blocks)]

@@ -1,11 +1,11 @@
 """Queue: jobs that have not started, in the order in which they should.
 
-What a request waits for comes before what it may want later, and both before what is only written
-down; a store that something waits for is as urgent as whatever waits.
-Jobs at one slot of a storage run one at a time, in the order in which they came. Those of a lease
-that carries out its loads itself wait here for their turn too, but are taken by name.
-Invariant: a job leaves the queue once: to run, cancelled, or because what it waits for failed.
-Cost: constant per job and step, except for cancelling, which looks at every job.
+Jobs that a lease awaits come before prefetches, and both before stores that no job waits for.
+Priority inheritance: a job and its dependencies get the urgency of the job that waits for them.
+Jobs at one slot of a storage run one at a time, in the order of arrival. Claimed loads wait here
+for their turn too, but their engine takes them by name.
+Invariant: a job leaves the queue once: to run, cancelled, or because its `after` has failed.
+Cost: constant per job and step, except for cancelling, which visits every job.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Queue:
         return self._moves
 
     def add(self, job: Job) -> None:
-        """Take a job in; one that waits for a move stays until `ended` reports its result."""
+        """Take a job in; a job with an `after` waits until `ended` reports that move."""
         self._new[job] = None
         self._moves += len(job.ids)
         if job.after:
@@ -69,8 +69,8 @@ class Queue:
         """The job to start next, which leaves the queue.
 
         Args:
-            may: whether a job may start now; None lets all of them.
-            behind: a job that it has to join; None leaves it where it does not.
+            may: whether a job may start now; None allows all.
+            behind: if given, return the job only if it joins this one; otherwise it stays.
         """
         for jobs in self._ready.values():
             for job in jobs:
@@ -103,14 +103,14 @@ class Queue:
         return self._jobs().get(ident)
 
     def _jobs(self) -> dict[int, Job]:
-        """The worker that carries each move."""
+        """The job of each move."""
         for job in self._new:
             self._of.update(dict.fromkeys(job.ids.tolist(), job))
         self._new.clear()
         return self._of
 
     def _forget(self, job: Job) -> None:
-        """A job's moves are no longer here."""
+        """Remove a job's moves from the count and the index."""
         self._moves -= len(job.ids)
         if job in self._new:
             del self._new[job]

@@ -108,7 +108,7 @@ class Sink(Protocol):
         ...
 
     def ended(self, job: Job, now: int, *, brought: int) -> None:
-        """A job has ended, with the bytes it brought; 0 if it failed."""
+        """A job has ended and copied `brought` bytes; 0 if it failed."""
         ...
 
     def report(

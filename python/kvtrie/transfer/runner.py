@@ -1,7 +1,7 @@
 """Runner: a pool of threads that carries out moves on copy streams, without a manager.
 
-It lives in the process that holds the bytes. At a manager an `Executor` feeds it; elsewhere
-moves arrive as data by `submit`, and `reports` goes back to the process that has the manager.
+It runs in the process that holds the bytes. In the manager's process an `Executor` feeds it; in any
+other process moves arrive by `submit`, and `reports` are sent back to the manager's process.
 Invariant: a move starts only after its `after` has ended well; each move is reported exactly once
 as done or failed; one that still runs when it is reported failed is reported again when it ends;
 nothing waits for a device beyond the deadline; no store of the background starts while a load runs
@@ -65,8 +65,8 @@ class Runner:
             are not in this process.
         tiers: the manager's tiers, for their `io_budget` and their names; without them nothing is
             limited.
-        workers: threads; on a GPU each has its own copy stream. With 0, one copies, and only
-            during a call that waits.
+        workers: threads; on a GPU each has a separate copy stream. With 0, one thread copies, and
+            only during a call that waits.
         deadline_s: seconds that a job may run before its moves are reported failed. None waits for
             ever.
         clock: nanoseconds, monotone.
@@ -83,7 +83,7 @@ class Runner:
         threads: the workers.
 
     Raises:
-        ConfigError: pools whose layouts differ from each other's, or numbers that cannot be.
+        ConfigError: pools with different block formats, or a number out of range.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Runner:
     def close(self) -> None:
         """Cancel the moves that have not started, let the running ones end, join the threads.
 
-        A thread that hangs beyond the deadline is left behind. Closing twice does nothing.
+        A thread that hangs beyond the deadline is not joined. Closing twice does nothing.
         """
         self.shut("closed before the move started")
         while True:
@@ -328,7 +328,7 @@ class Runner:
             ticket.wait()
 
     def take(self) -> bool:
-        """From within the section: accept what the sink hands out; return whether there was any.
+        """From within the section: accept moves of the sink; return whether there were any.
 
         The lock is held, so no completion can slip in between.
         """
@@ -442,7 +442,7 @@ class Runner:
             if not self._complained:
                 self._complained = True
                 _LOG.warning(
-                    "progress could not be reported, moves go on: %s", raised, exc_info=raised
+                    "the progress callback raised, moves go on: %s", raised, exc_info=raised
                 )
 
     def patience(self) -> float | None:
@@ -528,9 +528,10 @@ class Runner:
             del self._failed[next(iter(self._failed))]
 
     def _give_up(self) -> bool:
-        """Cancel the moves that hanging ones keep from starting; return whether there was any.
+        """Cancel the moves that hanging jobs keep from starting; return whether there were any.
 
-        Those are the moves after them at a slot of a storage and, while every worker hangs, all.
+        Those are the moves that wait for the same slot of a storage and, while every worker hangs,
+        all waiting moves.
         """
         queue = self.schedule.queue
         hung = [job for job in self.schedule.running if job.state is JobState.LATE]
@@ -552,7 +553,7 @@ class Runner:
         return gone > 0
 
     def _expire(self) -> bool:
-        """Report failed the jobs past their deadline; return whether there was any."""
+        """Report jobs past their deadline as failed; return whether there were any."""
         if self.deadline_ns is None:
             return False
         now, found = self.clock(), False

@@ -50,7 +50,7 @@ class Ticket:
     def wait(self) -> bool:
         """Block until it is woken or the time is over; return whether it was woken.
 
-        Ctrl-C interrupts that, and harms nothing.
+        Ctrl-C may interrupt the wait; no state is changed then.
         """
         try:
             return self._lock.acquire(timeout=self._seconds)
@@ -135,7 +135,7 @@ class _Interrupts:
         self._note = self._keep  # one object, made once
 
     def put_off(self) -> None:
-        """Enter a section. What interrupts before the handler is set finds nothing changed."""
+        """Enter a section. Before the handler is set, an interrupt leaves all state unchanged."""
         if not self._depth:
             self._came = False
             if callable(_RAW.getsignal(signal.SIGINT)):
@@ -143,7 +143,7 @@ class _Interrupts:
         self._depth += 1
 
     def let_in(self) -> None:
-        """Leave a section, and raise the interrupt that came in it if it was the outermost."""
+        """Leave a section; leaving the outermost one raises an interrupt that came inside."""
         self._depth -= 1
         if self._depth or self._handler is None:
             return

@@ -1,11 +1,11 @@
-"""Stream: calls that run one after another next to the caller, on a thread or on a GPU.
+"""Stream: calls that run one after another, concurrently with the caller, on a thread or a GPU.
 
-On a GPU the thread only hands copies to its own CUDA stream; without one it makes them. So the
-same program overlaps copies with computation in both worlds.
-Invariant: calls run in the order in which they came; a call after `wait` starts after the event;
-an exception of a call is raised to the caller that waits for it.
-Cost: a queue and a wake-up per call; a thread that waits for a call not yet begun makes it, so
-that a wait costs no change of threads.
+On a GPU the thread only enqueues copies on a separate CUDA stream; without one it makes the copies
+itself. So the same program overlaps copies with computation on both.
+Invariant: calls run in the order of submission; a call submitted after `wait` starts after the
+event; an exception of a call is raised to the caller that waits for it.
+Cost: a queue and a wake-up per call; a caller that waits for calls that have not begun makes them
+itself, so that a wait needs no thread switch.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class StreamEvent:
     """A point in a stream that is passed once.
 
     Args:
-        stream: whose; None for the caller's own.
+        stream: the stream; None for the caller's.
 
     Attributes:
-        passed: whether the stream has made the calls before it; its GPU may still be on the way.
+        passed: whether the stream has made the calls before it; the GPU may still run their copies.
         cuda: the same point on the GPU.
         error: the exception of the call before it.
     """
@@ -51,7 +51,7 @@ class StreamEvent:
         self.error: BaseException | None = None
 
     def mark(self, cuda: torch.cuda.Stream | None, error: BaseException | None = None) -> None:
-        """The stream has come here."""
+        """Mark the event as passed, with the error of the call before it."""
         self.error = error
         if cuda is not None:
             self.cuda = cuda.record_event()
@@ -70,7 +70,7 @@ class StreamEvent:
 
 
 class Stream:
-    """A queue of calls with its own thread.
+    """A queue of calls and the thread that makes them.
 
     Args:
         name: the thread's name.
@@ -102,7 +102,7 @@ class Stream:
             return not self._busy and not self._calls
 
     def submit(self, call: Callable[[], object], *, wake: bool = True) -> StreamEvent:
-        """Run a call after those that came before.
+        """Enqueue a call.
 
         Args:
             call: the call.
@@ -121,7 +121,7 @@ class Stream:
         return event
 
     def wake(self) -> None:
-        """Let the thread begin with what it was given."""
+        """Wake the thread if calls wait."""
         with self._section.lock:
             if self._calls and not self._busy:
                 self._section.notify_all()
@@ -172,7 +172,7 @@ class Stream:
         return event
 
     def measure(self, begin: torch.cuda.Event, tell: Callable[[int], object]) -> None:
-        """Within a call: report, when the stream settles, the nanoseconds from a mark to here."""
+        """Within a call: pass the nanoseconds since a mark to `tell` when the stream settles."""
         end = self.mark()
         if end is not None:
             self._spans.append((begin, end, tell))
@@ -215,7 +215,7 @@ class Stream:
         try:
             with torch.cuda.stream(self.cuda) if self.cuda is not None else nullcontext():
                 call()
-        except BaseException as caught:  # noqa: BLE001 - raised in the waiting thread
+        except BaseException as caught:  # noqa: BLE001 - raised by `join`
             error = caught
         event.mark(self.cuda, error)
         with self._section.lock:

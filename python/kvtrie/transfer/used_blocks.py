@@ -1,9 +1,9 @@
-"""UsedBlocks: the blocks whose last use the disk's files do not record yet.
+"""UsedBlocks: the blocks whose last use is not yet written to the disk tier's files.
 
-A process that is killed finds its blocks again with the ages that were written down last, and gives
-up those of the oldest age first. So what requests took and gave back is written down now and then.
-Invariant: no more handles wait than `most`; beyond that the oldest uses go, whose blocks are the
-next to leave. Cost: one array per use; a row per block on disk, so many at once at most.
+After a kill, a process finds its blocks with the ages that were written last, and evicts the oldest
+age first. So the uses of blocks are written periodically.
+Invariant: at most `most` handles wait; beyond that the oldest uses are dropped, whose blocks are
+evicted next anyway. Cost: one array per use; a row per block on disk, at most `at_once` per step.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PERIOD_NS = 5_000_000_000
 
 
 class UsedBlocks:
-    """Blocks that were used since they were last reported.
+    """Blocks that were used since their last use was written.
 
     Args:
         manager: whose blocks they are.
-        tier: the tier whose files are updated; None updates none.
+        tier: the tier whose files get the uses; None ignores all uses.
         most: handles that may wait.
-        at_once: how many of them are looked at in one step.
+        at_once: handles that one step takes at most.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class UsedBlocks:
         self._due = 0
 
     def __len__(self) -> int:
-        """How many handles wait; one of a block that was used twice counts twice."""
+        """The number of handles that wait; a block that was used twice counts twice."""
         return self._count
 
     def use(self, handles: NDArray[np.uint64]) -> None:
@@ -58,11 +58,11 @@ class UsedBlocks:
             self._count -= len(self._waiting.popleft())
 
     def take(self, now: int, *, idle: bool) -> Index:
-        """Their index, with ages as of now; an empty one if that was done a moment ago.
+        """Return the index of waiting blocks, with current ages; empty if one was just written.
 
         Args:
             now: the time.
-            idle: nothing else is going on: it may be long until the next call.
+            idle: ignore the 5 s between two writes: the next call may come much later.
         """
         if not self._count or self._tier is None or (now < self._due and not idle):
             return Index()
@@ -75,7 +75,7 @@ class UsedBlocks:
             taken.append(first[:room])
             room -= len(taken[-1])
         self._count -= self._at_once - room
-        if not self._count:  # the rest is reported in the next steps
+        if not self._count:  # the next steps take the handles that are left
             self._due = now + _PERIOD_NS
         blocks = np.unique(np.concatenate(taken))
         return self._manager.index(self._tier, now=now, blocks=blocks)
