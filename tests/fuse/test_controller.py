@@ -110,7 +110,7 @@ def request(store, controller, chunks, slower=1.0):
         ratio = controller.ratio(fetch, QUERY)
         computed = round(ratio * TOKENS) + QUERY
         for layer in range(LAYERS):
-            assert fetch.wait(layer) == []  # what is computed meanwhile is told, not played
+            assert fetch.wait(layer) == []  # `saw` gets the passes' times: none runs here
         for part in fetch.parts:
             from_tiers.update(part.tiers)
     controller.saw(
@@ -167,7 +167,7 @@ def test_passes_that_turn_out_slower_hide_more_loading(store):
 
 
 def test_load_and_recomputation_are_those_of_the_pipeline(store):
-    """All layers but the first are loaded beside all but the last, with query and full layers."""
+    """All layers but the first load while all but the last run, with query and full layers."""
     controller = Controller(profile(), store, layers_full=1)
     full, chosen = TOKENS + QUERY, 0.15 * TOKENS + QUERY
     wanted = LAYER_NS * (full + 2 * chosen)

@@ -23,7 +23,7 @@ def executor(shelf):
 
 
 def stored(executor, shelf, prefix=PREFIX):
-    """A store whose chunks are on the shelf alone, each with the keys of its own blocks."""
+    """A store whose chunks are only on the shelf, and the block keys of each chunk."""
     store = store_of(executor, prefix)
     keys = []
     for chunk in CHUNKS:

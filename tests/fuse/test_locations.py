@@ -55,7 +55,7 @@ def check(store, chunk):
 @pytest.mark.parametrize("prefix", [PREFIX, PREFIX[:4]])
 @pytest.mark.parametrize("kind", ["gpu", "host", "disk", "remote"])
 def test_a_chunk_goes_to_a_tier_of_any_kind(tmp_path, kind, prefix):
-    """Its prefix stays, also one behind which nothing else is."""
+    """Its prefix stays on the first tier, also one without other chunks."""
     with opened(*tiers(tmp_path)) as executor:
         store = store_of(executor, prefix)
         fill(store)  # the prefix

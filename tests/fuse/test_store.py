@@ -1,4 +1,4 @@
-"""The cache store: chunks are found by content on any tier, misses are told with their kind."""
+"""The cache store: chunks are found by content on any tier, a miss reports its kind."""
 
 from dataclasses import replace
 
@@ -160,7 +160,7 @@ STORES = st.fixed_dictionaries(
 @settings(max_examples=50)
 @given(STORES, STORES, st.sampled_from([0, 1]))
 def test_two_keys_are_equal_exactly_if_the_chunks_match(mine, theirs, last):
-    """With digests at any offset, 0 too; one behind the chunk's end is none of its own."""
+    """With digests at any offset, 0 too; one after the chunk's end does not change its key."""
     tiers = [Tier("gpu", blocks=4), Tier("host", blocks=8)]
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
     with Executor(manager, open_pools(SHAPE, tiers, SIZE), workers=0) as executor:
@@ -222,7 +222,7 @@ class Time:
 
 
 def figures(speed):
-    """What is reported of two chunks that take turns, over a lane declared with this speed."""
+    """Feedback, lane metrics and time of two chunks that evict each other, by declared speed."""
     lanes = {name: Lane(name, bytes_per_s=speed * 1e6, latency_ns=7) for name in ("up", "down")}
     tiers = [
         Tier("gpu", blocks=2),

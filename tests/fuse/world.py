@@ -1,4 +1,4 @@
-"""What the tests of fusion's store share: a small world, and KV that tells what it was made of."""
+"""Fixtures for the tests of fusion's store: a small manager, and KV that depends on its tokens."""
 
 from collections import Counter
 
@@ -66,14 +66,14 @@ def fill(store, *chunks):
 
 
 def right(store, fetch, part, layer):
-    """Whether a part reads as it was computed behind the real prefix."""
+    """Whether a part reads as it was computed after the real prefix."""
     before = [] if part is fetch.prefix else store.prefix.tolist()
     wanted = truth([*before, *part.tokens])[layer][:, part.at :]
     return all(torch.equal(*pair) for pair in zip(fetch.read(part, layer), wanted, strict=True))
 
 
 class Shelf:
-    """A storage in memory that tells what was read of it, and loses what it is told to lose."""
+    """A storage in memory that counts reads, and fails reads of the units in `lost`."""
 
     def __init__(self):
         self.kept = {}
