@@ -98,6 +98,23 @@ def test_what_is_told_is_that_the_session_is_over():
         assert [manager.explain(block, now=10).priority for block in found] == [0] * 4
 
 
+def test_of_single_blocks_it_finds_about_what_counting_uses_finds():
+    rng = np.random.default_rng(0)
+    often = rng.integers(0, 40, 12_000)
+    once = APART + np.arange(len(often))
+    streams = {
+        "one-hit wonders": np.where(rng.random(len(often)) < 0.3, often, once),
+        "alternation": np.where(np.arange(len(often)) % 2 == 0, often, once),
+    }
+    for blocks in streams.values():
+        requests = [
+            TraceRequest(at, 512, 1, block.reshape(1)) for at, block in enumerate(np.uint32(blocks))
+        ]
+        policies = ("learned", "lfu", "lru")
+        found = {name: saved(requests, name, skip=6000, room=64) for name in policies}
+        assert found["learned"] >= 0.9 * found["lfu"] > 1.1 * found["lru"]
+
+
 def test_explain_says_the_value_in_words():
     manager = open_manager([Tier("gpu", blocks=50)])
     prompt = np.arange(6, dtype=np.uint32)
