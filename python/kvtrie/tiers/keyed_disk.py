@@ -1,6 +1,6 @@
 """KeyedDisk: blocks of one size in the files of a disk tier, by keys that only an engine knows.
 
-It is for engines that look their blocks up themselves. What a disk tier promises holds: every byte
+It is for engines that look their blocks up themselves. It gives what a disk tier gives: every byte
 is proved on every read, a damaged block is a miss, the files take what was asked for and no more,
 and the blocks are found again by the next process, also after a kill, with the ages and uses that
 they had: these are written down every five seconds, by calls that read or write, and by `close`.
