@@ -1,4 +1,4 @@
-"""Memory of a fused cache: blocks of a lease, or its own tensors where there is no store.
+"""Memory of a fused cache: blocks of a lease, or separate tensors where there is no store.
 
 Fusion computes a layer in one contiguous buffer; where that is not the memory itself, `keep` writes
 it to its slots. The lease commits nothing, so no request finds these blocks, and releasing it frees
@@ -28,7 +28,7 @@ _ROOM = 128
 
 
 class Tensors:
-    """K and V in their own tensors.
+    """K and V in separate tensors, outside any tier.
 
     Attributes:
         layers: layers of the model.
@@ -111,7 +111,7 @@ class Leased:
 
     Attributes:
         layers: layers of the model.
-        lease: the lease of its blocks.
+        lease: holds the blocks; None once closed.
 
     Raises:
         ConfigError: the first tier has no memory.
@@ -120,7 +120,7 @@ class Leased:
     def __init__(self, executor: Executor, lease: Lease) -> None:
         pool = executor.pools[0]
         if not isinstance(pool, Pool):
-            raise ConfigError("the first tier has no memory that a fused cache could stand in")
+            raise ConfigError("the first tier has no memory for a fused cache")
         self.layers = pool.layers
         self.lease: Lease | None = lease
         self._executor = executor

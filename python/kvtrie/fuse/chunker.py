@@ -1,7 +1,7 @@
 """Chunkers: ways to cut a text into the pieces whose KV is kept and reused.
 
 Invariant: the pieces, one after another, are the text, and none is empty; equal stretches between
-borders give equal pieces, at any position. Cost: one pass over the tokens.
+borders give equal pieces at any position. Cost: one pass over the tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Context: the chunks of a request in order, and the query after them.
+"""Context: the chunks of a request in order, and the query that follows them.
 
 Text is cut before it is made into tokens, and each piece becomes tokens alone: equal text gives
 equal tokens, whatever was before it. Invariant: a chunk has at least one token, a query too.
@@ -92,11 +92,11 @@ class Chunk:
 
 
 class Context:
-    """The chunks that a request reads, in order, and its query.
+    """The input of a request to fuse: its chunks in order, and its query.
 
     Args:
         chunks: chunks, or their tokens, in order; there may be none.
-        query: tokens after them, at least one: they are always computed.
+        query: tokens after the chunks, at least one: they are always computed.
 
     Attributes:
         chunks: a tuple of `Chunk`.
@@ -132,8 +132,8 @@ class Context:
             texts: a text, or several; none of their pieces goes over from one to the next.
             query: the question, as text.
             separator: cut after each occurrence, which stays at the end of its piece.
-            size: the most characters of a piece, which is cut after its last end of a sentence,
-                else after its last space, else at `size`. With neither, a text is one chunk.
+            size: the most characters of a piece, which is cut at its last end of a sentence, else
+                after its last space, else at `size`. With neither, a text is one chunk.
 
         Raises:
             ConfigError: both ways to cut, an empty separator, a size below 1, a text that is no

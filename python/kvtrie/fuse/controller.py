@@ -4,10 +4,10 @@ Recomputation that is no longer than loading costs nothing: layer i is computed 
 loads. `r = max(r_eq, r*)`, where `T_recompute(r_eq) = T_load` (CacheBlend, section 5.1) and r* is
 the least that keeps answers right. A selection by the question reads its layers before anything is
 recomputed: nothing hides its wait, and recomputation hides only the loads after it. New chunks go
-to the cheapest tier whose loads are still hidden by recomputation at r*.
-Invariant: lanes that were seen to carry something count with what was seen, declared ones only
-until then; a ratio is from floor to ceiling. Cost: some forty look-ups in the profile's table per
-request.
+to the cheapest tier whose loads recomputation at r* still hides.
+Invariant: a lane counts with its measured speed once it has carried something, before that with
+the profile's or else the declared speed; a ratio is from floor to ceiling. Cost: some forty
+look-ups in the profile's table per request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FRESH = 0.3  # weight of the newest of what is seen
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the controller expects of the request that it was asked about last.
+    """Expected times of the last request, and the ratio chosen for it.
 
     Attributes:
         wait_ns: how long the selection waits for the layers that it reads, beyond its own passes
@@ -65,8 +65,8 @@ class Controller:
     """Ratios and tiers for the fusions of a store.
 
     Args:
-        profile: of this machine and model; its `passes` are wanted, its `device` tells what laying
-            out takes, its lanes stand in for those that the tiers declare.
+        profile: of this machine and model. `passes` is required; `device` gives the time of laying
+            out a layer; its lanes replace those that the tiers declare.
         store: whose chunks; `store.tier` is set by each call of `saw`.
         floor: r*, the least ratio; .15 by CacheBlend.
         ceiling: the largest ratio.
@@ -122,8 +122,8 @@ class Controller:
         Args:
             fetch: its chunks; what of them is loaded, and from where, is taken as it is now.
             query: tokens of its query, which are computed at every layer.
-            waits: layers that the selection reads, after a pass of the query, before the first
-                token is recomputed.
+            waits: layers that the query's pass, which selects, reads before the first token is
+                recomputed.
         """
         tokens = sum(len(fetch.parts[at].tokens) for at in fetch.order)
         counted = [part for part in (fetch.prefix, *fetch.parts) if part is not None]
@@ -181,7 +181,7 @@ class Controller:
         self._choose()
 
     def load_ns(self, blocks: Mapping[str, int]) -> float:
-        """Time of the lanes for all layers but the first, in nanoseconds.
+        """Return the time of loading all layers but the first, in nanoseconds.
 
         Args:
             blocks: how many blocks come from each kind of tier. Those below the host pass through
@@ -235,7 +235,7 @@ class Controller:
         return passes.pass_ns(query, before) / self.store.executor.manager.model.layers
 
     def recompute_ns(self, ratio: float, tokens: int, query: int) -> float:
-        """T_recompute: what all layers but the last take, in nanoseconds.
+        """Return T_recompute, the time of all layers but the last, in nanoseconds.
 
         Args:
             ratio: share of the chunks' tokens.

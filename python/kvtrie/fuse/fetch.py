@@ -1,10 +1,10 @@
 """Fetch: the KV of all chunks of a request, on the first tier and held there.
 
-What was found comes layer by layer while the caller computes; what was not, the caller computes
-alone after the prefix, and stored for all requests. A load that fails makes its chunk one that
-has to be computed, and leaves the others alone.
+Chunks that were found are loaded layer by layer while the caller computes. The caller computes each
+missing chunk after the prefix, without the other chunks, and commits it for all later requests. A
+chunk whose load fails has to be computed too; the other chunks are not affected.
 Invariant: all chunks are leased or none; each distinct one once. Cost: a lease per distinct chunk;
-per layer a wait and one gather per chunk that is read; no buffer besides those of the caller.
+per layer a wait and one gather per chunk that is read; no buffer in addition to the caller's.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class Fetch:
         self.close()
 
     def absent(self) -> Iterator[Part]:
-        """The parts to compute, the prefix before all others, each after its cached tokens.
+        """Yield the parts to compute, the prefix first, each from its first token without KV.
 
-        Write all layers of a part and `keep` it before the next one is asked for.
+        Write all layers of a part and `keep` it before you take the next one.
 
         Raises:
             ConfigError: the part before was not kept.
-            NoSpaceError: another request took the room after a load had failed.
+            NoSpaceError: a load failed, and another request has taken the room since.
         """
         last: Part | None = None
         while True:
@@ -142,7 +142,7 @@ class Fetch:
             layer: the layer.
             keys: K of `sequence[start:]`, `(len(sequence) - start, heads, dim)`, each rotated to
                 its own position.
-            values: V, the same shape.
+            values: V of the same tokens, in the same order.
 
         Raises:
             ConfigError: other numbers of rows, or a part that is not to be computed.
@@ -160,12 +160,12 @@ class Fetch:
         """Keep a part all of whose layers were written: from now on others find it too.
 
         Raises:
-            NoSpaceError: the chunks after a new prefix have no room any more, which another
-                request took. Close the fetch.
+            NoSpaceError: another request has taken the room of the chunks that waited for this
+                prefix. Close the fetch.
         """
         if part.lease is None or part.state not in ("absent", "lost"):
             raise ConfigError(f"a part that is {part.state} is not kept")
-        if self._pool.device.type == "cuda":  # stores read on their own streams
+        if self._pool.device.type == "cuda":  # stores read on other streams
             torch.cuda.current_stream(self._pool.device).synchronize()
         lease = part.lease
         lease.commit(part.sequence[lease.matched :], now=self._executor.clock())
@@ -187,14 +187,13 @@ class Fetch:
         self._executor.poll()
 
     def wait(self, layer: int) -> list[Part]:
-        """Let the computation wait for a layer of all hits; the next layers are on their way.
+        """Make the computation wait for a layer of all hits, and start to load the next layers.
 
         Args:
             layer: each once, ascending.
 
         Returns:
-            Parts whose loads failed: they are to be computed like those of `absent`, which yields
-            them too. All others are there.
+            Parts whose loads failed. `absent` yields them too; compute them before `read`.
 
         Raises:
             ConfigError: a part is still to be computed, or this is not the next layer.
@@ -259,7 +258,7 @@ class Fetch:
         return Part(chunk.tokens, key, len(names.prefix), names.sequence(chunk.tokens))
 
     def _lease(self, parts: Sequence[Part]) -> None:
-        """Lease parts, the prefix first; chunks after one that is absent have room kept only."""
+        """Lease parts, the prefix first; if that is absent, only reserve room for its chunks."""
         size = self._pool.block_tokens
         for part in parts:
             if part is not self.prefix and not self._prefix_there():
@@ -316,7 +315,7 @@ class Fetch:
             try:
                 part.loads.wait(layer, self._engine.current)
             except TransferError:
-                # What others await of it is given back, and comes with them.
+                # Give back its moves: other parts that await them issue them again.
                 self._engine.end(part.loads)
                 part.loads = None
                 failed.append(part)
@@ -324,7 +323,7 @@ class Fetch:
         return failed
 
     def _lease_again(self, failed: Sequence[Part]) -> None:
-        """Lease parts again whose loads failed; with the prefix, all parts after it."""
+        """Lease again the parts whose loads failed; with the prefix, all that depend on it."""
         again = list(failed)
         if self.prefix in failed:
             behind = [part for part in self._stored if not self._whole(part)]

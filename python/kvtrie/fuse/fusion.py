@@ -1,10 +1,10 @@
 """Fusion: one sequence of chunks and a query becoming one cache, layer by layer.
 
-A layer's reused K and V are laid out at the chunks' offsets in one buffer, keys turned to where
-they are now; the tokens that are computed write theirs over them, and attend to the buffer with
-explicit positions. The next layer is loaded at that time.
-Invariant: what is not chosen keeps the bits that were stored (K turned in fp32); what stands first
-behind the prefix is exact and never computed. Cost: per layer a pass over the chosen tokens and the
+A layer's reused K and V are copied to the chunks' offsets in one buffer, and keys are rotated to
+their new positions. Recomputed tokens overwrite their rows and attend to the buffer with explicit
+positions, while the next layer is loaded.
+Invariant: tokens that are not chosen keep the stored bits (K rotated in fp32); the first chunk
+after the prefix is exact and never computed. Cost: per layer a pass over the chosen tokens and the
 query, a copy of the buffer's K and V, and over a lease one more to its slots.
 """
 
@@ -55,7 +55,7 @@ class Piece(Protocol):
 
 
 class Fetched(Protocol):
-    """The source of the chunks' KV: `CacheStore.fetch_many`, or `InMemory`."""
+    """Source of the chunks' KV: `CacheStore.fetch_many`, or `InMemory`."""
 
     @property
     def parts(self) -> Sequence[Piece]:
@@ -93,12 +93,12 @@ class Settings(NamedTuple):
 
 
 class Deviation(NamedTuple):
-    """By how much the computed tokens of one layer differ from what was reused, largest first.
+    """Difference between recomputed and reused KV of one layer by token, largest first.
 
     Attributes:
         positions: int64 `(n,)`, of chunks' tokens.
-        keys: fp32 `(n,)`, sum of squares over heads of fresh K minus the old ones.
-        values: the same of V.
+        keys: fp32 `(n,)`, sum of squares over heads of fresh K minus reused K.
+        values: fp32 `(n,)`, the same of V.
     """
 
     positions: torch.Tensor
@@ -112,7 +112,7 @@ class Fusion:
     Args:
         decoder: computes.
         fetched: brings chunks; nothing of it is absent any more.
-        held: the memory of the fused cache.
+        held: memory of the fused cache.
         query: int64 `(m,)`.
         settings: how tokens are chosen.
         watch: counts time.
@@ -197,7 +197,7 @@ class Fusion:
         self._cursor = decoder.layers
 
     def quality(self) -> Quality:
-        """How near the result is to a full prefill, by what was probed on the way."""
+        """Estimate from the probed tokens how near the result is to a full prefill."""
         if not len(self._candidates):
             return Quality(1.0, "exact")
         if not self.relative:
@@ -239,9 +239,9 @@ class Fusion:
         )
 
     def logits(self) -> torch.Tensor:
-        """Those after the last token, fp32 `(vocabulary,)`, over the fused cache.
+        """Return the logits after the last token, fp32 `(vocabulary,)`, over the fused cache.
 
-        Its K and V are not kept: the caller's first pass computes them again.
+        The last token's K and V are not kept: the caller's first pass computes them again.
         """
         last = torch.arange(self.length - 1, self.length, device=self._device)
         hidden = self._decoder.embed(self.ids[last])
@@ -277,9 +277,10 @@ class Fusion:
         return Candidates(where, which, place, self._deviate, self._attend, generator)
 
     def _exact(self, piece: Piece, at: int) -> bool:
-        """Whether a full prefill would give the same K and V: the part has not moved.
+        """Whether a full prefill gives the same K and V: same prefix, same position.
 
-        KV that a caller gives is only known to be that where nothing precedes it.
+        A caller that gives KV does not say after which tokens it was computed, so such KV is exact
+        only at the start of the sequence.
         """
         first = at == self._first == piece.at
         return first and (piece.state != "given" or self._first == 0)
@@ -323,7 +324,7 @@ class Fusion:
         return keys, values
 
     def _attend(self) -> torch.Tensor:
-        """Attention of the query to each candidate over the reused cache."""
+        """Return the query's attention to each candidate over the reused cache."""
         if self._attention is not None:
             return self._attention
         decoder = self._decoder
@@ -389,7 +390,7 @@ class Fusion:
         self._columns = rows.cpu().numpy()
 
     def _count(self, ratio: float) -> int:
-        """The number of candidates in a share of all chunks' tokens."""
+        """Return the number of candidates that a share of all chunks' tokens makes."""
         return min(len(self._candidates), round(ratio * (self._reused - self._first)))
 
     def _narrow(self, ratio: float) -> None:
@@ -434,7 +435,7 @@ class Fusion:
 
 
 class _Into:
-    """Fresh K and V go to their places in a buffer, and are compared with the old ones."""
+    """Writes fresh K and V into a layer's buffer, and measures by how much reused ones differ."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
 """Fusor: makes one cache of pre-computed chunks and a query, and recomputes what matters most.
 
-The store leases all chunks at once, those that are absent are computed alone after the prefix and
-kept, and then each layer is fused while the next one is loaded. The fused cache is an
-approximation: it uses a lease that commits nothing, so no other request can match it.
+The store leases all chunks at once; each missing chunk is computed after the prefix, without the
+other chunks, and kept; then each layer is fused while the next one is loaded. The fused cache is an
+approximation: its lease commits nothing, so no other request can match its blocks.
 Invariant: a fusion that fails holds nothing. Cost: passes over the chosen tokens and the query,
-instead of all; memory besides pools and fused cache: one layer's buffer, and the layers that
-are on their way.
+instead of all; memory in addition to the pools and the fused cache: one layer's buffer, and the
+layers in flight.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _RATIO = 0.15
 _MOST = 2**32 - 1
 _MOST_SEED = 2**64 - 1
 _HEEDED = (0.4, 0.65)
-"""Where, as parts of the depth, the layers begin and end whose attention "question" ranks by."""
+"""First and last layer whose attention "question" ranks by, as shares of the depth."""
 
 
 class Fused:
@@ -67,8 +67,8 @@ class Fused:
     Attributes:
         ids: int64 `(1, T)`, prefix, chunks and query, on the decoder's device.
         cache: what the engine takes as its cache: all tokens but the last one; it grows.
-        lease: its blocks, `lease.slots(0)` is the block table; None without a store.
-            Nothing is ever committed to it.
+        lease: holds the blocks of the cache, `lease.slots(0)` is the block table; None without a
+            store. Nothing is ever committed to it.
         log: what was reused and computed, and how long it took.
         quality: how near it is to a full prefill, and how that was estimated.
         cost_ns: time of the passes that recompute, those made to select included, in nanoseconds of
@@ -119,10 +119,10 @@ class Fusor:
         decoder: the model, layer by layer.
         store: where chunks are found and kept; None where all come with their K and V.
         select: a way to choose tokens, by name or a function: see `kvtrie.fuse.select`.
-        ratio: share of the chunks' tokens to recompute; a first chunk after the prefix is exact,
-            its share goes to the others. Several, falling: one per layer, from layer 0 on and the
-            last one for those after; each layer keeps those of the layer before that deviated
-            most. By default the controller chooses, and .15 without one.
+        ratio: share of the chunks' tokens to recompute; the first chunk after the prefix is exact,
+            its share goes to the others. Several, falling: one per layer from layer 0 on, the last
+            one for all further layers; each layer keeps those tokens of the layer before that
+            deviated most. By default the controller chooses, and .15 without one.
         at: the layer at which "keys" and "values" look; all below it are computed in full. 2 by
             default, or the last one.
         heed: the layers whose attention "question" ranks by, those from 0.4 to 0.65 of the way up
@@ -272,7 +272,7 @@ class Fusor:
             raise
 
     def _compute(self, fetch: Fetch, part: Part) -> None:
-        """Compute a part alone, after the prefix, and keep it."""
+        """Compute a part after the prefix, without the other chunks, and keep it."""
         compute(
             self.decoder,
             torch.as_tensor(part.sequence, device=self.decoder.device),
@@ -298,7 +298,7 @@ class Fusor:
         return Tensors(decoder.layers, decoder.widths, room, decoder.dtype, decoder.device)
 
     def _check(self) -> None:
-        """Refuse a store whose KV is another model's, or is on another device."""
+        """Refuse a store whose KV is another model's, or whose first tier is on another device."""
         if self.store is None:
             return
         executor = self.store.executor
@@ -306,7 +306,7 @@ class Fusor:
         if mine != theirs:
             raise ConfigError(
                 f"the store keeps KV of {theirs!r}, this model is {mine!r}: other weights, "
-                "adapters or RoPE settings make other KV; use a store of its own"
+                "adapters or RoPE settings make other KV; use a separate store"
             )
         pool = executor.pools[0]
         if not isinstance(pool, Pool):

@@ -1,12 +1,12 @@
-"""Gate: what a model must show before its first fusion.
+"""Gate: checks of a model before its first fusion.
 
-Its keys, computed at one position and turned to the last one in use, must be those computed there;
-and fusion that recomputes all must be its own full prefill. So there is no list of models: tables
-that are read wrongly, layers that need more than they are given, frequencies that change beyond a
-length all show in these two numbers.
-Invariant: a model that changes is looked at again, and so is a longer context. Cost: two passes of
-16 tokens up to attention, once per length that is longer than all before; four passes over at most
-48 tokens once per model.
+Keys that are computed at one position and rotated to the last position in use must equal keys
+computed there, and fusion that recomputes all tokens must equal the model's full prefill. No list
+of supported models is needed: tables that are read wrongly, layers that lack an input, and
+frequencies that change beyond a length all show in these two errors.
+Invariant: a changed model and a longer context are checked again. Cost: two passes of 16 tokens up
+to attention, once per length that is longer than all before; four passes over at most 48 tokens
+once per model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _passed: WeakKeyDictionary[DecoderLayers, tuple[object, int]] = WeakKeyDictionar
 
 
 def pass_gate(decoder: DecoderLayers, ids: torch.Tensor) -> None:
-    """Look at a model, unless it has passed with a context as long.
+    """Check a model, unless it has passed with a context as long.
 
     Args:
         decoder: the model.

@@ -59,7 +59,7 @@ class DecoderLayers(Protocol):
 
     @property
     def layers(self) -> int:
-        """The number of its layers."""
+        """Number of layers."""
         ...
 
     @property
@@ -74,12 +74,12 @@ class DecoderLayers(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device it computes on."""
         ...
 
     @property
     def vocabulary(self) -> int:
-        """The number of tokens in its vocabulary: ids are below."""
+        """Size of the embedding table: token ids are below."""
         ...
 
     def identity(self) -> object:
@@ -114,15 +114,15 @@ class DecoderLayers(Protocol):
         Args:
             index: which layer.
             hidden: `(n, hidden)`, states before it.
-            positions: int64 `(n,)`, ascending: the tokens' positions.
+            positions: int64 `(n,)`, ascending, of the tokens.
             length: tokens of the sequence, which are the keys.
             merge: takes the tokens' K `(n, kv_heads, head_dim)`, turned to their positions, and V;
                 gives those of the whole sequence, in the order of positions.
-            weights: fp32 `(length,)`; what each key is given by attention, summed over the tokens
-                and all query heads, is added. None if not wanted.
+            weights: fp32 `(length,)`; the attention to each key, summed over the tokens and all
+                query heads, is added. None does not compute it.
 
         Returns:
-            `(n, hidden)`, states after it.
+            Output `(n, hidden)` of the layer.
         """
         ...
 
@@ -137,13 +137,13 @@ class DecoderLayers(Protocol):
         ...
 
     def prefill(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits `(vocabulary,)` after the last of some tokens: the engine's own full pass."""
+        """Return the logits `(vocabulary,)` after the last token, by the engine's own full pass."""
         ...
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits `(n, vocabulary)` of states after the last layer."""
+        """Return the logits `(n, vocabulary)` of the last layer's output."""
         ...
 
     def cache(self, kv: Held, length: int) -> Any:  # noqa: ANN401 - each engine has its own
-        """What its engine takes as a cache of the first `length` tokens, and makes grow."""
+        """Return the engine's cache object of the first `length` tokens, which it appends to."""
         ...

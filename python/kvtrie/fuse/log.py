@@ -26,7 +26,7 @@ Part = Literal["wait", "layout", "select", "recompute", "scatter", "absent"]
 
 
 class Reused(NamedTuple):
-    """The result for one chunk of a context.
+    """Outcome of one chunk of a context.
 
     Attributes:
         tokens: how many it has.
@@ -35,7 +35,7 @@ class Reused(NamedTuple):
         state: "hit" was found, "absent" was computed alone and kept, "lost" was found and had to be
             computed alone midway, because its KV was damaged or went away, "given" came with its
             KV.
-        exact: whether nothing of it needs recomputing: it is first after the prefix.
+        exact: whether its KV needs no recomputation: it is the first chunk after the prefix.
     """
 
     tokens: int
@@ -47,13 +47,13 @@ class Reused(NamedTuple):
 
 @dataclass(slots=True)
 class FusionLog:
-    """The result of a fusion.
+    """Record of one fusion.
 
     Attributes:
-        chunks: what became of each chunk, in the order of the context.
+        chunks: outcome of each chunk, in the order of the context.
         grid: bool `(layers, tokens)`: what was computed, of prefix, chunks and query, the last
             token of the query left out.
-        span: first and one past the last of the chunks' tokens in `grid`.
+        span: columns of the chunks' tokens in `grid`, from the first to the end, exclusive.
         ratio: share of the chunks' tokens that was to be computed.
         nanoseconds: by part: "wait" for layers that are loaded, "layout" of buffers and turning,
             "select" ranking and what is not a pass, "recompute" passes of the model, those made
@@ -61,7 +61,7 @@ class FusionLog:
             that were not there.
         waits: layers whose loads the selection waited for before a token was recomputed, to rank by
             the query's attention.
-        load_ns: how long lanes of the manager carried something at that time; 0 without a store.
+        load_ns: busy time of the manager's lanes during the fusion; 0 without a store.
     """
 
     chunks: list[Reused]
@@ -86,7 +86,7 @@ class FusionLog:
     def overlaps(self) -> list[float]:
         """Per layer from 1 on, the share of its computed tokens that the one before computed too.
 
-        1 where a layer computed none.
+        1 for a layer that computed none.
         """
         rows = self._chunks
         return [
@@ -124,7 +124,7 @@ class FusionLog:
 
 
 class Stopwatch:
-    """How long parts take: by the clock, or on a GPU by events of its stream.
+    """Time of each part of a fusion: by the clock, on a GPU by events of its stream.
 
     Parts nest: the inner one's time is not the outer one's.
     """

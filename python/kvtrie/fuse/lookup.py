@@ -1,4 +1,4 @@
-"""Lookup: reports of a `CacheStore` about chunks and about its hit rates.
+"""Lookup: results of a `CacheStore` for chunks, and its hit and load figures.
 
 Invariant: plain values; nothing here is held or moved. Cost: none.
 """
@@ -16,13 +16,13 @@ __all__ = ["ChunkFeedback", "Found", "Lookup", "Miss"]
 
 
 class Found(NamedTuple):
-    """A chunk that is there.
+    """A chunk whose KV is cached completely.
 
     Attributes:
         chunk: its tokens.
         key: 32 bytes that name it.
         tier: kind of the slowest tier that a part of it must come from.
-        tokens: how many of its tokens have KV: all of them.
+        tokens: number of its tokens: all have KV.
     """
 
     chunk: NDArray[np.int64]
@@ -37,8 +37,8 @@ class Miss(NamedTuple):
     Attributes:
         chunk: its tokens.
         key: 32 bytes that name it.
-        kind: "absent" if nothing of it is there, "partial" if only its first blocks are.
-        tokens: how many of its tokens are there.
+        kind: "absent" if none of its KV is cached, "partial" if that of its first blocks is.
+        tokens: number of its tokens that have KV.
     """
 
     chunk: NDArray[np.int64]
@@ -48,7 +48,7 @@ class Miss(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """The result for the chunks of a text.
+    """Chunks of a text that were found, and those that were not.
 
     Attributes:
         found: those that are there.
@@ -61,16 +61,16 @@ class Lookup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkFeedback:
-    """Figures of the store for the choice of the share to recompute.
+    """Hit and load figures of a store, from which a controller chooses the ratio.
 
     Attributes:
         hit_rate: by kind of tier, the share of all full blocks of the chunks looked up by this
             store that was found there, on the fastest of its tiers.
         fetch_ns: by kind of tier, the mean time of a load from there; 0 if there was none.
         bandwidth: by name of lane, the share of the time since the store was made in which the
-            executor saw it carry something, for whomever.
+            executor saw it carry something, for any client.
         chunks: chunks that were looked up.
-        missed: chunks that were not wholly there.
+        missed: chunks whose KV was not cached completely.
     """
 
     hit_rate: dict[str, float]

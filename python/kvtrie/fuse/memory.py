@@ -40,7 +40,7 @@ class LoosePart:
 
 
 class InMemory:
-    """What `CacheStore.fetch_many` gives, over K and V in memory alone.
+    """A fetch, as `CacheStore.fetch_many` returns it, of chunks whose K and V are in memory.
 
     Raises:
         ConfigError: a chunk without K and V.

@@ -1,7 +1,7 @@
 """Monitor: watches how far fused attention is from full attention, and raises the ratio.
 
-Every fusion is probed: a few tokens that were not chosen are computed as well, and by how much
-their V is off says how far the rest is. Some requests are also held against a full prefill, which
+Every fusion is probed: a few tokens that were not chosen are computed as well, and the error of
+their V estimates the error of the rest. Some requests are also compared with a full prefill, which
 is the truth and costs one. A score below the threshold raises the ratio by a step; after some good
 requests in a row it falls by one again.
 Invariant: what is added to the ratio is at least 0 and at most 1. Cost: the probed tokens in every
@@ -29,9 +29,9 @@ class Quality(NamedTuple):
         how: "full prefill": e^-KL of the next token's distribution. "attention": 1 - d m, where d
             is the root mean square error of V of probed tokens relative to V, the mean over
             layers, and m the share of the query's attention to reused tokens that falls on those
-            that were not computed. "count": the same with m the share of tokens that were not
-            computed. "exact": nothing reused depends on the text before it. "nothing": not
-            estimated, nothing was recomputed.
+            that were not computed. "count": 1 - d m as well, with m the share of tokens that were
+            not computed. "exact": reused KV is that of a full prefill. "nothing": not estimated,
+            nothing was recomputed.
         kl: of a full prefill, in nats; None otherwise.
     """
 
@@ -45,10 +45,10 @@ class Monitor:
     """The knobs, and what is added to the ratio now.
 
     Attributes:
-        rate: share of requests that are held against a full prefill.
+        rate: share of requests that are compared with a full prefill.
         threshold: scores below it raise the ratio.
         step: by how much it rises, and falls.
-        good: number of requests in a row at or above the threshold let it fall.
+        good: requests in a row at or above the threshold after which it falls.
         probe: tokens that each fusion computes only to look at.
         extra: what is added to the ratio now.
         raised: how often it has risen.
@@ -78,7 +78,7 @@ class Monitor:
         self.probe = whole("probe", self.probe, 0, _MOST)
 
     def samples(self) -> bool:
-        """Whether the next request is held against a full prefill: each 1 / rate-th is."""
+        """Whether to compare the next request with a full prefill: each 1 / rate-th is."""
         self._due += self.rate
         if self._due < 1 - 1e-9:
             return False

@@ -1,9 +1,8 @@
-"""Names: what is stored of a chunk, its name, and which chunk a name is of.
+"""Names: the stored sequence of a chunk, its name, and the chunk that has a name.
 
-A name is a hash of all that decides what matches a chunk. It cannot be turned back, so names that a
-process has met are remembered, and others are looked for among all blocks that there are: each
-block's label has its tokens and the key of the block before it, so that paths can be read back, and
-hashed.
+A name is a hash of all that decides whether a chunk matches. It cannot be inverted, so a process
+remembers the names it has seen, and searches for others among all blocks: the label of a block has
+its tokens and the key of the block before it, so paths can be read back and hashed.
 Invariant: two names are equal exactly if model, tenant, adapter, prefix, tokens and digests are.
 Cost: a lookup for a name that is remembered; otherwise a hash per token of all blocks, once.
 """
@@ -39,13 +38,13 @@ _COST_BYTES = 8
 
 
 class Location(NamedTuple):
-    """The location of some layers of a block of a chunk.
+    """One copy of some layers of a chunk's block.
 
     Attributes:
         block: index of the block, from 0 for the one with the chunk's first token.
         tier: kind of the tier.
         slots: its slot there, or with layer slots one for each of the layers.
-        layers: first layer, and one past the last.
+        layers: first layer, and the end, exclusive.
     """
 
     block: int
@@ -74,7 +73,7 @@ class Names:
         self._seen: OrderedDict[bytes, NDArray[np.uint32]] = OrderedDict()
 
     def scope_of(self, tokens: int) -> Scope:
-        """The scope of prefix and chunk, `tokens` in all, as one sequence."""
+        """Return the scope of the prefix and a chunk of `tokens` tokens as one sequence."""
         if not self._scope.extra:
             return self._scope
         behind = len(self.prefix)
@@ -93,7 +92,7 @@ class Names:
         return _sealed(name, len(tokens))
 
     def saw(self, key: bytes, tokens: NDArray[np.int64]) -> None:
-        """A chunk has this name."""
+        """Remember the tokens of a name."""
         if key in self._seen:
             self._seen.move_to_end(key)
             return
@@ -132,7 +131,7 @@ class Names:
         return None
 
     def _begun(self, tokens: int) -> hashlib.blake2b:
-        """A hash to which only the tokens of a chunk of so many are still to be added."""
+        """Return the hash state of a chunk of `tokens` tokens, before its tokens are added."""
         extra = self.scope_of(tokens).extra
         digests = (part for at, one in extra for part in (at.to_bytes(8, "little"), one))
         owner = (self._scope.tenant, self._scope.lora.encode())
@@ -144,7 +143,7 @@ class Names:
 
 
 def paths(indices: Iterable[Index]) -> Iterator[NDArray[np.int64]]:
-    """The token sequences that blocks make, each to the end of a block after which none is known.
+    """Yield the token sequence of each path of blocks, from its first known block to a leaf.
 
     Args:
         indices: what `BlockManager.index` gives of tiers.
@@ -186,6 +185,6 @@ def _bytes(tokens: NDArray[np.int64]) -> bytes:
 
 
 def _sealed(name: hashlib.blake2b, tokens: int) -> bytes:
-    """The hash with the number of tokens after them: nothing can be cut in another way."""
+    """Append the number of tokens and return the hash: no other split gives the same input."""
     name.update(tokens.to_bytes(8, "little"))
     return name.digest()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Part", "State"]
 
 State: TypeAlias = Literal["hit", "absent", "lost", "given"]
-"""What has become of a part; see `Part`."""
+"""State of a part; see `Part`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,13 +33,14 @@ class Part:
         tokens: its own tokens, int64 `(n,)`.
         key: 32 bytes that name it.
         at: the position that K of its first token is rotated to.
-        sequence: what is stored, int64: the prefix, its tokens, and the filler after them up to
-            the end of a block, which is computed like the rest. Empty for one that was given.
+        sequence: the stored tokens, int64: the prefix, its tokens, and the filler up to the end of
+            a block, which is computed like the rest. Empty for one that was given.
         state: "hit" if its KV is there or on its way, "absent" if it must be computed, "lost" if it
             must be since its load failed, "given" if the caller brought it.
         start: position in `sequence` from which on it must be computed; its end for a hit.
-        tiers: the number of its tokens found, by the kind of the tier they come from.
-        blocks: the same of its blocks.
+        tiers: number of its tokens that were found, without the prefix, by the kind of the tier
+            they come from.
+        blocks: number of its blocks that were found, by the kind of the tier.
     """
 
     tokens: NDArray[np.int64]
@@ -57,7 +58,7 @@ class Part:
 
     @property
     def found(self) -> int:
-        """The number of its tokens that were found."""
+        """Number of its tokens that were found, without the prefix."""
         return sum(self.tiers.values())
 
     def see_origin(self, plan: Plan, manager: BlockManager) -> None:

@@ -22,7 +22,7 @@ __all__ = ["check_place", "check_room"]
 
 
 def check_room(manager: BlockManager, sequences: Sequence[NDArray[np.int64]]) -> None:
-    """Refuse what the first tier could not even hold if nothing else were there.
+    """Refuse sequences that do not fit into the first tier even when it is empty.
 
     Args:
         manager: whose tiers.
@@ -55,7 +55,7 @@ def check_room(manager: BlockManager, sequences: Sequence[NDArray[np.int64]]) ->
 def check_place(
     manager: BlockManager, there: Sequence[MatchedBlock], blocks: int, kind: str
 ) -> None:
-    """Refuse a tier without room for the blocks, one tier after another.
+    """Refuse a tier that has no room for `blocks` blocks, or that they cannot reach.
 
     Args:
         manager: whose tiers.

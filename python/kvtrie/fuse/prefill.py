@@ -1,4 +1,4 @@
-"""Computing a sequence alone: the pass for an absent chunk, and for the gate.
+"""Full computation of one sequence: fills chunks that no tier has, and serves the gate.
 
 Invariant: K and V are those of a full prefill of the sequence. Cost: that of the pass over the
 tokens from `start` on.
@@ -40,7 +40,7 @@ def compute(
         past: gives K and V `(start, ...)` of those at a layer.
 
     Returns:
-        States `(T - start, hidden)` after the last layer.
+        Output `(T - start, hidden)` of the last layer.
     """
     places = torch.arange(start, len(ids), device=decoder.device)
     hidden = decoder.embed(ids[start:])

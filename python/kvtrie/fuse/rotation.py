@@ -19,12 +19,12 @@ __all__ = ["Turns"]
 
 
 class Turns(NamedTuple):
-    """By how much each of some tokens turns.
+    """Rotation of each key from its old to its new position.
 
     Attributes:
         rope: the layer's tables.
         cos: fp32 `(n, 1, width / 2)`.
-        sin: the same shape.
+        sin: fp32 `(n, 1, width / 2)`.
     """
 
     rope: Rope

@@ -1,7 +1,7 @@
 """Selection: which of the reused tokens are computed again, one function per way.
 
-A way ranks the candidates, tokens whose KV another context would change, by how much recomputing
-them should repair, and takes the first `count`. Deviations are ranked, never held against a
+A way ranks the candidates, tokens whose KV depends on the context, by the error that recomputing
+them should remove, and takes the first `count`. Deviations are ranked, never compared with a
 threshold: of a trained model's V they are a few thousandths of its squares at the first layers and
 a fifth of them at the middle ones.
 Invariant: what is taken is distinct, and at most `count`. Cost: `first`, `random`, `all`, `none`
@@ -26,17 +26,17 @@ __all__ = ["WAYS", "Candidates", "Select", "way"]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The input of a selection.
+    """Input of a selection.
 
     Attributes:
-        positions: int64 `(m,)`, ascending: where the candidates stand in the sequence.
+        positions: int64 `(m,)`, ascending: the candidates' positions in the sequence.
         chunks: int64 `(m,)`: which of the context's chunks each is in.
         within: int64 `(m,)`: its place in the chunk.
         deviation: gives, for "keys" or "values", fp32 `(m,)`: per candidate the sum of squares by
             which K or V at the chosen layer differs from what is reused, all layers below it
             computed in full (CacheBlend, section 4.3).
-        attention: gives fp32 `(m,)`: what attention of the query gives each candidate over the
-            reused cache, summed over the chosen layers, query heads and the query's tokens.
+        attention: gives fp32 `(m,)`: the query's attention to each candidate over the reused
+            cache, summed over the chosen layers, query heads and the query's tokens.
         generator: draws whatever is drawn.
     """
 
@@ -61,7 +61,7 @@ def none(among: Candidates, count: int) -> torch.Tensor:  # noqa: ARG001 - as al
 
 
 def every(among: Candidates, count: int) -> torch.Tensor:  # noqa: ARG001 - as all ways
-    """All, whatever the ratio: a full prefill after the exact tokens."""
+    """All, at any ratio: a full prefill of all but the exact chunks."""
     return torch.arange(len(among), device=among.positions.device)
 
 

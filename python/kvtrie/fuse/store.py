@@ -1,11 +1,11 @@
 """CacheStore: KV of texts by their chunks, over the tiers of a manager.
 
-A chunk's KV is computed alone after the store's prefix, and reused wherever its text comes again.
-That is the KV of the plain sequence prefix + chunk, and so it is kept: the store is a thin face,
-and looking up, loading, keeping and evicting are the manager's. Its last block is filled up with
-computed tokens after the chunk, which change nothing before them.
-Invariant: a chunk is found only by its own tokens, after the same prefix and by the same tenant,
-and what is found is whole. Cost: a lookup per chunk; bytes move as the manager decides.
+A chunk's KV is computed after the store's prefix, without other chunks, and reused at every
+occurrence of its text. It is stored as the KV of the sequence prefix + chunk: the store is a thin
+layer, and the manager looks up, loads, keeps and evicts the blocks. Filler tokens complete the last
+block; they are computed too, and change no KV before them.
+Invariant: a chunk is found only by the same tokens, prefix and tenant, and a found chunk is
+complete. Cost: a lookup per chunk; bytes move as the manager decides.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CacheStore:
     Args:
         executor: carries out the moves of the manager that holds the KV.
         chunker: cuts tokens into chunks; see `kvtrie.fuse.chunker`.
-        prefix: tokens before every chunk when its KV is computed, a system prompt say.
+        prefix: tokens before every chunk when its KV is computed, for example a system prompt.
         scope: tenant and adapter whose chunks these are, and digests of what is at tokens of
             each chunk without being one, 0 included.
 
@@ -93,7 +93,7 @@ class CacheStore:
         self._before = self._manager.stats()
 
     def chunks(self, text: Any) -> list[NDArray[np.int64]]:  # noqa: ANN401 - whatever it cuts
-        """The chunks that the chunker cuts a text into."""
+        """Cut a text into chunks with the store's chunker."""
         return [as_tokens("chunk", chunk) for chunk in self._chunker(text)]
 
     def key(self, chunk: Tokens) -> bytes:
@@ -105,7 +105,7 @@ class CacheStore:
         return self._names.key(as_tokens("chunk", chunk))
 
     def locations(self, key: bytes) -> list[Location]:
-        """Where the KV of a chunk is: every copy of each of its blocks, the fastest tier first.
+        """Return every copy of each block of a chunk, the fastest tier first.
 
         Args:
             key: its name, from this process or an earlier one.
@@ -135,7 +135,7 @@ class CacheStore:
         ]
 
     def scope_of(self, tokens: int) -> Scope:
-        """The scope of the plain sequence of a chunk of so many tokens, digests in their places."""
+        """Return the scope of prefix and a chunk of `tokens` tokens, digests at their offsets."""
         return self._names.scope_of(tokens)
 
     def sequence(self, chunk: Tokens = ()) -> NDArray[np.int64]:
@@ -193,11 +193,11 @@ class CacheStore:
 
         Args:
             chunk: its tokens.
-            wait: block until it is there; otherwise the copies run, see `Lease.ready`.
+            wait: block until the loads have ended; otherwise poll `Lease.ready`.
 
         Returns:
-            A lease of `sequence(chunk)`, which the caller releases; `matched` tells how much of it
-            is there.
+            A lease of `sequence(chunk)`, which the caller releases; `matched` is the number of its
+            tokens that were found.
 
         Raises:
             NoSpaceError: the first tier cannot hold it.
@@ -257,9 +257,9 @@ class CacheStore:
         return committed
 
     def place(self, chunks: Iterable[Tokens], tier: Kind | None = None) -> None:
-        """Take chunks that are there down to a tier, one tier per step, as far as there is room.
+        """Demote cached chunks to a tier, one tier per step, as far as there is room.
 
-        Pinned blocks stay; the caller holds the prefix if that is to stay.
+        Leased blocks are not moved, so lease the prefix to keep it on its tier.
 
         Args:
             chunks: their tokens.
@@ -316,7 +316,7 @@ class CacheStore:
                 self._hits[kind] += blocks
 
     def _matches(self, chunks: Sequence[NDArray[np.int64]]) -> list[Match]:
-        """The cached part of each chunk's sequence."""
+        """Return the match of each chunk's sequence."""
         now = self.executor.clock()
         sequences = [self.sequence(chunk) for chunk in chunks]
         if not self.scope.extra:  # one scope, one call
