@@ -4,7 +4,7 @@
 
 The two files are not part of the project: without them (or KVTRIE_TRACE and KVTRIE_SESSIONS) their
 rows are left out. Figures are per cent of all prompts. `belady` is a bound on hits; those marked
-(ref) are good plans made by knowing the future, and nobody's bound. `--exact` shows what short
+(ref) are good plans made by knowing the future, and no bound. `--exact` shows what short
 fingerprints lose. Where libcachesim is installed its lru, fifo and lfu serve the same single
 blocks, and must agree; its ARC, S3-FIFO, LIRS and GDSF serve them too, for comparison. The mode
 `engine` is a host tier below an engine that evicts its own tier by lru and stores every block; the
@@ -90,7 +90,7 @@ def _store_jobs(given: argparse.Namespace, structure: str, tiers: int) -> Iterat
                 rows += [policy + ENDS for policy in ("learned", "flat", "lru") if policy in rows]
             if tiers == 1:
                 rows.append(LEAVES if structure == "leaf-only" else BLOCKS)
-            # What follows is about the ghosts and the other implementation: once is enough.
+            # The rows below compare ghosts and the other implementation, so one trace suffices.
             if main and source.seed == 0 and not sessions:
                 rows += [BOUND, *([EXACT] if given.exact else [])]
             for row in rows:
@@ -121,7 +121,7 @@ def _short_jobs(given: argparse.Namespace) -> Iterator[Job]:
 
 
 def verify(rows: list[Row]) -> list[str]:
-    """What must not be: a policy above the bound, or a disagreement."""
+    """Find errors: a policy above the bound, or two implementations that disagree."""
     bound = {(r.trace, r.seed, r.room): r.hits for r in rows if r.policy == BOUND}
     wrong: list[str] = []
     for row in rows:

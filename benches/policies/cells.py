@@ -46,7 +46,7 @@ Objective = Literal["cost", "balanced", "hits"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to play: `policy` may say the objective and whether ends are told as well."""
+    """One replay; `policy` may also name the objective and whether requests report their ends."""
 
     source: Source
     room: int
@@ -57,7 +57,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of a job, in per cent; None where it says nothing."""
+    """Results of a job, in per cent; None if not measured."""
 
     trace: str
     seed: int
@@ -87,7 +87,7 @@ def play(job: Job) -> Row:
         return Row(*head, *bill(job.source, requests, exact_retention(requests, job.room)))
     if job.policy in {LEAVES, BLOCKS}:
         plan = leaves_first if job.policy == LEAVES else most_hits
-        # What does not fit is refused, and finds nothing.
+        # Requests that do not fit are refused, so they hit no blocks.
         stored = [whole(request) for request in requests]
         fits = [len(path.blocks) <= job.room for path in stored]
         found = iter(plan(list(compress(stored, fits)), job.room).blocks)

@@ -1,8 +1,8 @@
 """`retention` written a second time, with ghosts that forget and mistake nothing.
 
 A cache of whole prefixes that scans all its last blocks for each victim and remembers the uses of
-the last four blocks per block of room that left. What the manager's short fingerprints lose is the
-difference between the two. Cost: O(last blocks) per victim, in numpy.
+the last four blocks per block of room that left. The hits that the manager loses to its short
+fingerprints are the difference between the two. Cost: O(last blocks) per victim, in numpy.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Block:
 
     @property
     def cost(self) -> float:
-        """What losing it costs."""
+        """Cost of losing the block."""
         return min(self.uses, MOST_USES) * (1 + BLOCK * self.depth / 10_700)
 
 
@@ -76,11 +76,11 @@ class Cache:
         self.leaves = Leaves(room)
 
     def find(self, path: list[int]) -> int:
-        """How many leading blocks are kept."""
+        """The number of leading blocks that are kept."""
         return next((n for n, block in enumerate(path) if block not in self.kept), len(path))
 
     def evict(self, blocks: int, pinned: set[int], now: int) -> None:
-        """Let so many blocks go."""
+        """Evict this number of blocks."""
         leaves = self.leaves
         value = np.empty(self.room + 1)
         count = len(leaves.at)
@@ -126,7 +126,7 @@ class Cache:
 
 
 def exact_retention(requests: list[TraceRequest], room: int, ghosts: int = GHOSTS) -> OfflineHits:
-    """What is found with `uses * cost / idle`; `ghosts` per block of room, 0 for none."""
+    """Hits with `uses * cost / idle`; `ghosts` per block of room, 0 for none."""
     cache = Cache(room, ghosts)
     found: list[tuple[int, ...]] = []
     now = 0

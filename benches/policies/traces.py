@@ -88,7 +88,7 @@ def common(seed: int, requests: int) -> list[TraceRequest]:
 
     Args:
         seed: 0 for the trace of `make bench-core`.
-        requests: about so many, 50 031 by default.
+        requests: their approximate number, 50 031 by default.
     """
     trace = Trace(SEED + seed, conversations=requests // 5)
     system = SYSTEM_TOKENS // BLOCK

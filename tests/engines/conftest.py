@@ -1,4 +1,4 @@
-"""What tests of engines share: one thread, and a tiny Llama."""
+"""Fixtures of engine tests: one torch thread, and a tiny Llama."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What tests of fusion share: tiny models of every rotary kind, stores, chunks and plain reuse."""
+"""Helpers of fusion tests: tiny models of every rotary kind, stores, chunks and plain reuse."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def model_of(name="llama", kind="default", **more):
 
 
 def kv_of(decoder, tokens, prefix=()):
-    """K and V of a chunk, per layer, computed alone behind a prefix."""
+    """K and V of a chunk, per layer, computed alone after a prefix."""
     ids = torch.cat([torch.as_tensor(prefix, dtype=torch.int64), tokens])
     kv = []
     compute(decoder, ids, lambda _, k, v: kv.append((k[len(prefix) :], v[len(prefix) :])))
@@ -96,7 +96,7 @@ def world(model, *, gpu=80, host=80, prefix=(), layout=None, lossy=False, **opti
 
 
 def last_logits(model, ids, cache=None):
-    """Logits behind the last token: of a full prefill, or of the last one behind a cache."""
+    """Logits of the last token, from a full prefill or with a cache of all earlier tokens."""
     with torch.no_grad():
         if cache is None:
             return model(ids, use_cache=False).logits[0, -1]

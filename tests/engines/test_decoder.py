@@ -1,4 +1,4 @@
-"""Decoder: architectures beside Llama's, seen by their keys and passes instead of by a list."""
+"""Decoder: architectures other than Llama, recognised by keys and passes, not by a list."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -330,7 +330,7 @@ def test_bad_input_is_refused_with_numbers_and_nothing_is_held():
     free = executor.manager.stats().tiers["gpu"].free
     with pytest.raises(NoSpaceError):
         fusor.fuse(plain((70, 70)))
-    with pytest.raises(NoSpaceError):  # the chunks fit, the fused cache beside them does not
+    with pytest.raises(NoSpaceError):  # the chunks fit, the fused cache does not
         fusor.fuse(plain((24, 24)))
     executor.drain()
     stats = executor.manager.stats().tiers["gpu"]

@@ -1,4 +1,4 @@
-"""What a pass may be given: nothing by which its KV would depend on more than its tokens."""
+"""A pass rejects arguments that make its KV depend on more than its tokens."""
 
 import gc
 import inspect
@@ -411,7 +411,7 @@ def test_scales_by_column_are_right_or_refused():
         model(wide, past_key_values=cache, **given)
     for _ in range(2):
         later_is_right(model, executor, long)
-    tight = serve(model, 10)  # behind another prompt, some of the first one's blocks are gone
+    tight = serve(model, 10)  # another prompt evicts some of the first one's blocks
     for ids in (long, some(11, 1, 70)):
         later_is_right(model, tight, ids)
     with pytest.raises(ConfigError, match=r"no holes in a prompt of 70 tokens.*'leaf-only'"):

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 BLOCK = 8
 ROOM = 20
-"""Blocks of the first tier: a prompt of 15 and an answer fit, and next to nothing beside them."""
+"""Blocks of the first tier: a prompt of 15 and an answer fit, with little to spare."""
 
 
 REAL = pytest.param("SmolLM2-135M", marks=pytest.mark.slow)
@@ -46,11 +46,11 @@ def model(request):
 
 
 class ByLayer(Cache):
-    """One pass of one sequence: a layer is waited for before it computes and stored behind it.
+    """One pass of one sequence: awaits each layer's load before computing it, then stores it.
 
     Attributes:
         computed: per layer, the K and V `(2, tokens, heads, dim)` that the model gave.
-        retrieved: per layer, those that stood in the lease's slots when the layer was there.
+        retrieved: per layer, K and V in the lease's slots when the layer's load had ended.
     """
 
     def __init__(self, engine, lease, tokens):
@@ -99,7 +99,7 @@ def forward(engine, model, lease, tokens):
 
 @torch.no_grad()
 def uncached(model, tokens):
-    """The last logits of a sequence, computed anew, and K and V of each layer."""
+    """The last logits of a sequence, computed without reuse, and K and V of each layer."""
     cache = DynamicCache()
     ids = torch.as_tensor(tokens, device=model.device)[None]
     logits = model(input_ids=ids, past_key_values=cache).logits[0, -1]
@@ -108,7 +108,7 @@ def uncached(model, tokens):
 
 
 def serve(engine, model, prompt, known, *, answer=0):
-    """Answer a prompt greedily, and compare layers and logits; the hit count and where it stood.
+    """Answer a prompt greedily and compare layers and logits; return hit tokens and their tiers.
 
     Args:
         engine: the layer-wise engine.
@@ -192,7 +192,7 @@ def test_what_is_retrieved_by_layer_is_what_was_computed(model, tmp_path, name):
             assert hit == 14 * BLOCK
             tiers |= stood
         assert tiers == {1, 2}
-        # Its own prompt's beginning from the tiers, and a question that nobody has asked.
+        # A prefix that the tiers have, then tokens that no request has had.
         half = np.concatenate([prompts[0][: 7 * BLOCK + 3], random.integers(1, 99, 20)])
         hit, _, _ = serve(engine, model, half, computed[0], answer=4)
         assert hit == 7 * BLOCK

@@ -59,7 +59,7 @@ def logits(model, ids):
 
 
 def served(model, executor, ids):
-    """Logits of the tokens behind the match, and how many tokens matched."""
+    """Logits of the tokens after the match, and the number of matched tokens."""
     with torch.no_grad(), KvtrieCache(model, executor, ids) as cache:
         past = cache.get_seq_length()
         return model(ids[:, past:], past_key_values=cache).logits, past
@@ -106,7 +106,7 @@ def test_across_the_original_length_cached_equals_uncached_or_it_is_refused(kind
                 break
             mine = model(ids[:, past:end], past_key_values=cache).logits
             assert (mine - logits(model, ids[:, :end])[:, past:]).abs().max() < 1e-4
-    # What was computed on the way serves whoever comes next.
+    # The next request finds the blocks that this one computed.
     for length in (72, 60):
         if kind == "dynamic" and length >= ORIGINAL:
             continue

@@ -18,7 +18,7 @@ ENGINES = ROOT / "python" / "kvtrie" / "engines"
 sys.path.append(str(ROOT / "tests" / "served"))
 
 import stubs  # noqa: E402 - its folder comes first
-from stub_module import StubModule, members  # noqa: E402 - likewise
+from stub_module import StubModule, members  # noqa: E402 - same folder
 
 
 class Colour(enum.Enum):

@@ -127,7 +127,7 @@ def test_holes_anywhere_are_recomputed_in_place(model, layer_slots, use_layerwis
         assert past == 72
         assert cache.recovered == (0 if use_layerwise else len(lost) * BLOCK)
         logits = model(ids[:, past:], past_key_values=cache).logits
-        # A pass cannot tell which block of a layer did not come: what is loaded with it goes, too.
+        # A pass does not learn which block of a layer failed, so it drops all blocks of that load.
         assert cache.recovered in range(len(lost) * BLOCK, past + 1, BLOCK)
         assert use_layerwise or cache.recovered == len(lost) * BLOCK
         close(cache, kv, past)
@@ -235,7 +235,7 @@ def test_batches_of_different_lengths_are_the_same(model):
             held = cache.leases[0].tokens
             stored = kept(cache, held)
             agree(truth, answer(model, ids, cache, attention_mask=mask))
-            # Longer matches are computed again beside shorter ones, and not written again.
+            # A batch computes again the end of its longer matches, and does not store it again.
             for mine, old in zip(kept(cache, held), stored, strict=True):
                 assert all(map(torch.equal, mine, old))
     assert pasts == [0, 53]  # padding of the second row and its two cached blocks
@@ -439,7 +439,7 @@ def test_closing_twice_and_forgetting_the_hook(llama):
     ids=lambda given: f"{given.dtype} by {given.scales}" if isinstance(given, Layout) else "",
 )
 def test_logits_behind_a_quantised_host_stay_near(llama, layout, most):
-    """The error of logits (root mean square), as a share of their spread, behind a whole prompt.
+    """Root mean square error of logits over their spread, with a whole prompt from the host tier.
 
     This model is random, with weights drawn wide: it forgives less than a trained one.
     """

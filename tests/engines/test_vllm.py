@@ -1,6 +1,6 @@
 """The vLLM connector where vLLM is not: its plug-in, its settings, and what it refuses.
 
-What it does inside vLLM is tested by `make test-engines`.
+`make test-engines` tests it inside vLLM.
 """
 
 import subprocess
@@ -178,7 +178,7 @@ def test_the_shape_is_that_of_vllms_pages():
     assert model.layer_names == ("a", "b", "c")
     assert (model.shape.kv_heads, model.shape.rank_heads, model.shape.hidden) == (4, 2, 256)
     assert model.shape.layer_bytes(model.block_tokens) == 32 * 2 * 2 * 64 * 2
-    # Scales beside the numbers: the page is bytes.
+    # A page with scales in addition to numbers is counted in bytes.
     odd = served(dtype="torch.uint8", page_size_bytes=32 * 300)
     assert odd.shape.layer_bytes(32) == 32 * 300
 

@@ -42,7 +42,7 @@ def written(engine):
 
 
 def on_disk(engine, clock):
-    """What decides on each block, by its key."""
+    """Eviction inputs of each block on disk, by its key."""
     index = engine.half.manager.index("disk", now=clock.now)
     keys = [key.tobytes() for key in index.key]
     return dict(zip(keys, zip(index.age.tolist(), index.uses.tolist(), strict=True), strict=True))
@@ -73,7 +73,7 @@ def test_after_a_kill_the_next_victims_are_those_of_a_server_that_lives(tmp_path
     shutil.copytree(tmp_path / "lives", tmp_path / "killed")
     killed = Engine(tmp_path / "killed", ranks, 0, 0, policy=policy, clock=clock)
     assert on_disk(killed, clock) == on_disk(engine, clock)
-    if policy != "learned":  # what it has counted of lives ends with the process
+    if policy != "learned":  # counts of lives end with the process
         assert victims(killed, clock) == victims(engine, clock) != by_write
     # And after a second one, of which the first hours were spent elsewhere.
     clock.now += 5000 * SECOND
@@ -87,7 +87,7 @@ def test_after_a_kill_the_next_victims_are_those_of_a_server_that_lives(tmp_path
 
 
 def of_prompt(engine, clock, prompt):
-    """What decides on each block of a prompt that is on disk, by its key."""
+    """Eviction inputs of each block of a prompt that is on disk, by its key."""
     manager = engine.half.manager
     blocks = manager.lookup(prompt, now=clock.now).handles
     keys = manager.index("disk", now=clock.now, blocks=blocks).key
@@ -234,7 +234,7 @@ def test_uses_are_bounded_and_only_those_of_the_disk_are_told():
 
 
 class SlowDisk:
-    """A disk whose writes wait, and fail where they are told to."""
+    """A disk whose writes wait, and fail where the test says so."""
 
     def __init__(self):
         self.go, self.begun = threading.Semaphore(0), threading.Semaphore(0)

@@ -84,7 +84,7 @@ def test_who_is_aborted_while_a_step_is_under_way_keeps_no_room():
     one.add("two", [7] * (SIZE * (BLOCKS - 1) - 1), 0)
     one.step()
     one.drain()
-    assert one.on_host(PROMPT) == []  # what it wrote was not known to be written yet
+    assert one.on_host(PROMPT) == []  # its writes were not yet reported
     host = one.half.manager.stats().tiers["host"]
     assert (host.free + host.copies, one.half.manager.stats().moves) == (16, 0)
     one.close()
@@ -112,7 +112,7 @@ def test_requests_in_the_same_slots_are_stored_once():
 
 
 def planned(counts, before=0, drafts=None):
-    """What vLLM's scheduler puts out for requests that have computed so much."""
+    """The output of vLLM's scheduler for requests with these computed tokens."""
     return SimpleNamespace(
         scheduled_new_reqs=[
             SimpleNamespace(req_id=name, num_computed_tokens=before) for name in counts
@@ -197,7 +197,7 @@ def test_stores_that_fail_at_random_lose_no_block_of_memory(monkeypatch):
 
 
 class Event:
-    """A device's event, which passes when it is told to."""
+    """A device's event, which completes when the test sets it."""
 
     def __init__(self):
         self.passed = False

@@ -1,4 +1,4 @@
-"""What the vLLM connector tells outsiders: blocks that came and left, and its counts."""
+"""The vLLM connector exports KV events of stored and removed blocks, and its counts."""
 
 import json
 from types import SimpleNamespace
@@ -161,7 +161,7 @@ def test_counts_are_told_once_a_second_while_a_server_is_busy():
     engine, counts = Engine("", 1, 0, 3), MetricsExporter()
     engine.half._clock = lambda: 5 * 10**9
     assert engine.half.counts(counts) is not None
-    assert engine.half.counts(counts) is not None  # idle: nobody knows when it steps again
+    assert engine.half.counts(counts) is not None  # idle: its next step may be far
     engine.add("busy", [1, 2, 3, 4, 5], 9)
     engine.step()
     assert engine.half.counts(counts) is None

@@ -76,7 +76,7 @@ def served(names, ranks, stages, *, alike):
 
 
 class Exchange:
-    """What ranks tell each other at start."""
+    """Exchange of ranks' settings at start."""
 
     def __init__(self, ranks):
         self.values, self.barrier = [None] * ranks, Barrier(ranks)
@@ -165,7 +165,7 @@ class Engine:
         self.waiting.append(self.seen[-1])
 
     def some(self, left):
-        """How many of so many tokens a step computes."""
+        """The number of tokens that a step computes out of those left."""
         return left if self.whole else min(self.draw.randint(1, 9), left)
 
     def plan(self):
@@ -173,7 +173,7 @@ class Engine:
         counts, before, grown, new = {}, {}, {}, []
         for request in list(self.running):
             if request not in self.running or request.computed >= request.num_tokens:
-                continue  # what it needs next is still being sampled
+                continue  # its next token is still being sampled
             count = self.some(request.num_tokens - request.computed)
             need = -(-(request.computed + count) // SIZE) - len(request.table)
             while need > len(self.free) and self.running[-1] is not request:
@@ -305,7 +305,7 @@ class Engine:
         """A layer: read what comes before, which must be right, and write what is computed."""
         for request, tokens, begin, count in rows:
             table, end = tables[request], begin + count
-            # Who was under way when its load failed, or reads what could not be loaded.
+            # Skip a request in flight whose load failed, or that reads a block that failed to load.
             if request in self.broken or not bad.isdisjoint(table[: begin // SIZE]):
                 continue
             for block in range(begin // SIZE):

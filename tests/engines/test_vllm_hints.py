@@ -1,4 +1,4 @@
-"""What a vLLM request asks of its KV: its priority, its envelope `kv_hints`, its own parameters."""
+"""Hints of a vLLM request: its priority, its envelope `kv_hints`, and kvtrie's parameters."""
 
 from types import SimpleNamespace
 

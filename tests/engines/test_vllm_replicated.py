@@ -1,4 +1,4 @@
-"""Ranks that have the same KV: who of a machine stores what, and who has the disk."""
+"""Ranks with the same KV: a machine's ranks share out the slots; the first one has the disk."""
 
 import numpy as np
 import pytest

@@ -8,7 +8,7 @@ from tests.engines.test_vllm_halves import Engine, PlayedRequest
 
 
 def preempt_all(engine):
-    """What vLLM does before a reset that may take running requests."""
+    """Preempt all requests, as vLLM does before a reset that includes running requests."""
     while engine.running:
         engine.preempt(engine.running[-1], {})
     while engine.under_way:

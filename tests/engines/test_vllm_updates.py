@@ -100,7 +100,7 @@ def test_what_is_computed_from_blocks_of_other_weights_is_not_kept():
     assert half.match(fresh, 0) == 0
     half.admit(fresh, [5, 6, 7, 8], 0)
     assert stores(half.orders(planned({"fresh": 13}))) == (0, 3)
-    # What the new weights have written can be read.
+    # Blocks written with the new weights can be read.
     behind = PlayedRequest("behind", [*PROMPT[: 2 * SIZE], 7, 7, 7, 7, 7], 13, 1)
     half.match(behind, SIZE)
     half.admit(behind, [5, 9, 10, 11], 0)
@@ -113,7 +113,7 @@ def test_requests_that_run_through_a_change_keep_nothing_more():
     half.match(one, 0)
     half.admit(one, [1, 2, 3, 4], 0)
     half.identity.doubt()
-    assert stores(half.orders(planned({"one": 13}))) == (0, 0)  # by whom is not known yet
+    assert stores(half.orders(planned({"one": 13}))) == (0, 0)  # its weights are not known yet
     half.hear({0: StepNews(0, b"", (1, b"other"))})
     assert stores(half.orders(planned({}))) == (0, 0)
     half.end(one)

@@ -1,4 +1,4 @@
-"""Requests that wait are looked up again only after a change, and are told what a lookup says."""
+"""Waiting requests are looked up again only after a change, and get the answer of a lookup."""
 
 import random
 
@@ -21,7 +21,7 @@ class Counting:
 
 
 def naive(half, request, local, layers=2):
-    """Tokens behind `local` that stand whole on host, and those that stand or come anywhere."""
+    """Tokens after `local` in whole blocks on host, and those on any tier or in flight."""
     now = half._clock()
     match = half.manager.manager.lookup(
         request.all_token_ids, now=now, scope=half._known[request.request_id].scope, keep=1
@@ -62,7 +62,7 @@ def test_what_a_waiting_request_is_told_is_what_a_lookup_says(tmp_path, seed, ah
                         told = half.match(request, local)
                         asked += 1
                         host, all_there = naive(half, request, local)
-                        # Who waits, waits for something; who is told a number is told all of it.
+                        # A request waits only for loads; an answer counts all tokens on host.
                         assert host < all_there if told is None else told == host
                     if draw.random() < 0.1:
                         request.all_token_ids.append(draw.randrange(9))

@@ -56,7 +56,7 @@ def of(model):
 
 
 def device_sums(model):
-    """What a device would digest, on the CPU."""
+    """Sums of a model's weights as a device computes them, on the CPU."""
     return [
         row.tolist()
         for name, tensor in tensors_of([model])

@@ -46,7 +46,7 @@ def serve(model, gpu=80, host=0, *, layer_slots=False, structure="holes", lossy=
     shape = ModelShape.from_config(model.config)
     tiers = [Tier("gpu", blocks=gpu, layer_slots=layer_slots, policy=policy)]
     tiers += [Tier("host", blocks=host)] if host else []
-    dear = Cost(ns_per_token=1e9)  # so dear that whatever can be loaded is
+    dear = Cost(ns_per_token=1e9)  # computing costs more than any load
     manager = BlockManager(shape, tiers, block_tokens=BLOCK, structure=structure, cost=dear)
     pools = list(open_pools(shape, tiers, BLOCK))
     if lossy:
@@ -62,7 +62,7 @@ def some(seed, *shape):
 
 
 def answer(model, ids, cache=None, steps=8, **how):
-    """What `generate` says; without a mask it would hide a pad token that an answer contained."""
+    """Output of `generate`; without a mask it would hide a pad token that an answer contained."""
     return model.generate(
         ids,
         attention_mask=how.pop("attention_mask", torch.ones_like(ids)),
@@ -97,7 +97,7 @@ def full(model, ids):
 
 
 def kept(cache, tokens):
-    """K, V `(heads, tokens, dim)` of every layer that the first row of a cache stands on."""
+    """K, V `(heads, tokens, dim)` of every layer in the blocks of a cache's first row."""
     pool, lease = cache._pool, cache.leases[0]
     at = torch.arange(tokens)
     return [
@@ -129,7 +129,7 @@ def before(module, act):
 
 
 def lose(executor, ids, wanted, scope=None):
-    """Let blocks of a prompt that stand on the second tier alone be unreadable; which they are."""
+    """Make blocks of a prompt that are only on the second tier unreadable, and return them."""
     executor.drain()
     gpu, host = executor.pools
     match = executor.manager.lookup(ids[0].numpy(), now=executor.clock(), scope=scope)

@@ -1,4 +1,4 @@
-"""What `examples/observability` asks for is exported; `promtool`, where it is, reads its files.
+"""`examples/observability` queries exported metrics only; `promtool`, if installed, checks it.
 
 `make test-engines` compares the same queries with the scrape of a running server.
 """

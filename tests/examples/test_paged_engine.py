@@ -38,7 +38,7 @@ def llama():
 
 
 def side_by_side(*calls):
-    """What the calls of both ranks give; they wait for each other in every layer."""
+    """Results of both ranks' calls, in threads; ranks wait for each other in every layer."""
     results = {}
     threads = [
         Thread(target=lambda at=at, call=call: results.update({at: call()}))
@@ -148,7 +148,7 @@ def test_the_command_shows_what_it_promises():
     [wanted] = [amount for _, name, amount in happened(reports, "from host") if name == who]
     [length] = [amount for _, name, amount in happened(reports, "done") if name == who]
     [turn] = [turn for turn in chats._TURNS if turn.name == who]
-    assert (shared, wanted, lost) == (24, 24, 8)  # what stands here is neither loaded nor computed
+    assert (shared, wanted, lost) == (24, 24, 8)  # gpu blocks are neither loaded nor computed
     assert reports[at + 1].computed[who] == length - turn.answer - shared - wanted + lost
     for at, who, tokens in happened(reports, "preempted"):
         assert (who, tokens) in [
@@ -263,7 +263,7 @@ def test_what_could_never_run_is_refused(engine):
 
 
 def test_two_ranks_over_block_tables_give_the_models_logits(llama):
-    """Prefill in pieces, decode, and a hole computed last, all beside each other."""
+    """Chunked prefill, decode, and a hole computed last, batched with one another."""
     config = llama.config.to_dict()
     shape = ModelShape.from_config(llama.config, tp=2)
     setups = [
