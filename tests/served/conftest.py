@@ -1,4 +1,4 @@
-"""Where the files beside this one are found, and `--next`: vLLM's next version in place of ours."""
+"""Import path of this folder, and option `--next`: test vLLM's next version instead of ours."""
 
 import hashlib
 import sys
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def sources():
-    """What stands in the wheel of vLLM's next version."""
+    """Sources in the wheel of vLLM's next version."""
     from surface_of_sources import Sources, next_wheel
 
     root = Path(__file__).parents[2]

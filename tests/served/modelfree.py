@@ -42,12 +42,12 @@ def marks(tokens):
 
 
 def following(tokens):
-    """The token behind others."""
+    """The token that follows these tokens."""
     return zlib.crc32(bytes(str(tokens[-40:]), "ascii"), len(tokens)) % WORDS
 
 
 def answer(prompt, tokens):
-    """What a request is answered with, however it is scheduled."""
+    """The answer of a request, the same for every schedule."""
     told = list(prompt)
     for _ in range(tokens):
         told.append(following(told))
@@ -117,7 +117,7 @@ class Engine:
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.async_scheduling = ahead
-        # What one rank of several would be told, without the processes.
+        # The configuration of one rank of several, without the processes.
         config.parallel_config.tensor_parallel_size = ranks
         spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=2, dtype=torch.float32)
         caches = KVCacheConfig(blocks, [], [KVCacheGroupSpec(list(LAYERS), spec)])

@@ -133,7 +133,7 @@ def offload(model, extra, **more):
 
 
 class Server:
-    """What tests ask of a server."""
+    """A running vLLM server with the calls that tests make."""
 
     def __init__(self, llm):
         self.llm = llm
@@ -165,7 +165,7 @@ class Server:
         return [told(output) for output in outputs]
 
     def settle(self):
-        """Step on until every store has ended, as a server in a process of its own does."""
+        """Step on until every store has ended, as a server in a separate process does."""
         for _ in range(5000):
             if not self.half.busy:
                 return
@@ -198,6 +198,6 @@ def same(got, wanted):
 
 
 def prompt(seed, tokens, *, after=()):
-    """A prompt of random tokens, behind another one's."""
+    """A prompt of random tokens, after the tokens of `after`."""
     drawn = np.random.default_rng(seed).integers(1, VOCABULARY, tokens)
     return [*after, *drawn.tolist()]

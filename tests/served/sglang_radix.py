@@ -1,6 +1,6 @@
-"""Our radix cache inside SGLang's classes, beside SGLang's own; what each page holds is known.
+"""Our radix cache and SGLang's own, inside SGLang's classes; every page has known content.
 
-SGLang's engine has no CPU kernels; its classes stand on `benches/peers/stand_ins.py`.
+SGLang's engine has no CPU kernels; its classes use `benches/peers/stand_ins.py` instead.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class World:
         assert (rest == np.asarray(firsts, dtype=np.int64)[:, None]).all() or not firsts
 
     def end(self, *, keep):
-        """A request ends; as SGLang does, pages that stood in the tree already are given back."""
+        """End a request; as in SGLang, free pages that the tree already had."""
         pages, slots, protected, lock = self.running.pop(self.draw.randrange(len(self.running)))
         if keep:
             told = self.cache.insert(InsertParams(key=key(pages), value=slots))
@@ -202,7 +202,7 @@ def test_random_operations_under_pressure(kind):
 
 
 def replayed(events, there):
-    """Blocks that stand somewhere after events; each event is checked against those before it."""
+    """Blocks on any medium after events; checks each event against those before it."""
     for event in events:
         if isinstance(event, AllBlocksCleared):
             there.clear()
@@ -279,7 +279,7 @@ def test_without_events_nothing_is_kept_of_them():
 
 
 class Request:
-    """What SGLang's `checkpoint` reads of a request."""
+    """A request with the fields that SGLang's `checkpoint` reads."""
 
     def __init__(self, ids, row, lock, node, protected):
         self.full_untruncated_fill_ids, self.origin_input_ids = array("q", ids), ids
@@ -314,7 +314,7 @@ def test_a_checkpoint_of_a_request_goes_through_sglangs_own_code():
     second = Request(ids, 1, ours.lock(ours.root_node), ours.root_node, 0)
     free = pool.free_blocks
     ours.checkpoint(second, up_to=len(ids))
-    assert pool.free_blocks == free + 3  # what another one had computed too
+    assert pool.free_blocks == free + 3  # the slots that duplicate the first request's pages
     row = ours.req_to_token_pool.req_to_token
     assert (row[0, : 3 * PAGE] == row[1, : 3 * PAGE]).all()
     ours.unlock(first.lock)

@@ -1,4 +1,4 @@
-"""What kvtrie uses of SGLang is there, our classes override what it calls, and stubs are true."""
+"""SGLang has all names that kvtrie uses, our classes override its calls, and stubs are true."""
 
 from __future__ import annotations
 

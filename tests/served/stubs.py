@@ -2,7 +2,7 @@
 
     .engines/vllm/bin/python tests/served/stubs.py vllm
 
-writes those of an engine out of the package that is installed beside this interpreter: names of
+writes those of an engine from the package installed for this interpreter: names of
 parameters, which of them may be left out, and types where they are plain. `--check` needs no
 engine: it compares the names in the committed stubs with the lists.
 Invariant: a stub has what its list has and nothing else.
@@ -54,7 +54,7 @@ def committed(engine):
 
 
 def told_by(texts):
-    """What stubs name: module and name, or module, class and member."""
+    """Names in stubs: module and name, or module, class and member."""
     told = set()
     for path, text in texts.items():
         module = path.removesuffix(".pyi").removesuffix("/__init__").replace("/", ".")
@@ -66,13 +66,13 @@ def told_by(texts):
 
 
 def told_of(listed):
-    """What a list names, in the same way."""
+    """Names in a list, in the same form."""
     told = {*listed.NAMES, *listed.USED}
     return told | {(*each, name) for each, names in listed.USED.items() for name in names}
 
 
 def differences(listed, texts):
-    """What stands in a list and not in stubs, or the other way round, a line each."""
+    """Names that only the list or only the stubs have, a line each."""
     listed, there = told_of(listed), told_by(texts)
     return [f"{'.'.join(each)} is not in the stubs" for each in sorted(listed - there)] + [
         f"{'.'.join(each)} is not in the list" for each in sorted(there - listed)

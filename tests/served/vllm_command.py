@@ -34,7 +34,7 @@ def settings(folder):
 
 
 class Command:
-    """A server in a process of its own, asked over HTTP."""
+    """A server in a separate process, asked over HTTP."""
 
     def __init__(self, folder, model):
         with socket.socket() as free:

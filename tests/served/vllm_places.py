@@ -1,4 +1,4 @@
-"""Servers with other models and beside other connectors answer as without us."""
+"""Servers with other models, or with other connectors in addition, answer as without us."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_among_several_connectors(tmp_path):
             every = server.core.scheduler.connector._connectors
             (ours,) = [each for each in every if type(each).__name__ == "KvtrieConnector"]
             same(server.answers(PROMPTS), wanted)
-            for _ in range(50):  # what is on its way to host
+            for _ in range(50):  # stores to host in flight
                 server.llm.llm_engine.step()
             server.forget()
             same(server.answers(PROMPTS), wanted)

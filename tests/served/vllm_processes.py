@@ -1,4 +1,4 @@
-"""Servers in processes of their own: killed, and restarted over damaged files."""
+"""Servers in separate processes: killed, and restarted over damaged files."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_killed_server_leaves_the_ages_of_its_blocks(model, tmp_path):
     process = Process(tmp_path, model, disk(tmp_path))
     process.ask(PROMPTS[:2])
     assert process.ask(PROMPTS[:1])[1] > 0
-    process.ask(PROMPTS[2:])  # meanwhile the ages of the others are written
+    process.ask(PROMPTS[2:])  # this also writes the ages of the other blocks
     process.kill()
     (store,) = DiskStore.stores(tmp_path / "kv")
     rows = DiskStore.inspect(store[0]).blocks(time.time_ns())

@@ -22,7 +22,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wanted(model):
-    """What a server of one worker answers without us."""
+    """Answers of a server of one worker without us."""
     with servers.serve(model) as server:
         return server.answers(PROMPTS)
 
@@ -36,7 +36,7 @@ def ready(worker):
 
 
 def layers(_worker):
-    """How many layers a worker keeps, and whether it has a disk."""
+    """The number of layers that a worker keeps, and whether it has a disk."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     half = get_kv_transfer_group()._worker
@@ -68,7 +68,7 @@ def test_two_workers_answer_as_one(model, wanted, tmp_path, by):
 
 
 def test_a_kernel_that_cannot_begin_amid_a_prompt_is_refused(tmp_path):
-    """vLLM's own for latent KV on CPUs: what it said behind a prefix hit was wrong."""
+    """vLLM's kernel for latent KV on CPUs gives wrong answers after a prefix hit."""
     model = servers.tiny_deepseek(tmp_path)
     extra = {"tiers": [{"kind": "host", "blocks": 16}]}
     with pytest.raises(ConfigError, match="prefix caching is off"), servers.serve(model, extra):

@@ -1,4 +1,4 @@
-"""What a server tells of kvtrie: statistics, Prometheus, KV events, the minute's line."""
+"""Reports of a server about kvtrie: statistics, Prometheus, KV events, the log line per minute."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def disk(folder, blocks=9):
 
 @pytest.fixture
 def scraped():
-    """What Prometheus would scrape in this process, by name and labels."""
+    """Samples that Prometheus would scrape in this process, by name and labels."""
     from prometheus_client import REGISTRY
 
     def read():
@@ -62,7 +62,7 @@ def test_prometheus_and_statistics(model, tmp_path, scraped):
             server.answers([prompt(seed, 200)])
             server.settle()
             server.forget()
-        server.answers([prompt(2, 40)])  # a step more, by which the last counts are told
+        server.answers([prompt(2, 40)])  # one more step reports the last counts
         scrape, half = scraped(), server.half
         for tier in ("host", "disk"):
             name = "vllm:kvtrie_found_tokens_total"

@@ -1,4 +1,4 @@
-"""What kvtrie uses of vLLM is there, and the connector overrides what vLLM calls."""
+"""vLLM has all names that kvtrie uses, and the connector overrides all methods that vLLM calls."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def wanted(model):
-    """What a server without us answers."""
+    """Answers of a server without us."""
     with serve(model) as server:
         return server.answers(PROMPTS, tokens=40)
 

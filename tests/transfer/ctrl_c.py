@@ -45,7 +45,7 @@ class CtrlC:
         frame.f_trace_opcodes = True
         return self._step
 
-    def _step(self, frame, event, arg):  # noqa: ARG002 - likewise
+    def _step(self, frame, event, arg):  # noqa: ARG002 - as above
         if event == "opcode" and self.struck is None:
             self.passed += 1
             if self.passed == self.at:

@@ -1,4 +1,4 @@
-"""Devices that fail as they are told: memory, a storage in a dict, a disk tier's files.
+"""Devices that inject planned faults: memory, a storage in a dict, a disk tier's files.
 
 Invariant: a fault strikes when its plan says so, never by chance or by the machine's speed; what
 hangs is let go by `Faults.release` alone. Cost: one lock per call of a device.
@@ -25,7 +25,7 @@ PATIENCE_S = 60
 
 
 class Faults:
-    """What goes wrong, shared by the devices of one engine.
+    """Injects faults; shared by the devices of one engine.
 
     Args:
         plan: called with the name of each operation; the fault that strikes it, or None.
@@ -57,7 +57,7 @@ class Faults:
         if fault in ("short", "flip"):
             return fault
         with contextlib.suppress(TransferError):  # it may be closed by now
-            self.executor.poll()  # somebody looks meanwhile, and sees that it is late
+            self.executor.poll()  # another poll finds it late
         if fault == "hang":
             assert gate.wait(PATIENCE_S)
         return None
@@ -168,7 +168,7 @@ class FaultyDisk(DiskStorage):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What goes wrong, where, and how often.
+    """A kind of fault: its operations and its frequency.
 
     Attributes:
         name: for people.

@@ -2,7 +2,7 @@
 
 Started with a folder by `test_fork.py`. Its last line is JSON: what each of the child's calls has
 raised, how the child ended, and whether the files were the same afterwards. The parent goes on
-meanwhile, and ends without closing anything.
+during that, and ends without closing anything.
 """
 
 import gc
@@ -27,7 +27,7 @@ PATIENCE_S = 60
 
 
 def files(folder):
-    """What stands in a folder."""
+    """Paths and digests of all files in a folder."""
     found = sorted(path for path in Path(folder).rglob("*") if path.is_file())
     return [(str(path), blake2b(path.read_bytes()).hexdigest()) for path in found]
 
@@ -65,13 +65,13 @@ def calls(executor, disk, lease):
 
 
 def child(executor, disk, lease, told):
-    """What a worker of the same server might do: everything, and then end as any process does."""
+    """Make every call that a forked worker could make, and then end as any process does."""
     signal.alarm(PATIENCE_S)  # a call that hangs ends it
     raised = {}
     for name, call in calls(executor, disk, lease).items():
         try:
             call()
-        except Exception as error:  # noqa: BLE001 - it is told
+        except Exception as error:  # noqa: BLE001 - it is reported
             raised[name] = (type(error).__name__, str(error))
         else:
             raised[name] = None

@@ -1,6 +1,6 @@
-"""What the executor's tests share: a small world, devices that wait for a signal, KV to compare.
+"""Helpers of executor tests: a small world, devices that wait for a signal, KV to compare.
 
-Time stands still unless a test moves it, and a copy waits until a test lets it go: nothing here
+The clock moves only when a test sets it, and a copy waits until a test lets it go: nothing here
 depends on how fast a machine is.
 """
 
@@ -19,13 +19,13 @@ SIZE = 4
 
 
 def working():
-    """The names of kvtrie's threads; other libraries have some of their own."""
+    """The names of kvtrie's threads; other libraries have threads too."""
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith("kvtrie-")]
 
 
 class Time:
-    """A clock that only moves when told."""
+    """A clock that a test sets."""
 
     def __init__(self):
         self.now = 1_000_000_000
@@ -37,7 +37,7 @@ class Time:
 class Gate(Pool):
     """A pool whose copies into it wait for a signal, and then go through or fail.
 
-    Its diary tells every copy when it begins: into which pool, and from which slot on.
+    Its diary records every copy when it begins: the target pool, and the first slot.
     """
 
     def __init__(self, *args, **kwargs):
@@ -128,7 +128,7 @@ def store(executor, tokens, seed):
 
 
 def fetch(executor, tokens):
-    """What stands in the slots of a prompt whose KV is all cached."""
+    """KV in the slots of a prompt that is fully cached."""
     manager, pool = executor.manager, executor.pools[0]
     with manager.acquire(tokens, now=executor.clock(), keep=0, load="all") as lease:
         assert lease.matched == len(tokens)
@@ -138,7 +138,7 @@ def fetch(executor, tokens):
 
 
 def away(executor, tokens, seed):
-    """Keep a prompt and fill the first tier with others, so that it stands on the host alone."""
+    """Keep a prompt and fill the first tier with others, so that only the host has it."""
     written = store(executor, tokens, seed)
     executor.drain()
     store(executor, prompt(seed + 1000, executor.pools[0].blocks), seed + 1000)

@@ -106,7 +106,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of some requests."""
+    """Results of a number of requests."""
 
     requests: int = 0
     reused: int = 0
@@ -169,12 +169,12 @@ class Engine:
             self.shelf.close()
 
     def settle(self):
-        """Let go of what hangs and wait until nothing moves any more; nothing fails meanwhile."""
+        """Release hung operations, inject no more faults, and wait until no move is left."""
         executor = self.executor
         self.faults.quiet = True
         self.faults.release()  # and nothing can begin to hang any more
         executor.drain()
-        while executor.poll():  # what was late and has just been let go
+        while executor.poll():  # late moves that were just released
             with executor.runner.section:
                 late = executor.runner.schedule.late()
                 ticket = executor.runner.section.ticket(PATIENCE_S) if late else None
@@ -248,7 +248,7 @@ class Engine:
     def ready(self, lease, tokens):
         """Wait until a lease has all it awaits and room for its tokens, which failures may take.
 
-        Tells whether it has; else it is released.
+        Returns whether it has; else releases the lease.
         """
         try:
             self.executor.wait(lease)
@@ -274,7 +274,7 @@ class Engine:
         self.executor.poll()
 
     def decode(self, lease, prompt, answer):
-        """Append the answer token by token; at the end all that stands there must be right.
+        """Append the answer token by token; at the end all KV of the lease must be right.
 
         Returns the prompt with its answer.
         """

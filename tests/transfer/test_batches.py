@@ -74,7 +74,7 @@ def test_a_block_that_fails_in_a_batch_fails_alone(tmp_path, workers):
         for lease in leases:
             lease.release()
         executor.drain()
-        # What could not be read is computed again; after that all are there.
+        # Blocks that failed to load are computed again; after that all are there.
         for missing in (1, 0):
             found = sum(ask(executor, one) for one in prompts)
             assert found == (BLOCKS - missing) * SIZE

@@ -1,4 +1,4 @@
-"""What nobody refers to any more holds nothing: no thread, no move, no lease of its own."""
+"""An executor or engine without references keeps no thread, move or lease."""
 
 import gc
 import threading

@@ -319,7 +319,7 @@ def test_what_waits_for_a_cancelled_move_is_counted():
     with Executor(manager, [gpu, host], workers=1, moves_per_job=1) as executor:
         away(executor, wanted, 1)
         host.shut()
-        # Both slots hold what stands nowhere else: two stores, and two loads behind them.
+        # Both slots hold the only copies of their blocks: two stores, and two loads after them.
         lease = manager.acquire(wanted, now=executor.clock(), keep=0, load="all")
         executor.poll()
         assert host.entered.acquire(timeout=30)

@@ -1,4 +1,4 @@
-"""Ctrl-C wherever it comes: what was asked for ends all the same, and nothing stays behind."""
+"""Ctrl-C at any point: all moves still end, and no lease, move or thread is left."""
 
 import random
 import signal
@@ -27,7 +27,7 @@ def opened(folder, workers):
 
 
 def busy(executor, seed):
-    """A lease that awaits loads, behind stores that nothing has begun."""
+    """A lease that awaits loads, which wait for stores that have not begun."""
     manager = executor.manager
     store(executor, prompt(seed, 3), seed)
     return manager.acquire(prompt(seed - 3, 3), now=executor.clock(), keep=0, load="all")
@@ -59,7 +59,7 @@ def unharmed(executor, seed):
 
 
 def strike(folder, workers, points, draw):
-    """Interrupt every call at so many random points of it, one after another."""
+    """Interrupt the calls in turn, at `points` random points in all."""
     executor, most = opened(folder, workers), dict.fromkeys(CALLS, 400)
     with executor.pools[2]:
         for seed in range(1, 4):
@@ -115,7 +115,7 @@ def test_an_interrupt_of_whoever_waits_lets_the_copies_end(workers):
     interrupts = 0
     with Executor(manager, pools, workers=workers, moves_per_job=1) as executor:
         for seed in range(1, 12):
-            while True:  # what was interrupted is called again, as often as that takes
+            while True:  # repeat the interrupted call until it returns
                 try:
                     if seed % 2:
                         executor.drain()

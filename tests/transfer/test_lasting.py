@@ -17,7 +17,7 @@ SECOND = 1_000_000_000
 
 
 class Kept(Shelf):
-    """A shelf that outlives its manager: beside the bytes it keeps rows."""
+    """A shelf that outlives its manager: it keeps rows in addition to the bytes."""
 
     def __init__(self):
         super().__init__()
@@ -194,7 +194,7 @@ def test_used_blocks_are_told_every_five_seconds_and_at_the_end():
     executor, blocks = kept(shelf, 4, workers=0)
     slots = [sorted(executor.manager.index("disk", now=0, blocks=b).slot.tolist()) for b in blocks]
     assert all(len(both) == 2 for both in slots)
-    executor.used(blocks[0])  # at once: nothing was told yet
+    executor.used(blocks[0])  # at once: the first report
     shelf.go.release()
     over(executor)
     executor.used(blocks[1])

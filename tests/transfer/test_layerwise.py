@@ -115,7 +115,7 @@ def test_hits_on_all_tiers_come_layer_by_layer():
 
 
 class Slow(Pool):
-    """A device that tells when a layer's load or store begins, and never ends before it may."""
+    """A device that records which layers' loads or stores have begun."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -138,8 +138,8 @@ class Deadlock(Exception):  # noqa: N818 - what the fake device reports
 def compute(device, stream, layer):
     """A layer's computation, which ends when the copy of that layer has begun.
 
-    Behind all that the stream has been given stands a mark: if that comes first, nothing will start
-    the copy while the computation waits.
+    The stream gets a mark after all its work: if the mark comes first, nothing will start the copy
+    while the computation waits.
     """
     passed = threading.Event()
 
@@ -426,7 +426,7 @@ class Time:
 
 
 def budgeted(*, write="back"):
-    """Tiers of which the second may take a block per second, and a clock that is told."""
+    """Two tiers with an I/O budget of one block per second on the second, and a clock to set."""
     block = SHAPE.block_bytes(SIZE)
     tiers = [Tier("gpu", blocks=6, write=write), Tier("host", blocks=60, io_budget=block)]
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
@@ -495,7 +495,7 @@ def test_a_lane_learns_what_its_copies_show():
     assert learned.latency_ns == pytest.approx(1_000_000, rel=1e-2)
     sent = manager.transmit("up", 4, now=now)
     assert sent.end - now == pytest.approx(1_000_000, rel=0.01)
-    for size in (4 << 20, 8 << 20, 2 << 20, 16 << 20) * 20:  # as a GPU tells it: 2 ms, 1 ns per KiB
+    for size in (4 << 20, 8 << 20, 2 << 20, 16 << 20) * 20:  # as a GPU reports: 2 ms, 1 ns per KiB
         feedback.took(Copy(), size, 2_000_000 + size // 1024)
     learned = feedback.lanes()["up"]
     assert learned.bytes_per_s == pytest.approx(1024 * 1e9, rel=0.01)

@@ -1,4 +1,4 @@
-"""Devices that hang or raise: the executor goes on, tells, and waits for nobody for ever."""
+"""Devices that hang or raise: the executor goes on, reports it, and ends every wait."""
 
 import queue
 import threading
@@ -15,7 +15,7 @@ LATE = "the move ended past its deadline"
 
 
 def patient(manager, pools, clock, workers=1, **settings):
-    """An executor with a deadline of two seconds that tells every end to a queue."""
+    """An executor with a deadline of two seconds that puts the end of every move in a queue."""
     ends = queue.SimpleQueue()
 
     def progress(news):
@@ -34,7 +34,7 @@ def hang(executor, gate, workers=1):
 
 
 def over(ends):
-    """Wait for the end of a move that hung; the others that end meanwhile do not matter."""
+    """Wait for the end of a move that hung; skip other moves that end before it."""
     while (news := ends.get(timeout=30)).error != LATE:
         pass
     return news
@@ -106,7 +106,7 @@ def test_while_every_worker_hangs_requests_go_on_without_what_they_wanted(worker
         lease.release()
 
         later = manager.acquire(wanted, now=clock(), keep=0, load="all")
-        assert later.matched == 8  # nobody was blamed
+        assert later.matched == 8  # no block was marked as lost
         executor.wait(later)
         assert later.matched == 0
         later.release()
@@ -253,7 +253,7 @@ def test_a_device_that_hangs_does_not_hold_whoever_waits(workers):
         store(executor, prompt(1, 3), 1)
         host.shut()
         lease = manager.acquire(prompt(2, 3), now=clock())
-        # It begins behind the wait, and then two seconds pass.
+        # The wait begins first; then two seconds pass.
         hanging = threading.Thread(target=hang, args=(executor, host))
         hanging.start()
         executor.wait(lease)

@@ -174,7 +174,7 @@ class Wanted:
 
 
 class Model:
-    """The queue as it is meant: jobs in a list, sorted whenever somebody asks."""
+    """Model of the queue: jobs in a list, sorted at every call."""
 
     def __init__(self):
         self.jobs = []  # those that wait for nothing in the order in which they came to that
@@ -188,14 +188,14 @@ class Model:
         return [each for each in self.jobs if not each.after and each.place == place]
 
     def first(self, each):
-        """Whether nobody is before a job at its place."""
+        """Whether a job is the first at its place."""
         return each.place is None or (
             self.line(each.place)[0] is each
             and all(other.place != each.place for other in self.running)
         )
 
     def settle(self):
-        """Whoever could start has a turn; a more urgent job behind it gives it a new one."""
+        """Give each job that could start a turn, and a new one if a more urgent job is after it."""
         for each in self.jobs:
             if each.after or not self.first(each):
                 continue

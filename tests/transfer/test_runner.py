@@ -38,7 +38,7 @@ def by_id(news):
 
 
 def complete(manager, news, now):
-    """Tell a manager what a runner has reported: the fields are `complete`'s arguments."""
+    """Pass a runner's reports to a manager: their fields are `complete`'s arguments."""
     for one in news:
         manager.complete(
             one.ids,
@@ -233,7 +233,7 @@ def test_a_move_that_hangs_is_reported_at_the_deadline_and_when_it_ends():
     assert runner.reports(wait=True) == []  # a move that hangs is not waited for
     assert runner.pending == 3
     (thread,) = runner.threads
-    runner.close()  # leaves the thread behind
+    runner.close()  # the thread still runs
     host.open()
     thread.join(timeout=30)
     (end,) = runner.reports()

@@ -1,4 +1,4 @@
-"""What passes over layers stage beside the tiers' slots: counted, and all of it given back."""
+"""Passes over layers count the memory that they stage outside the tiers, and free all of it."""
 
 from contextlib import closing
 

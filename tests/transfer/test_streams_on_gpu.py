@@ -1,4 +1,4 @@
-"""The three streams of the layer-wise engine on a CUDA device: who waits for whom, who does not."""
+"""The three streams of the layer-wise engine on a CUDA device, and their waits for each other."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def layer_of(pool, lease, tokens, layer):
 
 
 def compute(engine, lease, tokens, kv, *, cycles=0):
-    """A pass that stores by layer: each layer's KV is written late, behind so many cycles."""
+    """A pass that stores by layer: each layer's KV is written after this number of cycles."""
     pool = engine.executor.pools[0]
     at = torch.arange(len(tokens), device=pool.device)
     table = pool.table(lease.slots(0))
@@ -108,7 +108,7 @@ def test_the_next_layer_comes_while_one_computes(world):
             assert next(steps) == 0
             torch.cuda._sleep(BUSY)
             computed = torch.cuda.current_stream().record_event()
-            engine.load.synchronize()  # what has been issued: layers 1 and 2
+            engine.load.synchronize()  # the issued loads: layers 1 and 2
             assert not computed.query()
             assert list(steps) == [*range(1, LAYERS), 12]
 

@@ -1,4 +1,4 @@
-"""A host tier in a format of its own: under executor and layer-wise engine, above a disk.
+"""A host tier in another format than the gpu's: under executor and layer-wise engine, above a disk.
 
 The KV that comes back from it is that of the format's twins, number by number: nothing on the way
 may round it once more.
@@ -50,7 +50,7 @@ def running(
 
 
 def kv(seed, blocks):
-    """What is computed for a prompt, `(layers, 2, tokens, heads, dim)`."""
+    """Computed KV of a prompt, `(layers, 2, tokens, heads, dim)`."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(SHAPE.layers, 2, blocks * SIZE, 2, 16, generator=generator)
 
