@@ -1,11 +1,11 @@
 """The fault campaign: devices that fail in every way we know, under random conversations.
 
 First an engine without a model over memory, storages and files that fail, through the executor: it
-compares every byte that a plan calls reused (`tests/transfer/skeptic.py`), until there were so many
-faults of each kind. Then the disk tier's own campaigns, in Rust: so many stores of each kind below
-its files, so many faults of each kind below both its queues and in what lies on the device, and so
-many writers that are killed. Misses are the tokens computed beyond what the same requests compute
-without faults.
+compares every byte that a plan calls reused (`tests/transfer/skeptic.py`), until each kind has had
+the wanted number of faults. Then the disk tier's own campaigns, in Rust, each with this number of
+cases: stores of each kind below its files, faults of each kind below both its queues and in the
+data on the device, and killed writers. Misses are the tokens computed beyond those of the same
+requests without faults.
 Exit status 1 if a block is wrong or a request does not end.
 Cost: half a second to a second of one core per hundred faults and kind above the files, on as many
 cores as there are; two seconds per hundred stores of all kinds.
@@ -120,15 +120,15 @@ def part(kind, first):
 
 
 def campaign(kind, wanted, started, advance):
-    """Serve requests until a kind of fault came so often; tells what came of it, part by part.
+    """Serve requests, part by part, until a kind of fault has come `wanted` times; return the row.
 
     Parts are counted in the order of their seeds, so that the machine's speed changes nothing.
 
     Args:
         kind: of fault.
         wanted: how many.
-        started: gives the part that begins with a seed, and has begun the next ones meanwhile.
-        advance: is told how many more there are of those wanted.
+        started: returns the part that begins with a seed, and starts the next parts ahead.
+        advance: gets the number of new faults out of those wanted.
     """
     row, parts = Row(kind.name), 0
     while row.good and row.faults < wanted:
@@ -143,7 +143,7 @@ def campaign(kind, wanted, started, advance):
 
 
 class Ahead:
-    """Parts by several processes, a few of which are under way ahead of whoever asks for them."""
+    """Parts by several processes, a few of which run ahead of the calls that ask for them."""
 
     def __init__(self, pool, processes):
         self.pool, self.processes = pool, processes
@@ -228,7 +228,7 @@ def table_of(rows):
 
 
 def main(arguments=None):
-    """Run the campaign; tells the exit status."""
+    """Run the campaign; returns the exit status."""
     parser = argparse.ArgumentParser(description="Serve requests while devices fail.")
     parser.add_argument("--cases", type=int, default=10_000, help="faults or stores of each kind")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """Calls everything with arguments that claim more than there is, under a limit of memory.
 
 Run by `test_limits.py`: an allocation that fails would end the process. Each line names a call
-before it is made; what raises another error than kvtrie's, or leaves a manager other than it was,
-is told in a line with FAILED. The last line is END and the number of calls.
+before it is made; a call that raises another error than kvtrie's, or changes a manager, is
+reported in a line with FAILED. The last line is END and the number of calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Engines over a disk tier's folder, and faults planted in its files.
 
-The KV of a token is a function of all tokens up to its block's end, so whatever is found can be
-told right from wrong without having been seen before.
+The KV of a token is a function of all tokens up to its block's end, so a test can check
+any block that it finds, also one that it has not seen before.
 """
 
 from __future__ import annotations

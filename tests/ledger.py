@@ -14,7 +14,7 @@ from oracle import ALPHA, BETA, CONSTANT, READ, UNKNOWN, Room
 from witness import LAYERS, Witness
 
 NO_SLOT = 2**32 - 1
-NORMAL = 35  # the priority of what nobody has said anything about
+NORMAL = 35  # the priority of a block without a hint
 MOST_STORES = 3  # of a block may fail until it is used again
 ALL = frozenset(range(LAYERS))
 MIX = Counter()
@@ -31,7 +31,7 @@ class Held:
         began: when it was acquired, forked or resumed.
         suspended: it holds nothing but tokens.
         shared: its partial block stands in a slot that forks may share.
-        cut: the block whose front is its partial block, if that stands there.
+        cut: the block whose front is its partial block, if that is stored.
         table: its block table after the last operation.
     """
 
@@ -166,7 +166,7 @@ class Ledger:
         self.past.append(held.tokens)
 
     def stays(self, path):
-        """The blocks of a path that leave the first tier from slots that nobody was promised."""
+        """The blocks of a path that leave the first tier from slots that no lease or load has."""
         promised = {
             slot for held in self.held.values() if not held.suspended for slot in held.table
         }
@@ -274,8 +274,8 @@ class Ledger:
         self.bring(living)
 
     def bring(self, living):
-        """What has come to stand somewhere came with the last request; room below is made before
-        that one counts."""
+        """Number new copies by the last request; below the first tier by the one before, if the
+        last one is under way: it counts only after it has made room."""
         known, self.brought = self.brought, {}
         for tier, present in enumerate(self.world.present):
             for block in present:
@@ -394,8 +394,7 @@ class Ledger:
             assert tier.regrets == 0 or self.shape.epsilon > 0
 
     def cut_off(self):
-        """Whether a move touches, or a lease has written again, what stands behind a lost block: no
-        lookup finds that."""
+        """Whether a move or a lease has blocks after a lost block, which no lookup finds."""
         touched = {flight.block for flight in self.witness.flights.values()} - {None}
         touched |= self.pinned()
         return not self.shape.holes and any(
@@ -405,7 +404,7 @@ class Ledger:
         )
 
     def check_order(self):
-        """What may leave, its price and its rank are what the oracle says."""
+        """Candidates for eviction, their costs and their ranks agree with the oracle."""
         world = self.world
         for (tier, block), entry in self.witness.entries.items():
             idle = self.now - world.access[block]
@@ -431,8 +430,8 @@ class Ledger:
         world, policy = self.world, self.shape.policy
         depth = world.depth(block)
         if policy == "weighted":
-            # So many blocks has the shortest session through it, and a block of all layers weighs
-            # what its layers do.
+            # `blocks` is the length of the shortest session through it; a block of all layers weighs
+            # as its layers do.
             blocks = (depth + 1) / entry.weights["position"]
             assert blocks >= depth + 1
             assert blocks == pytest.approx(round(blocks), rel=1e-12)
@@ -452,10 +451,10 @@ class Ledger:
             assert entry.value == pytest.approx(expected, rel=1e-12)
 
     def check_leaves(self):
-        """Leaf-only: before a block that stands somewhere, all of the sequence does.
+        """Leaf-only: if a tier has a block, tiers have all blocks before it in the sequence.
 
-        What a failure has cut off goes when the moves that touch it have ended, and the leases that
-        go through the lost block.
+        Blocks cut off by a failure leave when the moves that touch them have ended, and the leases
+        that go through the lost block.
         """
         touched = {flight.block for flight in self.witness.flights.values()}
         pinned = self.pinned()
@@ -468,8 +467,8 @@ class Ledger:
     def check_failure(self, before, flight):
         """Copies that were usable before a move failed still are, but for those that it names.
 
-        What a move has brought that hangs it may write again: that is not usable. On the first tier
-        nothing of a block stays that did not come whole.
+        Layers brought by a hung move are not usable, as the move may write them again. The first
+        tier keeps no layer of a block that did not load completely.
         """
         move = flight.move
         void = move.dst == 0 or move.id in self.witness.flights
@@ -496,7 +495,7 @@ class Ledger:
 def fronts(log):
     """The evictions in order, without what was dropped with a block before it.
 
-    Which of two blocks behind the same one goes first then, nobody foretells.
+    The oracle does not predict the order of two such blocks with the same parent.
     """
     dropped = {block for _, block, reason in log if reason == "dropped"}
     behind = [

@@ -1,8 +1,8 @@
 """Evictions per tier and their order, written a second time.
 
 Pure Python and exact: values are fractions, sets are searched from end to end, and nothing is
-imported from kvtrie. A block is named by all tokens up to its end. The oracle is told what stands
-where and who holds it (`World`) and foretells the whole log of evictions of an operation (`Room`).
+imported from kvtrie. A block is named by all tokens up to its end. The oracle gets the
+blocks of each tier and their leases (`World`) and predicts all evictions of an operation (`Room`).
 
 It knows the order of every policy but `learned`, which depends on every use and eviction since the
 beginning, in their order within each operation; of it only what holds under any policy is asked.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 ALPHA, BETA, CONSTANT = Fraction(1, 16), Fraction(1), Fraction(1, 2)
-"""A token behind l others costs l / 16 + 1, and 1 / 2 more but under `flat`. They are binary
+"""A token after l others costs l / 16 + 1, and 1 / 2 more but under `flat`. They are binary
 fractions, so that the manager's arithmetic is exact as well."""
 
 UNKNOWN = frozenset({"learned"})
@@ -47,7 +47,7 @@ class World:
         holes: whether blocks inside a sequence may go.
         whole: the layers of a block.
         rooms: the blocks of each tier: gpu, host, disk, remote.
-        layers: per tier, the layers of each block that stand or will stand there and are of use.
+        layers: per tier, the usable layers of each block, stored there or in flight to it.
         present: per tier, all blocks that take room there, of use or not.
         settled: per tier, those of them that no move reads or writes.
         bad: per tier, those whose bytes could not be delivered.
@@ -133,7 +133,7 @@ class World:
             return (self.uses[block], self.access[block])
         if self.policy == "checkerboard":
             # The ages of a session double from class to class; whole blocks go front first, and
-            # nothing but their numbers tells them apart then.
+            # their numbers break ties.
             return (-idle.bit_length(), self.depth(block), self.number[block])
         cost = classed(self.cost(tier, block), self.epsilon)
         value = (0, Fraction(cost, idle)) if idle else (1, Fraction(0))
@@ -169,7 +169,7 @@ class Room:
         self.dropping = dropping  # only victims that cannot be dropped are written down
         self.moving = []  # blocks that room is being made for on a lower tier
         self.seen = set(stay)  # (tier, block) that were looked at, and stay or have left
-        # What may leave at one moment may do so later, even with blocks behind it on their way.
+        # A block that may leave now may do so later, even if moves bring blocks after it.
         self.free = [self.world.may_leave(tier) for tier in range(len(world.present))]
         self.log = []
         self.kept = [0 if dropping else world.reserve(t) for t in range(len(world.present))]
@@ -210,7 +210,7 @@ class Room:
         joined = world.layers[below].get(block, frozenset()) | dirty
         above = {layer for layer in world.whole if layer > max(joined)}
         if above.difference(*(layers.get(block, ()) for layers in world.layers)):
-            return False  # whoever computes a layer above computes these on its way
+            return False  # computing a layer above computes these too
         self.seen.add((below, block))
         if below > DISK:
             if world.spare[HOST] < 1:
@@ -229,7 +229,7 @@ class Room:
     def _drop(self, tier, block):
         """A last copy goes; False if it cannot.
 
-        With a leaf it goes from all tiers, and when dropping, all behind it does.
+        A leaf goes from all tiers; when dropping, all blocks after it do as well.
         """
         world = self.world
         if world.holes:
@@ -262,10 +262,10 @@ class Room:
 
 
 def make_room(world, wanted, stay, now):
-    """The log of evictions that makes so many slots of tiers, [(tier, slots)], in this order; None
-    if nothing does.
+    """The log of evictions that frees the wanted slots of tiers, [(tier, slots)], in this order;
+    None if none does.
 
-    Where writing victims down does not leave enough room, what can be dropped is.
+    Victims that can be dropped are dropped if writing them down does not make enough room.
     """
     if all(not n or n + world.reserve(tier) <= world.spare[tier] for tier, n in wanted):
         return []

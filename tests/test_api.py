@@ -91,7 +91,7 @@ def test_a_long_prompt_is_found_whatever_its_tokens_are_held_in(dtype, scope):
 )
 def test_a_long_lookup_names_the_number_that_is_no_token(dtype, wrong, at):
     manager = one_tier(2000)
-    prompt = np.full(6000, 2**32 - 1, dtype=np.uint32)  # what -1 would be taken for
+    prompt = np.full(6000, 2**32 - 1, dtype=np.uint32)  # -1 as an unsigned token
     manager.acquire(prompt, now=1, reserve=0).commit(prompt, now=1)
     asked = np.full(8000, 5, dtype=dtype)
     asked[at] = wrong

@@ -1,6 +1,6 @@
 """A server that never ends: its memory does not grow with the requests that it has served.
 
-Each story runs in a process of its own, through 64 blocks, and tells its resident memory after a
+Each story runs in a separate process, through 64 blocks, and prints its resident memory after a
 tenth of the strangers and after all of them.
 """
 

@@ -1,7 +1,8 @@
 """Long calls let other threads run Python; short ones keep the interpreter.
 
-The interpreter is told never to switch threads by itself, so that another thread gets on only if a
-call lets go. No clock is asked: a call that lets go is repeated until the other thread has come.
+The switch interval keeps the interpreter from switching threads by itself, so that another thread
+gets on only if a call lets go. No clock is asked: a call that lets go is repeated
+until the other thread has come.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class Machine(Ledger, RuleBasedStateMachine):
         self.now += step
         before = self.witness.snapshot()
         _, error = self.call("load", lambda m: m.lease(held.id).load(now=self.now).tolist())
-        through = len(self.shape.rooms) > 2  # what is loaded may want room in the host
+        through = len(self.shape.rooms) > 2  # loads may need room in the host
         if error is not None:
             assert held.suspended or through
             self.unchanged(before)
@@ -448,7 +448,7 @@ class Machine(Ledger, RuleBasedStateMachine):
             self.claims.setdefault(self.witness.living[block], {})[owner] = priority, end
         self.check()
 
-    # Where prices depend on sessions every request is one, and what it has reached is wanted by it.
+    # If costs depend on sessions, each request is a session and owns the blocks that it reached.
     @rule(owner=st.sampled_from(["a", "b", ""]), step=STEPS)
     @precondition(lambda self: self.shape.policy not in ("weighted", "restore"))
     def release_owner(self, owner, step):
@@ -534,8 +534,8 @@ def test_what_a_lease_writes_behind_a_lost_block_goes_with_it():
 
 def test_what_cannot_be_dropped_to_make_room_is_written():
     """The store of a sequence's last block hangs, and the block before it is lost. Later there is
-    room below for one block only, so victims are dropped: not the one that the hung one stands
-    behind, though nothing stands between the two."""
+    room below for one block only, so victims are dropped: not the ancestor of the
+    hung block, though the block between the two is gone."""
     machine = Machine()
     machine.open(shape=Shape(rooms=(5, 3), holes=False, policy="lru"))
     for prompt, ends in [

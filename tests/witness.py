@@ -1,7 +1,7 @@
 """The state of a manager as seen from outside, by calls that change nothing.
 
-Two managers of one shape live in step: every operation runs on both and must end alike. What stands
-where is read by lookups and explanations; what is under way is known from the moves handed out.
+Two managers of one shape live in step: every operation runs on both and must end alike. Lookups
+and explanations give the blocks of each tier, and the moves handed out give those in flight.
 A block is named by all tokens up to its end.
 """
 
@@ -185,7 +185,7 @@ class Witness:
         )
 
     def hidden(self):
-        """(tier, block) of what stands where no lookup finds it: bad, or cut off by a failure."""
+        """(tier, block) of copies that no lookup finds: bad, or cut off by a failure."""
         return self.entries.keys() - self.copies.keys()
 
     def prices(self):
