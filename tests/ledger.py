@@ -430,7 +430,7 @@ class Ledger:
         world, policy = self.world, self.shape.policy
         depth = world.depth(block)
         if policy == "weighted":
-            # `blocks` is the length of the shortest session through it; a block of all layers weighs
+            # The shortest session through it has `blocks` blocks; a block of all layers weighs
             # as its layers do.
             blocks = (depth + 1) / entry.weights["position"]
             assert blocks >= depth + 1
