@@ -124,7 +124,7 @@ lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contrac
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
 	$(BIN)/codespell --dictionary docs/words.txt --skip CHANGELOG.md,docs/words.txt,./target,./site,./benches/peers/envs # CHANGELOG names what was renamed
-	$(BIN)/python tests/words.py
+	$(BIN)/python tests/words.py --check
 
 fuzz: $(BUILT) ## six million random operations in Rust (OPS=100000000 sets it), a hundred thousand through Python, and mutations
 	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
