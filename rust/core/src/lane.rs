@@ -37,7 +37,7 @@ impl LaneSpec {
 
 /// Arrival times of a transmission, layer by layer: layer `i` at `first + i * per_layer`, exactly so
 /// for the last layer, and for the others never earlier than their bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Transmission {
     /// Arrival of the last layer.
     pub end: Nanos,

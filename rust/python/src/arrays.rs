@@ -54,11 +54,10 @@ pub(crate) fn numbers(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResu
         }
         return Ok(numbers);
     }
-    if given.is_instance_of::<PyInt>() {
-        return Ok(vec![whole(given, name, most)?]);
-    }
     // Not iterable: a single number (perhaps numpy's), or invalid.
-    if given.try_iter().is_err_and(|error| error.is_instance_of::<PyTypeError>(given.py())) {
+    let single =
+        || given.try_iter().is_err_and(|error| error.is_instance_of::<PyTypeError>(given.py()));
+    if given.is_instance_of::<PyInt>() || single() {
         return Ok(vec![whole(given, name, most)?]);
     }
     items(given, MOST, "numbers", |at, item| whole(&item, &format!("{name} {at}"), most))

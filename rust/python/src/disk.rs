@@ -13,8 +13,8 @@ use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
 use kvtrie_core::record::{BlockKey, Label, Standing, Wanted, sound};
 use kvtrie_store::{
-    BlockWrite, Device, Durability, Error, KeptBlock, Meta, QueueKind, Settings, Store, System,
-    UsedBlock,
+    BlockRead, BlockWrite, Device, Durability, Error, KeptBlock, Meta, QueueKind, Settings, Store,
+    System, UsedBlock,
 };
 use numpy::{PyReadonlyArray2, PyReadwriteArray2};
 use pyo3::prelude::*;
@@ -112,12 +112,6 @@ impl DiskStore {
         store.clone().ok_or_else(closed)
     }
 
-    /// Why the store is read-only by now, if it is.
-    fn why(&self) -> Option<String> {
-        let found = self.store().ok().and_then(|store| store.refusal().map(str::to_string));
-        found.or_else(|| self.refusal.clone())
-    }
-
     /// Runs a call on the files without the interpreter's lock.
     fn run<T: Send>(
         &self,
@@ -150,11 +144,6 @@ pub(crate) fn queue(name: &str) -> PyResult<QueueKind> {
     chosen(name, "queue", &[("best", QueueKind::Best), ("threads", QueueKind::Threads)])
 }
 
-fn device(io: &str, queue: &str) -> PyResult<Arc<dyn Device>> {
-    let direct = chosen(io, "io", &[("direct", true), ("buffered", false)])?;
-    Ok(Arc::new(System::new(direct, self::queue(queue)?)))
-}
-
 pub(crate) fn settings(
     identity: &[u8],
     about: String,
@@ -164,7 +153,10 @@ pub(crate) fn settings(
     blocks: u32,
     durability: &str,
 ) -> PyResult<Settings> {
-    let (identity, durability) = (key(identity)?, self::durability(durability)?);
+    let identity = key(identity)?;
+    let (none, flush, fsync) = (Durability::None, Durability::Flush, Durability::Fsync);
+    let durability =
+        chosen(durability, "durability", &[("none", none), ("flush", flush), ("fsync", fsync)])?;
     Ok(Settings { identity, about, layers, layer_bytes, block_tokens, blocks, durability })
 }
 
@@ -174,11 +166,6 @@ fn messages(results: Vec<Result<(), Error>>) -> Messages {
 
 fn contiguous() -> PyErr {
     bad("memory of layers is contiguous")
-}
-
-fn durability(name: &str) -> PyResult<Durability> {
-    let (none, flush, fsync) = (Durability::None, Durability::Flush, Durability::Fsync);
-    chosen(name, "durability", &[("none", none), ("flush", flush), ("fsync", fsync)])
 }
 
 fn meta(standing: Standing) -> Meta {
@@ -215,7 +202,9 @@ impl DiskStore {
     ) -> PyResult<Self> {
         let settings =
             settings(identity, about, layers, layer_bytes, block_tokens, blocks, durability)?;
-        Self::open(py, device(io, queue)?, &folder, settings)
+        let direct = chosen(io, "io", &[("direct", true), ("buffered", false)])?;
+        let device = Arc::new(System::new(direct, self::queue(queue)?));
+        Self::open(py, device, &folder, settings)
     }
 
     /// Opens the store of a folder with the settings of its manifest; for tools.
@@ -252,13 +241,14 @@ impl DiskStore {
 
     #[getter]
     fn read_only(&self) -> bool {
-        self.why().is_some()
+        self.refusal().is_some()
     }
 
     /// Why the store is read-only, if it is; by now, since a folder may be removed while in use.
     #[getter]
     fn refusal(&self) -> Option<String> {
-        self.why()
+        let found = self.store().ok().and_then(|store| store.refusal().map(str::to_string));
+        found.or_else(|| self.refusal.clone())
     }
 
     /// How bytes are transferred: by direct I/O or not, by which queue, and reasons for fallbacks.
@@ -320,12 +310,8 @@ impl DiskStore {
             blocks.iter().map(|block| key(&block.0)).collect::<PyResult<_>>()?;
         let wanted = keys.iter().zip(&mut blocks).map(|(key, (_, slot, layers, memory))| {
             let out = memory.as_slice_mut().map_err(|_| contiguous())?;
-            Ok(kvtrie_store::BlockRead {
-                key,
-                slot: *slot,
-                layers: Layers::new(layers.0, layers.1),
-                out,
-            })
+            let layers = Layers::new(layers.0, layers.1);
+            Ok(BlockRead { key, slot: *slot, layers, out })
         });
         let wanted = wanted.collect::<PyResult<Vec<_>>>()?;
         self.run(py, |store| Ok(messages(store.read_many(wanted, depth))))

@@ -27,11 +27,6 @@ fn fault(name: &str) -> PyResult<Fault> {
     })
 }
 
-fn call(name: &str) -> PyResult<Call> {
-    let known = [("read", Call::Read), ("write", Call::Write), ("sync", Call::Sync)];
-    chosen(name, "a call that a gate stops", &known)
-}
-
 #[pymethods]
 impl Faults {
     #[new]
@@ -100,7 +95,9 @@ impl Faults {
     /// Makes these kinds of calls hang until the gate is opened.
     fn close_gate(&self, calls: &Bound<'_, PyAny>) -> PyResult<()> {
         let calls: Vec<String> = calls.extract()?;
-        let calls = calls.iter().map(|name| call(name)).collect::<PyResult<Vec<_>>>()?;
+        let known = [("read", Call::Read), ("write", Call::Write), ("sync", Call::Sync)];
+        let call = |name: &String| chosen(name, "a call that a gate stops", &known);
+        let calls = calls.iter().map(call).collect::<PyResult<Vec<_>>>()?;
         self.device.close_gate(&calls);
         Ok(())
     }

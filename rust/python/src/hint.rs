@@ -110,7 +110,7 @@ fn target(given: &Bound<'_, PyAny>) -> PyResult<Target> {
     }
     let lease = given.getattr("lease")?;
     let id = match lease.cast::<Lease>() {
-        Ok(lease) => lease.get().number(),
+        Ok(lease) => lease.get().id,
         Err(_) => whole(&lease, "lease", u64::MAX)?,
     };
     Ok(Target::Lease(id))

@@ -35,8 +35,7 @@ pub(crate) fn label(bytes: &[u8]) -> PyResult<Label> {
 }
 
 fn read(row: &Bound<'_, PyAny>) -> PyResult<Row> {
-    type Given<'py> =
-        (Bound<'py, PyBytes>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+    type Given<'py, T = Bound<'py, PyAny>> = (Bound<'py, PyBytes>, T, T, T);
     let (label, slot, lo, hi): Given<'_> = row
         .extract()
         .map_err(|_| bad("a row of an index is (label as bytes, slot, layer_lo, layer_hi)"))?;

@@ -32,17 +32,12 @@ pub(crate) struct Lease {
     shared: Shared,
     /// Its id, never used twice.
     #[pyo3(get)]
-    id: LeaseId,
+    pub(crate) id: LeaseId,
 }
 
 impl Lease {
     pub(crate) fn new(shared: &Shared, id: LeaseId) -> Self {
         Self { shared: shared.clone(), id }
-    }
-
-    /// Its id, for other Rust modules.
-    pub(crate) fn number(&self) -> LeaseId {
-        self.id
     }
 
     fn moves<'py>(

@@ -31,7 +31,7 @@ use crate::record::{Committed, Eviction, Explanation, Failed, Transmission, Unpr
 use crate::settings;
 use crate::shared::Shared;
 use crate::stats::Stats;
-use crate::text::{any_text, reason, text};
+use crate::text::{reason, text};
 use crate::tokens::{Sequences, Tokens, Unchecked};
 
 /// Token count from which a request releases the interpreter's lock.
@@ -46,7 +46,7 @@ type Session<'py> = (String, u32, Bound<'py, PyArray1<u64>>);
 /// KV-cache block manager: decides which blocks to keep, move, evict and recompute.
 #[pyclass(frozen, weakref, module = "kvtrie")]
 pub(crate) struct BlockManager {
-    shared: Shared,
+    pub(crate) shared: Shared,
     /// The shape of the model.
     #[pyo3(get)]
     model: Py<PyAny>,
@@ -66,10 +66,6 @@ impl BlockManager {
     /// Refuses tiers that other processes can read if the model's KV has no name.
     fn named(&self, py: Python<'_>, what: &str) -> PyResult<()> {
         settings::require_fingerprint(self.model.bind(py), what)
-    }
-
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.shared
     }
 
     fn found(&self, blocks: Vec<Handle>, now: u64) -> Match {
@@ -234,7 +230,7 @@ impl BlockManager {
         if tokens.as_slice().is_empty() {
             return Err(bad("an empty prompt: a request has at least one token"));
         }
-        let session = any_text(session, "session")?;
+        let session = session.map(|session| text(session, "session")).transpose()?;
         let scope = crate::scope::scope(scope)?;
         let mut ask = Acquire {
             tokens: &[],

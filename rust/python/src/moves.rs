@@ -17,8 +17,8 @@ use crate::error::bad;
 use crate::memory::claimed;
 use crate::number::{Layer, shown};
 
-pub(crate) use row::Move;
 use row::{COPY, LOAD, STORE, columns};
+pub(crate) use row::{Move, number_of};
 
 /// Limit of moves in a selection.
 const LIST: usize = 1 << 16;

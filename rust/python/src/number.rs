@@ -90,48 +90,35 @@ pub(crate) fn nanos(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
     whole(number, name, LATEST)
 }
 
-fn id(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
-    whole(number, name, u64::MAX)
-}
-
-fn word(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
-    small(number, name, u32::MAX)
-}
-
-fn half(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u16> {
-    small(number, name, u16::MAX)
-}
-
-fn copies(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
-    small(number, name, 1 << 20)
-}
-
-fn many(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
-    whole(number, name, MANY)
+/// Calls a function for an argument, with its limit if it takes one.
+macro_rules! convert {
+    ($convert:ident ($($most:expr)?) $given:expr, $name:expr) => {
+        $convert($given, $name $(, $most)?)
+    };
 }
 
 macro_rules! arguments {
-    ($($convert:ident $number:ty: $($name:ident)*;)*) => {$($(
+    ($($convert:ident $most:tt $number:ty: $($name:ident)*;)*) => {$($(
         pub(crate) fn $name(given: &Bound<'_, PyAny>) -> PyResult<$number> {
-            $convert(given, stringify!($name))
+            convert!($convert $most given, stringify!($name))
         }
     )*)*};
 }
 
 arguments! {
-    nanos u64: context sample_ns;
-    many u64: token_budget max_running;
-    word u32: block_tokens token_weight machine ranks events rank block session_blocks;
-    copies u32: eviction_log;
-    half u16: layer;
-    count usize: keep skip reserve best first_block moves_per_job prefill;
-    real f64: epsilon;
-    flag bool: reuse spans present ok hung cancelled layerwise;
+    nanos() u64: context sample_ns;
+    whole(MANY) u64: token_budget max_running;
+    small(u32::MAX) u32: block_tokens token_weight machine ranks events rank block session_blocks;
+    small(1 << 20) u32: eviction_log;
+    small(u16::MAX) u16: layer;
+    count() usize: keep skip reserve best first_block moves_per_job prefill;
+    real() f64: epsilon;
+    flag() bool: reuse spans present ok hung cancelled layerwise;
 }
 
 /// Defines arguments without a default as types, which keeps signatures short.
 macro_rules! types {
-    ($($class:ident($name:literal) = $convert:ident $number:ty;)*) => {$(
+    ($($class:ident($name:literal) = $convert:ident $most:tt $number:ty;)*) => {$(
         #[derive(Clone, Copy)]
         pub(crate) struct $class(pub(crate) $number);
 
@@ -139,34 +126,34 @@ macro_rules! types {
             type Error = PyErr;
 
             fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-                $convert(&given, $name).map(Self)
+                convert!($convert $most &given, $name).map(Self)
             }
         }
     )*};
 }
 
 types! {
-    Now("now") = nanos u64;
-    Pin("pin") = id u64;
-    LeaseNumber("lease_id") = id u64;
-    Limit("limit") = count usize;
-    Count("count") = count usize;
-    Clients("clients") = count usize;
-    Running("running") = count usize;
-    Tokens("tokens") = count usize;
-    Forks("n") = copies u32;
-    Layer("layer") = half u16;
-    LayersDone("layers_done") = half u16;
-    Layers("layers") = half u16;
-    SessionBlocks("session_blocks") = word u32;
-    Deadline("deadline") = nanos u64;
-    DirectoryTime("directory_ns") = nanos u64;
-    Ready("ready") = nanos u64;
-    First("first") = nanos u64;
-    LayerTime("per_layer") = nanos u64;
-    BusyTime("busy_ns") = nanos u64;
-    BlockRange("blocks") = range_of_blocks (usize, usize);
-    LayerRange("layers") = range_of_layers (u16, u16);
+    Now("now") = nanos() u64;
+    Pin("pin") = whole(u64::MAX) u64;
+    LeaseNumber("lease_id") = whole(u64::MAX) u64;
+    Limit("limit") = count() usize;
+    Count("count") = count() usize;
+    Clients("clients") = count() usize;
+    Running("running") = count() usize;
+    Tokens("tokens") = count() usize;
+    Forks("n") = small(1 << 20) u32;
+    Layer("layer") = small(u16::MAX) u16;
+    LayersDone("layers_done") = small(u16::MAX) u16;
+    Layers("layers") = small(u16::MAX) u16;
+    SessionBlocks("session_blocks") = small(u32::MAX) u32;
+    Deadline("deadline") = nanos() u64;
+    DirectoryTime("directory_ns") = nanos() u64;
+    Ready("ready") = nanos() u64;
+    First("first") = nanos() u64;
+    LayerTime("per_layer") = nanos() u64;
+    BusyTime("busy_ns") = nanos() u64;
+    BlockRange("blocks") = range_of_blocks() (usize, usize);
+    LayerRange("layers") = range_of_layers() (u16, u16);
 }
 
 fn range_of_blocks(given: &Bound<'_, PyAny>, name: &str) -> PyResult<(usize, usize)> {
@@ -176,5 +163,5 @@ fn range_of_blocks(given: &Bound<'_, PyAny>, name: &str) -> PyResult<(usize, usi
 
 fn range_of_layers(given: &Bound<'_, PyAny>, name: &str) -> PyResult<(u16, u16)> {
     let [first, end] = pair(given, name)?;
-    Ok((half(&first, "first layer")?, half(&end, "layer after the last")?))
+    Ok((small(&first, "first layer", u16::MAX)?, small(&end, "layer after the last", u16::MAX)?))
 }

@@ -11,17 +11,18 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 use crate::arrays::{column, handles};
 
 /// Defines a class that wraps a value of the core: its attributes, its `repr`, further methods.
+/// With `equal as` its name, instances compare and hash as their values do.
 macro_rules! record {
     (
         $(#[$meta:meta])*
-        $class:ident($inner:ty) |$value:ident, $py:ident| {
+        $class:ident($inner:ty) $(equal as $name:literal)? |$value:ident, $py:ident| {
             $($(#[$doc:meta])* $field:ident: $type:ty = $of:expr;)*
         }
         repr $repr:expr;
         $($method:tt)*
     ) => {
         $(#[$meta])*
-        #[pyo3::pyclass(frozen, module = "kvtrie")]
+        #[pyo3::pyclass(frozen, module = "kvtrie" $(, eq, hash, name = $name)?)]
         pub(crate) struct $class(pub(crate) $inner);
 
         impl From<$inner> for $class {
@@ -178,31 +179,20 @@ record! {
     );
 }
 
-/// Arrival times of a transmission: layer `i` is there at `first + i * per_layer`.
-#[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
-#[derive(PartialEq, Eq, Hash)]
-pub(crate) struct Transmission {
-    /// Arrival of the last layer, in nanoseconds.
-    end: u64,
-    /// Arrival of the first layer, in nanoseconds.
-    first: u64,
-    /// Nanoseconds between two layers.
-    per_layer: u64,
-}
-
-impl From<lane::Transmission> for Transmission {
-    fn from(sent: lane::Transmission) -> Self {
-        let lane::Transmission { end, first, per_layer } = sent;
-        Self { end, first, per_layer }
+record! {
+    /// Arrival times of a transmission: layer `i` is there at `first + i * per_layer`.
+    #[derive(PartialEq, Eq, Hash)]
+    Transmission(lane::Transmission) equal as "Transmission" |sent, py| {
+        /// Arrival of the last layer, in nanoseconds.
+        end: u64 = sent.end;
+        /// Arrival of the first layer, in nanoseconds.
+        first: u64 = sent.first;
+        /// Nanoseconds between two layers.
+        per_layer: u64 = sent.per_layer;
     }
-}
-
-#[pymethods]
-impl Transmission {
-    fn __repr__(&self) -> String {
-        let Self { end, first, per_layer } = self;
-        format!("Transmission(end={end}, first={first}, per_layer={per_layer})")
-    }
+    repr format!(
+        "Transmission(end={}, first={}, per_layer={})", sent.end, sent.first, sent.per_layer
+    );
 }
 
 record! {

@@ -17,9 +17,7 @@ pub(crate) fn scope(given: Option<&Bound<'_, PyAny>>) -> PyResult<Scope> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let Some(given) = given else { return Ok(Scope::default()) };
     let py = given.py();
-    let class = CLASS
-        .get_or_try_init(py, || py.import("kvtrie.scope")?.getattr("Scope").map(Bound::unbind))?;
-    if !given.is_instance(class.bind(py))? {
+    if !given.is_instance(CLASS.import(py, "kvtrie.scope", "Scope")?)? {
         return Err(bad(format!("scope is {}, a Scope wanted", shown(given))));
     }
     let mut extra = Vec::new();

@@ -43,7 +43,8 @@ impl Shared {
     pub(crate) fn tier(&self, given: &Bound<'_, PyAny>) -> PyResult<usize> {
         let tiers = &self.0.tiers;
         if !given.is_instance_of::<PyString>() {
-            return Ok(usize::from(small(given, "tier", last(tiers))?));
+            let last = u8::try_from(tiers.len() - 1).unwrap_or(u8::MAX);
+            return Ok(usize::from(small(given, "tier", last)?));
         }
         let name = text(given, "tier")?;
         tiers.iter().position(|(kind, _)| kind.name() == name).ok_or_else(|| {
@@ -79,8 +80,4 @@ impl Shared {
     ) -> PyResult<T> {
         py.detach(|| self.0.manager.call(work)).map_err(raise)
     }
-}
-
-fn last(tiers: &[(Kind, bool)]) -> u8 {
-    u8::try_from(tiers.len() - 1).unwrap_or(u8::MAX)
 }

@@ -37,13 +37,7 @@ use calls::{call_row, row};
 use price::prices;
 
 /// `(arrival_ns, tokens, input_tokens, output_tokens, session)`.
-type Asked<'py> = (
-    Bound<'py, PyAny>,
-    Bound<'py, PyAny>,
-    Bound<'py, PyAny>,
-    Bound<'py, PyAny>,
-    Option<Bound<'py, PyAny>>,
-);
+type Asked<'py, T = Bound<'py, PyAny>> = (T, T, T, T, Option<T>);
 
 /// `(hits, tokens_hit, evicted_clean, evicted_dirty, dropped)` of a tier.
 type TierCounts = (u64, u64, u64, u64, u64);
@@ -194,7 +188,7 @@ impl Simulation {
         load: Option<&Bound<'_, PyAny>>,
         running: Option<Running>,
     ) -> PyResult<Self> {
-        let shared = manager.shared();
+        let shared = &manager.shared;
         let settings = shared.call(py, |manager| Ok(manager.settings().clone()))?;
         let transfer = Transfer { mode: Mode::Predicted, moves_per_job: 1, layerwise: false };
         let config = Config {

@@ -94,6 +94,15 @@ macro_rules! counted {
 
 use counted;
 
+/// Makes a value, of whose fields some have the names that they have in their sources.
+macro_rules! filled {
+    ($($from:ident { $($field:ident)* })*; $($given:tt)*) => {
+        Self { $($($field: $from.$field,)*)* $($given)* }
+    };
+}
+
+pub(crate) use filled;
+
 counted! {
     /// Counters of requests, and present totals.
     Stats;
@@ -124,14 +133,10 @@ impl Stats {
             missed -= manager.stats(at).hits;
             TierStats::new(manager, at, missed)
         };
-        Self {
-            requests: requested.requests,
-            refused: requested.refused,
+        filled! {
+            requested { requests refused inserted duplicates failed_lost };
             blocks_wanted: requested.blocks,
             tokens_wanted: requested.tokens,
-            inserted: requested.inserted,
-            duplicates: requested.duplicates,
-            failed_lost: requested.failed_lost,
             clamped,
             doubted: manager.doubted(),
             blocks: blocks as u64,

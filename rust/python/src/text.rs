@@ -32,14 +32,6 @@ pub(crate) fn text<'a>(given: &'a Bound<'_, PyAny>, name: &str) -> PyResult<&'a 
     Ok(text)
 }
 
-/// An optional name.
-pub(crate) fn any_text<'a>(
-    given: Option<&'a Bound<'_, PyAny>>,
-    name: &str,
-) -> PyResult<Option<&'a str>> {
-    given.map(|given| text(given, name)).transpose()
-}
-
 /// One of several words, as the value that it names.
 pub(crate) fn choice<T: Copy>(
     given: &Bound<'_, PyAny>,

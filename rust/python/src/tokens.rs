@@ -90,7 +90,9 @@ impl<'py> Tokens<'py> {
             )));
         }
         if given.hasattr(intern!(py, "__array__"))? || is_buffer(given)? {
-            let array = asarray(py)?.call1((given,)).map_err(|error| fits(error, py, "tokens"))?;
+            static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+            let asarray = ASARRAY.import(py, "numpy", "asarray")?;
+            let array = asarray.call1((given,)).map_err(|error| fits(error, py, "tokens"))?;
             return Self::of_array(array.cast::<PyUntypedArray>()?);
         }
         from_items(given).map(Self::from)
@@ -152,20 +154,8 @@ fn unsigned(tokens: &[i32], from: usize) -> PyResult<()> {
 
 fn is_buffer(given: &Bound<'_, PyAny>) -> PyResult<bool> {
     static MEMORYVIEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let py = given.py();
-    let class = MEMORYVIEW
-        .get_or_try_init(py, || py.import("builtins")?.getattr("memoryview").map(Bound::unbind))?;
-    if given.is_instance(class.bind(py))? {
-        return Ok(true);
-    }
-    Ok(class.bind(py).call1((given,)).is_ok())
-}
-
-fn asarray(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
-    static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    ASARRAY
-        .get_or_try_init(py, || py.import("numpy")?.getattr("asarray").map(Bound::unbind))
-        .map(|function| function.bind(py))
+    let class = MEMORYVIEW.import(given.py(), "builtins", "memoryview")?;
+    Ok(given.is_instance(class)? || class.call1((given,)).is_ok())
 }
 
 fn from_array(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>> {

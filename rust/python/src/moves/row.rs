@@ -67,17 +67,22 @@ macro_rules! row {
 
 columns!(row);
 
+/// The number of a kind of move.
+pub(crate) fn number_of(kind: MoveKind) -> u8 {
+    match kind {
+        MoveKind::Load => LOAD,
+        MoveKind::Store => STORE,
+        MoveKind::Copy => COPY,
+    }
+}
+
 impl Move {
     /// The move as the manager hands it out, with its lease.
     pub(crate) fn handed_out(given: &manager::Move, lease: u64) -> Self {
         let tier = |tier: usize| u8::try_from(tier).unwrap_or(u8::MAX);
         Self {
             id: given.id,
-            kind: match given.kind {
-                MoveKind::Load => LOAD,
-                MoveKind::Store => STORE,
-                MoveKind::Copy => COPY,
-            },
+            kind: number_of(given.kind),
             lease,
             block: given.block.map_or(NO_BLOCK, |block| block.0),
             key: given.key,
@@ -98,17 +103,11 @@ impl Move {
 #[pymethods]
 impl Move {
     fn __repr__(&self) -> String {
+        let Self { id, src, src_slot, dst, dst_slot, layer_lo, layer_hi, after, .. } = self;
         let kind = ["load", "store", "copy"][usize::from(self.kind)];
         format!(
-            "Move(id={}, {kind}, tier {} slot {} -> tier {} slot {}, layers={}..{}, after={})",
-            self.id,
-            self.src,
-            self.src_slot,
-            self.dst,
-            self.dst_slot,
-            self.layer_lo,
-            self.layer_hi,
-            self.after
+            "Move(id={id}, {kind}, tier {src} slot {src_slot} -> tier {dst} slot {dst_slot}, \
+             layers={layer_lo}..{layer_hi}, after={after})"
         )
     }
 }

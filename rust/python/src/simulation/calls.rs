@@ -1,10 +1,11 @@
 //! Records as tuples, and calls of a manager, each with its name first.
 
-use kvtrie_core::manager::MoveKind;
 use kvtrie_sim::call::{Call, Handed};
 use kvtrie_sim::record::Record;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+
+use crate::moves::number_of;
 
 /// Tokens computed, tokens of the match, and blocks of the match that were computed again.
 type Computed = (u64, usize, Vec<u32>);
@@ -36,12 +37,7 @@ type MoveRow = (u64, u8, u64, usize, usize, u32, u32, u16, u16, u64);
 
 fn move_row(order: &Handed) -> MoveRow {
     let Handed { id, lease, src, dst, src_slot, dst_slot, layers, after, .. } = *order;
-    let kind = match order.kind {
-        MoveKind::Load => 0,
-        MoveKind::Store => 1,
-        MoveKind::Copy => 2,
-    };
-    (id, kind, lease, src, dst, src_slot, dst_slot, layers.lo, layers.hi, after)
+    (id, number_of(order.kind), lease, src, dst, src_slot, dst_slot, layers.lo, layers.hi, after)
 }
 
 pub(super) fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py, PyTuple>> {

@@ -4,7 +4,7 @@ use kvtrie_core::manager::{Cause, Manager};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyMappingProxy};
 
-use super::{counted, entries};
+use super::{counted, entries, filled};
 use crate::histogram::Histogram;
 
 counted! {
@@ -40,31 +40,14 @@ impl TierStats {
         let now = manager.occupancy(at);
         let settings = manager.settings();
         let spec = &settings.tiers[at];
-        Self {
-            hits: stats.hits,
+        filled! {
+            stats {
+                hits tokens_hit evicted_clean evicted_dirty dropped demoted promoted bytes_freed
+                bytes_read bytes_written moves failed move_ns compared regrets copies clean retained
+            }
+            now { slots free coming evictable };
             misses,
-            tokens_hit: stats.tokens_hit,
             evicted: stats.evicted.iter().sum(),
-            evicted_clean: stats.evicted_clean,
-            evicted_dirty: stats.evicted_dirty,
-            dropped: stats.dropped,
-            demoted: stats.demoted,
-            promoted: stats.promoted,
-            bytes_freed: stats.bytes_freed,
-            bytes_read: stats.bytes_read,
-            bytes_written: stats.bytes_written,
-            moves: stats.moves,
-            failed: stats.failed,
-            move_ns: stats.move_ns,
-            compared: stats.compared,
-            regrets: stats.regrets,
-            slots: now.slots,
-            free: now.free,
-            coming: now.coming,
-            evictable: now.evictable,
-            copies: stats.copies,
-            clean: stats.clean,
-            retained: stats.retained,
             // Copies whose eviction needs a write-back, or loses the last copy.
             dirty: stats.copies - stats.clean,
             hit_age: Histogram::new(&times.hit_age),
