@@ -344,7 +344,7 @@ mod tests {
         segments.write(2, 0, &mut [IoSlice::new(b"two")]).unwrap();
         faults.inject(Fault::Sync, Chance::After(0));
         assert!(segments.sync(1, one).is_err());
-        assert!(segments.sync(2, two).unwrap_err().to_string().contains("a concurrent sync of it failed"));
+        assert!(segments.sync(2, two).unwrap_err().to_string().contains("a concurrent sync"));
         segments.write(2, 0, &mut [IoSlice::new(b"two")]).unwrap();
         segments.sync(2, segments.failures(2)).unwrap();
     }
