@@ -118,6 +118,7 @@ class Machine(Ledger, RuleBasedStateMachine):
                 assert make_room(world, [(0, units)], (), self.now) is None
             return None
         held = self.held[lease] = Held(lease, prompt, prompt[:found], self.now)
+        held.late = len(path) if load == "none" else 0
         matched = self.lease(held).matched
         if matched < found:
             # Blocks that would pass through the host have no room there, and no gap is loaded.
