@@ -76,7 +76,7 @@ impl Serial {
         Self { service, queue, running: None, held: VecDeque::new(), free_at, due, finished }
     }
 
-    /// Ends the oldest requests until so many hold their blocks.
+    /// Ends the oldest requests until at most `left` requests hold their blocks.
     fn release(&mut self, left: usize, machine: &mut Machine, now: Nanos) -> Result<()> {
         while self.held.len() > left
             && let Some((lease, request)) = self.held.pop_front()
