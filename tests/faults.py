@@ -1,11 +1,11 @@
 """The fault campaign: devices that fail in every way we know, under random conversations.
 
 First an engine without a model over memory, storages and files that fail, through the executor: it
-compares every byte that a plan calls reused (`tests/transfer/skeptic.py`), until each kind has had
-the wanted number of faults. Then the disk tier's own campaigns, in Rust, each with this number of
-cases: stores of each kind below its files, faults of each kind below both its queues and in the
-data on the device, and killed writers. Misses are the tokens computed beyond those of the same
-requests without faults.
+compares every byte that a plan calls reused (`tests/transfer/verifying_engine.py`), until each kind
+has had the wanted number of faults. Then the disk tier's own campaigns, in Rust, each with this
+number of cases: stores of each kind below its files, faults of each kind below both its queues and
+in the data on the device, and killed writers. Misses are the tokens computed beyond those of the
+same requests without faults.
 Exit status 1 if a block is wrong or a request does not end.
 Cost: half a second to a second of one core per hundred faults and kind above the files, on as many
 cores as there are; two seconds per hundred stores of all kinds.
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "transfer")]
 
 from faulty import KINDS, NONE  # noqa: E402 - after its folder
-from skeptic import WORLDS, Ask, Engine  # noqa: E402 - as above
+from verifying_engine import WORLDS, Engine, Request  # noqa: E402 - as above
 
 AT_ONCE = 70
 MOST_PARTS = 200
@@ -91,7 +91,7 @@ def serve(row, kind, seed):
         engine = Engine(world, kind.plan(seed), folder if kind.files else None)
         try:
             for _ in range(AT_ONCE):
-                engine.serve(Ask.batch(draw))
+                engine.serve(Request.batch(draw))
                 if draw.random() < 0.5:
                     engine.settle()
             engine.close()
@@ -103,8 +103,8 @@ def serve(row, kind, seed):
     row.faults += sum(
         count for (_, fault), count in engine.faults.injected.items() if fault in kind.faults
     )
-    row.requests += engine.tally.requests
-    row.computed += engine.tally.computed
+    row.requests += engine.results.requests
+    row.computed += engine.results.computed
     row.wrong += len(engine.wrong)
     row.what = (*row.what, *engine.wrong)[:5]
 

@@ -100,7 +100,7 @@ class FaultyShelf:
 
     def write(self, key, slot, layers, memory, label):
         assert label
-        with self._alone(slot):
+        with self._one_call(slot):
             short = self.faults.strike("write") == "short"
             for layer, unit in self._part(layers, memory, short):
                 self.cells[slot, layer] = (key, unit.clone())
@@ -108,11 +108,11 @@ class FaultyShelf:
                 raise OSError(errno.ENOSPC, "no space left after half of the layers")
 
     def read(self, key, slot, layers, memory):
-        with self._alone(slot):
+        with self._one_call(slot):
             short = self.faults.strike("read") == "short"
             for layer, unit in self._part(layers, memory, short):
-                kept, row = self.cells.get((slot, layer), (None, None))
-                if kept != key:
+                stored, row = self.cells.get((slot, layer), (None, None))
+                if stored != key:
                     self.wrong.append(f"slot {slot}, layer {layer}: not the block asked for")
                     raise LookupError(self.wrong[-1])
                 unit.copy_(row)
@@ -125,7 +125,7 @@ class FaultyShelf:
         return zip(range(lo, end), memory[: end - lo], strict=True)
 
     @contextlib.contextmanager
-    def _alone(self, slot):
+    def _one_call(self, slot):
         with self.faults.lock:
             if slot in self.busy:
                 self.wrong.append(f"slot {slot}: two calls at a time")

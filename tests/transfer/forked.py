@@ -64,7 +64,7 @@ def calls(executor, disk, lease):
     }
 
 
-def child(executor, disk, lease, told):
+def child(executor, disk, lease, report):
     """Make every call that a forked worker could make, and then end as any process does."""
     signal.alarm(PATIENCE_S)  # a call that hangs ends it
     raised = {}
@@ -75,13 +75,13 @@ def child(executor, disk, lease, told):
             raised[name] = (type(error).__name__, str(error))
         else:
             raised[name] = None
-    Path(told).write_text(json.dumps(raised))
+    Path(report).write_text(json.dumps(raised))
     gc.collect()
 
 
 def main(folder):
     """Fork with a copy under way; in the child, leave every block and exit."""
-    told = Path(tempfile.mkdtemp(), "told")
+    report = Path(tempfile.mkdtemp(), "report")
     tiers = [Tier("gpu", blocks=16), Tier("host", blocks=32), Tier("disk", blocks=64)]
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
     gpu, host = *open_pools(SHAPE, tiers[:1], SIZE), Gate(SHAPE, 32, SIZE)
@@ -99,7 +99,7 @@ def main(folder):
         executor.poll()
         pid = os.fork()
         if not pid:
-            child(executor, disk, lease, told)
+            child(executor, disk, lease, report)
             sys.exit(0)  # through both blocks
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         same = files(folder) == before
@@ -107,7 +107,7 @@ def main(folder):
         executor.wait(lease)
         executor.drain()
         executor.save()
-        raised = json.loads(told.read_text()) if told.exists() else {}
+        raised = json.loads(report.read_text()) if report.exists() else {}
         news = {"pids": [os.getpid(), pid], "raised": raised, "status": status, "same": same}
         sys.stdout.write(json.dumps(news) + "\n")
         sys.stdout.flush()

@@ -70,15 +70,15 @@ class Shelf:
     """A storage in a dict, as a disk would be: whole units, by key."""
 
     def __init__(self):
-        self.kept = {}
+        self.units = {}
 
     def write(self, key, slot, layers, memory, label):  # noqa: ARG002
         for layer, unit in zip(range(*layers), memory, strict=True):
-            self.kept[bytes(key), layer] = unit.clone()
+            self.units[bytes(key), layer] = unit.clone()
 
     def read(self, key, slot, layers, memory):  # noqa: ARG002
         for layer, unit in zip(range(*layers), memory, strict=True):
-            unit.copy_(self.kept[bytes(key), layer])
+            unit.copy_(self.units[bytes(key), layer])
 
 
 def world(gpu=4, host=12, form=(False, False), write="back"):

@@ -55,7 +55,7 @@ def test_a_batch_is_as_large_as_a_job_may_be(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_block_that_fails_in_a_batch_fails_alone(tmp_path, workers):
+def test_only_the_bad_block_of_a_batch_fails(tmp_path, workers):
     prompts = [prompt(seed) for seed in range(BLOCKS)]
     fill(tmp_path, prompts)
     faults = Faults()
@@ -120,7 +120,7 @@ def test_a_layer_of_many_blocks_is_under_way_together(tmp_path):
         executor.restore()
         faults.most_at_once()
         with engine.acquire(tokens, keep=0, load="all") as lease:
-            told = list(engine.retrieve_layer(lease))
-        assert told == [len(tokens), *range(SHAPE.layers), len(tokens)]
+            steps_seen = list(engine.retrieve_layer(lease))
+        assert steps_seen == [len(tokens), *range(SHAPE.layers), len(tokens)]
         # Each of two readers has half of the blocks; one at a time they would be two operations.
         assert faults.most_at_once()[0] >= BLOCKS // 2 * ONE

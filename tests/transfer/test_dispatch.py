@@ -86,7 +86,7 @@ def full(ranks=1):
     with write(manager, words(1, 2), [0, 1]):
         stores = ids_of(dispatch.take(1))
         for rank in range(ranks):
-            assert not dispatch.tell(rank, [MoveReport(tuple(stores))], 1)
+            assert not dispatch.on_reports(rank, [MoveReport(tuple(stores))], 1)
     lease = write(manager, words(2, 2), [2, 3])
     down = ids_of(dispatch.take(1))
     assert len(down) == 2
@@ -96,9 +96,9 @@ def full(ranks=1):
 
 def test_a_move_waits_for_the_other_on_every_rank():
     manager, dispatch, lease, down = full(ranks=2)
-    dispatch.tell(0, [MoveReport(tuple(down))], 1)
+    dispatch.on_reports(0, [MoveReport(tuple(down))], 1)
     assert not dispatch.take(1)
-    dispatch.tell(1, [MoveReport(tuple(down))], 1)
+    dispatch.on_reports(1, [MoveReport(tuple(down))], 1)
     stores = ids_of(dispatch.take(1))
     assert len(stores) == 2
     assert sorted(lease.release(now=1)) == sorted(stores)
@@ -110,7 +110,7 @@ def test_what_waits_is_taken_back_with_its_slot_and_what_runs_is_not():
     left = lease.release(now=1).tolist()
     assert len(left) == 2
     assert dispatch.cancel([*left, *down], 1, "given back") == 2
-    dispatch.tell(0, [MoveReport(tuple(down))], 1)
+    dispatch.on_reports(0, [MoveReport(tuple(down))], 1)
     assert not dispatch.take(1)
     assert dispatch.pending == 0
     assert manager.stats().moves == 0
@@ -123,7 +123,7 @@ def test_what_the_manager_has_still_to_hand_out_is_refused_when_it_comes():
     left = lease.release(now=1).tolist()
     assert dispatch.cancel(left[:2], 1, "given back") == 0
     assert ids_of(dispatch.take(1)) == left[2:]
-    dispatch.tell(0, [MoveReport(tuple(left[2:]))], 1)
+    dispatch.on_reports(0, [MoveReport(tuple(left[2:]))], 1)
     assert manager.stats().moves == 0
     manager.audit()
 
@@ -131,11 +131,22 @@ def test_what_the_manager_has_still_to_hand_out_is_refused_when_it_comes():
 def test_a_failed_move_takes_along_what_waits_for_it_and_a_hung_one_reports_twice():
     manager, dispatch, lease, down = full()
     hung = MoveReport((down[0],), error="no end", hung=True)
-    assert len(dispatch.tell(0, [hung], 1)) == 2
-    assert not dispatch.tell(0, [MoveReport((down[0],), error="ended late")], 1) - {down[0]}
-    assert not dispatch.tell(0, [MoveReport((down[0],))], 1)  # nothing is left to be said of it
-    dispatch.tell(0, [MoveReport((down[1],))], 1)
+    assert len(dispatch.on_reports(0, [hung], 1)) == 2
+    assert not dispatch.on_reports(0, [MoveReport((down[0],), error="ended late")], 1) - {down[0]}
+    assert not dispatch.on_reports(
+        0, [MoveReport((down[0],))], 1
+    )  # nothing is left to be said of it
+    dispatch.on_reports(0, [MoveReport((down[1],))], 1)
     lease.release(now=1)
+    manager.audit()
+
+
+def test_the_former_name_of_on_reports_warns():
+    manager, dispatch, lease, down = full()
+    with pytest.warns(DeprecationWarning, match="on_reports"):
+        assert not dispatch.tell(0, [MoveReport(tuple(down))], 1)
+    lease.release(now=1)
+    assert len(ids_of(dispatch.take(1))) == 2
     manager.audit()
 
 
@@ -156,7 +167,7 @@ class Cluster:
             for part in parts:
                 runner.submit(Moves.from_bytes(part))
             data = MoveReport.to_bytes(runner.drain())
-            self.dispatch.tell(rank, MoveReport.from_bytes(data), 1)
+            self.dispatch.on_reports(rank, MoveReport.from_bytes(data), 1)
 
     def serve(self, tokens, table):
         """A request that compares what was loaded and computes the rest."""

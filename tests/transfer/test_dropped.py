@@ -21,13 +21,13 @@ def ended(some):
     return not any(thread.is_alive() for thread in some)
 
 
-def takes_over(manager, pools, tokens, kept):
+def takes_over(manager, pools, tokens, stored):
     """Whether another executor carries out all that is left, and nothing has been lost."""
     with Executor(manager, pools) as executor:
         executor.drain()
         manager.audit()
         assert (manager.stats().moves, manager.stats().leases) == (0, 0)
-        return torch.equal(fetch(executor, tokens), kept)
+        return torch.equal(fetch(executor, tokens), stored)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -35,7 +35,7 @@ def test_an_executor_that_is_dropped_holds_no_thread_and_no_move(workers):
     manager, pools = world(gpu=6, host=40)
     before = threads()
     executor = Executor(manager, pools, workers=workers)
-    kept = store(executor, prompt(1, 3), 1)
+    stored = store(executor, prompt(1, 3), 1)
     store(executor, prompt(2, 3), 2)
     mine, gone = threads() - before, weakref.ref(executor)
     with manager.acquire(prompt(3, 3), now=executor.clock()):
@@ -44,14 +44,14 @@ def test_an_executor_that_is_dropped_holds_no_thread_and_no_move(workers):
         gc.collect()
         assert ended(mine)
         assert gone() is None
-    assert takes_over(manager, pools, prompt(1, 3), kept)
+    assert takes_over(manager, pools, prompt(1, 3), stored)
 
 
 def test_an_executor_that_is_dropped_lets_its_copy_end():
     manager, (gpu, host) = gated(gpu=3)
     before = threads()
     executor = Executor(manager, (gpu, host), workers=1, moves_per_job=1)
-    kept = store(executor, prompt(1, 3), 1)
+    stored = store(executor, prompt(1, 3), 1)
     host.shut()
     with manager.acquire(prompt(2, 3), now=executor.clock()):
         executor.poll()
@@ -63,7 +63,7 @@ def test_an_executor_that_is_dropped_lets_its_copy_end():
         assert ended(mine)
         assert gone() is None
     gpu.open()
-    assert takes_over(manager, (gpu, host), prompt(1, 3), kept)
+    assert takes_over(manager, (gpu, host), prompt(1, 3), stored)
 
 
 def test_an_engine_that_is_dropped_holds_no_thread_and_no_move():
@@ -71,7 +71,7 @@ def test_an_engine_that_is_dropped_holds_no_thread_and_no_move():
     before = threads()
     executor = Executor(manager, pools)
     engine = LayerwiseEngine(executor)
-    kept = store(executor, prompt(1, 3), 1)
+    stored = store(executor, prompt(1, 3), 1)
     executor.drain()
     store(executor, prompt(2, 3), 2)
     executor.drain()
@@ -84,4 +84,4 @@ def test_an_engine_that_is_dropped_holds_no_thread_and_no_move():
         gc.collect()
         assert ended(mine)
         assert [ref() for ref in gone] == [None, None]
-    assert takes_over(manager, pools, prompt(1, 3), kept)
+    assert takes_over(manager, pools, prompt(1, 3), stored)

@@ -44,7 +44,7 @@ def test_a_disk_takes_part_through_its_storage():
         prompts = [prompt(seed, 3) for seed in range(6)]
         written = [store(executor, tokens, seed) for seed, tokens in enumerate(prompts)]
         executor.drain()
-        assert shelf.kept
+        assert shelf.units
         for tokens, kv in zip(prompts, written, strict=True):
             assert torch.equal(fetch(executor, tokens), kv)
             executor.drain()
@@ -55,7 +55,7 @@ def test_a_move_starts_only_after_the_one_it_names():
     host = pools[1] = Gate(SHAPE, 8, SIZE)
     first, second = prompt(1, 3), prompt(2, 3)
     with Executor(manager, pools, workers=2) as executor:
-        kept = store(executor, first, 1)
+        stored = store(executor, first, 1)
         lease = manager.acquire(second, now=executor.clock())  # its slots are first's
         executor.poll()
         assert host.entered.acquire(timeout=30)  # the store has begun
@@ -70,7 +70,7 @@ def test_a_move_starts_only_after_the_one_it_names():
         executor.wait(again)
         assert torch.equal(
             torch.stack([torch.stack(pools[0].gather(*at)) for at in rows(pools[0], again, 12)]),
-            kept,
+            stored,
         )
         again.release()
 
@@ -82,7 +82,7 @@ def test_a_failed_store_leaves_the_block_where_it_was():
     host.leave.release(20)
     first = prompt(1, 3)
     with Executor(manager, pools) as executor:
-        kept = store(executor, first, 1)
+        stored = store(executor, first, 1)
         lease = manager.acquire(prompt(2, 1), now=executor.clock())
         executor.drain()
         failed = manager.failed()
@@ -92,7 +92,7 @@ def test_a_failed_store_leaves_the_block_where_it_was():
         executor.drain()
         match = manager.lookup(first, now=executor.clock(), keep=0)
         assert match.tokens >= 8
-        assert torch.equal(fetch(executor, first[: match.tokens]), kept[:, :, : match.tokens])
+        assert torch.equal(fetch(executor, first[: match.tokens]), stored[:, :, : match.tokens])
         manager.audit()
 
 
@@ -153,7 +153,7 @@ def test_waiting_for_moves_that_somebody_else_took_is_an_error():
         lease.release()
 
 
-def test_a_manager_that_is_gone_is_told_to_whoever_waits():
+def test_a_caller_that_waits_learns_that_the_manager_is_gone():
     manager, pools = world(gpu=3)
     host = pools[1] = Gate(SHAPE, 8, SIZE)
     with Executor(manager, pools, workers=1) as executor:
@@ -190,7 +190,7 @@ def test_pools_match_the_tiers():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "difference"),
     [
         ({"layers": 5}, "layers 4 and 5"),
         ({"kv_heads": 4}, "heads 2 and 4"),
@@ -202,7 +202,7 @@ def test_pools_match_the_tiers():
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["host", "disk"])
-def test_pools_that_cannot_exchange_bytes_are_refused(kind, wrong, told, tmp_path):
+def test_pools_that_cannot_exchange_bytes_are_refused(kind, wrong, difference, tmp_path):
     manager, (gpu, _) = world(gpu=4)
     layout, size = wrong.get("layout"), wrong.get("size", SIZE)
     shape = replace(SHAPE, **{name: wrong[name] for name in wrong if name in asdict(SHAPE)})
@@ -211,18 +211,18 @@ def test_pools_that_cannot_exchange_bytes_are_refused(kind, wrong, told, tmp_pat
         other = DiskStorage(tmp_path, shape, 12, size, layout=layout)
     with pytest.raises(ConfigError) as refused:
         Executor(manager, [gpu, other])
-    said = f"differ: {told}"
+    expected = f"differ: {difference}"
     if kind == "host" and "dtype" in wrong:  # memory converts, but not heads as small as these
-        said = "cannot exchange KV: a head of 4 numbers is no multiple of 8"
-    assert str(refused.value) == f"tier 0 (gpu) and tier 1 (host) {said}"
+        expected = "cannot exchange KV: a head of 4 numbers is no multiple of 8"
+    assert str(refused.value) == f"tier 0 (gpu) and tier 1 (host) {expected}"
     if "layout" not in wrong and "dtype" not in wrong:
         with pytest.raises(ConfigError) as refused:
             Executor(manager, [other, other])
-        assert str(refused.value) == f"the manager and tier 0 (gpu) differ: {told}"
+        assert str(refused.value) == f"the manager and tier 0 (gpu) differ: {difference}"
     assert working() == []
 
 
-def test_a_storage_of_ones_own_may_tell_its_form():
+def test_a_custom_storage_may_declare_its_block_format():
     manager, (gpu, host) = world()
     shelf = Shelf()
     shelf.block_format = replace(gpu.block_format, layers=7)
@@ -236,7 +236,7 @@ def test_a_load_that_a_lease_waits_for_overtakes_stores_that_nobody_waits_for():
     manager, (gpu, host) = gated(write="through")
     wanted = prompt(1, 2)
     with Executor(manager, [gpu, host], workers=1, moves_per_job=1) as executor:
-        kept = away(executor, wanted, 1)
+        stored = away(executor, wanted, 1)
         host.shut()
         store(executor, prompt(2, 3), 2)
         executor.poll()
@@ -249,16 +249,16 @@ def test_a_load_that_a_lease_waits_for_overtakes_stores_that_nobody_waits_for():
         executor.drain()
         assert [pool for pool, _ in gpu.diary] == [gpu, gpu, host, host]
         lease.release()
-        assert torch.equal(fetch(executor, wanted), kept)
+        assert torch.equal(fetch(executor, wanted), stored)
 
 
 def test_a_store_that_a_load_waits_for_overtakes_the_others():
     manager, (gpu, host) = gated(gpu=8)
     with Executor(manager, [gpu, host], workers=1, moves_per_job=1) as executor:
         wanted = prompt(1, 2)
-        kept = away(executor, wanted, 1)
+        stored = away(executor, wanted, 1)
         executor.flush()
-        held = manager.acquire(prompt(1001, 8)[: 3 * SIZE], now=executor.clock(), keep=0)
+        lease_of_front = manager.acquire(prompt(1001, 8)[: 3 * SIZE], now=executor.clock(), keep=0)
         store(executor, prompt(2, 3), 2)
         host.shut()
         manager.flush(now=executor.clock())
@@ -276,8 +276,8 @@ def test_a_store_that_a_load_waits_for_overtakes_the_others():
         assert [pool for pool, _ in gpu.diary].count(host) == 4
         assert lease.ready()
         lease.release()
-        held.release()
-        assert torch.equal(fetch(executor, wanted), kept)
+        lease_of_front.release()
+        assert torch.equal(fetch(executor, wanted), stored)
 
 
 @pytest.mark.parametrize("polled", [True, False])
@@ -285,7 +285,7 @@ def test_cancelling_fails_what_has_not_started_and_blames_nobody(polled):
     manager, (gpu, host) = gated(write="through")
     wanted, running = prompt(1, 2), prompt(2, 1)
     with Executor(manager, [gpu, host], workers=1, moves_per_job=1) as executor:
-        kept = away(executor, wanted, 1)
+        stored = away(executor, wanted, 1)
         host.shut()
         also = store(executor, running, 2)
         executor.poll()
@@ -309,7 +309,7 @@ def test_cancelling_fails_what_has_not_started_and_blames_nobody(polled):
         host.open()
         executor.drain()
         assert manager.failed() == []
-        assert torch.equal(fetch(executor, wanted), kept)
+        assert torch.equal(fetch(executor, wanted), stored)
         assert torch.equal(fetch(executor, running), also)
 
 
@@ -331,15 +331,15 @@ def test_what_waits_for_a_cancelled_move_is_counted():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_progress_is_told_layer_by_layer_to_the_end(workers):
+def test_progress_is_reported_layer_by_layer_to_the_end(workers):
     manager, pools = gated(gpu=3, write="through")
     wanted, news = prompt(1, 3), []
     with Executor(
         manager, pools, workers=workers, layers_per_report=1, progress=news.append
     ) as executor:
-        kept = away(executor, wanted, 1)
+        stored = away(executor, wanted, 1)
         news.clear()
-        assert torch.equal(fetch(executor, wanted), kept)
+        assert torch.equal(fetch(executor, wanted), stored)
         executor.drain()
         (ids,) = {each.ids for each in news}
         assert len(ids) == 3
@@ -359,7 +359,7 @@ def test_progress_is_told_layer_by_layer_to_the_end(workers):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("layers_per_report", [1, 8])
 @pytest.mark.parametrize("raised", [LookupError, SystemExit])
-def test_moves_end_though_progress_cannot_be_told(workers, layers_per_report, raised, caplog):
+def test_moves_end_though_the_progress_callback_raises(workers, layers_per_report, raised, caplog):
     manager, pools = gated(gpu=3)
 
     def bad(_):
@@ -373,13 +373,13 @@ def test_moves_end_though_progress_cannot_be_told(workers, layers_per_report, ra
         moves_per_job=1,
         progress=bad,
     ) as executor:
-        kept = store(executor, prompt(1, 3), 1)
+        stored = store(executor, prompt(1, 3), 1)
         store(executor, prompt(2, 3), 2)
         executor.drain()
         assert manager.stats().moves == 0
-        assert torch.equal(fetch(executor, prompt(1, 3)), kept)
+        assert torch.equal(fetch(executor, prompt(1, 3)), stored)
         executor.drain()
-    (told,) = caplog.records  # once
-    assert "no such bar" in told.message
-    assert told.exc_info[0] is raised
+    (warning,) = caplog.records  # once
+    assert "no such bar" in warning.message
+    assert warning.exc_info[0] is raised
     manager.audit()

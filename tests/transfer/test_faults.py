@@ -7,14 +7,14 @@ import pytest
 from faulty import FAULTS, KINDS, NONE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from skeptic import CHATS, WORLDS, Ask, Engine, World
+from verifying_engine import CHATS, WORLDS, Engine, Request, World
 
 from kvtrie.tiers import DiskStorage
 
 pytestmark = pytest.mark.timeout(120)  # a stuck engine fails, it does not stop the suite
 
-ASKS = st.builds(
-    Ask,
+REQUESTS = st.builds(
+    Request,
     chat=st.integers(0, CHATS - 1),
     cut=st.integers(0, 16),
     fresh=st.integers(1, 6),
@@ -43,7 +43,7 @@ SHAPES = st.builds(
 @settings(max_examples=60)
 @given(
     world=SHAPES,
-    batches=st.lists(st.lists(ASKS, min_size=1, max_size=2), max_size=25),
+    batches=st.lists(st.lists(REQUESTS, min_size=1, max_size=2), max_size=25),
     script=st.lists(st.sampled_from([None, None, None, *FAULTS]), max_size=80),
     pause=st.integers(1, 8),
 )
@@ -61,17 +61,17 @@ def test_answers_are_right_whatever_fails(world, batches, script, pause):
         engine.faults.release()
     engine.close()
     assert engine.wrong == []
-    assert engine.tally.requests == sum(map(len, batches))
+    assert engine.results.requests == sum(map(len, batches))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_each_fault_alone_leads_to_recomputation(kind, tmp_path):
+def test_each_kind_of_fault_leads_to_recomputation(kind, tmp_path):
     injected = Counter()
     for seed, world in enumerate(WORLDS):
         folder = tmp_path / str(seed) if kind.files else None
         engine, draw = Engine(world, kind.plan(seed), folder), random.Random(seed)
         for _ in range(24):
-            engine.serve(Ask.batch(draw))
+            engine.serve(Request.batch(draw))
             assert engine.wrong == []
             if draw.random() < 0.5:
                 engine.settle()
@@ -85,17 +85,17 @@ def test_each_fault_alone_leads_to_recomputation(kind, tmp_path):
 def served(world, folder=None, seed=1, requests=40):
     """An engine that has answered without faults, with nothing left to move."""
     engine, draw = Engine(world, NONE.plan(0), folder), random.Random(seed)
-    while engine.tally.requests < requests:
-        engine.serve(Ask.batch(draw))
+    while engine.results.requests < requests:
+        engine.serve(Request.batch(draw))
     engine.settle()
     return engine
 
 
-def asked(engine, seed=2):
+def first_wrong(engine, seed=2):
     """Let an engine answer until something is wrong."""
     draw = random.Random(seed)
     while not engine.wrong:
-        engine.serve(Ask.batch(draw))
+        engine.serve(Request.batch(draw))
     engine.abandon()
     return engine.wrong
 
@@ -106,7 +106,7 @@ def test_the_conversations_reuse_what_every_tier_holds():
         engine = served(world)
         for tier, counted in engine.manager.stats().tiers.items():
             hits[tier] += counted.hits
-        assert engine.tally.reused > 0.3 * engine.tally.computed
+        assert engine.results.reused > 0.3 * engine.results.computed
         assert engine.wrong == []
         engine.close()
     assert min(hits[tier] for tier in ("gpu", "host", "disk")) > 20
@@ -120,11 +120,11 @@ def test_the_engine_notices_a_wrong_bit(where):
     else:
         for _, unit in engine.shelf.cells.values():
             unit.bitwise_xor_(1)
-    assert "block" in asked(engine)[0]
+    assert "block" in first_wrong(engine)[0]
 
 
 def test_the_engine_notices_a_disk_that_proves_nothing(tmp_path, monkeypatch):
     engine = served(World(), tmp_path)
     engine.faults.plan = lambda operation: "flip" if operation == "read" else None
     monkeypatch.setattr(DiskStorage, "read", lambda *_: None)
-    assert any("flipped unnoticed" in what for what in asked(engine))
+    assert any("flipped unnoticed" in what for what in first_wrong(engine))

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_from_a_fork_every_call_is_refused_and_nothing_changes(tmp_path):
-    told = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, str(HERE / "forked.py"), str(tmp_path)],
         capture_output=True,
         text=True,
@@ -28,8 +28,8 @@ def test_from_a_fork_every_call_is_refused_and_nothing_changes(tmp_path):
         timeout=2 * PATIENCE_S,
         env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"},
     )
-    assert told.stdout, told.stderr
-    news = json.loads(told.stdout.splitlines()[-1])
+    assert ran.stdout, ran.stderr
+    news = json.loads(ran.stdout.splitlines()[-1])
     parent, child = news["pids"]
     for name, raised in news["raised"].items():
         assert raised is not None, name
@@ -38,7 +38,7 @@ def test_from_a_fork_every_call_is_refused_and_nothing_changes(tmp_path):
         assert f"process {parent} " in message, name
         assert f"process {child} " in message, name
     assert len(news["raised"]) > 20
-    assert news["status"] == 0, told.stderr
+    assert news["status"] == 0, ran.stderr
     assert news["same"]
 
     # The parent was killed: the next process finds what it has kept, bit for bit.

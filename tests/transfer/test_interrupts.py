@@ -53,8 +53,8 @@ def unharmed(executor, seed):
     manager.audit()
     stats = manager.stats()
     assert (stats.moves, stats.leases, executor.poll()) == (0, 0, 0)
-    kept = store(executor, prompt(10**6 + seed, 2), seed)
-    assert torch.equal(fetch(executor, prompt(10**6 + seed, 2)), kept)
+    stored = store(executor, prompt(10**6 + seed, 2), seed)
+    assert torch.equal(fetch(executor, prompt(10**6 + seed, 2)), stored)
     executor.drain()
 
 
@@ -83,14 +83,14 @@ def strike(folder, workers, points, draw):
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_interrupt_at_any_point_leaves_no_move_and_no_lease_behind(workers, tmp_path):
+def test_an_interrupt_at_any_point_leaves_neither_move_nor_lease(workers, tmp_path):
     strike(tmp_path, workers, 56, random.Random(workers))
 
 
 @pytest.mark.deep
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_thousand_interrupts_leave_no_move_and_no_lease_behind(workers, tmp_path):
+def test_a_thousand_interrupts_leave_neither_move_nor_lease(workers, tmp_path):
     strike(tmp_path, workers, 1000, random.Random(100 + workers))
 
 

@@ -1,4 +1,4 @@
-"""Flush, save, restore: what a lasting tier kept is found again by a later manager."""
+"""Flush, save, restore: what a lasting tier stored is found again by a later manager."""
 
 import shutil
 import threading
@@ -16,7 +16,7 @@ from kvtrie.transfer import Executor
 SECOND = 1_000_000_000
 
 
-class Kept(Shelf):
+class PersistentShelf(Shelf):
     """A shelf that outlives its manager: it keeps rows in addition to the bytes."""
 
     def __init__(self):
@@ -31,7 +31,7 @@ class Kept(Shelf):
 
 
 def begin(shelf, now=SECOND, disk=24, **settings):
-    """A new process: an empty manager and empty pools over what the shelf kept."""
+    """A new process: an empty manager and empty pools over what the shelf stored."""
     tiers = [
         Tier("gpu", blocks=4),
         Tier("host", blocks=8),
@@ -52,13 +52,13 @@ def idle(executor, tokens):
 
 
 def test_a_shelf_that_keeps_rows_is_lasting():
-    assert isinstance(Kept(), PersistentStorage)
+    assert isinstance(PersistentShelf(), PersistentStorage)
     assert not isinstance(Shelf(), PersistentStorage)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_whole_prefixes_are_found_again_bit_for_bit_with_their_ages(workers):
-    shelf = Kept()
+    shelf = PersistentShelf()
     prompts = [prompt(seed, 3) for seed in range(6)]
     prompts.append(np.concatenate([prompts[0][:8], prompt(99, 1)]))  # shares two blocks
     with begin(shelf, workers=workers) as executor:
@@ -87,7 +87,7 @@ def test_whole_prefixes_are_found_again_bit_for_bit_with_their_ages(workers):
 
 
 def test_a_clock_that_starts_anew_makes_nobody_younger():
-    shelf = Kept()
+    shelf = PersistentShelf()
     with begin(shelf, now=100 * SECOND) as executor:
         store(executor, prompt(1, 2), 1)
         executor.clock.now += 5 * SECOND
@@ -99,16 +99,16 @@ def test_a_clock_that_starts_anew_makes_nobody_younger():
         assert old > young
 
 
-def test_what_is_used_again_is_kept_with_its_new_age():
-    shelf, first = Kept(), prompt(1, 3)
+def test_a_block_used_again_is_restored_with_its_new_age():
+    shelf, first = PersistentShelf(), prompt(1, 3)
     with begin(shelf) as executor:
-        kept = store(executor, first, 1)
+        stored = store(executor, first, 1)
         executor.clock.now += 5 * SECOND
         executor.save()
     with begin(shelf) as executor:
         executor.restore()
         executor.clock.now += 7 * SECOND
-        assert torch.equal(fetch(executor, first), kept)
+        assert torch.equal(fetch(executor, first), stored)
         executor.clock.now += SECOND
         executor.save()
     with begin(shelf) as executor:
@@ -117,7 +117,7 @@ def test_what_is_used_again_is_kept_with_its_new_age():
 
 
 def test_a_shelf_with_little_room_keeps_the_youngest_and_only_whole_prefixes():
-    shelf = Kept()
+    shelf = PersistentShelf()
     prompts = [prompt(seed, 3) for seed in range(4)]
     with begin(shelf, disk=8) as executor:
         written = []
@@ -138,7 +138,7 @@ def test_a_shelf_with_little_room_keeps_the_youngest_and_only_whole_prefixes():
 
 
 def test_saving_does_not_wait_for_a_store_that_hangs():
-    shelf = Kept()
+    shelf = PersistentShelf()
     with begin(shelf, workers=1, deadline_s=2.0) as executor:
         manager, clock = executor.manager, executor.clock
         host = Gate(SHAPE, 8, SIZE)
@@ -153,7 +153,7 @@ def test_saving_does_not_wait_for_a_store_that_hangs():
         host.open()
 
 
-class Noting(Kept):
+class Noting(PersistentShelf):
     """One that also takes uses, when it is let; some calls of it fail."""
 
     def __init__(self):
@@ -172,7 +172,7 @@ def handles(executor, *prompts):
     return np.concatenate([match.handles for match in found])
 
 
-def kept(shelf, seeds, **settings):
+def executor_with_stored(shelf, seeds, **settings):
     """An executor whose disk holds these prompts, and their blocks."""
     executor = begin(shelf, **settings)
     prompts = [prompt(seed, 2) for seed in range(seeds)]
@@ -187,11 +187,11 @@ def over(executor):
     assert executor._notes[2].wait(60 * SECOND)
 
 
-def test_used_blocks_are_told_every_five_seconds_and_at_the_end():
+def test_used_blocks_are_written_every_five_seconds_and_at_the_end():
     shelf = Noting()
     assert isinstance(shelf, NotesUses)
-    assert not isinstance(Kept(), NotesUses)
-    executor, blocks = kept(shelf, 4, workers=0)
+    assert not isinstance(PersistentShelf(), NotesUses)
+    executor, blocks = executor_with_stored(shelf, 4, workers=0)
     slots = [sorted(executor.manager.index("disk", now=0, blocks=b).slot.tolist()) for b in blocks]
     assert all(len(both) == 2 for both in slots)
     executor.used(blocks[0])  # at once: the first report
@@ -208,7 +208,7 @@ def test_used_blocks_are_told_every_five_seconds_and_at_the_end():
     executor.used(blocks[3])
     shelf.go.release(9)
     executor.close()
-    assert [told for told, _ in shelf.noted] == [slots[0], sorted(slots[1] + slots[2]), slots[3]]
+    assert [uses for uses, _ in shelf.noted] == [slots[0], sorted(slots[1] + slots[2]), slots[3]]
     executor.used(blocks[0])
     executor.close()
     assert len(shelf.noted) == 3
@@ -216,7 +216,7 @@ def test_used_blocks_are_told_every_five_seconds_and_at_the_end():
 
 def test_a_tier_that_cannot_take_uses_fails_and_delays_nobody(caplog):
     shelf = Noting()
-    executor, blocks = kept(shelf, 2, workers=0)
+    executor, blocks = executor_with_stored(shelf, 2, workers=0)
     shelf.fails = True
     shelf.go.release()
     executor.used(blocks[0])
@@ -224,7 +224,7 @@ def test_a_tier_that_cannot_take_uses_fails_and_delays_nobody(caplog):
     assert "uses of 2 blocks were not written down: injected" in caplog.text
     executor.close()
     hanging = Noting()
-    executor, blocks = kept(hanging, 2, workers=0, deadline_s=0.01)
+    executor, blocks = executor_with_stored(hanging, 2, workers=0, deadline_s=0.01)
     executor.clock.now += 60 * SECOND
     executor.used(blocks[0])
     executor.used(blocks[1])

@@ -46,7 +46,7 @@ def test_layers_are_copied_once_and_in_order():
 
 
 @pytest.mark.parametrize("broken", [[0], [1, 2], [0, 1, 2]])
-def test_block_that_fails_leaves_the_other_blocks_alone(broken):
+def test_block_that_fails_does_not_affect_other_blocks(broken):
     source, target = make_pools()
     bad = {int(source.layer_units(SLOTS[[at], 0], 1)[0]) for at in broken}
 

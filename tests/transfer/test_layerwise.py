@@ -45,15 +45,15 @@ def retrieved(engine, tokens, kv):
     pool = engine.executor.pools[0]
     with engine.acquire(tokens, keep=0, load="all") as lease:
         hit = lease.matched
-        told = []
+        steps_seen = []
         for step in engine.retrieve_layer(lease):
-            told.append(step)
-            if 1 < len(told) < LAYERS + 2:
+            steps_seen.append(step)
+            if 1 < len(steps_seen) < LAYERS + 2:
                 assert torch.equal(layer_of(pool, lease, hit, step), kv[step][:, :hit])
                 if engine.settings.blending:
                     laid_out = torch.stack(engine.buffer(lease, step))
                     assert torch.equal(laid_out, kv[step][:, :hit])
-        assert told == [hit, *range(LAYERS), hit]
+        assert steps_seen == [hit, *range(LAYERS), hit]
         assert lease.ready()
     return hit
 
@@ -205,16 +205,16 @@ def test_a_storing_yields_layers_and_one_times_and_its_bytes_are_adopted():
         tokens = prompt(1, 3)
         kv = torch.randn(LAYERS, 2, 12, 2, 4)
         with engine.acquire(tokens, keep=0) as lease:
-            told = []
+            steps_seen = []
             steps = engine.store_layer(lease, tokens)
             for layer in range(LAYERS):
                 pools[0].scatter(*rows(pools[0], lease, 12)[layer], *kv[layer])
-                told.append(next(steps))
+                steps_seen.append(next(steps))
             assert len(manager.lookup(tokens, now=executor.clock(), keep=0).blocks) == 0
-            told.append(next(steps))
+            steps_seen.append(next(steps))
             assert next(steps, None) is None
-            assert told[:LAYERS] == list(range(LAYERS))
-            assert len(told[-1].new) == 3
+            assert steps_seen[:LAYERS] == list(range(LAYERS))
+            assert len(steps_seen[-1].new) == 3
             executor.drain()
             assert host.copies == LAYERS  # their slots took over what had come down
         assert sorted(host.set_aside(3)) != [60, 61, 62]
@@ -281,7 +281,7 @@ def test_an_aborted_retrieval_gives_everything_back(name, step):
                 assert torch.equal(found[:, there], kv[layer][:, there])
 
 
-def test_a_layer_that_cannot_be_read_is_told_and_its_block_is_not_served_again():
+def test_a_layer_that_cannot_be_read_is_reported_and_its_block_is_not_served_again():
     manager, pools = world(**WORLDS["disk"])
     with Executor(manager, pools) as executor, LayerwiseEngine(executor) as engine:
         prompts = [prompt(seed, 3) for seed in range(5)]
@@ -305,10 +305,10 @@ def test_a_layer_that_cannot_be_read_is_told_and_its_block_is_not_served_again()
         pools[2].read = broken
         lease = engine.acquire(on_disk, keep=0, load="all")
         steps = engine.retrieve_layer(lease)
-        told = [next(steps)]
+        steps_seen = [next(steps)]
         with pytest.raises(TransferError, match=r"layer \d of 4 does not come: no such sector"):
-            told.extend(steps)
-        assert 1 <= len(told) <= 3
+            steps_seen.extend(steps)
+        assert 1 <= len(steps_seen) <= 3
         assert any("no such sector" in row.reason for row in manager.failed())
         lease.release()
         executor.drain()
@@ -363,8 +363,8 @@ def test_requests_that_load_the_same_blocks_wait_for_one_copy():
         executor.drain()
         first, second = (engine.acquire(tokens, keep=0, load="all") for _ in range(2))
         for lease in (second, first):  # the one that joined comes first
-            told = list(engine.retrieve_layer(lease))
-            assert told == [12, *range(LAYERS), 12]
+            steps_seen = list(engine.retrieve_layer(lease))
+            assert steps_seen == [12, *range(LAYERS), 12]
             assert torch.equal(layer_of(pools[0], lease, 12, 3), kv[3])
         first.release()
         second.release()
@@ -543,8 +543,8 @@ def test_staging_bounds_what_is_ahead():
         executor.drain()
         with engine.acquire(tokens, keep=0, load="all") as lease:
             for _ in engine.retrieve_layer(lease):
-                assert engine.connector.held <= 2 * one
-        assert engine.connector.held == 0
+                assert engine.connector.buffer_bytes_in_use <= 2 * one
+        assert engine.connector.buffer_bytes_in_use == 0
         longer = prompt(5, 6)
         store(executor, longer, 5)
         executor.drain()

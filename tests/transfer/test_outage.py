@@ -88,7 +88,7 @@ def test_while_every_worker_hangs_requests_go_on_without_what_they_wanted(worker
     executor, ends = patient(manager, (gpu, host), clock, workers, moves_per_job=1)
     wanted, others = prompt(1, 2), [prompt(seed, 1) for seed in (2, 3)]
     with executor:
-        kept = away(executor, wanted, 1)
+        stored = away(executor, wanted, 1)
         host.shut()
         for seed, tokens in enumerate(others):
             store(executor, tokens, seed + 2)
@@ -117,7 +117,7 @@ def test_while_every_worker_hangs_requests_go_on_without_what_they_wanted(worker
         host.open()
         for _ in range(workers):
             over(ends)
-        assert torch.equal(fetch(executor, wanted), kept)
+        assert torch.equal(fetch(executor, wanted), stored)
         executor.drain()
         assert all_free(executor)
 
@@ -173,13 +173,13 @@ def test_one_worker_that_hangs_does_not_stop_the_other():
     executor, ends = patient(manager, (gpu, host), clock, workers=2)
     wanted = prompt(1, 2)
     with executor:
-        kept = away(executor, wanted, 1)
+        stored = away(executor, wanted, 1)
         host.shut()
         store(executor, prompt(2, 1), 2)
         executor.poll()
         hang(executor, host)
         executor.poll()
-        assert torch.equal(fetch(executor, wanted), kept)
+        assert torch.equal(fetch(executor, wanted), stored)
         executor.drain()
         host.open()
         over(ends)
@@ -224,7 +224,7 @@ def test_closing_fails_what_has_not_started_and_waits_for_what_runs():
     manager.audit()
 
 
-def test_closing_leaves_a_thread_behind_that_hangs():
+def test_closing_does_not_wait_for_a_thread_that_hangs():
     manager, (gpu, host) = gated(gpu=3)
     clock = Time()
     executor, _ = patient(manager, (gpu, host), clock, workers=2)
@@ -275,6 +275,6 @@ def test_a_thread_outlives_whatever_a_device_raises(workers):
             executor.wait(lease)
         assert any("SystemExit: no more" in row.reason for row in manager.failed())
         host.error = None
-        kept = away(executor, prompt(3, 3), 3)
-        assert torch.equal(fetch(executor, prompt(3, 3)), kept)
+        stored = away(executor, prompt(3, 3), 3)
+        assert torch.equal(fetch(executor, prompt(3, 3)), stored)
         assert all_free(executor)

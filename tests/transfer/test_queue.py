@@ -108,10 +108,10 @@ def test_cancelling_cuts_a_job_and_leaves_it_in_its_place():
     assert order(given) == [[3], [4]]
 
 
-def test_cancelling_tells_who_leaves_with_whom():
+def test_cancelling_returns_the_moves_that_leave_with_others():
     given = queue(job(1, 2), job(3, after=1), job(4, after=3), job(5, 6, after=2))
-    asked, with_them = given.cancel([4, 5, 1, 1])
-    assert (sorted(asked), with_them) == ([1, 4, 5], [3])
+    cancelled, with_them = given.cancel([4, 5, 1, 1])
+    assert (sorted(cancelled), with_them) == ([1, 4, 5], [3])
     assert len(given) == 2
     assert given.pop().ids.tolist() == [2]
     assert given.ended(2, ok=True) == []
@@ -119,10 +119,10 @@ def test_cancelling_tells_who_leaves_with_whom():
 
 
 @pytest.mark.parametrize("ids", [None, [3, 2, 1], [1, 2, 3]])
-def test_what_is_asked_for_is_not_counted_twice(ids):
+def test_a_cancelled_move_is_not_counted_twice(ids):
     given = queue(job(1), job(2, after=1), job(3, after=2))
-    asked, with_them = given.cancel(ids)
-    assert sorted(asked + with_them) == [1, 2, 3]
+    cancelled, with_them = given.cancel(ids)
+    assert sorted(cancelled + with_them) == [1, 2, 3]
     assert len(given) == 0
     assert given.pop() is None
 
@@ -135,7 +135,7 @@ def test_jobs_at_one_place_run_one_at_a_time_in_their_order():
     assert [each.ids.tolist() for each in given] == [[1], [2], [4]]
     assert len(given) == 5
     first = given.pop()
-    assert given.behind(first) == [3, 5]
+    assert given.blocked_by(first) == [3, 5]
     assert order(given) == [[2], [4]]
     given.done(first)
     second = given.pop()
@@ -146,7 +146,7 @@ def test_jobs_at_one_place_run_one_at_a_time_in_their_order():
     assert len(given) == 0
 
 
-def test_whoever_has_a_place_hurries_for_those_behind():
+def test_a_job_gets_the_urgency_of_jobs_waiting_for_its_place():
     given = queue(job(1), job(2, place=(2, 7)), job(3, place=(2, 7), urgency=DEMAND), job(4))
     first = given.pop()
     assert first.ids.tolist() == [2]
@@ -279,9 +279,9 @@ class Machine(RuleBasedStateMachine):
         place=st.sampled_from([None, None, (2, 1), (2, 2)]),
     )
     def add(self, urgency, moves, pick, place):
-        known = [ident for each in self.model.jobs for ident in each.ids]
-        known += [ident for _, each in self.running for ident in each.ids]
-        choices = [0] * (len(known) + 1) + known
+        queued = [ident for each in self.model.jobs for ident in each.ids]
+        queued += [ident for _, each in self.running for ident in each.ids]
+        choices = [0] * (len(queued) + 1) + queued
         after = choices[pick % len(choices)]
         ids = list(range(self.made + 1, self.made + 1 + moves))
         self.made += moves
@@ -305,7 +305,7 @@ class Machine(RuleBasedStateMachine):
         ended, wanted = self.running.pop(pick % len(self.running))
         if ended.place is not None:
             line = self.model.line(ended.place)
-            assert self.queue.behind(ended) == [ident for each in line for ident in each.ids]
+            assert self.queue.blocked_by(ended) == [ident for each in line for ident in each.ids]
         self.queue.done(ended)
         self.model.done(wanted)
         for ident in ended.ids.tolist():
@@ -316,19 +316,19 @@ class Machine(RuleBasedStateMachine):
 
     @rule(picks=st.lists(st.integers(1, 60), max_size=6))
     def cancel(self, picks):
-        asked, with_them = self.queue.cancel(picks)
-        assert set(asked) <= set(picks)
-        assert not set(with_them) & set(asked)
+        cancelled, with_them = self.queue.cancel(picks)
+        assert set(cancelled) <= set(picks)
+        assert not set(with_them) & set(cancelled)
         lost = self.model.cancel(picks)
-        assert sorted(asked + with_them) == sorted(lost)
+        assert sorted(cancelled + with_them) == sorted(lost)
         self.leave(lost)
 
     @rule()
     @precondition(lambda self: self.made % 5 == 0)
     def cancel_all(self):
-        asked, with_them = self.queue.cancel()
+        cancelled, with_them = self.queue.cancel()
         gone = [ident for each in self.model.jobs for ident in each.ids]
-        assert sorted(asked + with_them) == sorted(gone)
+        assert sorted(cancelled + with_them) == sorted(gone)
         self.leave(gone)
         self.model.jobs.clear()
 

@@ -110,7 +110,7 @@ def test_a_tier_that_no_pool_has_fails_the_move(workers):
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_slot_that_the_pool_does_not_have_fails_that_move_alone(side):
+def test_a_slot_that_the_pool_does_not_have_fails_only_that_move(side):
     _, moves = stores()
     small = Pool(SHAPE, 2, SIZE)
     pools = [small, Pool(SHAPE, 12, SIZE)] if side == "source" else [Pool(SHAPE, 3, SIZE), small]

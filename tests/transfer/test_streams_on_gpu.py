@@ -67,7 +67,7 @@ def test_there_are_three_streams(world):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["direct", "staged", "blending"])
-def test_a_layer_is_there_for_what_computes_behind_it(world, settings):
+def test_a_layer_is_there_before_the_computation_that_reads_it(world, settings):
     with LayerwiseEngine(world, settings) as engine:
         tokens = prompt(1, 3)
         kv = away(engine, tokens, 1)

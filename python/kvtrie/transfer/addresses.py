@@ -33,8 +33,8 @@ def misaddressed(moves: Moves, pools: Sequence[Pool | Storage | None]) -> dict[i
             rows = np.flatnonzero(tiers == tier)
             pool: Pool | Storage | None = pools[tier] if tier < len(pools) else None
             if pool is None:
-                held = [at for at, one in enumerate(pools) if one is not None]
-                why |= dict.fromkeys(rows.tolist(), f"no pool for tier {tier}: this has {held}")
+                present = [at for at, one in enumerate(pools) if one is not None]
+                why |= dict.fromkeys(rows.tolist(), f"no pool for tier {tier}: this has {present}")
             elif isinstance(pool, Pool):
                 room = pool.blocks * (pool.layers if pool.layer_slots else 1)
                 for row in rows[slots[rows] >= room].tolist():

@@ -161,8 +161,8 @@ class Claims:
         with self._section.lock:
             self._feedback.took(job, brought, ns)
 
-    def tell(self, change: Callable[[], object]) -> None:
-        """Change a value that `until` looks at."""
+    def update(self, change: Callable[[], object]) -> None:
+        """Change a value that `until` checks, and wake the threads that wait in it."""
         with self._section.lock:
             change()
             self._section.notify_all()

@@ -139,7 +139,8 @@ class BufferedConnector(PagedConnector):
     """A `PagedConnector` that also gathers each layer's match into a buffer for fusion.
 
     Attributes:
-        held: bytes of the buffers that `lay_out` returned and `take_back` has not received.
+        buffer_bytes_in_use: bytes of the buffers that `lay_out` returned and `take_back` has not
+            received.
     """
 
     buffered = True
@@ -147,12 +148,12 @@ class BufferedConnector(PagedConnector):
     def __init__(self, pool: Pool, *, use_gpu: bool = False, staging_bytes: int = 64 << 20) -> None:
         super().__init__(pool, use_gpu=use_gpu, staging_bytes=staging_bytes)
         self.staging_bytes = staging_bytes
-        self.held = 0
+        self.buffer_bytes_in_use = 0
 
     @property
     def staged_bytes(self) -> int:
         """Bytes of the staging buffers and of the layer buffers in use."""
-        return super().staged_bytes + self.held
+        return super().staged_bytes + self.buffer_bytes_in_use
 
     def buffer_bytes(self, tokens: int) -> int:
         """Bytes of one layer's buffer."""
@@ -182,9 +183,9 @@ class BufferedConnector(PagedConnector):
         size, device = self.pool.block_tokens, self.pool.device
         at = torch.arange(tokens, device=device)
         buffer = LayerBuffer(*self.pool.gather(units[at // size], at % size))
-        self.held += buffer.nbytes
+        self.buffer_bytes_in_use += buffer.nbytes
         return buffer
 
     def take_back(self, buffer: LayerBuffer) -> None:
         """Stop counting the bytes of a buffer that is no longer used."""
-        self.held -= buffer.nbytes
+        self.buffer_bytes_in_use -= buffer.nbytes

@@ -8,6 +8,7 @@ when it comes. Cost: array operations over the moves of a call, a step per move 
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,7 +65,7 @@ class Dispatch:
             self._out |= dict.fromkeys(part.id.tolist(), self._all)
         return able
 
-    def tell(self, rank: int, reports: Iterable[MoveReport], now: int) -> set[int]:
+    def on_reports(self, rank: int, reports: Iterable[MoveReport], now: int) -> set[int]:
         """Pass the reports of a rank on to the manager.
 
         A move that has ended on this rank already is not reported again.
@@ -98,6 +99,11 @@ class Dispatch:
                 self._end(ids, bit)
         return failed | self._lose(failed)
 
+    def tell(self, rank: int, reports: Iterable[MoveReport], now: int) -> set[int]:
+        """Call `on_reports`, by its former name, which the next release removes."""
+        warnings.warn("Dispatch.tell is on_reports", DeprecationWarning, stacklevel=2)
+        return self.on_reports(rank, reports, now)
+
     def cancel(self, ids: Collection[int], now: int, why: str) -> int:
         """Take back moves that no rank has: those that wait, and those still to be handed out.
 
@@ -129,7 +135,7 @@ class Dispatch:
         for part in parts:
             report = MoveReport(tuple(part.id.tolist()), error=why, cancelled=True)
             for rank in range(self._ranks):
-                self.tell(rank, [report], now)
+                self.on_reports(rank, [report], now)
 
     def _sort(self, moves: Moves, now: int) -> list[Moves]:
         """Return the new moves that may start; keep or refuse the others."""

@@ -50,14 +50,14 @@ class Sight(NamedTuple):
 class _Sums:
     """Weighted sums over a lane's busy periods, and the period that runs.
 
-    `told` is the time up to which the manager has counted the lane's busy time.
+    `counted_to` is the time up to which the manager has counted the lane's busy time.
     """
 
     lane: Lane
     tier: Tier
     running: int = 0
     since: int = 0
-    told: int = 0
+    counted_to: int = 0
     copies: int = 0
     bytes: int = 0
     periods: float = 0.0
@@ -122,7 +122,7 @@ class Feedback:
         sums = self._sums(job)
         if not sums.running:
             sums.since, sums.copies, sums.bytes = now, 0, 0
-            sums.told = now
+            sums.counted_to = now
         sums.running += 1
 
     def ended(self, job: Job, now: int, *, brought: int, handed: bool = False) -> None:
@@ -137,8 +137,8 @@ class Feedback:
         sums = self._sums(job)
         sums.running -= 1
         if sums.running or not handed:
-            self._busy(sums, now - sums.told)
-        sums.told = now
+            self._busy(sums, now - sums.counted_to)
+        sums.counted_to = now
         if brought:
             sums.copies += 1
             sums.bytes += brought

@@ -100,7 +100,7 @@ class LayerGet:
                         self._claims.end(job, f"{type(error).__name__}: {error}")
                 elif job.state is JobState.LATE:
                     self._claims.end(job)
-        self._claims.tell(self._done)
+        self._claims.update(self._done)
 
     def _errors(self, jobs: Sequence[Job]) -> Sequence[BaseException | None]:
         """Read the layer of some blocks, several in one call; return the error of each or None."""
@@ -108,10 +108,10 @@ class LayerGet:
             if len(jobs) == 1:
                 jobs[0].read_layer(self._layer)
                 return [None]
-            told = read_together(jobs, self._layer)
+            errors = read_together(jobs, self._layer)
         except BaseException as caught:  # noqa: BLE001 - raised by `result`
             return [caught] * len(jobs)
-        return [None if why is None else TransferError(why) for why in told]
+        return [None if why is None else TransferError(why) for why in errors]
 
     def _done(self) -> None:
         self._left -= 1
@@ -170,7 +170,7 @@ class LayerLoads:
         self._holes = len(lease.plan.recompute())
         self._jobs = self._news()
         self._foreign = self._others()
-        self._alone = not self._foreign  # otherwise `buffer` gathers a layer after `wait`
+        self._independent = not self._foreign  # otherwise `buffer` gathers a layer after `wait`
         plan = lease.plan
         self._predicted = [plan.ready(layer) for layer in range(self.layers)] if self._jobs else []
 
@@ -320,7 +320,7 @@ class LayerLoads:
             if _stored(job) and _has(job, layer):
                 self._begin(job)
         self._advance([job for job in self._jobs if not job.over], layer)
-        if isinstance(self._connector, BufferedConnector) and self._alone:
+        if isinstance(self._connector, BufferedConnector) and self._independent:
             self._lay_out(layer)
         # On a GPU the end of the copies is known only after the stream is synchronised.
         if self._predicted and (self._load.cuda is None or layer == self.layers - 1):

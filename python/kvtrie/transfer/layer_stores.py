@@ -43,7 +43,7 @@ class LayerStores:
         tokens: the tokens, as `Lease.commit` takes them.
         store: the stream that copies.
         connector: makes the copies.
-        behind_loads: blocks while a load that a lease awaits is in flight.
+        wait_for_loads: blocks while a load that a lease awaits is in flight.
 
     Raises:
         ConfigError: tiers that do not store what is committed, or no pool to store it to.
@@ -58,7 +58,7 @@ class LayerStores:
         store: Stream,
         connector: PagedConnector,
         *,
-        behind_loads: Callable[[], None],
+        wait_for_loads: Callable[[], None],
     ) -> None:
         manager, pool = executor.manager, connector.pool
         below = executor.pools[_BELOW] if len(executor.pools) > _BELOW else None
@@ -67,8 +67,8 @@ class LayerStores:
                 "store_layer writes through to memory: the first tier wants write='through', not "
                 f"{manager.tiers[0].write!r}, and a second tier of kind 'host'"
             )
-        size, held = manager.block_tokens, lease.tokens
-        first, last = held // size, (held + len(tokens)) // size
+        size, start = manager.block_tokens, lease.tokens
+        first, last = start // size, (start + len(tokens)) // size
         room = lease.room
         if room is not None and len(tokens) > room:
             raise ConfigError(f"{len(tokens)} tokens to store, the lease has room for {room}")
@@ -77,7 +77,7 @@ class LayerStores:
         self._lease = lease
         self._tokens = tokens
         self._store = store
-        self._behind_loads = behind_loads
+        self._wait_for_loads = wait_for_loads
         self._below = below
         self._blocks = range(first, last)
         self._error: BaseException | None = None
@@ -135,7 +135,7 @@ class LayerStores:
             runner.report(ids)
             runner.take()
         self.close()
-        runner.told(ids, layers, layers, None)
+        runner.report_progress(ids, layers, layers, None)
         return committed
 
     def _copy(self, layer: int) -> None:
@@ -143,7 +143,7 @@ class LayerStores:
             return
         try:
             # Both directions at once slow each other down: loads that a pass waits for come first.
-            self._behind_loads()
+            self._wait_for_loads()
             self._claims.copying(self._way)
             begin, came = self._store.mark(), 0
             try:

@@ -127,8 +127,8 @@ class LayerwiseEngine:
         self.layerwise_storers: list[Generator[int | Committed]] = []
         self._batch: list[Request] = []
         self._loads: list[LayerLoads] = []
-        self._alone: set[LayerLoads] = set()
-        self._alone_stores: set[LayerStores] = set()
+        self._single_loads: set[LayerLoads] = set()
+        self._single_stores: set[LayerStores] = set()
         self._stores: list[LayerStores] = []
         executor.attach(self)
         if settings is not None:
@@ -218,7 +218,7 @@ class LayerwiseEngine:
             lease: the lease.
         """
         loads = self._open_loads(lease)
-        self._alone.add(loads)
+        self._single_loads.add(loads)
         return loads
 
     def end(self, loads: LayerLoads) -> None:
@@ -226,7 +226,7 @@ class LayerwiseEngine:
         try:
             loads.close()
         finally:
-            self._alone.discard(loads)
+            self._single_loads.discard(loads)
             self._release_staging()
 
     def store_layer(self, lease: Lease, tokens: Any) -> Generator[int | Committed]:  # noqa: ANN401
@@ -248,7 +248,7 @@ class LayerwiseEngine:
             TransferError: a copy failed; nothing is committed.
         """
         stores = self._open_stores(lease, tokens)
-        self._alone_stores.add(stores)
+        self._single_stores.add(stores)
         try:
             for layer in range(self.layers):
                 stores.save(layer, self.current)
@@ -256,7 +256,7 @@ class LayerwiseEngine:
             yield stores.commit()
         finally:
             stores.close()
-            self._alone_stores.discard(stores)
+            self._single_stores.discard(stores)
             self._release_staging()
 
     def start_load_kv(self, batch: Sequence[Request]) -> list[int]:
@@ -340,7 +340,7 @@ class LayerwiseEngine:
         Raises:
             ConfigError: nothing is retrieved for that lease, or not into buffers.
         """
-        for loads in (*self._loads, *self._alone):
+        for loads in (*self._loads, *self._single_loads):
             if loads.lease.id == lease.id:
                 return loads.buffer(layer)
         raise ConfigError(f"nothing is retrieved for lease {lease.id}")
@@ -365,7 +365,7 @@ class LayerwiseEngine:
         with _sharing:
             for executor in [at for at, opened in _opened.items() if opened() is self]:
                 del _opened[executor]
-        for loads in list(self._alone):
+        for loads in list(self._single_loads):
             loads.close()
         self.connector.release()
         self.load.close()
@@ -382,7 +382,7 @@ class LayerwiseEngine:
 
     def _release_staging(self) -> None:
         # Requests share the buffers of a direction: the last one gives them back.
-        if not (self._loads or self._stores or self._alone or self._alone_stores):
+        if not (self._loads or self._stores or self._single_loads or self._single_stores):
             self.connector.release()
 
     def _open_loads(self, lease: Lease) -> LayerLoads:
@@ -397,12 +397,12 @@ class LayerwiseEngine:
         )
 
     def _rush(self) -> None:
-        for loads in (*self._loads, *self._alone):
+        for loads in (*self._loads, *self._single_loads):
             loads.hasten()
 
     def _help(self, leases: Collection[int], layer: int) -> None:
         """Bring a layer of some leases' loads, for which another lease of this thread waits."""
-        for loads in (*self._loads, *self._alone):
+        for loads in (*self._loads, *self._single_loads):
             if loads.lease.id in leases:
                 loads.issue(layer + 1)
         for lease in leases:
@@ -410,7 +410,12 @@ class LayerwiseEngine:
 
     def _open_stores(self, lease: Lease, tokens: Any) -> LayerStores:  # noqa: ANN401 - as above
         return LayerStores(
-            self.executor, lease, tokens, self.store, self.connector, behind_loads=self._join_loads
+            self.executor,
+            lease,
+            tokens,
+            self.store,
+            self.connector,
+            wait_for_loads=self._join_loads,
         )
 
     def _retrieve(self, loads: LayerLoads, ahead: int, *, sync: bool) -> Generator[int]:
@@ -436,7 +441,7 @@ class LayerwiseEngine:
 
     def _join_loads(self) -> None:
         """Block while a load that a lease awaits is in flight."""
-        for loads in (*self._loads, *self._alone):
+        for loads in (*self._loads, *self._single_loads):
             loads.join()
         claims = self.executor.claims
         if not claims.quiet():

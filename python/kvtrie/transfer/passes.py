@@ -131,8 +131,8 @@ def time_passes(
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         for context in contexts:
-            if context > (held := cache.get_seq_length()):
-                model(input_ids=ids[:, held:context], past_key_values=cache)
+            if context > (cached := cache.get_seq_length()):
+                model(input_ids=ids[:, cached:context], past_key_values=cache)
             for many in tokens:
                 window = ids[:, context : context + many]
 
@@ -173,8 +173,8 @@ def time_decodes(
         for many in requests:
             cache = DynamicCache(config=model.config)
             for context in contexts:
-                if context > (held := cache.get_seq_length()):
-                    prompt = ids[:, held:context].expand(many, -1)
+                if context > (cached := cache.get_seq_length()):
+                    prompt = ids[:, cached:context].expand(many, -1)
                     model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
                 token = ids[:, context : context + 1].expand(many, -1)
 

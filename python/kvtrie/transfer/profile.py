@@ -95,28 +95,28 @@ def load_profile(path: Path) -> Profile:
         ConfigError: the file is no profile.
     """
     try:
-        told: dict[str, Any] = tomllib.loads(path.read_text())
-        cost = told.get("cost")
+        parsed: dict[str, Any] = tomllib.loads(path.read_text())
+        cost = parsed.get("cost")
         table = cost and tuple((int(at), float(each)) for at, each in cost["table"])
         return Profile(
             Cost(table=table, ns_per_token=float(cost["ns_per_token"])) if cost and table else None,
             {
                 name: Lane(name, float(each["bytes_per_s"]), int(each["latency_ns"]))
-                for name, each in told.get("lanes", {}).items()
+                for name, each in parsed.get("lanes", {}).items()
             },
-            {kind: float(share) for kind, share in told.get("both", {}).items()},
-            _passes(told["passes"]) if "passes" in told else None,
-            Device(**{name: float(told["compute"][name]) for name in Device._fields})
-            if "compute" in told
+            {kind: float(share) for kind, share in parsed.get("both", {}).items()},
+            _passes(parsed["passes"]) if "passes" in parsed else None,
+            Device(**{name: float(parsed["compute"][name]) for name in Device._fields})
+            if "compute" in parsed
             else None,
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is no profile of `kvtrie profile`: {error}") from error
 
 
-def _passes(told: dict[str, Any]) -> PassTable:
-    rows = tuple(tuple(float(ns) for ns in row) for row in told["ns"])
-    return PassTable(tuple(map(int, told["contexts"])), tuple(map(int, told["tokens"])), rows)
+def _passes(parsed: dict[str, Any]) -> PassTable:
+    rows = tuple(tuple(float(ns) for ns in row) for row in parsed["ns"])
+    return PassTable(tuple(map(int, parsed["contexts"])), tuple(map(int, parsed["tokens"])), rows)
 
 
 def time_lane(
@@ -156,7 +156,7 @@ def time_lane(
             },
         )
     half = max(1, blocks // 2)  # stores go to the other half: no slot has two calls at a time
-    alone = _time(lambda: loads(0, half), repeats)
+    one_way = _time(lambda: loads(0, half), repeats)
     stop = threading.Event()
 
     def against() -> None:
@@ -170,7 +170,7 @@ def time_lane(
     finally:
         stop.set()
         other.join()
-    yield "both", round(both.median / alone.median - 1, 4)
+    yield "both", round(both.median / one_way.median - 1, 4)
 
 
 def time_prefill(
@@ -199,12 +199,12 @@ def time_prefill(
     ids = torch.from_numpy(random.integers(1, vocabulary, max(contexts) + block_tokens))[None]  # type: ignore[no-untyped-call]
     ids = ids.to(model.device)
     cache = DynamicCache(config=model.config)
-    held = 0
+    cached = 0
     with torch.no_grad():
         for context in contexts:
-            if context > held:
-                model(input_ids=ids[:, held:context], past_key_values=cache)
-                held = context
+            if context > cached:
+                model(input_ids=ids[:, cached:context], past_key_values=cache)
+                cached = context
             block = ids[:, context : context + block_tokens]
 
             def once(block: torch.Tensor = block, context: int = context) -> None:

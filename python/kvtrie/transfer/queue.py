@@ -64,18 +64,18 @@ class Queue:
             self._offer(job)
 
     def pop(
-        self, may: Callable[[Job], bool] | None = None, behind: Job | None = None
+        self, may: Callable[[Job], bool] | None = None, joining: Job | None = None
     ) -> Job | None:
         """The job to start next, which leaves the queue.
 
         Args:
             may: whether a job may start now; None allows all.
-            behind: if given, return the job only if it joins this one; otherwise it stays.
+            joining: if given, return the job only if it joins this one; otherwise it stays.
         """
         for jobs in self._ready.values():
             for job in jobs:
                 if may is None or may(job):
-                    if behind is not None and not job.joins(behind):
+                    if joining is not None and not job.joins(joining):
                         return None
                     self._leave(job)
                     return job
@@ -154,7 +154,7 @@ class Queue:
         """A job that was popped runs no longer: the next one at its place may start."""
         self._advance(job)
 
-    def behind(self, job: Job) -> list[int]:
+    def blocked_by(self, job: Job) -> list[int]:
         """The moves that wait for a job's place."""
         line = self._lines.get(job.place, []) if job.place else []
         return [ident for other in line if other is not job for ident in other.ids.tolist()]
@@ -170,8 +170,8 @@ class Queue:
         if not self or (ids is not None and not len(ids)):
             return [], []
         carried = self._jobs()
-        asked = dict.fromkeys(carried if ids is None else map(int, ids))
-        gone = [ident for ident in asked if ident in carried]
+        wanted = dict.fromkeys(carried if ids is None else map(int, ids))
+        gone = [ident for ident in wanted if ident in carried]
         with_them: list[int] = []
         for ident in gone:
             job = carried.pop(ident, None)

@@ -48,7 +48,7 @@ __all__ = ["Runner"]
 
 _LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
-_FAILED_KEPT = 1 << 16  # ids of failed moves, for later ones that name them as `after`
+_MOST_FAILED = 1 << 16  # ids of failed moves, for later ones that name them as `after`
 _DEPENDS = "the move that it waits for has failed"
 
 
@@ -392,7 +392,7 @@ class Runner:
                 self._break(broken)
             self.section.notify_all()
         layers = job.layers[1] - job.layers[0]
-        self.told(job.ids, layers if error is None else 0, layers, error)
+        self.report_progress(job.ids, layers if error is None else 0, layers, error)
 
     def report(
         self,
@@ -422,7 +422,7 @@ class Runner:
         except Exception as broken:  # noqa: BLE001 - raised to the caller that waits
             self._break(broken)
 
-    def told(
+    def report_progress(
         self,
         ids: Sequence[int] | NDArray[np.uint64],
         layers_done: int,
@@ -494,10 +494,10 @@ class Runner:
     def _carry_out_together(self, jobs: Sequence[Job]) -> None:
         kind = TransferError.__name__
         try:
-            told = run_together(jobs)
+            errors = run_together(jobs)
         except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
-            told, kind = [str(caught)] * len(jobs), type(caught).__name__
-        for job, why in zip(jobs, told, strict=True):
+            errors, kind = [str(caught)] * len(jobs), type(caught).__name__
+        for job, why in zip(jobs, errors, strict=True):
             self.end(job, None if why is None else f"{kind}: {why}")
 
     def _advance(self, job: Job, layers_done: int) -> None:
@@ -509,7 +509,7 @@ class Runner:
                 self.report(job.ids, layers_done=layers_done)
                 self.section.notify_all()
         if not late:
-            self.told(job.ids, layers_done, job.layers[1] - job.layers[0], None)
+            self.report_progress(job.ids, layers_done, job.layers[1] - job.layers[0], None)
 
     def _release(self, ids: NDArray[np.uint64], *, ok: bool) -> None:
         """Start the jobs that waited for moves that ended well; drop those of failed ones."""
@@ -524,7 +524,7 @@ class Runner:
 
     def _remember(self, ids: tuple[int, ...]) -> None:
         self._failed.update(dict.fromkeys(ids))
-        while len(self._failed) > _FAILED_KEPT:
+        while len(self._failed) > _MOST_FAILED:
             del self._failed[next(iter(self._failed))]
 
     def _give_up(self) -> bool:
@@ -537,8 +537,8 @@ class Runner:
         hung = [job for job in self.schedule.running if job.state is JobState.LATE]
         if not hung:
             return False
-        behind = [ident for job in hung for ident in queue.behind(job)]
-        gone = self.cancel(behind, "the move before it at its place hangs")
+        blocked = [ident for job in hung for ident in queue.blocked_by(job)]
+        gone = self.cancel(blocked, "the move before it at its place hangs")
         if len({job.worker for job in hung} - {None}) == len(self.threads):
             # An awaited store is blamed: a manager would otherwise ask for another block's in its
             # place, then for that of the first again, without end.

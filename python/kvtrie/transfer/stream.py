@@ -160,8 +160,8 @@ class Stream:
         if self.cuda is not None:
             self.cuda.synchronize()
             spans, self._spans = self._spans, []
-            for begin, end, tell in spans:
-                tell(int(begin.elapsed_time(end) * 1e6))
+            for begin, end, on_time in spans:
+                on_time(int(begin.elapsed_time(end) * 1e6))
 
     def mark(self) -> torch.cuda.Event | None:
         """Within a call, on a GPU: the point where the stream is now, for `measure`."""
@@ -171,11 +171,11 @@ class Stream:
         event.record(self.cuda)
         return event
 
-    def measure(self, begin: torch.cuda.Event, tell: Callable[[int], object]) -> None:
-        """Within a call: pass the nanoseconds since a mark to `tell` when the stream settles."""
+    def measure(self, begin: torch.cuda.Event, on_time: Callable[[int], object]) -> None:
+        """Within a call: pass the nanoseconds since a mark to `on_time` when the stream settles."""
         end = self.mark()
         if end is not None:
-            self._spans.append((begin, end, tell))
+            self._spans.append((begin, end, on_time))
 
     def close(self, *, wait: bool = True) -> None:
         """Run what was submitted, then end the thread. Closing twice does nothing.

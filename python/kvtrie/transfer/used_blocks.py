@@ -42,7 +42,7 @@ class UsedBlocks:
         self._most, self._at_once = most, at_once
         self._waiting: deque[NDArray[np.uint64]] = deque()
         self._count = 0
-        self._due = 0
+        self._next_ns = 0
 
     def __len__(self) -> int:
         """The number of handles that wait; a block that was used twice counts twice."""
@@ -64,7 +64,7 @@ class UsedBlocks:
             now: the time.
             idle: ignore the 5 s between two writes: the next call may come much later.
         """
-        if not self._count or self._tier is None or (now < self._due and not idle):
+        if not self._count or self._tier is None or (now < self._next_ns and not idle):
             return Index()
         taken: list[NDArray[np.uint64]] = []
         room = self._at_once
@@ -76,6 +76,6 @@ class UsedBlocks:
             room -= len(taken[-1])
         self._count -= self._at_once - room
         if not self._count:  # the next steps take the handles that are left
-            self._due = now + _PERIOD_NS
+            self._next_ns = now + _PERIOD_NS
         blocks = np.unique(np.concatenate(taken))
         return self._manager.index(self._tier, now=now, blocks=blocks)

@@ -43,7 +43,7 @@ class Reports(Matching):
             if not one.reports:
                 continue
             reports = MoveReport.from_bytes(one.reports)
-            failed |= self.dispatch.tell(rank, reports, now)
+            failed |= self.dispatch.on_reports(rank, reports, now)
             for report in reports if self._loads else ():
                 if report.ok:
                     for ident in report.ids:

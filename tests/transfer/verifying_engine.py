@@ -75,7 +75,7 @@ WORLDS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """A request: the front of a conversation, new tokens, and how many tokens to answer.
 
     Attributes:
@@ -105,7 +105,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Tally:
+class Results:
     """Results of a number of requests."""
 
     requests: int = 0
@@ -151,7 +151,7 @@ class Engine:
         # Four at a time begin alike; all of them together need more than all tiers hold.
         self.chats = [list(range(root, root + 2 * SIZE)) for root in (10, 30, 50, 70)] * 4
         self.serial = 100
-        self.tally = Tally()
+        self.results = Results()
 
     def close(self):
         """End the executor, whatever hangs; no slot may be lost by then."""
@@ -186,21 +186,23 @@ class Engine:
 
     def serve(self, batch):
         """Serve some requests together; the invariants hold after each."""
-        held = []
-        for ask in batch:
-            prompt = self.prompt(ask)
-            lease = self.acquire(prompt, ask.answer)
+        leased = []
+        for request in batch:
+            prompt = self.prompt(request)
+            lease = self.acquire(prompt, request.answer)
             if lease is None:
-                self.finish(held)
-                lease = self.patiently(prompt, ask.answer)
-            held.append((lease, prompt, ask))
-        self.finish(held)
+                self.finish(leased)
+                lease = self.patiently(prompt, request.answer)
+            leased.append((lease, prompt, request))
+        self.finish(leased)
 
-    def prompt(self, ask):
-        chat = self.chats[ask.chat]
-        front = chat[: len(chat) * ask.cut // 16][: self.world.most - ask.fresh - ask.answer]
-        self.serial += ask.fresh
-        return [*front, *range(self.serial - ask.fresh, self.serial)]
+    def prompt(self, request):
+        chat = self.chats[request.chat]
+        front = chat[: len(chat) * request.cut // 16][
+            : self.world.most - request.fresh - request.answer
+        ]
+        self.serial += request.fresh
+        return [*front, *range(self.serial - request.fresh, self.serial)]
 
     def acquire(self, prompt, answer):
         """A lease on a prompt with room for its answer; None if there is no room now."""
@@ -230,20 +232,20 @@ class Engine:
             self.settle()
         raise AssertionError(f"a request is not ready after {TRIES} tries")
 
-    def finish(self, held):
+    def finish(self, leased):
         """Carry leases to their end, in turn."""
-        while held:
-            lease, prompt, ask = held.pop(0)
-            if not self.ready(lease, len(prompt) + ask.answer):
-                self.finish(held)
-                lease = self.at_last(prompt, ask.answer)
+        while leased:
+            lease, prompt, request = leased.pop(0)
+            if not self.ready(lease, len(prompt) + request.answer):
+                self.finish(leased)
+                lease = self.at_last(prompt, request.answer)
             self.compute(lease, prompt)
-            self.chats[ask.chat] = self.decode(lease, prompt, ask.answer)
+            self.chats[request.chat] = self.decode(lease, prompt, request.answer)
             lease.release(now=self.clock())
             self.executor.poll()
             self.manager.audit()
             self.manager.failed()
-            self.tally.requests += 1
+            self.results.requests += 1
 
     def ready(self, lease, tokens):
         """Wait until a lease has all it awaits and room for its tokens, which failures may take.
@@ -268,8 +270,8 @@ class Engine:
         self.check(lease, expected, matched, missing)
         rest = np.arange(matched, len(prompt))
         self.write(lease, [np.concatenate([positions, rest]) for positions in missing], expected)
-        self.tally.reused += matched - len(holes)
-        self.tally.computed += len(holes) + len(rest)
+        self.results.reused += matched - len(holes)
+        self.results.computed += len(holes) + len(rest)
         lease.commit(prompt[matched:], now=self.clock())
         self.executor.poll()
 
@@ -311,10 +313,10 @@ class Engine:
             same[layer, positions[positions < tokens]] = True
         for layer, position in zip(*np.nonzero(~same), strict=True):
             what = f"lease {lease.id}, block {position // SIZE}, layer {layer}"
-            if what not in self.tally.wrong:
-                self.tally.wrong.append(what)
+            if what not in self.results.wrong:
+                self.results.wrong.append(what)
 
     @property
     def wrong(self):
         """All that was not as it must be."""
-        return self.tally.wrong + self.shelf.wrong
+        return self.results.wrong + self.shelf.wrong
