@@ -41,9 +41,10 @@ from kvtrie.errors import (
     TransferError,
 )
 from kvtrie.hint import Demote, Prefetch, Quota, Release, Retain
+from kvtrie.layer_group import LayerGroup
 from kvtrie.layout import Layout
 from kvtrie.scope import Scope
-from kvtrie.shape import LayerGroup, ModelShape
+from kvtrie.shape import ModelShape
 from kvtrie.tier import Lane, Tier
 
 __all__ = [

@@ -7,80 +7,20 @@ refused, never guessed. Cost: arithmetic on a handful of integers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kvtrie.argument import few, flag, instance, put, text, whole, word
 from kvtrie.errors import ConfigError
+from kvtrie.layer_group import MOST_LAYERS, LayerGroup
 from kvtrie.layout import DTYPE_BYTES
+from kvtrie.model_config import groups_of, kv_heads_of, number_of, refuse_unknown
 
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["LayerGroup", "ModelShape", "require_fingerprint"]
+__all__ = ["ModelShape", "require_fingerprint"]
 
-_MOST_LAYERS = 2**16 - 1
-_KINDS = ("full", "sliding", "chunked", "state")
 _OPTIONAL = ("v_head_dim", "query_heads", "hidden")
-_KIND_OF = {
-    "full_attention": "full",
-    "sliding_attention": "sliding",
-    "chunked_attention": "chunked",
-}
-# Attributes of configurations whose state is not plain K and V of every layer.
-_UNKNOWN = (
-    "kv_lora_rank",
-    "num_kv_shared_layers",
-    "is_encoder_decoder",
-    "layers_block_type",
-    "block_types",
-    "attn_layer_period",
-    "ssm_cfg",
-    "mamba_d_state",
-    "linear_num_key_heads",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """Layers that attend in the same way.
-
-    Attributes:
-        layers: indices of model layers, ascending.
-        kind: "full" attention, "sliding" window, "chunked" attention, or "state" (a recurrent
-            state instead of KV, which is not supported).
-        window: tokens that a sliding window or a chunk spans; 0 for full attention.
-        sinks: leading tokens that stay visible to a sliding window.
-
-    Raises:
-        ConfigError: an unknown or unsupported kind, or a window that does not fit the kind.
-    """
-
-    layers: tuple[int, ...]
-    kind: Literal["full", "sliding", "chunked", "state"] = "full"
-    window: int = 0
-    sinks: int = 0
-
-    def __post_init__(self) -> None:
-        word("kind of a layer group", self.kind, _KINDS)
-        layers = few("layers of a group", self.layers, _MOST_LAYERS)
-        put(
-            self,
-            layers=tuple(whole("layer of a group", at, 0, _MOST_LAYERS - 1) for at in layers),
-            window=whole("window of a layer group", self.window, 0, 2**63 - 1),
-            sinks=whole("sinks of a layer group", self.sinks, 0, 2**63 - 1),
-        )
-        if self.kind == "state":
-            raise ConfigError(
-                f"layers {self.layers} keep a recurrent state: groups of kind 'state' are not "
-                "supported"
-            )
-        if not self.layers or list(self.layers) != sorted(set(self.layers)):
-            raise ConfigError(f"a layer group names ascending layers, not {self.layers}")
-        if (self.window > 0) != (self.kind != "full"):
-            raise ConfigError(
-                f"a group of kind {self.kind!r} has window {self.window}: full attention has "
-                "window 0, the others a window above 0"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +32,21 @@ class ModelShape:
         kv_heads: heads of K and V, of the whole model.
         head_dim: numbers per head of K; with `latent`, numbers of the one vector per token.
         dtype: torch's name of the type that KV is kept in.
-        v_head_dim: numbers per head of V where they differ from K's.
+        v_head_dim: numbers per head of V where they differ from K's; with `latent`, of a second
+            part of the vector.
         latent: True where one compressed vector per token replaces both K and V.
         query_heads: heads of Q, where known.
         hidden: width of the residual stream, where known; it prices computation.
-        groups: layers by kind of attention; empty means full attention everywhere. All layers keep
-            all tokens; what a window hides is for the engine to mask.
+        groups: layers by kind of attention; empty means full attention everywhere. A layer is in
+            at most one group with KV and one with a state; a layer in neither keeps nothing.
         fingerprint: names the weights, RoPE settings and adapters, so that KV of two models never
             mixes: `kvtrie.engines.transformers.fingerprint(model)` gives one. Storages and peers
                 outside the process refuse an empty one.
         tp: tensor-parallel ranks; sizes below are those of one rank.
 
     Raises:
-        ConfigError: a number that cannot be, an unknown dtype, groups that do not name every layer
-            once.
+        ConfigError: a number that cannot be, an unknown dtype, a layer that two groups with KV or
+            two with a state name, or that the model does not have.
     """
 
     layers: int
@@ -123,11 +64,11 @@ class ModelShape:
     def __post_init__(self) -> None:
         put(
             self,
-            layers=whole("layers", self.layers, 1, _MOST_LAYERS),
+            layers=whole("layers", self.layers, 1, MOST_LAYERS),
             latent=flag("latent", self.latent),
             groups=tuple(
                 instance("a layer group", group, LayerGroup)
-                for group in few("groups", self.groups, _MOST_LAYERS)
+                for group in few("groups", self.groups, MOST_LAYERS)
             ),
         )
         for name in ("kv_heads", "head_dim", "v_head_dim", "query_heads", "hidden", "tp"):
@@ -138,13 +79,28 @@ class ModelShape:
         text("fingerprint", self.fingerprint)
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
             raise ConfigError(f"{self.kv_heads} KV heads do not divide over {self.tp} ranks")
-        if self.latent and self.v_head_dim is not None:
-            raise ConfigError(f"a latent vector has no separate V: v_head_dim {self.v_head_dim}")
-        named = sorted(layer for group in self.groups for layer in group.layers)
-        if self.groups and named != list(range(self.layers)):
-            raise ConfigError(
-                f"groups name layers {named}, each of 0 to {self.layers - 1} wanted once"
-            )
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        known: dict[tuple[bool, int], int] = {}
+        for number, group in enumerate(self.groups):
+            if group.layers[-1] >= self.layers:
+                raise ConfigError(
+                    f"group {number} names layer {group.layers[-1]}, the model has layers 0 to "
+                    f"{self.layers - 1}"
+                )
+            state = group.kind == "state"
+            for layer in group.layers:
+                if (first := known.setdefault((state, layer), number)) != number:
+                    raise ConfigError(
+                        f"layer {layer} is in groups {first} and {number}, which both keep "
+                        f"{'a state' if state else 'KV'}: at most one wanted"
+                    )
+            heads = group.kv_heads or self.kv_heads
+            if heads % self.tp and self.tp % heads:
+                raise ConfigError(
+                    f"{heads} KV heads of group {number} do not divide over {self.tp} ranks"
+                )
 
     @classmethod
     def from_config(
@@ -169,17 +125,10 @@ class ModelShape:
         """
         if hasattr(config, "get_text_config"):
             config = config.get_text_config(decoder=True)
-        strange = [name for name in _UNKNOWN if getattr(config, name, None)]
-        if strange:
-            settings = ", ".join(f"{name}={getattr(config, name)!r}" for name in strange)
-            raise ConfigError(
-                f"a configuration with {settings} is not supported: write the ModelShape by hand"
-            )
-        if getattr(config, "is_heterogeneous", False):
-            raise ConfigError("layers of different sizes are not supported")
-        layers = _number(config, "num_hidden_layers")
-        query_heads = _number(config, "num_attention_heads")
-        hidden = _number(config, "hidden_size")
+        refuse_unknown(config)
+        layers = number_of(config, "num_hidden_layers")
+        query_heads = number_of(config, "num_attention_heads")
+        hidden = number_of(config, "hidden_size")
         head_dim = getattr(config, "head_dim", None)
         if head_dim is None:
             if hidden % query_heads:
@@ -188,12 +137,12 @@ class ModelShape:
         stated = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
         return cls(
             layers=layers,
-            kv_heads=_kv_heads(config, query_heads),
+            kv_heads=kv_heads_of(config, query_heads),
             head_dim=head_dim,
             dtype=dtype or str(stated or "float32").removeprefix("torch."),
             query_heads=query_heads,
             hidden=hidden,
-            groups=_groups(config, layers),
+            groups=groups_of(config, layers),
             fingerprint=fingerprint,
             tp=tp,
         )
@@ -203,28 +152,109 @@ class ModelShape:
         """KV heads on one rank: `max(1, kv_heads / tp)`; a latent vector is on every rank."""
         return self.kv_heads if self.latent else max(1, self.kv_heads // self.tp)
 
-    def layer_bytes(self, block_tokens: int) -> int:
+    @property
+    def even(self) -> bool:
+        """Whether every layer keeps KV of the model's own shape: a row per token, of one width."""
+        if self.latent and self.v_head_dim is not None:
+            return False
+        if not self.groups:
+            return True
+        plain = all(
+            group.kind != "state"
+            and group.tokens_per_row == 1
+            and self._form(group) == self._form()
+            for group in self.groups
+        )
+        return plain and sum(len(group.layers) for group in self.groups) == self.layers
+
+    def layer_bytes(self, block_tokens: int, group: int | None = None) -> int:
         """Bytes of one layer of one block on one rank.
 
-        `block_tokens x rank_heads x (head_dim + v_head_dim) x bytes of dtype`; a latent vector
-        counts once.
+        `block_tokens / tokens_per_row x rank_heads x (head_dim + v_head_dim) x bytes of dtype`; a
+        latent vector is one head.
+
+        Args:
+            block_tokens: tokens of the block.
+            group: which of `groups`; None for all layers, which must be alike.
+
+        Raises:
+            ConfigError: layers that are not alike, a group that there is not, a group with a state,
+                or `block_tokens` that is no multiple of the group's `tokens_per_row`.
         """
         block_tokens = whole("block_tokens", block_tokens, 1, 2**63 - 1)
-        width = self.head_dim
-        if not self.latent:
-            width += self.head_dim if self.v_head_dim is None else self.v_head_dim
-        return block_tokens * self.rank_heads * width * DTYPE_BYTES[self.dtype]
+        if group is None:
+            if not self.even:
+                raise ConfigError(
+                    f"the {self.layers} layers of this model do not keep the same KV "
+                    f"({self._named_groups()}), which is not supported here"
+                )
+            return block_tokens * self._row()
+        one = self._group(group)
+        if one.kind == "state":
+            raise ConfigError(f"group {group} keeps a state, which has no bytes per token")
+        if block_tokens % one.tokens_per_row:
+            raise ConfigError(
+                f"block_tokens is {block_tokens}, a multiple of tokens_per_row "
+                f"{one.tokens_per_row} of group {group} wanted"
+            )
+        return block_tokens // one.tokens_per_row * self._row(one)
 
-    def block_bytes(self, block_tokens: int) -> int:
-        """Bytes of all layers of one block on one rank."""
-        return self.layers * self.layer_bytes(block_tokens)
+    def block_bytes(self, block_tokens: int, group: int | None = None) -> int:
+        """Bytes of one block on one rank: of all layers of a group, or a state of the group.
+
+        Args:
+            block_tokens: tokens of the block.
+            group: which of `groups`; None for all that keep KV.
+
+        Raises:
+            ConfigError: as `layer_bytes`.
+        """
+        if group is not None:
+            one = self._group(group)
+            if one.state_bytes is not None:
+                return one.state_bytes
+            return len(one.layers) * self.layer_bytes(block_tokens, group)
+        if self.even:
+            return self.layers * self.layer_bytes(block_tokens)
+        kept = (at for at, one in enumerate(self.groups) if one.kind != "state")
+        return sum(self.block_bytes(block_tokens, at) for at in kept)
+
+    def _group(self, number: int) -> LayerGroup:
+        groups = self.groups or (LayerGroup(tuple(range(self.layers))),)
+        return groups[whole("group", number, 0, len(groups) - 1)]
+
+    def _form(self, group: LayerGroup | None = None) -> tuple[int, int, int, bool, str]:
+        """Heads on one rank, widths of K and V, latent and dtype of a layer's rows."""
+
+        def value(name: str) -> Any:  # noqa: ANN401 - of the field's type
+            own = None if group is None else getattr(group, name)
+            return getattr(self, name) if own is None else own
+
+        latent, heads, key = value("latent"), value("kv_heads"), value("head_dim")
+        second = value("v_head_dim") or (0 if latent else key)
+        on_rank = heads if latent else max(1, heads // self.tp)
+        return on_rank, key, second, latent, value("dtype")
+
+    def _row(self, group: LayerGroup | None = None) -> int:
+        """Bytes of one row of one layer on one rank."""
+        heads, key, second, _, dtype = self._form(group)
+        return heads * (key + second) * DTYPE_BYTES[dtype]
+
+    def _named_groups(self) -> str:
+        return " ".join(group.identity() for group in self.groups)
 
     def identity(self) -> str:
         """All that decides whether two models' KV bytes are exchangeable, as one line of text."""
         value = "-" if self.v_head_dim is None else self.v_head_dim
         kind = "latent" if self.latent else "kv"
         shape = f"{self.layers}x{self.kv_heads}x{self.head_dim}/{value}"
-        return f"{self.fingerprint} {kind} {shape} {self.dtype} tp{self.tp}"
+        line = f"{self.fingerprint} {kind} {shape} {self.dtype} tp{self.tp}"
+        return f"{line} {self._named_groups()}" if self.grouped else line
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the groups say more than that all layers attend to all tokens."""
+        return self.groups != () and self.groups != (LayerGroup(tuple(range(self.layers))),)
 
 
 def require_fingerprint(model: ModelShape, what: str) -> None:
@@ -243,48 +273,3 @@ def require_fingerprint(model: ModelShape, what: str) -> None:
             f"({model.identity().strip()}) would match: give the ModelShape a fingerprint, as "
             "kvtrie.engines.transformers.fingerprint(model) does"
         )
-
-
-def _number(config: Any, name: str) -> int:  # noqa: ANN401
-    value = getattr(config, name, None)
-    if not isinstance(value, int):
-        raise ConfigError(f"the configuration has no {name}: it says {value!r}")
-    return value
-
-
-def _kv_heads(config: Any, query_heads: int) -> int:  # noqa: ANN401
-    """Heads of K and V as they are cached."""
-    stated = getattr(config, "num_key_value_heads", None)
-    # Falcon's own names; its new decoder repeats K and V for each query before they are cached.
-    if stated is None and getattr(config, "multi_query", False):
-        return query_heads if getattr(config, "new_decoder_architecture", False) else 1
-    return stated or query_heads
-
-
-def _groups(config: Any, layers: int) -> tuple[LayerGroup, ...]:  # noqa: ANN401
-    window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None)
-    if types is None:
-        sliding = bool(window) and getattr(config, "use_sliding_window", True)
-        types = ["sliding_attention" if sliding else "full_attention"] * layers
-    if len(types) != layers:
-        raise ConfigError(f"layer_types names {len(types)} layers of {layers}")
-    unknown = sorted(set(types) - set(_KIND_OF))
-    if unknown:
-        raise ConfigError(f"layers of type {', '.join(unknown)} are not supported")
-    if set(types) == {"full_attention"}:
-        return ()
-    windows = {
-        "full_attention": 0,
-        "sliding_attention": window or 0,
-        "chunked_attention": getattr(config, "attention_chunk_size", None) or 0,
-    }
-    return tuple(
-        LayerGroup(
-            layers=tuple(at for at, kind in enumerate(types) if kind == name),
-            kind=_KIND_OF[name],  # pyright: ignore[reportArgumentType]
-            window=windows[name],
-        )
-        for name in _KIND_OF
-        if name in types
-    )

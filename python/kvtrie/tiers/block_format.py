@@ -48,7 +48,11 @@ class BlockFormat:
         """The format of a model's KV; a layout of None is kvtrie's own.
 
         Dense, with K and V joined where their widths allow.
+
+        Raises:
+            ConfigError: layers that do not all keep the same KV.
         """
+        model.layer_bytes(block_tokens)  # refuses layers that are not alike
         v_head_dim = model.v_head_dim or model.head_dim
         if layout is None:
             kv = "joined" if model.latent or v_head_dim == model.head_dim else "split"

@@ -314,5 +314,7 @@ def _about(model: ModelShape, layout: Layout, block_tokens: int, rank: int) -> s
     fields: dict[str, Any] = asdict(model)
     meaning = ("layers", "kv_heads", "head_dim", "dtype", "v_head_dim", "latent", "fingerprint")
     about = {name: fields[name] for name in (*meaning, "tp")}
+    if model.grouped:  # stores were named before groups counted
+        about["groups"] = [group.identity() for group in model.groups]
     about |= {"block_tokens": block_tokens, "rank": rank, "layout": layout.digest().hex()}
     return json.dumps(about, sort_keys=True)
