@@ -106,7 +106,7 @@ def test_what_has_been_rounded_once_comes_back_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_pool_means_what_its_pages_say(name):
+def test_a_pool_has_the_values_of_its_pages(name):
     layout = FORMATS[name]
     above = filled(SHAPE, 4, Layout(alignment=layout.alignment))
     below = Pool(SHAPE, 4, SIZE, layout=layout)
@@ -210,7 +210,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_converted_is_refused_before_anything_is_opened(what, tmp_path):
-    layouts, told = REFUSED[what]
+    layouts, message = REFUSED[what]
     folder = tmp_path / "kv"
     kinds = ("gpu", "host", "disk")
     tiers = [
@@ -219,7 +219,7 @@ def test_what_cannot_be_converted_is_refused_before_anything_is_opened(what, tmp
     ]
     with pytest.raises(ConfigError) as refused:
         open_pools(SHAPE, tiers, SIZE)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert not folder.exists()
 
 

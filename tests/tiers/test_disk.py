@@ -123,7 +123,7 @@ def test_what_means_something_else_is_not_found(tmp_path, other):
 def test_ranks_share_a_folder_and_not_their_bytes(tmp_path):
     shape = replace(SHAPE, kv_heads=4, tp=2)
     tiers = [Tier("gpu", blocks=4), Tier("disk", blocks=8, path=str(tmp_path))]
-    tokens, kept = prompt(1, 3), {}
+    tokens, written = prompt(1, 3), {}
     for cached in (0, 3):
         opened = [open_pools(shape, tiers, SIZE, rank=rank, ranks=2) for rank in range(2)]
         assert not any(disk.read_only for _, disk in opened)
@@ -137,13 +137,13 @@ def test_ranks_share_a_folder_and_not_their_bytes(tmp_path):
                 assert lease.matched == cached * SIZE
                 units = gpu.table(lease.slots(0)).flatten()
                 if not cached:
-                    kept[rank] = torch.randn(3 * SHAPE.layers, gpu.planes[0].shape[1] // 4)
-                    gpu.planes[0][units] = kept[rank].view(torch.uint8)
+                    written[rank] = torch.randn(3 * SHAPE.layers, gpu.planes[0].shape[1] // 4)
+                    gpu.planes[0][units] = written[rank].view(torch.uint8)
                     lease.commit(tokens, now=executor.clock())
-                assert torch.equal(gpu.planes[0][units].view(torch.float32), kept[rank])
+                assert torch.equal(gpu.planes[0][units].view(torch.float32), written[rank])
                 lease.release()
                 executor.save()
-    assert not torch.equal(kept[0], kept[1])
+    assert not torch.equal(written[0], written[1])
     assert len(stores(tmp_path)) == 2
     for build in (
         lambda: open_pools(shape, tiers, SIZE, rank=2, ranks=2),
@@ -170,23 +170,23 @@ def test_ages_and_uses_carry_over_from_one_clock_to_another(tmp_path):
             assert executor.restore() == 2
             clock.now += SECOND
             index = executor.manager.index("disk", now=clock())
-            told = dict(zip((index.age // SECOND).tolist(), index.uses.tolist(), strict=True))
-            assert set(told) == {8 + added, 5 + added}
-            assert told[8 + added] == told[5 + added] + 1
+            restored = dict(zip((index.age // SECOND).tolist(), index.uses.tolist(), strict=True))
+            assert set(restored) == {8 + added, 5 + added}
+            assert restored[8 + added] == restored[5 + added] + 1
 
 
-def test_a_second_opener_only_reads_and_says_so(tmp_path, caplog):
-    kept = [prompt(seed) for seed in range(6)]
+def test_a_second_opener_only_reads_and_warns(tmp_path, caplog):
+    prompts = [prompt(seed) for seed in range(6)]
     with serving(tmp_path) as writer:
-        for tokens in kept:
+        for tokens in prompts:
             ask(writer, tokens)
         writer.save()
         with caplog.at_level(logging.WARNING, "kvtrie"), serving(tmp_path) as reader:
             assert reader.pools[2].read_only
             assert "read-only" in caplog.text
             assert str(stores(tmp_path)[0]) in caplog.text
-            assert reader.restore() == len(kept)
-            assert [ask(reader, tokens) for tokens in kept] == [SIZE] * len(kept)
+            assert reader.restore() == len(prompts)
+            assert [ask(reader, tokens) for tokens in prompts] == [SIZE] * len(prompts)
             for seed in range(100, 120):  # more than gpu and host hold: they must go down
                 assert ask(reader, prompt(seed)) == 0
             reader.save()
@@ -197,7 +197,7 @@ def test_a_second_opener_only_reads_and_says_so(tmp_path, caplog):
             for seed in range(200, 200 + DISK):
                 ask(writer, prompt(seed))
             writer.drain()
-            assert {ask(reader, tokens) for tokens in kept} <= {0, SIZE}
+            assert {ask(reader, tokens) for tokens in prompts} <= {0, SIZE}
             reader.manager.audit()
         writer.save()
         writer.manager.audit()
@@ -282,7 +282,7 @@ def test_every_layer_and_the_middle_of_a_path_are_proved(tmp_path):
             executor.manager.audit()
 
 
-def test_verify_tells_how_far_it_is_and_removes_what_it_finds(tmp_path):
+def test_verify_reports_progress_and_removes_damaged_blocks(tmp_path):
     fill(tmp_path, [prompt(seed) for seed in range(12)])
     hit = plant(tmp_path)
     seen = []
@@ -407,7 +407,7 @@ def test_what_goes_wrong_while_saving_is_raised(tmp_path):
         executor.save()
 
 
-def test_a_miss_is_told_while_the_manifest_hangs(tmp_path):
+def test_a_miss_is_answered_while_the_manifest_hangs(tmp_path):
     faults = Faults()
     with open_disk(tmp_path, SHAPE, DISK, SIZE, faults=faults) as storage:
         faults.close_gate(["write"])
@@ -489,13 +489,13 @@ def test_a_killed_process_leaves_what_it_wrote(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        told = [int(process.stdout.readline()) for _ in range(20)]
+        seeds = [int(process.stdout.readline()) for _ in range(20)]
         process.send_signal(signal.SIGKILL)  # in the middle of the next ones
     assert process.returncode == -signal.SIGKILL
     with serving(tmp_path, disk=500) as executor:
         assert not executor.pools[2].read_only  # the lock went with the process
-        assert executor.restore() >= 2 * len(told)
-        assert {ask(executor, prompt(seed, 2)) for seed in told} == {2 * SIZE}
+        assert executor.restore() >= 2 * len(seeds)
+        assert {ask(executor, prompt(seed, 2)) for seed in seeds} == {2 * SIZE}
         executor.manager.audit()
 
 

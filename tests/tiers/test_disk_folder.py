@@ -65,9 +65,9 @@ def test_a_folder_that_is_removed_or_replaced_is_reported_once(tmp_path, caplog,
         assert storage.read_only
         executor.save()
         executor.manager.audit()
-        said = [record.message for record in caplog.records]
-        assert len(said) == 1, said
-        assert "removed or replaced while open; nothing more is written" in said[0]
+        messages = [record.message for record in caplog.records]
+        assert len(messages) == 1, messages
+        assert "removed or replaced while open; nothing more is written" in messages[0]
     assert entries(folder) == before
 
 

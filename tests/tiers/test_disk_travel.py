@@ -34,7 +34,7 @@ def priced():
     return BlockManager(SHAPE, tiers, block_tokens=TOKENS, cost="python")
 
 
-def known():
+def disk_index():
     """Keys, labels and costs of some blocks."""
     manager = priced()
     manager.mark(np.arange(BLOCKS * TOKENS), "disk", present=True, now=1)
@@ -55,7 +55,7 @@ def rows(pool, keys, labels=None):
 
 @pytest.mark.parametrize(("io", "queue"), WAYS)
 def test_blocks_go_and_come_several_at_once(tmp_path, io, queue):
-    _, _, keys, labels = known()
+    _, _, keys, labels = disk_index()
     wrote, read = Pool(SHAPE, BLOCKS, TOKENS), Pool(SHAPE, BLOCKS, TOKENS)
     assert wrote.planes[0].data_ptr() % 4096 == 0
     wrote.planes[0].random_(256)
@@ -67,33 +67,33 @@ def test_blocks_go_and_come_several_at_once(tmp_path, io, queue):
     assert store.read_many(rows(read, keys), depth=4) == [None] * BLOCKS
     assert read.planes[0].equal(wrote.planes[0])
     keys[3] = b"0" * 32
-    told = store.read_many(rows(read, keys))
-    assert "holds" in told[3]
-    assert [why for at, why in enumerate(told) if at != 3] == [None] * (BLOCKS - 1)
+    errors = store.read_many(rows(read, keys))
+    assert "holds" in errors[3]
+    assert [why for at, why in enumerate(errors) if at != 3] == [None] * (BLOCKS - 1)
 
 
 @pytest.mark.parametrize("queue", ["best", "threads"])
-def test_a_device_that_fails_below_a_queue_is_told_of_each_block(tmp_path, queue):
-    _, _, keys, labels = known()
+def test_a_device_that_fails_below_a_queue_is_reported_for_each_block(tmp_path, queue):
+    _, _, keys, labels = disk_index()
     pool, faults = Pool(SHAPE, BLOCKS, TOKENS), Faults(7, queue=queue)
     store = open_store(tmp_path, opener=faults.open)
     faults.inject("short-write", per_mille=500)
     assert store.write_many(rows(pool, keys, labels), 0) == [None] * BLOCKS
     faults.inject("read", per_mille=300)
-    told = store.read_many(rows(pool, keys))
-    assert any(told)
-    assert all(why is None or "error" in why.lower() for why in told)
+    errors = store.read_many(rows(pool, keys))
+    assert any(errors)
+    assert all(why is None or "error" in why.lower() for why in errors)
     faults.heal()
     assert store.read_many(rows(pool, keys)) == [None] * BLOCKS
 
 
 def test_costs_of_the_user_survive_a_restart(tmp_path):
-    manager, index, keys, labels = known()
+    manager, index, keys, labels = disk_index()
     store = open_store(tmp_path)
     store.write_many(rows(Pool(SHAPE, BLOCKS, TOKENS), keys, labels), 0)
     manager.set_costs(manager.mark(np.arange(TOKENS), "disk", present=True, now=4), [9.5], now=4)
-    for kept in (index, manager.index(now=5)):
-        store.save(kept, 0)
+    for saved in (index, manager.index(now=5)):
+        store.save(saved, 0)
         store.close()
         store = open_store(tmp_path)
         later = priced()
@@ -101,7 +101,7 @@ def test_costs_of_the_user_survive_a_restart(tmp_path):
         assert len(later.unpriced(BLOCKS).id) == 0
         later.audit()
         first = np.asarray([row[0] for row in later.index(now=11)])
-        again = np.asarray([row[0] for row in kept])
+        again = np.asarray([row[0] for row in saved])
         costs = [[label[32:40] for label in labels] for labels in (first, again)]
         assert sorted(costs[0]) == sorted(costs[1])
 

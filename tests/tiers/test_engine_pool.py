@@ -53,25 +53,25 @@ def test_blocks_go_down_and_come_back_as_they_were(axis, order, apart, padded, s
     host = Pool(SHAPE, BLOCKS, SIZE, layout=GIVEN)
     before = [[bytes_of(each, axis, slot) for slot in range(BLOCKS)] for each in given_]
     source, target = np.array(slots[:count]), np.array(there[:count])
-    beside = np.arange(SHAPE.layers)
-    units = (source[:, None] * SHAPE.layers + beside).reshape(-1)
-    below = (target[:, None] * SHAPE.layers + beside).reshape(-1)
+    layers = np.arange(SHAPE.layers)
+    units = (source[:, None] * SHAPE.layers + layers).reshape(-1)
+    below = (target[:, None] * SHAPE.layers + layers).reshape(-1)
     host.copy_from(engine, units, below)
     for layer in range(SHAPE.layers):
         for here, down in zip(source, target, strict=True):
-            kept = host.planes[0][down * SHAPE.layers + layer].numpy().tobytes()
-            assert kept == before[layer][here]
+            unit = host.planes[0][down * SHAPE.layers + layer].numpy().tobytes()
+            assert unit == before[layer][here]
     # Into other slots: those hold what went down, all others what they held.
-    turned = np.roll(source, 1)
-    engine.copy_from(host, below, (turned[:, None] * SHAPE.layers + beside).reshape(-1))
+    rolled = np.roll(source, 1)
+    engine.copy_from(host, below, (rolled[:, None] * SHAPE.layers + layers).reshape(-1))
     for layer, each in enumerate(given_):
         expected = list(before[layer])
-        for slot, of in zip(turned, source, strict=True):
+        for slot, of in zip(rolled, source, strict=True):
             expected[slot] = before[layer][of]
         assert [bytes_of(each, axis, slot) for slot in range(BLOCKS)] == expected
 
 
-def test_one_layer_of_some_blocks_leaves_the_others_alone():
+def test_copying_one_layer_of_some_blocks_changes_no_other():
     given_ = tensors(0, range(4), apart=False, padded=0)
     engine = EnginePool(SHAPE, SIZE, given_, opaque=GIVEN.opaque)
     host = Pool(SHAPE, BLOCKS, SIZE, layout=GIVEN)

@@ -66,7 +66,7 @@ def test_priorities_come_first_and_end():
     assert names(order.evict(1)) == "a"
 
 
-def test_a_range_of_a_sequence_is_kept():
+def test_a_retained_range_of_a_sequence_stays():
     order = made("abcd", "ef")
     order.keep([key("b"), key("c")], 80)
     order.keep([key("e")], 90)
@@ -84,7 +84,7 @@ def test_a_released_sequence_leaves_first_until_it_is_used_again():
     assert names(order.evict(2)) == "ba"
 
 
-def test_a_key_whose_sequence_is_known_later_moves_there():
+def test_a_key_moves_to_the_sequence_it_joins_later():
     order = made("a", "b", "cd")
     order.request(map(key, "abcd"))  # c has a child and stays
     order.request(map(key, "yz"), after=key("b"))
@@ -137,8 +137,8 @@ class Paths:
     def request(self, path, after):
         last = after if after in self.before else None
         for name in path:
-            alone = not self.children(name) and name not in self.path(last)
-            if self.before.get(name) is None and alone:
+            movable = not self.children(name) and name not in self.path(last)
+            if self.before.get(name) is None and movable:
                 self.before.pop(name, None)
                 self.before[name] = last
             last = name
@@ -148,11 +148,11 @@ class Paths:
 
     def leave(self, gone, count, stay):
         """Each victim was a leaf, and as many leave as may."""
-        held = {name for one in stay if one in self.before for name in self.path(one)}
-        able = len(self.before.keys() - held)
+        staying = {name for one in stay if one in self.before for name in self.path(one)}
+        able = len(self.before.keys() - staying)
         assert (gone is None) == (able < count)
         for name in gone or ():
-            assert name not in held
+            assert name not in staying
             assert not self.children(name)
             del self.before[name]
 
@@ -162,29 +162,31 @@ def test_random_operations_against_plain_paths(seed):
     draw, order, paths = random.Random(seed), made(blocks=40), Paths()
     alphabet = [chr(at) for at in range(48, 108)]
     for _ in range(150):
-        known, kind = list(paths.before), draw.random()
+        present, kind = list(paths.before), draw.random()
         if kind < 0.5:
             path = draw.sample(alphabet, draw.randint(1, 6))
             after = draw.choice([None, *alphabet])
-            new = len(set(path) - set(known))
-            if (need := len(known) + new - 40) > 0:
+            new = len(set(path) - set(present))
+            if (need := len(present) + new - 40) > 0:
                 gone = names(order.evict(need, map(key, path)))
                 paths.leave(gone, need, path)
                 if gone is None:
                     continue
             order.request(map(key, path), after=key(after) if after else None)
             paths.request(path, after)
-        elif kind < 0.6 and known:
-            one = draw.choice(known)
+        elif kind < 0.6 and present:
+            one = draw.choice(present)
             order.remove(key(one))
-            below = [name for name in known if one in paths.path(name)[1:]]
+            below = [name for name in present if one in paths.path(name)[1:]]
             last = {name: paths.before[name] for name in below}
             for name in (one, *below):
                 del paths.before[name]
-            for name in sorted(below, key=known.index):
+            for name in sorted(below, key=present.index):
                 paths.before[name] = None if last[name] == one else last[name]
-        elif kind < 0.7 and known:
-            order.keep(list(map(key, draw.sample(known, 2 % len(known) + 1))), draw.choice([0, 80]))
+        elif kind < 0.7 and present:
+            order.keep(
+                list(map(key, draw.sample(present, 2 % len(present) + 1))), draw.choice([0, 80])
+            )
         else:
             count, stay = draw.randint(0, 5), draw.sample(alphabet, 3)
             paths.leave(names(order.evict(count, map(key, stay))), count, stay)

@@ -60,8 +60,8 @@ def test_random_operations_stay_in_bounds_and_are_never_wrong(tmp_path):
         some = draw.sample(keys(30), draw.randint(1, 4))
         if draw.random() < 0.5:
             after = draw.choice([None, *keys(30)])
-            told = disk.write_many([(key, block(key)) for key in some], after=after)
-            assert all(told)
+            written = disk.write_many([(key, block(key)) for key in some], after=after)
+            assert all(written)
             stored.update(some)
         else:
             for key in some:

@@ -115,7 +115,7 @@ def test_a_rank_holds_its_share_of_the_heads():
     assert Pool(replace(SHAPE, tp=2), 2, 8).keys.shape[1:] == (1, 4)
 
 
-def test_layers_of_a_block_lie_one_behind_the_other():
+def test_layers_of_a_block_are_adjacent():
     pool = Pool(SHAPE, 4, 8)
     assert pool.units(2, 0, 3).tolist() == [6, 7, 8]
     assert pool.units(2, 1, 2).tolist() == [7]
@@ -143,11 +143,11 @@ def test_copies_between_both_forms_of_slots_keep_every_bit(layout):
     single = Pool(SHAPE, 4, 8, layout=layout, layer_slots=True)
     noise(whole, 1)
     noise(single, 2)
-    kept = [plane.clone() for plane in single.planes]
+    before = [plane.clone() for plane in single.planes]
     sources = np.concatenate([whole.units(1, 0, 3), whole.units(3, 1, 3)])
     targets = np.array([4, 5, 10, 0, 1])
     single.copy_from(whole, sources, targets)
-    for plane, origin, old in zip(single.planes, whole.planes, kept, strict=True):
+    for plane, origin, old in zip(single.planes, whole.planes, before, strict=True):
         assert torch.equal(plane[targets], origin[sources])
         others = np.setdiff1d(np.arange(12), targets)
         assert torch.equal(plane[others], old[others])
@@ -180,14 +180,14 @@ def test_every_page_is_touched_on_opening():
 
 
 @pytest.mark.parametrize(
-    ("layout", "told"),
+    ("layout", "difference"),
     [
         (Layout(alignment=512), "alignment 1 and 512"),
         (Layout(kv="split", rope="plain"), "kv joined and split, rope rotated and plain"),
     ],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_tiers_whose_bytes_lie_differently_are_refused(layout, told, at, tmp_path):
+def test_tiers_with_different_layouts_are_refused(layout, difference, at, tmp_path):
     folder = tmp_path / "kv"
     tiers = [
         Tier("gpu", blocks=4),
@@ -196,14 +196,13 @@ def test_tiers_whose_bytes_lie_differently_are_refused(layout, told, at, tmp_pat
     ]
     tiers[at] = replace(tiers[at], layout=layout)
     if at == 0:  # the others are compared with the first
-        told = ", ".join(
+        difference = ", ".join(
             f"{name} {there} and {here}"
-            for name, here, _, there in (one.split() for one in told.split(", "))
+            for name, here, _, there in (one.split() for one in difference.split(", "))
         )
     above, below = at - 1 if at else 0, at or 1
-    pair = (
-        f"tier {above} ({tiers[above].kind}) and tier {below} ({tiers[below].kind}) differ: {told}"
-    )
+    names = [f"tier {one} ({tiers[one].kind})" for one in (above, below)]
+    pair = f"{names[0]} and {names[1]} differ: {difference}"
     with pytest.raises(ConfigError) as refused:
         open_pools(SHAPE, tiers, 8)
     assert str(refused.value) == pair

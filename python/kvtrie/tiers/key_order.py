@@ -92,9 +92,9 @@ class KeyOrder:
         Returns:
             The keys, or None if fewer may leave; nothing has changed then.
         """
-        held = [handle for key in stay if (handle := self._handles.get(key)) is not None]
+        handles = [handle for key in stay if (handle := self._handles.get(key)) is not None]
         try:
-            gone = self._manager.evict(count, now=self._clock(), stay=held)
+            gone = self._manager.evict(count, now=self._clock(), stay=handles)
         except NoSpaceError:
             return None
         keys = [self._keys.pop(handle) for handle in gone.tolist()]
@@ -104,13 +104,13 @@ class KeyOrder:
 
     def remove(self, key: bytes) -> None:
         """Forget a key; those that follow it stay, without it."""
-        known = dict.fromkeys([key])
+        suffix = dict.fromkeys([key])
         for one, last in self._before.items():
-            if last in known:
-                known[one] = last
-        for one in reversed(known):
+            if last in suffix:
+                suffix[one] = last
+        for one in reversed(suffix):
             self._leave(one)
-        for one, last in list(known.items())[1:]:
+        for one, last in list(suffix.items())[1:]:
             self.request([one], after=last)
 
     def keep(self, keys: Sequence[bytes], priority: int, ttl_ns: int | None = None) -> None:
@@ -168,11 +168,11 @@ class KeyOrder:
             return
         now, tokens = self._clock(), self._tokens(path)
         with self._manager.acquire(tokens, now=now, keep=0) as lease:
-            known = lease.matched * 4 // self._width
-            if known < len(path):
+            matched = lease.matched * 4 // self._width
+            if matched < len(path):
                 new = lease.commit(tokens[lease.matched :], now=now).new.tolist()
-                last = path[known - 1] if known else None
-                for key, handle in zip(path[known:], new, strict=True):
+                last = path[matched - 1] if matched else None
+                for key, handle in zip(path[matched:], new, strict=True):
                     self._add(key, last, handle)
                     last = key
 

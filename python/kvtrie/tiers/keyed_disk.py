@@ -1,9 +1,9 @@
 """KeyedDisk: blocks of one size in the files of a disk tier, by keys that only an engine knows.
 
-It is for engines that look their blocks up themselves. It gives what a disk tier gives: every byte
-is proved on every read, a damaged block is a miss, the files take what was asked for and no more,
-and the blocks are found again by the next process, also after a kill, with the ages and uses that
-they had: these are written down every five seconds, by calls that read or write, and by `close`.
+For engines that look their blocks up themselves. As in every disk tier, each byte is verified on
+each read, a damaged block is a miss, the files never exceed the configured size, and the next
+process finds the blocks again, also after a kill, with their ages and uses: calls that read or
+write them save these every five seconds, and `close` does.
 Invariant: a block is found under the key that it was written with, or not at all. When the room is
 used up, a `KeyOrder` selects the blocks that leave. Cost: a digest per call and block, and the read
 or write.
@@ -107,7 +107,7 @@ class KeyedDisk:
         self._size, self._clock, self._closed = size, clock, False
         self._lock = threading.RLock()
         self._slots: dict[bytes, int] = {}
-        self._held: Counter[bytes] = Counter()  # digests of blocks that are being read
+        self._reading: Counter[bytes] = Counter()  # digests of blocks that are being read
         self._coming: set[bytes] = set()  # digests of blocks that are being written
         now = clock()
         found = self.store.blocks(now)
@@ -115,7 +115,7 @@ class KeyedDisk:
         self._slots.update((digest, slot) for slot, digest, *_ in found)
         self._order.restore((digest, age, uses) for _, digest, _, _, age, uses, _ in found)
         self._used: dict[bytes, bytes] = {}  # digests whose last use no file has, and their keys
-        self._due = now + _PERIOD_NS
+        self._next_ns = now + _PERIOD_NS
         taken = set(self._slots.values())
         self._free = [slot for slot in range(blocks - 1, -1, -1) if slot not in taken]
         for reason in self.store.reasons():
@@ -135,7 +135,7 @@ class KeyedDisk:
             return _digest(key) in self._slots
 
     def read_many(self, rows: Sequence[tuple[bytes, NDArray[np.uint8]]]) -> list[bool]:
-        """Fill memory with blocks, proved; which of them were there and whole.
+        """Fill memory with blocks, and return for each whether it was there and whole.
 
         Args:
             rows: keys, and memory of a block's size for each.
@@ -149,19 +149,19 @@ class KeyedDisk:
             ]
             self._order.request(digest for _, digest, _, _ in there)
             self._used.update((digest, rows[at][0]) for at, digest, _, _ in there)
-            self._held.update(digest for _, digest, _, _ in there)
-        asked = [(digest, slot, (0, 1), _rows(memory)) for _, digest, slot, memory in there]
-        why = self.store.read_many(asked, depth=_DEPTH) if asked else []
-        told = [False] * len(rows)
+            self._reading.update(digest for _, digest, _, _ in there)
+        reads = [(digest, slot, (0, 1), _rows(memory)) for _, digest, slot, memory in there]
+        why = self.store.read_many(reads, depth=_DEPTH) if reads else []
+        whole = [False] * len(rows)
         with self._lock:
-            self._held -= Counter(digest for _, digest, _, _ in there)
+            self._reading -= Counter(digest for _, digest, _, _ in there)
             for (at, digest, _, _), reason in zip(there, why, strict=True):
-                told[at] = reason is None
+                whole[at] = reason is None
                 if reason is not None and digest in self._slots:
                     _LOG.warning("%s: %s", self.store.folder, reason)
                     self._drop(digest)
         self._note_uses()
-        return told
+        return whole
 
     def write_many(
         self,
@@ -169,7 +169,7 @@ class KeyedDisk:
         *,
         after: bytes | None = None,
     ) -> list[bool]:
-        """Keep blocks; which of them are there afterwards.
+        """Store blocks, and return for each whether it is on disk afterwards.
 
         Args:
             rows: keys and bytes, in the order of a sequence.
@@ -178,7 +178,7 @@ class KeyedDisk:
         if self.read_only:
             return [key in self for key, _ in rows]
         begun: list[tuple[int, bytes, int, NDArray[np.uint8]]] = []
-        told = [True] * len(rows)
+        on_disk = [True] * len(rows)
         with self._lock:
             digests = [_digest(key) for key, _ in rows]
             self._make_room(set(digests))
@@ -191,26 +191,26 @@ class KeyedDisk:
                     self._coming.add(digest)
                     begun.append((at, digest, self._free.pop(), memory))
                 else:
-                    told[at] = False
-        asked = [
+                    on_disk[at] = False
+        writes = [
             (digest, slot, (0, 1), _rows(memory), _label(rows[at][0]))
             for at, digest, slot, memory in begun
         ]
-        why = self.store.write_many(asked, self._clock(), depth=_DEPTH) if asked else []
+        why = self.store.write_many(writes, self._clock(), depth=_DEPTH) if writes else []
         with self._lock:
             for (at, digest, slot, _), reason in zip(begun, why, strict=True):
                 self._coming.remove(digest)
                 if reason is None:
                     self._slots[digest] = slot
                 else:
-                    told[at] = False
+                    on_disk[at] = False
                     if not self._report_loss():
                         _LOG.warning("%s: %s", self.store.folder, reason)
                     self._free.append(slot)
             before = None if after is None else _digest(after)
             self._order.request(filter(self._slots.__contains__, digests), after=before)
         self._note_uses()
-        return told
+        return on_disk
 
     def use(self, keys: Iterable[bytes]) -> None:
         """Note a use of those blocks that are here, in the order of their sequence."""
@@ -227,8 +227,8 @@ class KeyedDisk:
     def clear(self) -> None:
         """Forget all blocks but those that are read or written now, and those before them."""
         with self._lock:
-            evict, held = self._order.evict, self._held
-            while gone := evict(len(self._order), held) or evict(1, held):
+            evict, reading = self._order.evict, self._reading
+            while gone := evict(len(self._order), reading) or evict(1, reading):
                 self._forget(gone)
 
     def close(self) -> None:
@@ -239,14 +239,14 @@ class KeyedDisk:
         self.store.close()
 
     def _note_uses(self, *, everything: bool = False) -> None:
-        """Write down ages and uses of what was used, if that is due.
+        """Write ages and uses of used blocks, if the period since the last write has passed.
 
         Args:
-            everything: write all of it down now.
+            everything: write all of them now.
         """
         with self._lock:
             now = self._clock()
-            if self.read_only or not self._used or (now < self._due and not everything):
+            if self.read_only or not self._used or (now < self._next_ns and not everything):
                 return
             count = len(self._used) if everything else min(len(self._used), _AT_ONCE)
             used = [self._used.popitem() for _ in range(count)]
@@ -257,7 +257,7 @@ class KeyedDisk:
                 )
             ]
             if not self._used:
-                self._due = now + _PERIOD_NS
+                self._next_ns = now + _PERIOD_NS
         try:
             self.store.note_uses(Index(rows), now)
         except TransferError as error:
@@ -265,7 +265,7 @@ class KeyedDisk:
                 _LOG.warning("%s: uses were not written down: %s", self.store.folder, error)
 
     def _report_loss(self) -> bool:
-        """Whether the folder was removed or replaced while open; the first time, log that."""
+        """Return whether the folder was removed or replaced while open; log it the first time."""
         if not self.read_only:
             return False
         if not self._lost:
@@ -276,12 +276,12 @@ class KeyedDisk:
 
     def _make_room(self, digests: set[bytes]) -> None:
         """Evict until all of these blocks have slots, or no more blocks may leave."""
-        evict, held, stay = self._order.evict, self._held, digests | self._held.keys()
+        evict, reading, stay = self._order.evict, self._reading, digests | self._reading.keys()
         while (lacking := len(digests - self._slots.keys() - self._coming) - len(self._free)) > 0:
             gone = evict(lacking, stay) or evict(1, stay)
             if not gone and len(digests) <= self.store.slots:
                 # Those that are here keep all before them, so they leave too and are written again.
-                gone = evict(1, held)
+                gone = evict(1, reading)
             if not gone:
                 return
             self._forget(gone)
