@@ -160,7 +160,7 @@ def test_commands_exist(command, tmp_path):
         told = subprocess.run(
             [script, *named, "--help"], check=True, capture_output=True, text=True
         )
-        for word in words[1:]:
+        for word in itertools.takewhile(lambda word: word != "--", words[1:]):
             if word.startswith("--"):
                 assert word.partition("=")[0] in told.stdout
     elif program == "vllm":

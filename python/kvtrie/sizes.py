@@ -17,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtrie.argument import folder as read_folder
 from kvtrie.argument import shown, whole
 from kvtrie.errors import ConfigError
 
@@ -31,6 +32,7 @@ __all__ = [
     "free_disk",
     "free_memory",
     "is_share",
+    "path_and_size",
     "size",
 ]
 
@@ -72,6 +74,22 @@ def size(
     if isinstance(given, float) and 0 < given < _SMALL and not given.is_integer():
         raise ConfigError(f"{name} is {given}, {_WANTED}{forgotten(given)}")
     return whole(name, given, low, high)
+
+
+def path_and_size(name: str, given: object) -> tuple[str, str]:
+    """The two parts of a `PATH:SIZE` as people write a disk, `/kv:200GB`.
+
+    Args:
+        name: the setting, for messages.
+        given: the text; the size is its part after the last colon, and is not read yet.
+
+    Raises:
+        ConfigError: a part is missing, or the path is none.
+    """
+    path, _, room = given.rpartition(":") if isinstance(given, str) else ("", "", "")
+    if not path or _SIZE.fullmatch(room.strip()) is None:
+        raise ConfigError(f"{name} is {shown(given)}, PATH:SIZE wanted, as /kv:200GB")
+    return read_folder(f"path of {name}", path), room.strip()
 
 
 def forgotten(given: float) -> str:

@@ -21,6 +21,7 @@ from kvtrie.cli import (
     finetune,
     fuse,
     generate,
+    launch,
     longcontext,
     profile,
     replay,
@@ -48,12 +49,14 @@ _COMMANDS = {
     "top": top.COMMAND,
     "disk": disk.COMMAND,
     "profile": profile.COMMAND,
+    **launch.COMMANDS,
 }
-# Commands with dotted keys, which read their words by themselves.
+# Commands with dotted keys, or with words of an engine, which read their words by themselves.
 _DOTTED = {
     "generate": generate.run,
     **{name: partial(finetune.run, name) for name in finetune.COMMANDS},
     "longcontext_eval": longcontext.run,
+    **{name: partial(launch.run, name) for name in launch.COMMANDS},
 }
 _REFUSED = 2
 _INTERRUPTED = 130

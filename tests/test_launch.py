@@ -1,0 +1,215 @@
+"""`kvtrie vllm` and `kvtrie sglang`: the command that each builds and becomes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kvtrie.cli import launch, main
+from kvtrie.engines.vllm.settings import Settings
+
+FREE = 64 * 10**9
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A machine with 64 GB of free memory."""
+    monkeypatch.setattr(launch, "free_memory", lambda: FREE)
+    monkeypatch.setattr(launch, "all_memory", lambda: 2 * FREE)
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+
+
+def printed(capsys, *words):
+    """The words of the command that would start."""
+    at = words.index("--") if "--" in words else len(words)
+    assert main([*words[:at], "--print", *words[at:]]) == 0
+    return shlex.split(capsys.readouterr().out)
+
+
+def refused(capsys, *words):
+    """The last line with which a command is refused."""
+    try:
+        status = main(words)
+    except SystemExit as ended:
+        status = ended.code
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    return err.splitlines()[-1]
+
+
+def value(words, flag):
+    return words[words.index(flag) + 1]
+
+
+def extra(words):
+    """The settings of the connector in a command of vLLM."""
+    config = json.loads(value(words, "--kv-transfer-config"))
+    assert (config["kv_connector"], config["kv_role"]) == ("KvtrieConnector", "kv_both")
+    return config["kv_connector_extra_config"]
+
+
+def test_vllm_gets_the_settings_of_the_connector(capsys, tmp_path):
+    words = printed(
+        capsys, "vllm", "a/model", "--host", "8GB", "--disk", f"{tmp_path}/kv:20MiB", "--policy",
+        "lru", "--objective", "hits", "--events", "--", "--port", "8001", "--host", "::1",
+    )  # fmt: skip
+    assert words[:4] == ["vllm", "serve", "a/model", "--kv-transfer-config"]
+    assert words[-4:] == ["--port", "8001", "--host", "::1"]
+    events = json.loads(value(words, "--kv-events-config"))
+    assert events == {"enable_kv_cache_events": True, "publisher": "zmq"}
+    told = extra(words)
+    assert told == {
+        "tiers": [
+            {"kind": "host", "bytes": "8GB"},
+            {"kind": "disk", "bytes": "20MiB", "path": f"{tmp_path}/kv"},
+        ],
+        "policy": "lru",
+        "objective": "hits",
+        "events": True,
+    }
+    assert not (tmp_path / "kv").exists()
+    host, disk = Settings.read(told).tiers
+    assert (host.bytes, disk.bytes) == (8 * 10**9, 20 << 20)
+
+
+def test_without_a_host_a_quarter_of_the_free_memory_is_taken(capsys):
+    assert extra(printed(capsys, "vllm", "m"))["tiers"] == [{"kind": "host", "bytes": FREE // 4}]
+
+
+def test_a_share_is_taken_once_for_all_processes(capsys):
+    told = extra(printed(capsys, "vllm", "m", "--host", "50%"))
+    assert told["tiers"] == [{"kind": "host", "bytes": FREE // 2}]
+
+
+@pytest.mark.parametrize("flag", ["--data-parallel-size=4", "-dp 4", "--data_parallel_size 4"])
+def test_data_parallel_servers_share_the_host_memory(capsys, flag):
+    told = extra(printed(capsys, "vllm", "m", "--host", "8GB", "--", *flag.split()))
+    assert told["tiers"] == [{"kind": "host", "bytes": 2 * 10**9}]
+    err = refused(capsys, "vllm", "m", "--disk", "kv:2GB", "--", *flag.split())
+    assert "4 data-parallel servers" in err
+
+
+def test_a_relative_folder_is_that_of_the_working_folder(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = extra(printed(capsys, "vllm", "m", "--disk", "kv:2MB"))
+    assert told["tiers"][1]["path"] == str(tmp_path / "kv")
+
+
+def test_a_server_without_plugins_gets_the_module(capsys, monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    config = json.loads(value(printed(capsys, "vllm", "m"), "--kv-transfer-config"))
+    assert config["kv_connector_module_path"] == "kvtrie.engines.vllm"
+
+
+def test_sglang_gets_the_radix_cache(capsys):
+    words = printed(capsys, "sglang", "m", "--policy", "lru", "--events", "--", "--tp", "2")
+    assert words[:6] == ["sglang", "serve", "--model-path", "m", "--radix-cache-backend", "kvtrie"]
+    assert json.loads(value(words, "--radix-eviction-policy-config")) == {"policy": "lru"}
+    assert json.loads(value(words, "--kv-events-config")) == {"publisher": "zmq"}
+    assert words[-2:] == ["--tp", "2"]
+
+
+def test_sglang_with_a_disk_gets_the_hierarchical_cache(capsys, tmp_path):
+    disk = f"{tmp_path}/kv:10MB"
+    words = printed(capsys, "sglang", "m", "--host", "9GB", "--disk", disk, "--", "--tp-size", "2")
+    assert "--enable-hierarchical-cache" in words
+    assert "--radix-cache-backend" not in words
+    assert value(words, "--hicache-size") == "4"  # whole gigabytes of each of the two ranks
+    assert value(words, "--hicache-storage-backend") == "dynamic"
+    told = json.loads(value(words, "--hicache-storage-backend-extra-config"))
+    assert (told["path"], told["bytes"]) == (f"{tmp_path}/kv", "10MB")
+    assert (told["backend_name"], told["class_name"]) == ("kvtrie", "KvtrieHiCache")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("vllm m -- --kv-transfer-config {}", "kvtrie sets --kv-transfer-config"),
+        ("vllm m -- --kv_transfer_config={}", "kvtrie sets --kv-transfer-config"),
+        ("vllm m -- --kv-transfer {}", "kvtrie sets --kv-transfer-config"),
+        ("vllm m -- --kv-transfer-config.kv_role x", "kvtrie sets --kv-transfer-config"),
+        ("vllm m -- --kv-offloading-size 4", "kvtrie sets --kv-offloading-size"),
+        ("vllm m -- --model n", "kvtrie sets --model"),
+        ("vllm m --host 1GB --host 2GB", "--host is given twice"),
+        ("vllm m --port 80", "unknown arguments: --port 80; arguments of `vllm serve` follow"),
+        ("vllm", "required: MODEL"),
+        ("vllm m --host 0.0.0.0", "the address that the engine binds to follows"),
+        ("vllm m --host 8G", "the units are B, KB"),
+        ("vllm m --host 900GB", "this machine or its control group has 128000000000"),
+        ("vllm m --host 0%", "more than 0% to 100% wanted"),
+        ("vllm m --disk /kv", "PATH:SIZE wanted, as /kv:200GB"),
+        ("vllm m --disk /kv:", "PATH:SIZE wanted"),
+        ("vllm m --disk :2GB", "PATH:SIZE wanted"),
+        ("vllm m --disk s3://b:2GB", "s3:// is not supported"),
+        ("vllm m --disk kv:9EB", "the file system of"),
+        ("vllm m --policy x", "--policy is one of"),
+        ("vllm m --objective x", "invalid choice: 'x'"),
+        ("sglang m --host 2GB", "--host is 2GB without --disk"),
+        ("sglang m --disk kv:2MB --policy lru", "--policy and --disk"),
+        ("sglang m --disk kv:2MB --host 2GB -- --tp 4", "at least 4GB wanted"),
+        ("sglang m -- --radix-cache-backend x", "kvtrie sets --radix-cache-backend"),
+        ("sglang m -- --hicache-ratio 2", "kvtrie sets --hicache-ratio"),
+        ("sglang m -- --model-path n", "kvtrie sets --model-path"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(capsys, words, said):
+    assert said in refused(capsys, *words.split())
+
+
+def test_an_option_of_the_engine_that_begins_like_ours_is_not_refused(capsys):
+    words = printed(capsys, "sglang", "m", "--", "--radix-eviction-policy", "lru")
+    assert words[-2:] == ["--radix-eviction-policy", "lru"]
+
+
+def test_a_flag_in_a_configuration_file_is_refused(capsys, tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text("port: 8000\nkv_transfer_config: '{}'\n")
+    err = refused(capsys, "vllm", "m", "--", "--config", str(file))
+    assert f"{file} has kv_transfer_config, and kvtrie sets --kv-transfer-config" in err
+    file.write_text("port: 8000\n")
+    assert printed(capsys, "vllm", "m", "--", "--config", str(file))[-1] == str(file)
+
+
+def test_events_that_the_caller_configures_are_not_configured_again(capsys):
+    words = printed(capsys, "vllm", "m", "--events", "--", "--kv-events-config", "{}")
+    assert words.count("--kv-events-config") == 1
+    assert extra(words)["events"]
+
+
+FAKE = """#!{python}
+import os, signal, sys
+print(os.getpid(), *sys.argv[1:], sep="\\n", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_it_becomes_the_engine_with_the_same_process_id(tmp_path, engine):
+    fake = tmp_path / engine
+    fake.write_text(FAKE.format(python=sys.executable))
+    fake.chmod(0o755)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "kvtrie", engine, "a model", "--", "--port", "80"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    with child:
+        assert int(child.stdout.readline()) == child.pid
+        assert child.stdout.readline() == "serve\n"
+        child.send_signal(signal.SIGTERM)
+        words = child.stdout.read().splitlines()
+    assert "a model" in words
+    assert words[-2:] == ["--port", "80"]
+    assert child.returncode == -signal.SIGTERM
+
+
+def test_an_engine_that_is_not_installed_is_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "there is no vllm next to" in refused(capsys, "vllm", "m")
