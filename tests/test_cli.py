@@ -81,12 +81,16 @@ def test_replay_tells_the_figures_of_the_replay(capsys, trace):
     arguments = ["replay", trace, "--tier", "gpu=30", "--tier", "host=40", "--policy", "lru"]
     status, out, err = run(capsys, *arguments, "--json")
     assert (status, err) == (0, "")
-    told = json.loads(out)
-    assert told["hits"] == played.hits > 0
-    assert told["hit_rate"] == played.hit_rate
-    assert told["evictions"] == played.evictions
-    assert [tier["hits"] for tier in told["tiers"]] == [tier.hits for tier in played.tiers]
-    assert (told["policy"], told["structure"], told["block_tokens"]) == ("lru", "leaf-only", 512)
+    figures = json.loads(out)
+    assert figures["hits"] == played.hits > 0
+    assert figures["hit_rate"] == played.hit_rate
+    assert figures["evictions"] == played.evictions
+    assert [tier["hits"] for tier in figures["tiers"]] == [tier.hits for tier in played.tiers]
+    assert (figures["policy"], figures["structure"], figures["block_tokens"]) == (
+        "lru",
+        "leaf-only",
+        512,
+    )
     status, out, _ = run(capsys, *arguments)
     assert status == 0
     assert f"prefix hits {played.hit_rate:.4f} ({played.hits} blocks)" in out
@@ -99,11 +103,11 @@ def test_replay_tells_the_figures_of_the_replay(capsys, trace):
 
 def test_replay_tells_what_was_lost_and_hits_by_turn(capsys, trace):
     played = replay(TRACE, open_manager([Tier("gpu", blocks=30)]))
-    told = json.loads(run(capsys, "replay", trace, "--tier", "gpu=30", "--json")[1])
-    assert told["evicted"] == played.evicted > 0
-    assert told["bound"] == (played.hits + played.evicted) / played.blocks
-    assert [row["turn"] for row in told["turns"]] == list(range(1, len(told["turns"]) + 1))
-    assert sum(row["hits"] for row in told["turns"]) == played.hits
+    figures = json.loads(run(capsys, "replay", trace, "--tier", "gpu=30", "--json")[1])
+    assert figures["evicted"] == played.evicted > 0
+    assert figures["bound"] == (played.hits + played.evicted) / played.blocks
+    assert [row["turn"] for row in figures["turns"]] == list(range(1, len(figures["turns"]) + 1))
+    assert sum(row["hits"] for row in figures["turns"]) == played.hits
     out = run(capsys, "replay", trace, "--tier", "gpu=30")[1]
     assert f"not found: {played.evicted} blocks that had been evicted" in out
     assert f"with room for all prefix hits {played.bound:.4f}" in out
@@ -112,8 +116,8 @@ def test_replay_tells_what_was_lost_and_hits_by_turn(capsys, trace):
 def test_replay_compares_policies_over_rooms(capsys, trace, tmp_path):
     picture = tmp_path / "rooms.png"
     arguments = ["replay", trace, "--policy", "learned,flat", "--rooms", "30,90"]
-    told = json.loads(run(capsys, *arguments, "--json", "--plot", str(picture))[1])
-    rows = {(row["policy"], row["room"]): row for row in told["rows"]}
+    figures = json.loads(run(capsys, *arguments, "--json", "--plot", str(picture))[1])
+    rows = {(row["policy"], row["room"]): row for row in figures["rows"]}
     policies = ["learned", "flat", "lru", "belady, leaves"]
     assert list(rows) == [(policy, room) for policy in policies for room in (30, 90)]
     played = replay(TRACE, open_manager([Tier("gpu", blocks=30)], policy="flat"))
@@ -139,9 +143,9 @@ def test_replay_tells_ends_where_sessions_have_names(capsys, trace, tmp_path):
     named = tmp_path / "named.jsonl"
     write_trace(named, [dataclasses.replace(r, session="all") for r in TRACE])
     plain = json.loads(run(capsys, "replay", str(named), "--json")[1])
-    told = json.loads(run(capsys, "replay", str(named), "--ends", "--json")[1])
-    assert (plain["ends"], told["ends"]) == (False, True)
-    assert told["hits"] == plain["hits"]
+    figures = json.loads(run(capsys, "replay", str(named), "--ends", "--json")[1])
+    assert (plain["ends"], figures["ends"]) == (False, True)
+    assert figures["hits"] == plain["hits"]
 
 
 def test_replay_refuses_in_one_line(capsys, trace, tmp_path):
@@ -187,10 +191,10 @@ def test_map_draws_one_session_block_by_block(capsys, report):
     status, out, _ = run(capsys, "map", report, "--session", "chat 1")
     assert status == 0
     assert out.splitlines()[-4:] == ["    3 ···", "    2 ▓▓·", "    1 █▓·", "    0 ██▓"]
-    told = json.loads(run(capsys, "map", report, "--session", "chat 1", "--json")[1])
-    assert list(told["sessions"]) == ["chat 1"]
-    assert told["sessions"]["chat 1"][1] == [0, 1, -1]
-    assert told["tiers"] == ["gpu", "host", "dropped"]
+    figures = json.loads(run(capsys, "map", report, "--session", "chat 1", "--json")[1])
+    assert list(figures["sessions"]) == ["chat 1"]
+    assert figures["sessions"]["chat 1"][1] == [0, 1, -1]
+    assert figures["tiers"] == ["gpu", "host", "dropped"]
     assert "'chat 7'" in refused(capsys, "map", report, "--session", "chat 7")
 
 
@@ -253,18 +257,18 @@ def test_a_report_says_where_everything_is(tmp_path):
 def test_demo_gets_what_was_asked_and_gives_its_verdict(capsys, monkeypatch):
     import kvtrie.demo.run
 
-    asked = []
+    calls = []
 
     def stand_in(options):
-        asked.append(options)
+        calls.append(options)
         return 1
 
     monkeypatch.setattr("kvtrie.demo.run.demo", stand_in)
     assert run(capsys, "demo") == (1, "", "")
-    assert asked[-1] == kvtrie.demo.run.Options()
+    assert calls[-1] == kvtrie.demo.run.Options()
     more = "--structure leaf-only --tiny --seed 5 --answer-tokens 3 --gpu-share .5 --host-share .6"
     run(capsys, "demo", *more.split(), "--picture", "a.png", "--save", "b.json", "--json")
-    assert asked[-1] == kvtrie.demo.run.Options(
+    assert calls[-1] == kvtrie.demo.run.Options(
         structure="leaf-only",
         tiny=True,
         seed=5,
@@ -276,7 +280,7 @@ def test_demo_gets_what_was_asked_and_gives_its_verdict(capsys, monkeypatch):
         json=True,
     )
     run(capsys, "demo", "--no-picture")
-    assert asked[-1].picture is None
+    assert calls[-1].picture is None
 
 
 def test_demo_says_what_is_missing(capsys, monkeypatch):
@@ -309,8 +313,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(report):
 
 
 def test_the_module_is_the_command():
-    said = [
+    outputs = [
         subprocess.run([*command, "--version"], check=True, capture_output=True, text=True).stdout
         for command in ([KVTRIE], [sys.executable, "-m", "kvtrie"])
     ]
-    assert said[0] == said[1] != ""
+    assert outputs[0] == outputs[1] != ""

@@ -39,7 +39,7 @@ def run(capsys, *arguments):
     return status, captured.out, captured.err
 
 
-def told(capsys, *arguments, status=0):
+def run_json(capsys, *arguments, status=0):
     """The JSON output of a command."""
     ended, out, err = run(capsys, *arguments, "--json")
     assert (ended, err) == (status, "")
@@ -88,7 +88,7 @@ def test_what_is_no_folder_of_stores_is_refused_in_one_line(capsys, tmp_path, ac
 
 
 def test_ls_tells_what_a_store_holds(capsys, folder):
-    document = told(capsys, "ls", folder)
+    document = run_json(capsys, "ls", folder)
     assert (document["folder"], document["unreadable"]) == (str(folder), [])
     (store,) = document["stores"]
     assert store["store"] == str(stores(folder)[0])
@@ -110,7 +110,7 @@ def test_ls_tells_what_a_store_holds(capsys, folder):
 
 
 def test_ls_lists_blocks_if_asked(capsys, folder):
-    (store,) = told(capsys, "ls", folder, "--blocks")["stores"]
+    (store,) = run_json(capsys, "ls", folder, "--blocks")["stores"]
     assert {(row["slot"], bytes.fromhex(row["key"])) for row in store["rows"]} == set(rows(folder))
     assert all(row["layers"] == [0, 4] and row["rooted"] for row in store["rows"])
     assert {row["uses"] for row in store["rows"]} == {1}
@@ -127,37 +127,37 @@ def test_ls_tells_a_block_whose_path_is_broken(capsys, tmp_path):
     first = next(slot for slot, *_ in seen.blocks(0))
     with serving(tmp_path) as executor:
         executor.pools[2].store.remove(first)
-    (listed,) = told(capsys, "ls", tmp_path, "--blocks")["stores"]
+    (listed,) = run_json(capsys, "ls", tmp_path, "--blocks")["stores"]
     assert [row["rooted"] for row in listed["rows"]] == [False]
     assert run(capsys, "ls", tmp_path, "--blocks")[1].endswith("broken\n")
 
 
 def test_several_models_and_an_empty_store_are_told_apart(capsys, folder):
     DiskStorage(folder, replace(SHAPE, fingerprint="another"), 8, SIZE).close()
-    listed = told(capsys, "ls", folder)["stores"]
+    listed = run_json(capsys, "ls", folder)["stores"]
     assert len(listed) == 2
     empty = next(store for store in listed if store["about"]["fingerprint"] == "another")
     assert (empty["blocks"], empty["youngest_s"], empty["oldest_s"]) == (0, None, None)
     out = run(capsys, "ls", folder)[1]
     assert "fingerprint another" in out
-    assert len(told(capsys, "verify", folder)["stores"]) == 2
+    assert len(run_json(capsys, "verify", folder)["stores"]) == 2
 
 
 def test_who_writes_is_told_and_not_disturbed(capsys, folder):
     with serving(folder) as executor:
         executor.restore()
-        (store,) = told(capsys, "ls", folder)["stores"]
+        (store,) = run_json(capsys, "ls", folder)["stores"]
         assert store["read_only"] == f"process {os.getpid()} writes here"
         assert store["read_only"] in run(capsys, "ls", folder)[1]
-        (store,) = told(capsys, "verify", folder)["stores"]
+        (store,) = run_json(capsys, "verify", folder)["stores"]
         assert store["read_only"] == f"process {os.getpid()} writes here"
         assert (store["blocks"], store["findings"]) == (12, [])
-        (store,) = told(capsys, "gc", folder, "--older-than", 1)["stores"]
+        (store,) = run_json(capsys, "gc", folder, "--older-than", 1)["stores"]
         assert store["read_only"] == f"process {os.getpid()} writes here"
         assert (store["freed"], store["removed"]) == (0, False)
         assert "left alone: process" in run(capsys, "gc", folder)[1]
         assert [ask(executor, tokens) for tokens in PROMPTS] == [SIZE] * 12
-    assert told(capsys, "ls", folder)["stores"][0]["read_only"] is None
+    assert run_json(capsys, "ls", folder)["stores"][0]["read_only"] is None
     with serving(folder) as executor:  # looking has not kept the lock
         assert not executor.pools[2].read_only
 
@@ -165,7 +165,7 @@ def test_who_writes_is_told_and_not_disturbed(capsys, folder):
 def test_verify_finds_five_planted_faults_and_removes_them(capsys, folder):
     hit = plant(folder)
     before = dict(rows(folder))
-    (store,) = told(capsys, "verify", folder, status=1)["stores"]
+    (store,) = run_json(capsys, "verify", folder, status=1)["stores"]
     assert store["read_only"] is None
     assert store["blocks"] == 11  # the twelfth has no frame
     reasons = {finding["slot"]: finding["reason"] for finding in store["findings"]}
@@ -182,7 +182,7 @@ def test_verify_finds_five_planted_faults_and_removes_them(capsys, folder):
         assert finding["removed"]
         if finding["slot"] is not None:
             assert bytes.fromhex(finding["key"]) == before[finding["slot"]]
-    (store,) = told(capsys, "verify", folder)["stores"]
+    (store,) = run_json(capsys, "verify", folder)["stores"]
     assert (store["blocks"], store["findings"]) == (6, [])
     assert {slot for slot, _ in rows(folder)} == set(before) - set().union(*hit.values())
     with serving(folder) as executor:
@@ -214,7 +214,7 @@ def test_verify_removes_nothing_beside_a_writer(capsys, folder):
     with DiskStorage(folder, SHAPE, DISK, SIZE):
         hit = plant(folder)
         files = {path: path.read_bytes() for path in folder.rglob("segment*")}
-        (store,) = told(capsys, "verify", folder, status=1)["stores"]
+        (store,) = run_json(capsys, "verify", folder, status=1)["stores"]
         assert len(store["findings"]) == 6
         assert not any(finding["removed"] for finding in store["findings"])
         out = run(capsys, "verify", folder)[1]
@@ -257,7 +257,7 @@ def test_verify_tells_what_a_failing_device_keeps(capsys, folder, monkeypatch):
     assert "Input/output error" in out
     assert out.endswith("    0 removed, 1 left: the device failed\n")
     monkeypatch.undo()
-    assert told(capsys, "verify", folder)["stores"][0]["blocks"] == 12
+    assert run_json(capsys, "verify", folder)["stores"][0]["blocks"] == 12
 
 
 def test_gc_gives_free_space_back_and_tells_how_much(capsys, folder):
@@ -266,14 +266,14 @@ def test_gc_gives_free_space_back_and_tells_how_much(capsys, folder):
         for slot, _ in rows(folder)[:7]:
             executor.pools[2].store.remove(slot)
     before = on_disk(folder)
-    document = told(capsys, "gc", folder)
+    document = run_json(capsys, "gc", folder)
     (store,) = document["stores"]
     assert document["freed"] == store["freed"] == before - on_disk(folder) > 5 * 20_000
     assert (store["removed"], store["read_only"]) == (False, None)
     status, out, err = run(capsys, "gc", folder)
     assert (status, err) == (0, "")
     assert out.splitlines()[-1] == "0 B freed (0 bytes)"
-    assert told(capsys, "verify", folder)["stores"][0]["blocks"] == 5
+    assert run_json(capsys, "verify", folder)["stores"][0]["blocks"] == 5
 
 
 def test_gc_removes_stores_that_nobody_has_used(capsys, folder):
@@ -288,15 +288,15 @@ def test_gc_removes_stores_that_nobody_has_used(capsys, folder):
         ask(executor, PROMPTS[1])  # one old block and a younger one
         executor.save()
     DiskStorage(folder, empty, 8, SIZE).close()
-    for store in told(capsys, "gc", folder, "--older-than", 5.5)["stores"]:
+    for store in run_json(capsys, "gc", folder, "--older-than", 5.5)["stores"]:
         assert not store["removed"]
     (old,) = [
         Path(store["store"])
-        for store in told(capsys, "ls", folder)["stores"]
+        for store in run_json(capsys, "ls", folder)["stores"]
         if store["about"]["fingerprint"] == SHAPE.fingerprint
     ]
     size = on_disk(old)
-    document = told(capsys, "gc", folder, "--older-than", 4.5)
+    document = run_json(capsys, "gc", folder, "--older-than", 4.5)
     removed = [store for store in document["stores"] if store["removed"]]
     assert [store["store"] for store in removed] == [str(old)]
     assert document["freed"] == removed[0]["freed"] == size
@@ -304,7 +304,7 @@ def test_gc_removes_stores_that_nobody_has_used(capsys, folder):
     status, out, _ = run(capsys, "gc", folder, "--older-than", "1")
     assert status == 0
     assert out.count(": removed, ") == 1
-    left = [store["about"]["fingerprint"] for store in told(capsys, "ls", folder)["stores"]]
+    left = [store["about"]["fingerprint"] for store in run_json(capsys, "ls", folder)["stores"]]
     assert sorted(left) == ["empty", "new"]
 
 
@@ -314,7 +314,7 @@ def test_gc_finishes_a_removal_that_was_interrupted(capsys, folder):
     store.rename(store.with_name(f"{store.name}.removed"))
     (folder / "notes.removed").write_text("not ours")
     size = on_disk(store.with_name(f"{store.name}.removed"))
-    assert told(capsys, "gc", folder)["freed"] == size
+    assert run_json(capsys, "gc", folder)["freed"] == size
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         ["notes.removed", stores(folder)[0].name]
     )
@@ -350,7 +350,7 @@ def test_a_store_under_a_wrong_name_is_not_touched(capsys, folder):
     store.rename(store.with_name("0123456789abcdef"))
     for action in ("verify", "gc"):
         assert f"that would be {store.name}" in refused(capsys, action, folder)
-    assert told(capsys, "ls", folder)["stores"][0]["blocks"] == 12
+    assert run_json(capsys, "ls", folder)["stores"][0]["blocks"] == 12
     fill(folder, PROMPTS[:1], shape=replace(SHAPE, fingerprint="other"))
     status, out, err = run(capsys, "verify", folder)
     assert (status, err.count("\n")) == (2, 1)

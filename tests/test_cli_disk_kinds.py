@@ -129,8 +129,8 @@ def going_through(folders):
     assert (done.returncode, done.stderr) == (0, "")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return {
-        (Path(place), action): tuple(said)
-        for (place, action), said in zip(lines[::2], lines[1::2], strict=True)
+        (Path(place), action): tuple(text)
+        for (place, action), text in zip(lines[::2], lines[1::2], strict=True)
     }
 
 
@@ -154,24 +154,24 @@ def test_any_kind_of_file_ends_as_a_miss_with_a_reason(whole, tmp_path, outside,
         kind(store / name, outside)
         folders[place] = kind
     before = seen(outside)
-    told = going_through(folders)
+    outcomes = going_through(folders)
     assert seen(outside) == before
-    for (place, action), (status, said) in told.items():
-        assert "Traceback" not in said
+    for (place, action), (status, text) in outcomes.items():
+        assert "Traceback" not in text
         kind = folders[place]
         if name == "lock" and kind is not sparse:
             assert status == 0
-            assert "lock" in said
-            assert "free to write" not in said
+            assert "lock" in text
+            assert "free to write" not in text
         elif name == "manifest":
             assert status == 2
-            assert f"{name}: " in said
+            assert f"{name}: " in text
         elif name == "segment-00000" and action == "verify":
             assert status == 1
-            assert "6 blocks read" in said
+            assert "6 blocks read" in text
         elif name == "pair" and kind not in (hard_link, sparse):
             assert status == 2
-            assert f"{name}: " in said
+            assert f"{name}: " in text
         else:
             assert status == 0
 

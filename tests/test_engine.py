@@ -169,12 +169,12 @@ def test_what_the_engine_shares_is_left_out_of_the_loads():
     manager.complete(moves.id, now=4)
     assert lease.load((2, 4), (3, 4), now=5).size == 1
     assert lease.load(blocks=(4, 4), now=5).size == 0
-    for blocks, said in [
+    for blocks, message in [
         ((0, 5), "blocks 0 to before 5, lease 1 has matched 4"),
         ((3, 2), "blocks 3 to before 2"),
         ((-1, 2), "first block is -1"),
     ]:
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             lease.load(blocks=blocks, now=6)
     settle(manager, 7)
     lease.commit([], now=8)

@@ -160,8 +160,8 @@ def test_a_replay_prints_a_line_per_refresh(capsys, trace, tmp_path):
     (machine,), (gpu, host) = last["machines"], last["tiers"]
     assert (machine["leases"], machine["up"], gpu["policy"]) == (0, True, "lru")
     assert (gpu["tier"], gpu["slots"], host["slots"]) == ("gpu", 30, 60)
-    told = json.loads(run(capsys, "replay", trace, *SMALL, "--policy", "lru", "--json")[1])
-    assert machine["hits_ever"] == pytest.approx(told["hit_rate"])
+    replayed = json.loads(run(capsys, "replay", trace, *SMALL, "--policy", "lru", "--json")[1])
+    assert machine["hits_ever"] == pytest.approx(replayed["hit_rate"])
     assert "learned" not in picture.read_text()
     assert "font-face" not in picture.read_text()
 
@@ -213,10 +213,10 @@ def test_replay_prints_the_last_evictions(capsys, trace):
     head, *rows = out.splitlines()[-5:]
     assert head.split()[:5] == ["at", "s", "block", "position", "tier"]
     assert len(rows) == 4
-    told = json.loads(run(capsys, "replay", trace, *SMALL, "--evictions", "4", "--json")[1])
-    assert [f"{entry['block']:#x}" for entry in told["last_evictions"]] == [
+    replayed = json.loads(run(capsys, "replay", trace, *SMALL, "--evictions", "4", "--json")[1])
+    assert [f"{entry['block']:#x}" for entry in replayed["last_evictions"]] == [
         row.split()[1] for row in rows
     ]
-    assert {entry["cause"] for entry in told["last_evictions"]} == {"demand"}
+    assert {entry["cause"] for entry in replayed["last_evictions"]} == {"demand"}
     assert "last_evictions" not in json.loads(run(capsys, "replay", trace, *SMALL, "--json")[1])
     assert "eviction_log is -1" in refused(capsys, "replay", trace, "--evictions", "-1")

@@ -251,10 +251,10 @@ def _words(about: str) -> str:
     if not isinstance(meaning, dict):
         return about
     fields = cast("dict[str, object]", meaning)
-    said = {
+    stated = {
         name: it for name, it in fields.items() if it is not None and it is not False and it != ""
     }
-    return ", ".join(f"{name} {str(value)[:_LEGIBLE]}" for name, value in said.items())
+    return ", ".join(f"{name} {str(value)[:_LEGIBLE]}" for name, value in stated.items())
 
 
 def _name(key: bytes) -> str:

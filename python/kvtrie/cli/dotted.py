@@ -58,11 +58,11 @@ def add_data(parser: Any, default: Any = None) -> None:  # noqa: ANN401 - jsonar
     default = default or {"class_path": "LongBenchV2"}
     parser.add_subclass_arguments(DataModule, "data", default=default)
     shared = [f"--data.{name}" for name in _names(DataModule)]
-    told = [f"all data sets take {', '.join(shared)}"]
+    lines = [f"all data sets take {', '.join(shared)}"]
     for kind in DataModule.__subclasses__():
         own = [f"--data.{name}" for name in _names(kind) if name != "more"]
-        told.append(f"{kind.__name__} takes {', '.join(own)} as well")
-    parser.epilog = "; ".join(told) + "."
+        lines.append(f"{kind.__name__} takes {', '.join(own)} as well")
+    parser.epilog = "; ".join(lines) + "."
 
 
 def _names(kind: type) -> list[str]:

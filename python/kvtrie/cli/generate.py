@@ -64,13 +64,13 @@ def _sampling(given: Any) -> dict[str, Any]:  # noqa: ANN401 - a namespace
     from kvtrie.argument import real, whole
 
     samples = whole("num_samples", given.num_samples, 1, _MOST_SAMPLES)
-    said = [name for name in ("top_k", "top_p", "seed") if given[name] is not None]
-    said += ["num_samples"] if samples > 1 else []
+    sampling = [name for name in ("top_k", "top_p", "seed") if given[name] is not None]
+    sampling += ["num_samples"] if samples > 1 else []
     warm = None if given.temperature is None else real("temperature", given.temperature, 0, 1e6)
-    if warm == 0 or (warm is None and not said):
-        if said:
+    if warm == 0 or (warm is None and not sampling):
+        if sampling:
             raise ConfigError(
-                f"temperature 0 takes the likeliest tokens, so {', '.join(said)} would have no "
+                f"temperature 0 takes the likeliest tokens, so {', '.join(sampling)} would have no "
                 "effect"
             )
         return {"do_sample": False}
@@ -91,8 +91,7 @@ def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse names
     try:
         return _parser().parse_args(list(words))
     except jsonargparse.ArgumentError as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(said) from error
+        raise ConfigError(" ".join(str(error).split())) from error
 
 
 def _parser() -> Any:  # noqa: ANN401 - a jsonargparse parser

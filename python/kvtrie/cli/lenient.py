@@ -14,12 +14,12 @@ _MOST = 0.1
 _FAILED = 1
 
 
-def lenient_status(skipped: int, kept: int) -> int:
+def lenient_status(skipped: int, read: int) -> int:
     """Return the exit status of a run that left out some lines: 1 for more than a tenth."""
-    if skipped <= _MOST * (skipped + kept):
+    if skipped <= _MOST * (skipped + read):
         return 0
     sys.stderr.write(
-        f"--lenient left out {skipped} of {skipped + kept} lines of the trace, more than a tenth: "
+        f"--lenient left out {skipped} of {skipped + read} lines of the trace, more than a tenth: "
         "the figures are those of the rest\n"
     )
     return _FAILED

@@ -69,17 +69,21 @@ def _run(given: argparse.Namespace) -> int:
     with Progress(console=Console(stderr=True), disable=given.json, transient=True) as bar:
         task = bar.add_task("Profiling", total=None)
 
-        def tell(what: str) -> None:
+        def on_step(what: str) -> None:
             bar.update(task, description=what, advance=1)
 
-        told = measure(given, tell)
-    write_output(given.out, _toml(told))
-    text = json.dumps(told) + "\n" if given.json else _toml(told) + f"\nWritten to {given.out}.\n"
+        measured = measure(given, on_step)
+    write_output(given.out, _toml(measured))
+    text = (
+        json.dumps(measured) + "\n"
+        if given.json
+        else _toml(measured) + f"\nWritten to {given.out}.\n"
+    )
     sys.stdout.write(text)
     return 0
 
 
-def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str, Any]:
+def measure(given: argparse.Namespace, on_step: Callable[[str], None]) -> dict[str, Any]:
     """Everything that was asked for, as the file has it."""
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
@@ -87,7 +91,7 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
     from kvtrie.transfer.passes import time_device
     from kvtrie.transfer.profile import time_lane, time_prefill
 
-    told: dict[str, Any] = {"model": given.model, "block_tokens": given.block_tokens}
+    measured: dict[str, Any] = {"model": given.model, "block_tokens": given.block_tokens}
     shape = ModelShape(layers=30, kv_heads=3, head_dim=64, fingerprint="profile")
     if given.model != "none":
         from rich.console import Console
@@ -99,20 +103,20 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
             contexts.append(max(given.block_tokens, 2 * contexts[-1]))
         rows: list[list[float]] = []
         spreads: list[float] = []
-        tell(f"Prefill behind {contexts[0]} tokens")
+        on_step(f"Prefill behind {contexts[0]} tokens")
         timings = time_prefill(model, given.block_tokens, contexts, repeats=given.repeats)
         for context, timing in timings:
-            tell(f"Prefill behind {2 * context or given.block_tokens} tokens")
+            on_step(f"Prefill behind {2 * context or given.block_tokens} tokens")
             # Longer contexts cost no less: what falls is noise.
             rows.append([context, max(timing.median, rows[-1][1] if rows else 0.0)])
             spreads.append(round(timing.spread / timing.median, 4))
         table = [[int(at), round(ns / rows[0][1], 6)] for at, ns in rows]
-        told["cost"] = {"ns_per_token": round(rows[0][1], 1), "table": table, "spread": spreads}
-        told["passes"] = _passes(model, given.longest, given.repeats, tell)
-        told["decode"] = _decodes(model, given.longest, given.repeats, tell)
-    tell("Device")
+        measured["cost"] = {"ns_per_token": round(rows[0][1], 1), "table": table, "spread": spreads}
+        measured["passes"] = _passes(model, given.longest, given.repeats, on_step)
+        measured["decode"] = _decodes(model, given.longest, given.repeats, on_step)
+    on_step("Device")
     device = time_device(shape.dtype, repeats=given.repeats)
-    told["compute"] = {name: round(value) for name, value in device._asdict().items()}
+    measured["compute"] = {name: round(value) for name, value in device._asdict().items()}
     host = Tier("host", blocks=given.blocks)
     fast = gpu_pool(shape, Tier("gpu", blocks=given.blocks), given.block_tokens)
     below = host_pool(shape, host, given.block_tokens)
@@ -127,15 +131,15 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
         both: dict[str, float] = {}
         for upper, lower, tier in pairs:
             for name, figures in time_lane(upper, lower, tier, repeats=given.repeats):
-                tell(f"Copies: {tier.kind}")
+                on_step(f"Copies: {tier.kind}")
                 if name == "both":
                     both[tier.kind] = figures
                 else:
                     lanes[name] = figures
-    told["device"] = fast.device.type
-    told["lanes"] = lanes
-    told["both"] = both
-    return told
+    measured["device"] = fast.device.type
+    measured["lanes"] = lanes
+    measured["both"] = both
+    return measured
 
 
 def _model(name: str, console: Console) -> Any:  # noqa: ANN401 - a transformers model
@@ -151,7 +155,7 @@ def _passes(
     model: Any,  # noqa: ANN401 - a transformers model
     longest: int,
     repeats: int,
-    tell: Callable[[str], None],
+    on_step: Callable[[str], None],
 ) -> dict[str, Any]:
     """Passes of one token up to a quarter of the longest context, without and after half of it."""
     from kvtrie.transfer.passes import PassTable, time_passes
@@ -161,7 +165,7 @@ def _passes(
         tokens.append(4 * tokens[-1])
     cells: list[tuple[int, int, float]] = []
     for context, many, ns in time_passes(model, [0, longest // 2], tokens, repeats=repeats):
-        tell(f"Passes of {many} tokens behind {context}")
+        on_step(f"Passes of {many} tokens behind {context}")
         cells.append((context, many, round(ns)))
     table = PassTable.of(cells)
     return {"contexts": table.contexts, "tokens": table.tokens, "ns": table.ns}
@@ -171,24 +175,24 @@ def _decodes(
     model: Any,  # noqa: ANN401 - a transformers model
     longest: int,
     repeats: int,
-    tell: Callable[[str], None],
+    on_step: Callable[[str], None],
 ) -> dict[str, Any]:
     """A token each of up to eight requests, without and after half of the longest context."""
     from kvtrie.transfer.passes import PassTable, time_decodes
 
     cells: list[tuple[int, int, float]] = []
     for context, many, ns in time_decodes(model, [0, longest // 2], _REQUESTS, repeats=repeats):
-        tell(f"Decodes of {many} requests behind {context}")
+        on_step(f"Decodes of {many} requests behind {context}")
         cells.append((context, many, round(ns)))
     table = PassTable.of(cells)
     return {"contexts": table.contexts, "requests": table.tokens, "ns": table.ns}
 
 
-def _toml(told: dict[str, Any]) -> str:
+def _toml(measured: dict[str, Any]) -> str:
     """Plain values first, then a table for each dictionary; strings and numbers read as in JSON."""
     text = ""
     tables: list[tuple[str, Any]] = []
-    for name, value in told.items():
+    for name, value in measured.items():
         if name == "lanes":
             tables += [(f'lanes."{lane}"', figures) for lane, figures in value.items()]
         elif name in {"cost", "passes", "decode", "compute", "both"}:

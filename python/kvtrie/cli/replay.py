@@ -157,7 +157,7 @@ def _run(given: argparse.Namespace) -> int:
     word("--format", given.format, FORMATS)
     source = TraceSource(given.trace, given.format, hash_tokens=given.block_tokens)
     most = max(MOST_BLOCKS, *(tier.blocks or 0 for tier in tiers))
-    asked = block_requests(source, given.block_tokens, skipped, most)
+    stream = block_requests(source, given.block_tokens, skipped, most)
     several = "," in given.policy
     names = ("policy", "structure", "block_tokens", "load", "ends", "objective")
     settings = {"trace": str(given.trace), **{name: getattr(given, name) for name in names}}
@@ -166,7 +166,7 @@ def _run(given: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} goes with several policies, as --policy learned,retention")
     # A report names some of all, and ends are known from all.
     whole = given.save is not None or several or given.ends
-    requests = list(asked) if whole else asked
+    requests = list(stream) if whole else stream
     if given.ends and all(request.session is None for request in requests):
         raise ConfigError(f"--ends: no request of {given.trace} names its session")
     if several and isinstance(requests, list):

@@ -49,8 +49,8 @@ def _map(given: argparse.Namespace) -> int:
 
     report = read_report(given.report)
     if given.session is not None and given.session not in report.sessions:
-        known = ", ".join(report.sessions) or "none"
-        raise ConfigError(f"there is no session {given.session!r} in {given.report}, only {known}")
+        names = ", ".join(report.sessions) or "none"
+        raise ConfigError(f"there is no session {given.session!r} in {given.report}, only {names}")
     chosen = {
         name: where for name, where in report.sessions.items() if given.session in (None, name)
     }

@@ -175,17 +175,17 @@ class Pace:
         next_look, origin = begin + self._refresh, None
         for request in requests:
             origin = request.at if origin is None else origin
-            due = begin
+            next_request = begin
             if self._speed is not None:
-                due += (request.at - origin) / _NS / self._speed
-            while (now := self._clock()) < due or now >= next_look:
+                next_request += (request.at - origin) / _NS / self._speed
+            while (now := self._clock()) < next_request or now >= next_look:
                 if now >= end:
                     return
                 if now >= next_look:
                     self._look()
                     next_look = now + self._refresh
                 else:
-                    self._sleep(min(due, next_look, end) - now)
+                    self._sleep(min(next_request, next_look, end) - now)
             if now >= end:
                 return
             yield request

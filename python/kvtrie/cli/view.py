@@ -111,10 +111,10 @@ class _Interval:
 
     def _hits(self, labels: dict[str, str]) -> tuple[float, float]:
         """Shares of the blocks asked for: since the scrape before, and ever."""
-        found, asked = "kvtrie_hit_blocks_total", "kvtrie_requested_blocks_total"
+        found, requested = "kvtrie_hit_blocks_total", "kvtrie_requested_blocks_total"
         return (
-            _share(self._more(found, labels), self._more(asked, self._labels)),
-            _share(self._after.value(found, labels), self._after.value(asked, self._labels)),
+            _share(self._more(found, labels), self._more(requested, self._labels)),
+            _share(self._after.value(found, labels), self._after.value(requested, self._labels)),
         )
 
     def _quantile(self, share: float, name: str, labels: dict[str, str]) -> float | None:

@@ -111,7 +111,7 @@ def _bound(configs: Sequence[SimulationConfig]) -> list[tuple[float, float]]:
     skipped = Skipped() if first.trace.lenient else None
     paths = list(block_requests(first.trace, first.block_tokens, skipped, first.most_blocks))
     least = max((len(path.blocks) for path in paths), default=0)
-    asked = max(1, sum(len(path.blocks) for path in paths))
+    requested = max(1, sum(len(path.blocks) for path in paths))
     return [
-        (gib, most_hits(paths, blocks).hits / asked) for blocks, gib in rooms if blocks >= least
+        (gib, most_hits(paths, blocks).hits / requested) for blocks, gib in rooms if blocks >= least
     ]

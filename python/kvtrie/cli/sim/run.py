@@ -85,10 +85,10 @@ def _run(given: argparse.Namespace) -> int:
     sampled = given.sample_ns if given.plot else 0
     simulation.watch(spans=given.perfetto is not None, sample_ns=sampled)
     lines: list[dict[str, Any]] = []
-    tell = None if given.perfetto is None else lines.append
+    on_line = None if given.perfetto is None else lines.append
     begun = perf_counter()
     with _lines_to(given.requests) as on_request, _lines_to(given.decisions) as on_decision:
-        figures = _played(config, simulation, _both(on_request, tell), on_decision, best)
+        figures = _played(config, simulation, _both(on_request, on_line), on_decision, best)
     seconds = perf_counter() - begun
     status = status_of(figures)
     if given.csv is not None:
@@ -105,10 +105,10 @@ def _run(given: argparse.Namespace) -> int:
     return status
 
 
-_Tell: TypeAlias = "Callable[[dict[str, Any]], object]"
+_LineSink: TypeAlias = "Callable[[dict[str, Any]], object]"
 
 
-def _both(one: _Tell | None, other: _Tell | None) -> _Tell | None:
+def _both(one: _LineSink | None, other: _LineSink | None) -> _LineSink | None:
     if one is None or other is None:
         return one or other
     return lambda line: (one(line), other(line))
@@ -117,20 +117,20 @@ def _both(one: _Tell | None, other: _Tell | None) -> _Tell | None:
 def _played(
     config: SimulationConfig,
     simulation: Simulation,
-    tell: _Tell | None,
-    on_decision: _Tell | None,
+    on_line: _LineSink | None,
+    on_decision: _LineSink | None,
     best: int,
 ) -> dict[str, Any]:
     """Run with a bar on the terminal, whose time left is by how many requests the trace has."""
     from kvtrie.sim.run import run_config
 
-    def watch(asked: Iterable[Asked]) -> Iterable[Asked]:
+    def watch(requests: Iterable[Asked]) -> Iterable[Asked]:
         made = config.trace.generator
         total = lines_in(config.trace.path) if made is None else made.requests
-        return watched(asked, "Simulating", total=total)
+        return watched(requests, "Simulating", total=total)
 
     return run_config(
-        config, tell, watch=watch, simulation=simulation, on_decision=on_decision, best=best
+        config, on_line, watch=watch, simulation=simulation, on_decision=on_decision, best=best
     )
 
 
@@ -144,7 +144,7 @@ def _draw(path: Path, config: SimulationConfig, simulation: Simulation) -> None:
 
 
 @contextmanager
-def _lines_to(path: Path | None) -> Generator[_Tell | None]:
+def _lines_to(path: Path | None) -> Generator[_LineSink | None]:
     """Yield a writer of JSON lines to a file, if one is named; a run that fails writes none."""
     if path is None:
         yield None
@@ -155,10 +155,10 @@ def _lines_to(path: Path | None) -> Generator[_Tell | None]:
 
 def _text(config: SimulationConfig, figures: dict[str, Any], seconds: float) -> str:
     """The figures as a person reads them, and the seconds that the run took."""
-    asked, found = figures["input_tokens"], sum(figures["hit_tokens"].values())
+    prompt, found = figures["input_tokens"], sum(figures["hit_tokens"].values())
     text = (
         f"{config.trace.path.name}: {figures['requests']} requests, {figures['refused']} refused, "
-        f"{asked} prompt tokens, {found / max(1, asked):.4f} of them found\n\n"
+        f"{prompt} prompt tokens, {found / max(1, prompt):.4f} of them found\n\n"
         f"{'ms':8}{'mean':>12}{'p50':>12}{'p90':>12}{'p99':>12}\n"
     )
     for name in ("ttft", "tpot", "e2e"):
