@@ -64,10 +64,10 @@ MOST = 10_000_000
 def tiny(kind, **changes):
     """A model of a kind, by the names that its configuration knows."""
     config = CONFIG_MAPPING[kind]
-    known = set(inspect.signature(config.__init__).parameters)
+    accepted = set(inspect.signature(config.__init__).parameters)
     if dataclasses.is_dataclass(config):
-        known |= {field.name for field in dataclasses.fields(config)}
-    given = {name: value for name, value in SIZES.items() if name in known}
+        accepted |= {field.name for field in dataclasses.fields(config)}
+    given = {name: value for name, value in SIZES.items() if name in accepted}
     made = config(**(given | changes))
     with torch.device("meta"):
         size = AutoModelForCausalLM.from_config(made).num_parameters()

@@ -40,7 +40,7 @@ def pushed_down(llama):
         executor.close()
 
 
-class Asked(transformers.Arrival):
+class RecordedArrival(transformers.Arrival):
     """Notes which layers a pass waits for."""
 
     layers: ClassVar[list[int]] = []
@@ -51,49 +51,49 @@ class Asked(transformers.Arrival):
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    monkeypatch.setattr(transformers, "Arrival", Asked)
-    Asked.layers = []
-    return Asked.layers
+def waited(monkeypatch):
+    monkeypatch.setattr(transformers, "Arrival", RecordedArrival)
+    RecordedArrival.layers = []
+    return RecordedArrival.layers
 
 
-def test_each_layer_is_waited_for_when_it_computes(llama, pushed_down, asked):
+def test_each_layer_is_waited_for_when_it_computes(llama, pushed_down, waited):
     executor, ids, truth = pushed_down()
-    asked.clear()
+    waited.clear()
     layers = llama.config.num_hidden_layers
     with KvtrieCache(llama, executor, ids) as cache:
         assert cache.get_seq_length() == FOUND
-        assert asked == []
+        assert waited == []
         mine = answer(llama, ids, cache)
-        assert asked[:layers] == list(range(layers))
-        assert set(asked[layers:]) <= {layers - 1}  # the end of the first pass; no later one waits
+        assert waited[:layers] == list(range(layers))
+        assert set(waited[layers:]) <= {layers - 1}  # the end of the first pass; no later one waits
         assert cache.recovered == 0
         agree(truth, mine)
     assert executor.staged_bytes == 0
     executor.manager.audit()
 
 
-def test_without_it_opening_waits_for_all(llama, pushed_down, asked):
+def test_without_it_opening_waits_for_all(llama, pushed_down, waited):
     executor, ids, truth = pushed_down()
-    asked.clear()
+    waited.clear()
     with KvtrieCache(llama, executor, ids, use_layerwise=False) as cache:
         assert all(lease.ready() for lease in cache.leases)
         agree(truth, answer(llama, ids, cache))
-    assert asked == []
+    assert waited == []
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_what_is_loaded_by_layer_is_what_was_computed(llama, pushed_down, held):
+@pytest.mark.parametrize("waits_for_moves", [True, False])
+def test_what_is_loaded_by_layer_is_what_was_computed(llama, pushed_down, waits_for_moves):
     """A load that has not come when a layer computes is waited for: the slots begin as NaN."""
     executor, ids, truth = pushed_down()
     gate = threading.Event()
-    if held:
+    if waits_for_moves:
         LayerwiseEngine.of(executor).load.submit(gate.wait)
     else:
         gate.set()
     with KvtrieCache(llama, executor, ids) as cache:
         timer = threading.Thread(target=gate.set)
-        assert not cache.leases[0].ready() or not held
+        assert not cache.leases[0].ready() or not waits_for_moves
         timer.start()
         agree(truth, answer(llama, ids, cache))
         timer.join()
@@ -169,8 +169,8 @@ def test_a_leaf_only_match_that_breaks_amid_a_pass_says_so(llama, pushed_down):
     match = executor.manager.lookup(ids[0].numpy(), now=executor.clock())
     slots = [copy.slot for block in match.blocks for copy in block.copies if copy.tier == 1]
     gpu.lost = frozenset(host.units(slots[-1], 0, host.layers).tolist())
-    told = pytest.raises(TransferError, match=r"72 tokens are lost; crop|open another")
-    with KvtrieCache(llama, executor, ids) as cache, torch.no_grad(), told:
+    lost = pytest.raises(TransferError, match=r"72 tokens are lost; crop|open another")
+    with KvtrieCache(llama, executor, ids) as cache, torch.no_grad(), lost:
         llama(ids[:, FOUND:], past_key_values=cache)
     gpu.lost = frozenset()
     with KvtrieCache(llama, executor, ids) as cache, torch.no_grad():

@@ -106,25 +106,25 @@ def test_a_model_in_training_mode_or_with_other_attention_is_refused():
 def test_a_controller_is_asked_unless_a_ratio_is_given():
     model, decoder = decoder_of()
     store, _ = world(model)
-    asked = []
+    chosen = []
 
-    class Asked:
+    class RecordingController:
         def ratio(self, fetch, query, *, waits):
-            asked.append((len(fetch.parts), query, waits))
+            chosen.append((len(fetch.parts), query, waits))
             return 0.5
 
         def saw(self, _, **of):
-            asked.append(of["waits"])
+            chosen.append(of["waits"])
 
     context = plain((16, 16, 16))
     query = len(context.query)
-    with Fusor(decoder, store, controller=Asked()).fuse(context) as fused:
+    with Fusor(decoder, store, controller=RecordingController()).fuse(context) as fused:
         assert fused.log.ratio == 0.5
     # Of 4 layers the default selection reads those up to the one at .65 of the way.
-    assert asked == [(3, query, 3), 3]
-    with Fusor(decoder, store, ratio=0.25, controller=Asked()).fuse(context) as fused:
+    assert chosen == [(3, query, 3), 3]
+    with Fusor(decoder, store, ratio=0.25, controller=RecordingController()).fuse(context) as fused:
         assert fused.log.ratio == 0.25
-    assert asked[2:] == [3]
+    assert chosen[2:] == [3]
     with Fusor(decoder, store).fuse(context) as fused:
         assert fused.log.ratio == 0.15
 
@@ -132,18 +132,18 @@ def test_a_controller_is_asked_unless_a_ratio_is_given():
 def test_a_controller_chooses_the_ratio_and_hears_what_it_cost():
     model, decoder = decoder_of()
     store, _ = world(model)
-    heard = []
+    measured = []
 
-    class Heard(Controller):
+    class MeasuringController(Controller):
         def saw(self, recompute_ns, **of):
-            heard.append((recompute_ns, of))
+            measured.append((recompute_ns, of))
             super().saw(recompute_ns, **of)
 
     row = (1e6, 1e8)
     profile = Profile(
         cost=None, lanes={}, both={}, passes=PassTable((0, 512), (1, 512), (row, row))
     )
-    controller = Heard(profile, store, floor=0.25)
+    controller = MeasuringController(profile, store, floor=0.25)
     context = plain((16, 16, 16))
     with Fusor(decoder, store, select="values", ratio=None, controller=controller).fuse(
         context
@@ -151,7 +151,7 @@ def test_a_controller_chooses_the_ratio_and_hears_what_it_cost():
         assert fused.log.shares[-1] == pytest.approx(0.25)
         query = len(context.query)
         pairs = int(fused.log.grid.sum())
-    assert heard == [
+    assert measured == [
         (
             fused.cost_ns,
             {"pairs": pairs, "layers_full": 2, "tokens": 48, "query": query, "waits": 0},

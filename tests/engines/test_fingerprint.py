@@ -109,7 +109,7 @@ def by_order(model):
         layer.self_attn.layer_idx = at
 
 
-def by_half(model):
+def rounded_to_half(model):
     model.half().float()
 
 
@@ -128,7 +128,7 @@ CHANGES = [
     by_a_buffer,
     by_a_layer,
     by_order,
-    by_half,
+    rounded_to_half,
     by_an_adapter,
 ]
 
@@ -230,11 +230,11 @@ def test_weights_are_read_once_and_a_model_is_not_kept(monkeypatch):
     assert len(read) == count
     executor = opened("")
     run(model, executor)
-    kept = weakref.ref(model), weakref.ref(executor.manager)
+    refs = weakref.ref(model), weakref.ref(executor.manager)
     read.clear()
     del model, executor
     gc.collect()
-    assert [one() for one in kept] == [None, None]
+    assert [one() for one in refs] == [None, None]
 
 
 def test_tensors_of_inference_mode_are_read_every_time():

@@ -55,11 +55,11 @@ def test_ratio_1_is_the_full_prefill_and_ratio_0_plain_reuse(name, kind):
     past, at = DynamicCache(config=None), 0
     for chunk in context.chunks:
         ids = torch.from_numpy(chunk.tokens)[None]
-        alone = DynamicCache(config=None)
+        separate = DynamicCache(config=None)
         places = torch.arange(at, at + ids.shape[1])[None]
         with torch.no_grad():
-            model(ids, position_ids=places, past_key_values=alone)
-        for layer, each in enumerate(alone.layers):
+            model(ids, position_ids=places, past_key_values=separate)
+        for layer, each in enumerate(separate.layers):
             past.update(each.keys, each.values, layer)
         at += ids.shape[1]
     with torch.no_grad():
@@ -121,9 +121,9 @@ def test_a_callable_selects_and_falling_ratios_filter_from_layer_to_layer():
     with Fusor(decoder, select="values", at=1, ratio=ratios).fuse(context) as fused:
         assert fused.log.shares == pytest.approx([2 / 3, 0.4, 0.2, 0.1])
         assert fused.log.overlaps == [1.0, 1.0, 1.0]  # each from the choice of the one before
-        kept = fused.log.grid[2, :60].nonzero()[0]
+        selected = fused.log.grid[2, :60].nonzero()[0]
         best = fused.deviation[1].positions[:12].sort().values
-        assert kept.tolist() == best.tolist()
+        assert selected.tolist() == best.tolist()
 
 
 def test_the_deviation_is_that_of_reused_and_full_kv():
@@ -374,11 +374,11 @@ def test_tokens_beyond_the_vocabulary_are_refused_and_nothing_is_held():
     most = model.config.vocab_size
     store, executor = world(model)
     fusor = Fusor(decoder, store)
-    for chunks, query, said in (
+    for chunks, query, message in (
         ([[1, 2], [most, 3]], [4], f"chunk 1 has token {most}, the model has embeddings of {most}"),
         ([[1, 2]], [most + 5], f"the query has token {most + 5}"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             fusor.fuse(Context(chunks, query))
     with pytest.raises(ConfigError, match="context is"):
         fusor.fuse([[1, 2], [3]])

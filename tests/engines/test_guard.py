@@ -253,10 +253,10 @@ def test_a_second_generate_on_answers_is_refused_or_right(llama, again):
         if again == "all of it":
             agree(answer(llama, second), answer(llama, second, cache))
         else:
-            held = cache.leases[0].tokens
+            cached = cache.leases[0].tokens
             with pytest.raises(ConfigError, match="the cache holds 55 columns, so pass"):
                 answer(llama, second, cache)
-            assert cache.leases[0].tokens == held
+            assert cache.leases[0].tokens == cached
     later_is_right(llama, executor, second)
     later_is_right(llama, executor, torch.cat([first.sequences, second], 1))
 

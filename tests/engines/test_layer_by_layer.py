@@ -62,7 +62,7 @@ class ByLayer(Cache):
             self.pool,
             [self.pool.table(lease.slots(0))],
             pads=[0],
-            held=[self.past],
+            cached=[self.past],
             past=self.past,
             queries=len(tokens),
         )
@@ -107,7 +107,7 @@ def uncached(model, tokens):
     return logits, kv
 
 
-def serve(engine, model, prompt, known, *, answer=0):
+def serve(engine, model, prompt, computed_kv, *, answer=0):
     """Answer a prompt greedily and compare layers and logits; return hit tokens and their tiers.
 
     Args:
@@ -131,7 +131,7 @@ def serve(engine, model, prompt, known, *, answer=0):
             if not computed:
                 computed = cache.computed
                 assert len(cache.retrieved) == len(computed)
-                for layer, kv in enumerate(known):
+                for layer, kv in enumerate(computed_kv):
                     assert torch.equal(cache.retrieved[layer], kv[:, :hit]), f"layer {layer}"
             expected, _ = uncached(model, tokens)
             assert torch.allclose(logits, expected, atol=1e-4, rtol=0)
@@ -193,8 +193,8 @@ def test_what_is_retrieved_by_layer_is_what_was_computed(model, tmp_path, name):
             tiers |= stood
         assert tiers == {1, 2}
         # A prefix that the tiers have, then tokens that no request has had.
-        half = np.concatenate([prompts[0][: 7 * BLOCK + 3], random.integers(1, 99, 20)])
-        hit, _, _ = serve(engine, model, half, computed[0], answer=4)
+        shared = np.concatenate([prompts[0][: 7 * BLOCK + 3], random.integers(1, 99, 20)])
+        hit, _, _ = serve(engine, model, shared, computed[0], answer=4)
         assert hit == 7 * BLOCK
         _, whole = uncached(model, prompts[0])
         far = max(
@@ -210,7 +210,7 @@ def test_requests_of_one_batch_get_their_own_layers(model):
     random = np.random.default_rng(4)
     prompts = [random.integers(1, model.config.vocab_size, 5 * BLOCK + 1) for _ in range(3)]
     with Executor(manager, pools) as executor, LayerwiseEngine(executor) as engine:
-        known = [serve(engine, model, prompt, [])[2] for prompt in prompts]
+        computed_kv = [serve(engine, model, prompt, [])[2] for prompt in prompts]
         serve(engine, model, random.integers(1, 99, 15 * BLOCK), [])  # sends them to the host
         leases = [engine.acquire(prompt, load="all") for prompt in prompts]
         assert (
@@ -223,13 +223,13 @@ def test_requests_of_one_batch_get_their_own_layers(model):
             ByLayer(engine, lease, prompt[-1:])
             for lease, prompt in zip(leases, prompts, strict=True)
         ]
-        for layer in range(len(known[0])):
+        for layer in range(len(computed_kv[0])):
             engine.wait_for_layer_load(layer)
-            for cache, kv in zip(caches, known, strict=True):
+            for cache, kv in zip(caches, computed_kv, strict=True):
                 seen = cache.step.read(layer)
                 mine = torch.stack([one[0].transpose(0, 1) for one in seen])[:, : 5 * BLOCK]
                 assert torch.equal(mine, kv[layer][:, : 5 * BLOCK])
-            for cache, kv in zip(caches, known, strict=True):
+            for cache, kv in zip(caches, computed_kv, strict=True):
                 last = [one[-1:].transpose(0, 1)[None] for one in kv[layer]]
                 cache.step.write(layer, *last)
             engine.save_kv_layer(layer)

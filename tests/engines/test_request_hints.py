@@ -24,7 +24,7 @@ def test_valid_fields_are_read():
     assert read_hints(kvtrie(session="s", end=True, retain=[row, {}])) == RequestHints(
         "s",
         end=True,
-        kept=(RetainedRange(32, 64, 80, 1_500_000_000), RetainedRange(0, FAR, 35, None)),
+        ranges=(RetainedRange(32, 64, 80, 1_500_000_000), RetainedRange(0, FAR, 35, None)),
     )
     assert read_hints(None, "chat") == RequestHints("chat")
     assert read_hints({"do_remote_prefill": True}) == RequestHints()
@@ -53,16 +53,16 @@ def test_valid_fields_are_read():
     ],
 )
 def test_each_wrong_field_is_named_and_left_out(section):
-    asked = read_hints({"kvtrie": section})
-    assert len(asked.strange) == 1
-    assert len(asked.strange[0]) < 300
-    assert (asked.session, asked.end, asked.kept) == (None, False, ())
+    hints = read_hints({"kvtrie": section})
+    assert len(hints.strange) == 1
+    assert len(hints.strange[0]) < 300
+    assert (hints.session, hints.end, hints.ranges) == (None, False, ())
 
 
 def test_a_wrong_range_leaves_the_others():
-    asked = read_hints(kvtrie(retain=[{"priority": 1}, {"priority": 101}, {"priority": 2}]))
-    assert [kept.priority for kept in asked.kept] == [1, 2]
-    assert len(read_hints(kvtrie(retain=[{}] * 10_000)).kept) == MOST_RANGES
+    hints = read_hints(kvtrie(retain=[{"priority": 1}, {"priority": 101}, {"priority": 2}]))
+    assert [ranges.priority for ranges in hints.ranges] == [1, 2]
+    assert len(read_hints(kvtrie(retain=[{}] * 10_000)).ranges) == MOST_RANGES
 
 
 JSON = st.recursive(
@@ -113,18 +113,18 @@ class Failing:
 @pytest.mark.parametrize("name", ["lookup", "acquire", "hint"])
 def test_an_unexpected_error_takes_one_request_out_of_the_cache(name):
     engine = Engine("", 1, 0, 1, host=16)
-    manager = engine.half.manager
-    engine.half.manager = Failing(manager, name)
+    manager = engine.scheduler.manager
+    engine.scheduler.manager = Failing(manager, name)
     odd = Request("odd", [1] * 12, 12, 1)
     odd.priority = -5
     engine.waiting.append(odd)
     engine.add("next", [2] * 12, 1)
     engine.drain()
-    engine.half.manager = manager
-    assert engine.half.counters.lost["an unexpected error"] == 1
+    engine.scheduler.manager = manager
+    assert engine.scheduler.counters.lost["an unexpected error"] == 1
     for request, found in (("a", 0), ("b", 12)):
         tokens = [1 + (request == "b")] * 13
-        assert engine.half.match(Request(request, tokens, 13, 1), 0) == found
+        assert engine.scheduler.match(Request(request, tokens, 13, 1), 0) == found
     manager.audit()
     engine.close()
 
@@ -136,7 +136,7 @@ def test_a_scope_that_cannot_be_formed_neither_matches_nor_stores(salt):
     odd.cache_salt = salt
     engine.waiting.append(odd)
     engine.drain()
-    assert engine.half.counters.lost["a scope that cannot be formed"] == 1
-    assert engine.half.manager.stats().blocks == 0
-    engine.half.manager.audit()
+    assert engine.scheduler.counters.lost["a scope that cannot be formed"] == 1
+    assert engine.scheduler.manager.stats().blocks == 0
+    engine.scheduler.manager.audit()
     engine.close()

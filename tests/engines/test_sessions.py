@@ -35,23 +35,23 @@ def invent(seed):
 
 def talk(sessions, name, blocks, seed):
     """Put a conversation of some blocks; returns tokens and KV of each."""
-    said = []
+    stored = []
     for block in range(blocks):
         tokens = np.random.default_rng([seed, block]).integers(0, 99, SIZE).tolist()
         kv = invent(100 * seed + block)
         sessions.put(name, block, tokens, kv)
-        said.append((tokens, kv))
-    return said
+        stored.append((tokens, kv))
+    return stored
 
 
 @pytest.mark.parametrize("layer_slots", [False, True])
 def test_every_layer_of_every_block_is_found_where_it_is(layer_slots):
     executor = serve(layer_slots=layer_slots)
     sessions = Sessions(executor)
-    said = {name: talk(sessions, name, 3, seed) for seed, name in enumerate(("a", "b"), 1)}
+    stored = {name: talk(sessions, name, 3, seed) for seed, name in enumerate(("a", "b"), 1)}
     executor.drain()
     tiers = set()
-    for name, blocks in said.items():
+    for name, blocks in stored.items():
         for block, (_, kv) in enumerate(blocks):
             for layer, (keys, values) in kv.items():
                 chunk = sessions.get(name, block, layer)
@@ -68,12 +68,12 @@ def test_every_layer_of_every_block_is_found_where_it_is(layer_slots):
 def test_a_layer_is_gathered_in_logical_order(layer_slots):
     executor = serve(layer_slots=layer_slots)
     sessions = Sessions(executor)
-    said = talk(sessions, "a", 4, 1)
+    stored = talk(sessions, "a", 4, 1)
     talk(sessions, "b", 3, 2)
     for layer in range(SHAPE.layers):
         gathered = sessions.gather("a", layer)
-        assert torch.equal(gathered.keys, torch.cat([kv[layer][0] for _, kv in said]))
-        assert torch.equal(gathered.values, torch.cat([kv[layer][1] for _, kv in said]))
+        assert torch.equal(gathered.keys, torch.cat([kv[layer][0] for _, kv in stored]))
+        assert torch.equal(gathered.values, torch.cat([kv[layer][1] for _, kv in stored]))
         assert len(gathered.holes) == 0
     executor.drain()
     executor.manager.audit()
@@ -83,20 +83,20 @@ def test_a_layer_is_gathered_in_logical_order(layer_slots):
 def test_what_was_dropped_is_told_and_can_be_put_again(layer_slots):
     executor = serve(gpu=4, host=0, layer_slots=layer_slots)
     sessions = Sessions(executor)
-    said = talk(sessions, "a", 3, 1)
+    stored = talk(sessions, "a", 3, 1)
     talk(sessions, "b", 2, 2)  # takes the room of the first block of "a"
     assert sessions.get("a", 0, 0).tier == "dropped"
     assert sessions.get("a", 0, 0).keys is None
     assert sessions.get("a", 0, 0).last_access is None
     gathered = sessions.gather("a", 0)
     assert gathered.holes.tolist() == list(range(SIZE))
-    assert torch.equal(gathered.keys[SIZE:], torch.cat([kv[0][0] for _, kv in said[1:]]))
+    assert torch.equal(gathered.keys[SIZE:], torch.cat([kv[0][0] for _, kv in stored[1:]]))
     assert not gathered.keys[:SIZE].any()
     with pytest.raises(ConfigError, match="put them"):
         sessions.put("a", 3, [1, 2, 3, 4], invent(9))
-    sessions.put("a", 0, *said[0])
+    sessions.put("a", 0, *stored[0])
     assert len(sessions.gather("a", 0).holes) == 0
-    assert torch.equal(sessions.get("a", 0, 2).values, said[0][1][2][1])
+    assert torch.equal(sessions.get("a", 0, 2).values, stored[0][1][2][1])
     executor.manager.audit()
 
 
@@ -120,7 +120,7 @@ def test_what_could_not_be_loaded_is_told_and_can_be_put_again(
 ):
     executor = serve(layer_slots=layer_slots, structure=structure)
     sessions = Sessions(executor)
-    said = talk(sessions, "a", 4, 1)
+    stored = talk(sessions, "a", 4, 1)
     talk(sessions, "b", 4, 2)
     executor.drain()
     assert {sessions.get("a", block, 0).tier for block in range(4)} == {"host"}
@@ -131,7 +131,7 @@ def test_what_could_not_be_loaded_is_told_and_can_be_put_again(
     assert 0 < len(holes) <= 4 * SIZE
     assert len(gathered.keys) == len(gathered.values) == 4 * SIZE
     for at in range(4 * SIZE):
-        keys, values = said[at // SIZE][1][1]
+        keys, values = stored[at // SIZE][1][1]
         if at in holes:
             assert not gathered.keys[at].any()
             assert not gathered.values[at].any()
@@ -139,12 +139,12 @@ def test_what_could_not_be_loaded_is_told_and_can_be_put_again(
             assert torch.equal(gathered.keys[at], keys[at % SIZE])
             assert torch.equal(gathered.values[at], values[at % SIZE])
     executor.manager.audit()
-    for block, (tokens, kv) in enumerate(said):
+    for block, (tokens, kv) in enumerate(stored):
         sessions.put("a", block, tokens, kv)
     for layer in range(SHAPE.layers):
         again = sessions.gather("a", layer)
         assert len(again.holes) == 0
-        assert torch.equal(again.keys, torch.cat([kv[layer][0] for _, kv in said]))
+        assert torch.equal(again.keys, torch.cat([kv[layer][0] for _, kv in stored]))
     executor.drain()
     executor.manager.audit()
 
@@ -153,16 +153,16 @@ def test_what_could_not_be_loaded_is_told_and_can_be_put_again(
 def test_a_block_whose_load_fails_while_it_is_put_is_written(structure, monkeypatch):
     executor = serve(structure=structure)
     sessions = Sessions(executor)
-    said = talk(sessions, "a", 4, 1)
+    stored = talk(sessions, "a", 4, 1)
     talk(sessions, "b", 4, 2)
     executor.drain()
     assert {sessions.get("a", block, 0).tier for block in range(4)} == {"host"}
     executor.runner.moves_per_job = 1
     fail(executor.pools[0], monkeypatch, 4)
-    sessions.put("a", 3, *said[3])
+    sessions.put("a", 3, *stored[3])
     again = sessions.gather("a", 2)
     assert len(again.holes) == 0
-    assert torch.equal(again.values, torch.cat([kv[2][1] for _, kv in said]))
+    assert torch.equal(again.values, torch.cat([kv[2][1] for _, kv in stored]))
     executor.manager.audit()
 
 
@@ -202,12 +202,12 @@ def test_what_cannot_be_is_refused():
 def test_an_ended_conversation_is_forgotten_and_its_blocks_leave_first():
     executor = serve()
     sessions = Sessions(executor)
-    said = talk(sessions, "a", 2, 1)
+    stored = talk(sessions, "a", 2, 1)
     talk(sessions, "b", 2, 2)
     manager = executor.manager
     sessions.end("a")
     assert [name for name, *_ in manager.sessions()] == ["b"]
-    tokens = [token for block, _ in said for token in block]
+    tokens = [token for block, _ in stored for token in block]
     found = manager.lookup(tokens, now=executor.clock(), keep=0).blocks
     priorities = [manager.explain(at.block, now=executor.clock()).priority for at in found]
     assert priorities == [0, 0]
@@ -233,17 +233,17 @@ def weights(executor, tokens):
 def test_position_weights_count_with_the_length_told_ahead_and_never_below_the_known():
     executor = serve(policy="weighted")
     sessions = Sessions(executor)
-    said = [1, 2, 3, 4]
-    sessions.put("a", 0, said, invent(1), session_blocks=4, context=0, layers=3)
-    assert weights(executor, said) == [1 / 4]
+    path = [1, 2, 3, 4]
+    sessions.put("a", 0, path, invent(1), session_blocks=4, context=0, layers=3)
+    assert weights(executor, path) == [1 / 4]
     assert sessions.get("a", 0, 0).session_blocks == 4
     sessions.put("a", 1, [5, 6, 7, 8], invent(2), context=SIZE)
-    said += [5, 6, 7, 8]
-    assert weights(executor, said) == [1 / 4, 2 / 4]
+    path += [5, 6, 7, 8]
+    assert weights(executor, path) == [1 / 4, 2 / 4]
     sessions.gather("a", 0)
-    assert weights(executor, said) == [1 / 4, 2 / 4]
+    assert weights(executor, path) == [1 / 4, 2 / 4]
     sessions.put("a", 1, [5, 6, 7, 8], invent(2), session_blocks=1)
-    assert weights(executor, said) == [1 / 2, 1.0]
+    assert weights(executor, path) == [1 / 2, 1.0]
     assert sessions.get("a", 0, 0).session_blocks == 2
 
 

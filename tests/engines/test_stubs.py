@@ -36,7 +36,7 @@ class Base:
         self.place, self.other = place, thing
         self.size = count * 2
         self.count = count
-        self.told: dict[str, Path] = {}
+        self.written: dict[str, Path] = {}
 
 
 class Named(Base):
@@ -53,7 +53,7 @@ class Named(Base):
         raise NotImplementedError
 
     def all(self, of: dict, what: Any, rows: list[Place]):
-        return self.told, of, what, rows
+        return self.written, of, what, rows
 
 
 def function(first: float, /, second: Path) -> None:
@@ -85,7 +85,7 @@ class Named(Base):
     def __init__(self, place: Place, thing: Any, count: int = ...) -> None: ...
     size: Any
     count: int
-    told: dict[str, Any]
+    written: dict[str, Any]
     @property
     def name(self) -> str: ...
     @classmethod
@@ -101,7 +101,7 @@ LISTED = SimpleNamespace(
         (__name__, "Colour"): ("RED",),
         (__name__, "Place"): ("__init__", "at"),
         (__name__, "Base"): (),
-        (__name__, "Named"): ("__init__", "size", "count", "told", "name", "of", "join", "all"),
+        (__name__, "Named"): ("__init__", "size", "count", "written", "name", "of", "join", "all"),
     },
     NAMES=((__name__, "function"), (__name__, "CONSTANT")),
 )
@@ -124,7 +124,7 @@ def test_what_is_not_there_cannot_be_written():
     with pytest.raises(AttributeError, match=r"Named has no strange"):
         StubModule(__name__, {}).add_class("Named", ["strange"])
     assert "strange" not in members(Named)
-    assert {"told", "name", "size"} <= members(Named)
+    assert {"written", "name", "size"} <= members(Named)
 
 
 def test_long_lines_are_broken():
@@ -132,8 +132,8 @@ def test_long_lines_are_broken():
     module.add_class("Named", ["of", "__init__"])
     assert max(map(len, module.text().splitlines())) <= 100
     long = "word" * 20
-    told = module._function(long, inspect.signature(function), (), "None")
-    assert told == [f"def {long}(", "    first: float,", "    second: Any,", ") -> None: ..."]
+    written = module._function(long, inspect.signature(function), (), "None")
+    assert written == [f"def {long}(", "    first: float,", "    second: Any,", ") -> None: ..."]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_long_lines_are_broken():
     ids=lambda path: f"{path.parent.name}/{path.name}",
 )  # fmt: skip
 def test_what_a_file_imports_of_an_engine_is_in_its_list(path):
-    listed = stubs.told_of(stubs.LISTS[path.parent.name])
+    listed = stubs.names_of(stubs.LISTS[path.parent.name])
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(path.parent.name):
             for alias in node.names:

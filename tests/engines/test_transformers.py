@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from tinymodels import BLOCK, COMMON, agree, answer, before, close, full, kept, serve, some
+from tinymodels import BLOCK, COMMON, agree, answer, before, close, full, serve, some, stored_kv
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -69,12 +69,14 @@ def test_a_second_call_reuses_every_bit(model, layer_slots):
     with KvtrieCache(model, executor, ids) as cache:
         assert cache.get_seq_length() == 0
         agree(truth, answer(model, ids, cache))
-        stored = kept(cache, 48)
+        stored = stored_kv(cache, 48)
     with KvtrieCache(model, executor, ids) as cache:
         assert cache.get_seq_length() == 48
         assert cache.recovered == 0
         agree(truth, answer(model, ids, cache))
-        for (keys, values), (old_keys, old_values) in zip(kept(cache, 48), stored, strict=True):
+        for (keys, values), (old_keys, old_values) in zip(
+            stored_kv(cache, 48), stored, strict=True
+        ):
             assert torch.equal(keys, old_keys)
             assert torch.equal(values, old_values)
     executor.manager.audit()
@@ -187,7 +189,7 @@ def test_only_what_is_missing_is_computed_and_written(llama):
         with KvtrieCache(llama, executor, ids) as cache:
             assert cache.recovered > 0
             assert ran == list(range(deepest + 1))
-            now = kept(cache, 48)
+            now = stored_kv(cache, 48)
     for (index, layer), old in stored.items():
         for each, right in zip(now[layer], old, strict=True):
             assert torch.equal(each[:, index * BLOCK : (index + 1) * BLOCK].transpose(0, 1), right)
@@ -232,11 +234,11 @@ def test_batches_of_different_lengths_are_the_same(model):
     for _ in range(2):
         with KvtrieCache(model, executor, ids, attention_mask=mask) as cache:
             pasts.append(cache.get_seq_length())
-            held = cache.leases[0].tokens
-            stored = kept(cache, held)
+            tokens = cache.leases[0].tokens
+            stored = stored_kv(cache, tokens)
             agree(truth, answer(model, ids, cache, attention_mask=mask))
             # A batch computes again the end of its longer matches, and does not store it again.
-            for mine, old in zip(kept(cache, held), stored, strict=True):
+            for mine, old in zip(stored_kv(cache, tokens), stored, strict=True):
                 assert all(map(torch.equal, mine, old))
     assert pasts == [0, 53]  # padding of the second row and its two cached blocks
 
@@ -263,7 +265,7 @@ def test_a_crop_forgets_the_end(model, layer_slots):
     executor.manager.audit()
     with KvtrieCache(model, executor, ids) as cache:
         assert cache.get_seq_length() == 48  # cropping one request takes nothing from others
-        for mine, right in zip(kept(cache, 48), full(model, ids)[1], strict=True):
+        for mine, right in zip(stored_kv(cache, 48), full(model, ids)[1], strict=True):
             assert (mine[0] - right[0][0, :, :48]).abs().max() < 1e-4
 
 
@@ -402,16 +404,16 @@ def test_an_opening_without_room_leaves_nothing_behind(llama):
 
 
 def test_a_cache_tells_which_blocks_it_used_once_it_holds_them_no_more(llama, monkeypatch):
-    executor, told = serve(llama), []
+    executor, reported = serve(llama), []
     monkeypatch.setattr(
-        executor, "used", lambda blocks: told.append((executor.manager.stats().leases, blocks))
+        executor, "used", lambda blocks: reported.append((executor.manager.stats().leases, blocks))
     )
     prompts = some(23, 2, 3 * BLOCK + 2)
     cache = KvtrieCache(llama, executor, prompts)
     llama.generate(prompts, past_key_values=cache, max_new_tokens=2, do_sample=False)
     cache.close()
     cache.close()
-    for (leases, blocks), row in zip(told, prompts, strict=True):
+    for (leases, blocks), row in zip(reported, prompts, strict=True):
         assert leases == 0
         found = executor.manager.lookup(row.numpy(), now=executor.clock()).handles
         assert len(found) == 3

@@ -41,12 +41,12 @@ def test_an_entry_point_loads_nothing_heavy(group, engine):
 def test_registering_twice_is_registering_once(monkeypatch):
     from kvtrie.engines.vllm.plugin import register
 
-    known = {}
+    declared = {}
 
     def enter(name, path, kind):
-        if (name, kind) in known:
+        if (name, kind) in declared:
             raise ValueError(f"'{name}' is already registered.")
-        known[name, kind] = path
+        declared[name, kind] = path
 
     def there(path, **tables):
         for name in [path.rsplit(".", at)[0] for at in range(1, path.count(".") + 1)]:
@@ -58,12 +58,12 @@ def test_registering_twice_is_registering_once(monkeypatch):
     there(FACTORY, KVConnectorFactory="register_connector")
     register()  # a vLLM that has no other table
     register()
-    assert known == {
+    assert declared == {
         ("KvtrieConnector", "KvtrieConnector"): "kvtrie.engines.vllm.connector",
     }
     there("vllm.v1.kv_offload.cpu.policies.factory", CachePolicyFactory="register_cache_policy")
     register()
-    assert known["kvtrie", "KvtrieCachePolicy"] == "kvtrie.engines.vllm.cache_policy"
+    assert declared["kvtrie", "KvtrieCachePolicy"] == "kvtrie.engines.vllm.cache_policy"
 
 
 def test_what_is_not_said_is_as_by_default():
@@ -193,21 +193,21 @@ def test_pipeline_stages_and_latent_kv():
 
 
 def test_what_windows_cost_is_told():
-    def told(**more):
+    def cost(**more):
         return window_cost(
             SimpleNamespace(hf_text_config=SimpleNamespace(**more), max_model_len=1000)
         )
 
     kinds = ["sliding_attention"] * 3 + ["full_attention"]
-    said = told(layer_types=kinds, sliding_window=100)
-    assert said.startswith("3 of 4 layers attend to 100 tokens at most")
-    assert said.endswith("a request of 1000 tokens takes 3.1 times the memory")  # 4000 / 1300
+    text = cost(layer_types=kinds, sliding_window=100)
+    assert text.startswith("3 of 4 layers attend to 100 tokens at most")
+    assert text.endswith("a request of 1000 tokens takes 3.1 times the memory")  # 4000 / 1300
     kinds[0] = "chunked_attention"
-    said = told(layer_types=kinds, sliding_window=100, attention_chunk_size=300)
-    assert "3 of 4 layers attend to 300 tokens at most" in said
-    assert not told()
-    assert not told(layer_types=None)
-    assert not told(layer_types=kinds, sliding_window=None, attention_chunk_size=1000)
+    text = cost(layer_types=kinds, sliding_window=100, attention_chunk_size=300)
+    assert "3 of 4 layers attend to 300 tokens at most" in text
+    assert not cost()
+    assert not cost(layer_types=None)
+    assert not cost(layer_types=kinds, sliding_window=None, attention_chunk_size=1000)
 
 
 def test_what_cannot_be_served_is_refused():
@@ -222,12 +222,12 @@ def test_what_cannot_be_served_is_refused():
 
 
 def request(**more):
-    told = {
+    config = {
         "prompt_embeds": None,
         "mm_features": [],
         "cache_salt": None,
     }
-    return SimpleNamespace(**(told | more))
+    return SimpleNamespace(**(config | more))
 
 
 def test_salt_identity_and_images_part_requests():

@@ -43,14 +43,14 @@ def written(engine):
 
 def on_disk(engine, clock):
     """Eviction inputs of each block on disk, by its key."""
-    index = engine.half.manager.index("disk", now=clock.now)
+    index = engine.scheduler.manager.index("disk", now=clock.now)
     keys = [key.tobytes() for key in index.key]
     return dict(zip(keys, zip(index.age.tolist(), index.uses.tolist(), strict=True), strict=True))
 
 
 def victims(engine, clock):
     """The prompts by the time when their last blocks leave the disk."""
-    manager, ranks = engine.half.manager, []
+    manager, ranks = engine.scheduler.manager, []
     for at, prompt in enumerate(PROMPTS):
         found = manager.lookup(prompt, now=clock.now)
         assert found.tokens == len(prompt) // SIZE * SIZE
@@ -88,7 +88,7 @@ def test_after_a_kill_the_next_victims_are_those_of_a_server_that_lives(tmp_path
 
 def of_prompt(engine, clock, prompt):
     """Eviction inputs of each block of a prompt that is on disk, by its key."""
-    manager = engine.half.manager
+    manager = engine.scheduler.manager
     blocks = manager.lookup(prompt, now=clock.now).handles
     keys = manager.index("disk", now=clock.now, blocks=blocks).key
     every = on_disk(engine, clock)
@@ -105,12 +105,12 @@ def test_a_use_counts_as_it_begins_and_as_it_ends(tmp_path):
     while not engine.running:
         engine.step()
     ages = []
-    for turn in range(2):
+    for round_ in range(2):
         clock.now += 50 * SECOND  # within the request, of which nothing is known to have ended
-        engine.drain() if turn else engine.step()
+        engine.drain() if round_ else engine.step()
         written(engine)
-        shutil.copytree(tmp_path / "lives", tmp_path / f"killed {turn}")
-        killed = Engine(tmp_path / f"killed {turn}", 1, 0, 0, clock=clock)
+        shutil.copytree(tmp_path / "lives", tmp_path / f"killed {round_}")
+        killed = Engine(tmp_path / f"killed {round_}", 1, 0, 0, clock=clock)
         wanted = of_prompt(engine, clock, PROMPTS[2])
         assert len(wanted) == 4
         assert of_prompt(killed, clock, PROMPTS[2]) == wanted
@@ -140,13 +140,13 @@ sys.stdin.read()
 def test_a_server_that_is_killed_leaves_its_ages(tmp_path):
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(Path.cwd())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        told = [int(at) for at in child.stdout.readline().split()]
+        rows = [int(at) for at in child.stdout.readline().split()]
         child.kill()
     assert child.returncode == -signal.SIGKILL
-    assert told == [1, 3, 4, 6, 7, 0, 5, 2]
+    assert rows == [1, 3, 4, 6, 7, 0, 5, 2]
     clock = Clock(10**7 * SECOND)
     engine = Engine(tmp_path, 1, 0, 0, policy="lru", clock=clock)
-    assert victims(engine, clock) == told
+    assert victims(engine, clock) == rows
     engine.close()
 
 
@@ -205,12 +205,12 @@ def test_uses_wait_for_their_time_or_for_an_idle_server():
     assert len(used) == 0
     used.use(blocks)
     assert len(used.take(5 * SECOND, idle=False)) == 0
-    told = list(used.take(6 * SECOND, idle=False))
-    assert len(told) == 4
+    rows = list(used.take(6 * SECOND, idle=False))
+    assert len(rows) == 4
     assert len(used) == 2
-    told += list(used.take(6 * SECOND, idle=False))  # the rest of it comes with the next step
-    assert [row[1:] for row in told] == [(slot, 0, 1) for slot in range(6)]
-    assert (Index(told).age == 6 * SECOND).all()
+    rows += list(used.take(6 * SECOND, idle=False))  # the rest of it comes with the next step
+    assert [row[1:] for row in rows] == [(slot, 0, 1) for slot in range(6)]
+    assert (Index(rows).age == 6 * SECOND).all()
     used.use(blocks[4:])
     assert len(used.take(7 * SECOND, idle=False)) == 0
     assert len(used.take(7 * SECOND, idle=True)) == 2
@@ -226,8 +226,8 @@ def test_uses_are_bounded_and_only_those_of_the_disk_are_told():
     assert len(used) == 10
     used.use(np.concatenate([gpu, disk[10:], disk[10:]]))
     assert len(used) <= 10
-    told = used.take(0, idle=True)
-    assert sorted(row[1] for row in told) == list(range(9, 12))
+    rows = used.take(0, idle=True)
+    assert sorted(row[1] for row in rows) == list(range(9, 12))
     nothing = UsedBlocks(manager, None)
     nothing.use(disk)
     assert (len(nothing), len(nothing.take(0, idle=True))) == (0, 0)

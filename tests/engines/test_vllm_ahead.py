@@ -37,14 +37,14 @@ def test_the_last_step_of_a_request_stores_what_it_fills(ranks):
     one.execute()
     assert one.served == 1
     # Its copies are done, and vLLM gives its slots to the next request at once.
-    assert (one.half.dispatch.pending, one.half.manager.stats().moves) == (0, 0)
+    assert (one.scheduler.dispatch.pending, one.scheduler.manager.stats().moves) == (0, 0)
     one.add("two", [7] * (SIZE * (BLOCKS - 1) - 1), 0)
     one.plan()
     assert len(one.free) == 0
     assert stores(one.under_way[0][0]) == (0, 12)
     one.execute()
     assert one.on_host(PROMPT) == [0, 1, 2]
-    assert sum(one.half.counters.lost.values()) == 0
+    assert sum(one.scheduler.counters.lost.values()) == 0
     one.drain()
     one.close()
 
@@ -85,8 +85,8 @@ def test_who_is_aborted_while_a_step_is_under_way_keeps_no_room():
     one.step()
     one.drain()
     assert one.on_host(PROMPT) == []  # its writes were not yet reported
-    host = one.half.manager.stats().tiers["host"]
-    assert (host.free + host.copies, one.half.manager.stats().moves) == (16, 0)
+    host = one.scheduler.manager.stats().tiers["host"]
+    assert (host.free + host.copies, one.scheduler.manager.stats().moves) == (16, 0)
     one.close()
 
 
@@ -97,7 +97,7 @@ def test_of_one_new_prefix_that_two_requests_compute_one_copy_stays():
     one.step()
     one.drain()
     assert one.on_host(PROMPT) == [0, 1, 2]
-    assert one.half.manager.stats().tiers["host"].free == 13
+    assert one.scheduler.manager.stats().tiers["host"].free == 13
     one.close()
 
 
@@ -105,9 +105,9 @@ def test_requests_in_the_same_slots_are_stored_once():
     one = engine()
     first, second = (PlayedRequest(name, list(PROMPT), len(PROMPT), 1) for name in "ab")
     for request in (first, second):
-        assert one.half.match(request, 0) == 0
-        one.half.admit(request, [1, 2, 3, 4], 0)
-    orders = one.half.orders(planned({"a": 13, "b": 13}))
+        assert one.scheduler.match(request, 0) == 0
+        one.scheduler.admit(request, [1, 2, 3, 4], 0)
+    orders = one.scheduler.orders(planned({"a": 13, "b": 13}))
     assert stores(orders) == (0, 3)
 
 
@@ -127,17 +127,17 @@ def planned(counts, before=0, drafts=None):
 def test_drafts_are_stored_once_they_are_accepted():
     one = engine()
     request = PlayedRequest("one", list(PROMPT[:6]), 6, 9)
-    one.half.match(request, 0)
-    one.half.admit(request, [1, 2, 3], 0)
-    assert stores(one.half.orders(planned({"one": 6}))) == (0, 1)
-    one.half.hear({0: StepNews(0, b"")})
+    one.scheduler.match(request, 0)
+    one.scheduler.admit(request, [1, 2, 3], 0)
+    assert stores(one.scheduler.orders(planned({"one": 6}))) == (0, 1)
+    one.scheduler.on_reports({0: StepNews(0, b"")})
     request.all_token_ids.append(6)
     drafted = planned({"one": 4}, 6, {"one": [9, 9, 9]})
-    assert stores(one.half.orders(drafted)) == (0, 0)  # position 7 may not be what was drafted
+    assert stores(one.scheduler.orders(drafted)) == (0, 0)  # position 7 may not be what was drafted
     request.all_token_ids += [7, 8]  # one of them was right
-    one.half.hear({0: StepNews(1, b"")})
-    assert stores(one.half.orders(planned({"one": 1}, 8))) == (0, 1)
-    assert stores(one.half.orders(planned({"one": 0}, 9))) == (0, 0)
+    one.scheduler.on_reports({0: StepNews(1, b"")})
+    assert stores(one.scheduler.orders(planned({"one": 1}, 8))) == (0, 1)
+    assert stores(one.scheduler.orders(planned({"one": 0}, 9))) == (0, 0)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -149,7 +149,7 @@ def test_what_has_no_room_is_stored_by_the_next_step_or_counted(tmp_path, deep):
     one.execute()
     one.drain()
     assert one.on_host(PROMPT) == [0, 1]
-    assert one.half.counters.lost["no room on host"] == 1
+    assert one.scheduler.counters.lost["no room on host"] == 1
     one.close()
 
 
@@ -191,9 +191,9 @@ def test_stores_that_fail_at_random_lose_no_block_of_memory(monkeypatch):
         one = Engine("", 1 + seed % 2, seed % 3, seed)
         play(one, 14, seed)
         one.close()
-        host = one.half.manager.stats().tiers["host"]
+        host = one.scheduler.manager.stats().tiers["host"]
         assert host.free + host.copies == 6
-        assert (one.failed, one.kept > 0) == (0, True)
+        assert (one.failed, one.stored_blocks > 0) == (0, True)
 
 
 class Event:

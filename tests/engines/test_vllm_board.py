@@ -11,12 +11,12 @@ def test_digests_are_known_once_every_rank_has_answered_the_last_question(tmp_pa
     mine, theirs = Board("e", 2, tmp_path), Board("e", 2, tmp_path)
     other = Board("f", 2, tmp_path)
     assert mine.read() is None
-    theirs.answer(1, theirs.asked, b"b" * 32)
+    theirs.answer(1, theirs.question, b"b" * 32)
     assert mine.read() is None
-    theirs.answer(0, theirs.asked, b"a" * 32)
+    theirs.answer(0, theirs.question, b"a" * 32)
     assert mine.read() == [b"a" * 32, b"b" * 32]
     mine.ask()
-    assert theirs.asked == 1
+    assert theirs.question == 1
     assert mine.read() is None
     theirs.answer(0, 0, b"c" * 32)  # to the question before
     theirs.answer(1, 1, b"d" * 32)

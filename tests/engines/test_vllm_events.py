@@ -20,17 +20,17 @@ def event(number, kind, tier, layers, key=b"k", parent=b"root", block=1):
     )  # fmt: skip
 
 
-def told(changes):
+def published(changes):
     return [(one.stored, one.tier, one.hash, one.parent) for one in changes]
 
 
-def asked(*hashes):
+def request_of(*hashes):
     return SimpleNamespace(block_hashes=list(hashes))
 
 
 def test_a_block_is_published_once_it_is_whole_and_taken_back_with_its_first_layer():
     announced = PublishedBlocks(2)
-    announced.learn(asked(b"K", b"L"), [1, 2], 0, 2)
+    announced.learn(request_of(b"K", b"L"), [1, 2], 0, 2)
     rows = [
         event(0, "stored", 0, (0, 2)),
         event(1, "stored", 1, (0, 1)),
@@ -40,13 +40,13 @@ def test_a_block_is_published_once_it_is_whole_and_taken_back_with_its_first_lay
         event(5, "removed", 1, (1, 2), b"l", b"k", 2),
         event(6, "removed", 0, (0, 2)),
     ]
-    assert told(announced.take(rows)) == [
+    assert published(announced.take(rows)) == [
         (True, 1, b"K", None),
         (True, 1, b"L", b"K"),
         (False, 1, b"L", None),
     ]
     assert announced.missed == announced.unknown == 0
-    assert told(announced.clear()) == [(False, 1, b"K", None)]
+    assert published(announced.clear()) == [(False, 1, b"K", None)]
     list(announced.take([event(9, "stored", 1, (0, 1))]))
     assert announced.missed == 2
 
@@ -59,12 +59,12 @@ def test_a_block_without_a_hash_and_its_children_wait_for_it():
         event(2, "stored", 2, (0, 1), b"m", b"l", 3),
         event(3, "removed", 2, (0, 1), b"m", b"l", 3),
     ]
-    assert told(announced.take(rows)) == []
+    assert published(announced.take(rows)) == []
     assert announced.unknown == 3
-    announced.learn(asked(b"K", b"L"), [2], 1, 2)
-    assert told(announced.take([])) == []
-    announced.learn(asked(b"K", b"L"), [1], 0, 2)
-    assert told(announced.take([])) == [(True, 2, b"K", None), (True, 2, b"L", b"K")]
+    announced.learn(request_of(b"K", b"L"), [2], 1, 2)
+    assert published(announced.take([])) == []
+    announced.learn(request_of(b"K", b"L"), [1], 0, 2)
+    assert published(announced.take([])) == [(True, 2, b"K", None), (True, 2, b"L", b"K")]
     assert not announced.nameless
 
 
@@ -76,20 +76,20 @@ def test_a_block_with_an_image_that_is_found_at_start_is_not_named_by_its_tokens
         event(1, "stored", 2, (0, 1), b"l", b"k", 2),
         event(2, "stored", 2, (0, 1), b"m", b"l", 3),
     ]
-    assert told(announced.take(rows)) == [(True, 2, b"K", None)]
+    assert published(announced.take(rows)) == [(True, 2, b"K", None)]
     assert announced.unknown == 2
 
 
 def test_a_child_is_published_after_its_parent_on_any_tier():
     announced = PublishedBlocks(1)
-    announced.learn(asked(b"K", b"L"), [1, 2], 0, 2)
+    announced.learn(request_of(b"K", b"L"), [1, 2], 0, 2)
     rows = [
         event(0, "stored", 1, (0, 1), b"l", b"k", 2),
         event(1, "stored", 2, (0, 1)),
         event(2, "stored", 1, (0, 1)),
         event(3, "removed", 2, (0, 1)),
     ]
-    assert told(announced.take(rows)) == [
+    assert published(announced.take(rows)) == [
         (True, 2, b"K", None),
         (True, 1, b"L", b"K"),
         (True, 1, b"K", None),
@@ -113,10 +113,10 @@ def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path
         naming = Naming()
         naming.chains = {None: []}
         engine = Engine(tmp_path, 1, 1, seed, events=True, naming=naming)
-        changes = engine.half.changes()
+        changes = engine.scheduler.changes()
         assert (len(changes) > 0) == (again > 0)
         play(engine, 14, seed)
-        changes += engine.half.changes()
+        changes += engine.scheduler.changes()
         there = {1: set(), 2: set()}
         wanted = {name for each in engine.seen for name in named(each.all_token_ids)}
         for change in changes:
@@ -129,14 +129,16 @@ def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path
             else:
                 there[change.tier].remove(change.hash)
         for tier, hashes in there.items():
-            index = engine.half.manager.index(tier, now=engine.half._clock())
+            index = engine.scheduler.manager.index(tier, now=engine.scheduler._clock())
             whole = np.flatnonzero(index.layer_hi - index.layer_lo == LAYERS)
             assert len(hashes) == len(whole)
         assert there[2]
-        assert engine.half._announced.unknown == 0
+        assert engine.scheduler._announced.unknown == 0
         engine.close()
-    assert engine.half.reset()
-    gone = {(change.tier, change.hash) for change in engine.half.changes() if not change.stored}
+    assert engine.scheduler.reset()
+    gone = {
+        (change.tier, change.hash) for change in engine.scheduler.changes() if not change.stored
+    }
     assert {(2, name) for name in there[2]} <= gone
 
 
@@ -144,29 +146,29 @@ def test_counters_are_told_as_differences_and_add_up():
     engine, counts, sums = Engine("", 1, 0, 3), MetricsExporter(), {}
     for _ in range(3):
         play(engine, 6, 3)
-        told = engine.half.counts(counts)
-        assert json.loads(json.dumps(told)) == told  # it travels between processes
-        for name, rows in told["counters"].items():
+        export = engine.scheduler.counts(counts)
+        assert json.loads(json.dumps(export)) == export  # it travels between processes
+        for name, rows in export["counters"].items():
             for label, value in rows.items():
                 assert value >= 0
                 sums[name, label] = sums.get((name, label), 0) + value
     engine.close()
-    stats, counters = engine.half.manager.stats(), engine.half.counters
+    stats, counters = engine.scheduler.manager.stats(), engine.scheduler.counters
     assert sums["vllm:kvtrie_found_tokens_total", "host"] == counters.tokens["host"] > 0
     assert sums["vllm:kvtrie_written_bytes_total", "host"] == stats.tiers["host"].bytes_written
-    assert told["gauges"]["vllm:kvtrie_slots"]["gpu"] == BLOCKS
+    assert export["gauges"]["vllm:kvtrie_slots"]["gpu"] == BLOCKS
 
 
 def test_counts_are_told_once_a_second_while_a_server_is_busy():
     engine, counts = Engine("", 1, 0, 3), MetricsExporter()
-    engine.half._clock = lambda: 5 * 10**9
-    assert engine.half.counts(counts) is not None
-    assert engine.half.counts(counts) is not None  # idle: its next step may be far
+    engine.scheduler._clock = lambda: 5 * 10**9
+    assert engine.scheduler.counts(counts) is not None
+    assert engine.scheduler.counts(counts) is not None  # idle: its next step may be far
     engine.add("busy", [1, 2, 3, 4, 5], 9)
     engine.step()
-    assert engine.half.counts(counts) is None
-    engine.half._clock = lambda: 7 * 10**9
-    assert engine.half.counts(counts) is not None
+    assert engine.scheduler.counts(counts) is None
+    engine.scheduler._clock = lambda: 7 * 10**9
+    assert engine.scheduler.counts(counts) is not None
     engine.drain()
     engine.close()
 
@@ -177,10 +179,10 @@ def test_every_count_has_one_name_and_what_is_told_is_exported():
     assert all((count.type == "counter") == count.name.endswith("_total") for count in exported())
     model = ModelShape(layers=2, kv_heads=2, head_dim=8)
     manager = BlockManager(model, [Tier("gpu", blocks=4), Tier("host", blocks=4)])
-    told = MetricsExporter().take(manager.stats(), ConnectorCounters(), 0, 0)
+    values = MetricsExporter().take(manager.stats(), ConnectorCounters(), 0, 0)
     by_name = {count.name: count for count in exported()}
     for kind in ("counters", "gauges"):
-        for name, rows in told[kind].items():
+        for name, rows in values[kind].items():
             assert by_name[name].type == kind.removesuffix("s")
             assert (list(rows) != [""]) == bool(by_name[name].label)
 
@@ -188,7 +190,7 @@ def test_every_count_has_one_name_and_what_is_told_is_exported():
 def test_the_minutes_line_says_hits_by_tier_and_why_something_was_not_stored(caplog):
     engine = Engine("", 1, 0, 0, host=2)
     now = [60 * 10**9]
-    engine.half._clock = lambda: now[0]
+    engine.scheduler._clock = lambda: now[0]
     caplog.set_level("INFO", "vllm.kvtrie")
     play(engine, 12, 0)
     assert not caplog.messages

@@ -128,7 +128,7 @@ class Engine:
         model = served("ab", ranks, stages, alike=alike)
         opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}
         clock = clock or time.monotonic_ns
-        self.half = SchedulerConnector(settings, model, opened, naming=naming, clock=clock)
+        self.scheduler = SchedulerConnector(settings, model, opened, naming=naming, clock=clock)
         self.free = list(range(1, BLOCKS))
         self.waiting, self.running, self.under_way = deque(), [], deque()
         self.broken = []
@@ -187,7 +187,7 @@ class Engine:
         while self.waiting and len(self.running) < 4:
             request = self.waiting[0]
             # The next input of a session is not asked for.
-            loaded = 0 if request.computed else self.half.match(request, 0)
+            loaded = 0 if request.computed else self.scheduler.match(request, 0)
             if loaded is None:
                 self.waiting.rotate(-1)
                 break
@@ -200,7 +200,7 @@ class Engine:
             request.table += self.take(max(need, 0))
             request.status.name = "RUNNING"
             self.running.append(request)
-            self.half.admit(request, list(request.table), loaded)
+            self.scheduler.admit(request, list(request.table), loaded)
             request.computed = had
             self.found += loaded
             new.append(request.request_id)
@@ -218,7 +218,7 @@ class Engine:
             num_scheduled_tokens=dict(counts),
             total_num_scheduled_tokens=sum(counts.values()),
         )
-        orders = self.half.orders(output)
+        orders = self.scheduler.orders(output)
         rows = [
             (self.of(name), list(self.of(name).all_token_ids), before[name], count)
             for name, count in counts.items()
@@ -255,7 +255,7 @@ class Engine:
         request.num_prompt_tokens = request.num_tokens
 
     def finish(self, request):
-        self.half.end(request)
+        self.scheduler.end(request)
         if request in self.running:
             self.running.remove(request)
         if request in self.waiting:
@@ -282,10 +282,10 @@ class Engine:
             news[rank] = worker.news(idle=not rows)
         broken = [request for request, *_ in rows if bad & set(tables[request])]
         for request, tokens, begin, count in rows:
-            kept = request.table[: len(tables[request])] == tables[request]
-            if kept and request in self.running and request not in broken:
+            stored = request.table[: len(tables[request])] == tables[request]
+            if stored and request in self.running and request not in broken:
                 self.sample(request, tokens, begin + count)
-        self.half.hear(news)
+        self.scheduler.on_reports(news)
         self.broken += broken
         for request in broken:
             self.failed += 1
@@ -316,19 +316,19 @@ class Engine:
 
     def on_host(self, tokens):
         """The blocks of a sequence that are whole on host: their bytes are right."""
-        blocks = self.half.manager.lookup(tokens, now=self.half._clock(), keep=0).blocks
-        kept = []
+        blocks = self.scheduler.manager.lookup(tokens, now=self.scheduler._clock(), keep=0).blocks
+        stored = []
         for at, block in enumerate(blocks):
             for copy in block.copies:
                 if copy.tier != 1 or copy.layer_hi != LAYERS:
                     continue
-                kept.append(at)
+                stored.append(at)
                 for worker in self.workers:
                     rows = worker.host.layer_units(np.asarray([copy.slot]), 0)
                     for row in range(rows[0], rows[0] + worker.gpu.layers):
                         found = worker.host.planes[0][row].view(torch.float32)
                         assert (found == mark(tokens, at)).all(), (at, row)
-        return kept
+        return stored
 
     def step(self):
         self.plan()
@@ -337,13 +337,13 @@ class Engine:
 
     def drain(self):
         for _ in range(3000):
-            if not (self.half.busy or self.waiting or self.running):
+            if not (self.scheduler.busy or self.waiting or self.running):
                 while self.under_way:
                     self.execute()
-                if not self.half.busy:
+                if not self.scheduler.busy:
                     return
             self.step()
-        pytest.fail(f"{len(self.running)} run, {self.half.dispatch.pending} moves are left")
+        pytest.fail(f"{len(self.running)} run, {self.scheduler.dispatch.pending} moves are left")
 
     def close(self):
         for worker in self.workers:
@@ -363,12 +363,12 @@ def play(engine, requests, seed, aborts=0.1):
             if everybody and draw.random() < aborts:
                 engine.finish(draw.choice(everybody))
     engine.drain()
-    stats = engine.half.manager.stats()
+    stats = engine.scheduler.manager.stats()
     assert (stats.leases, stats.moves) == (0, 0)
-    assert engine.half._pinned == 0
+    assert engine.scheduler._pinned == 0
     assert sorted(engine.free) == list(range(1, BLOCKS))
-    engine.kept = sum(len(engine.on_host(each.all_token_ids)) for each in engine.seen)
-    engine.half.manager.audit()
+    engine.stored_blocks = sum(len(engine.on_host(each.all_token_ids)) for each in engine.seen)
+    engine.scheduler.manager.audit()
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
@@ -379,7 +379,7 @@ def test_random_schedules_over_host(seed, ranks, ahead):
     play(engine, 14, seed)
     engine.close()
     assert engine.served > 0
-    assert engine.kept > 0
+    assert engine.stored_blocks > 0
     assert engine.failed == 0
 
 
@@ -387,14 +387,14 @@ def test_random_schedules_over_host(seed, ranks, ahead):
 @pytest.mark.parametrize("stages", [1, 2])
 def test_ranks_of_several_stages_and_of_latent_kv(tmp_path, stages, alike):
     """Stages keep their own layers; latent KV is kept once for the ranks of a stage."""
-    kept = 0
+    stored = 0
     for seed in range(4):
         engine = Engine(
             tmp_path, 2, seed % 2, seed % 2, host=3 if alike else 6, stages=stages, alike=alike
         )
-        tiers = engine.half.manager.stats().tiers
+        tiers = engine.scheduler.manager.stats().tiers
         assert (tiers["host"].slots, tiers["disk"].slots) == (6, 128 if alike else 64)
-        assert (engine.half.manager.stats().blocks > 0) == (seed > 0)
+        assert (engine.scheduler.manager.stats().blocks > 0) == (seed > 0)
         play(engine, 14, seed % 2)
         with_disk = [worker.disk is not None for worker in engine.workers]
         assert with_disk == [True, not alike] * stages
@@ -406,16 +406,16 @@ def test_ranks_of_several_stages_and_of_latent_kv(tmp_path, stages, alike):
         engine.close()
         assert engine.failed == 0
         assert engine.served > 0
-        kept += engine.found
-    assert kept > 0
+        stored += engine.found
+    assert stored > 0
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_random_schedules_over_host_and_disk_and_a_restart(tmp_path, ahead):
     for seed in range(4):
         engine = Engine(tmp_path, 1 + seed % 2, ahead, seed)
-        known = engine.half.manager.stats().blocks
-        assert (known > 0) == (seed > 1)
+        before = engine.scheduler.manager.stats().blocks
+        assert (before > 0) == (seed > 1)
         play(engine, 14, seed % 2)
         engine.close()
         assert engine.failed == 0
@@ -457,18 +457,20 @@ def test_requests_that_wait_for_the_disk_together_all_get_what_it_has(tmp_path):
     for again in range(2):
         engine = Engine(tmp_path, 1, 0, 0, host=24)
         if again:
-            asked = [PlayedRequest(str(at), each, len(each), 1) for at, each in enumerate(prompts)]
+            requests = [
+                PlayedRequest(str(at), each, len(each), 1) for at, each in enumerate(prompts)
+            ]
             found = [None] * 4
             for _ in range(3000):
-                for at, one in enumerate(asked):
-                    found[at] = engine.half.match(one, 0) if found[at] is None else found[at]
+                for at, one in enumerate(requests):
+                    found[at] = engine.scheduler.match(one, 0) if found[at] is None else found[at]
                 if None not in found:
                     break
                 engine.step()
             # 20 blocks, of which 6 may be on their way at once.
             assert found == [20] * 4
-            for one in asked:
-                engine.half.end(one)
+            for one in requests:
+                engine.scheduler.end(one)
         else:
             for at, each in enumerate(prompts):
                 engine.add(str(at), each, 1)

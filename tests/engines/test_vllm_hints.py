@@ -29,16 +29,16 @@ def test_actions_of_an_envelope_become_hints():
         {"start": 32, "end": None, "priority": 40},
         {"covers_output": True, "priority": 70, "duration": 5},
     ]
-    told = advice(
+    advised = advice(
         action("kv.retain", {"directives": ranges}),
         action("kv.retain", {"scope": "agent", "directives": ranges[:1]}, "1.7"),
         action("kv.prefetch", {}),
         action("kv.prefetch", {"session_id": "next"}),
         action("kv.release", {"session_id": "old"}),
     )
-    assert told.strange == []
-    assert not told.end
-    first, second, answers, owned, ahead, other, old = told.hints
+    assert advised.strange == []
+    assert not advised.end
+    first, second, answers, owned, ahead, other, old = advised.hints
     assert isinstance(first, Retain)
     assert (first.start, first.end, first.priority, first.owner) == (0, 32, 80, "chat")
     assert first.ttl == 60_000_000_000
@@ -56,7 +56,7 @@ def test_actions_of_an_envelope_become_hints():
 
 
 @pytest.mark.parametrize(
-    ("kind", "payload", "said"),
+    ("kind", "payload", "message"),
     [
         ("kv.fetch", {}, "no such action"),
         ("kv.retain", {"ranges": []}, "it has no 'ranges'"),
@@ -72,12 +72,12 @@ def test_actions_of_an_envelope_become_hints():
         ("kv.prefetch", {"session_id": 3}, "session"),
     ],
 )
-def test_what_makes_no_sense_is_named_and_the_rest_counts(kind, payload, said):
+def test_what_makes_no_sense_is_named_and_the_rest_counts(kind, payload, message):
     good = action("kv.retain", {"directives": [{"priority": 50}]})
-    told = advice(action(kind, payload), good)
-    assert len(told.strange) == 1
-    assert said in told.strange[0]
-    assert [hint.priority for hint in told.hints] == [50]
+    advised = advice(action(kind, payload), good)
+    assert len(advised.strange) == 1
+    assert message in advised.strange[0]
+    assert [hint.priority for hint in advised.hints] == [50]
 
 
 def test_other_versions_too_many_actions_and_a_release_of_nobody_are_refused():
@@ -97,8 +97,8 @@ def test_where_keys_are_opaque_only_ranges_and_a_release_of_oneself_are_kept():
         action("kv.retain", {"directives": [{"covers_output": True, "priority": 9}]}),
         action("kv.retain", {"directives": [{"priority": 101}]}),
     ]
-    kept, strange = envelope_ranges(SimpleNamespace(actions=actions))
-    assert kept == [
+    ranges, strange = envelope_ranges(SimpleNamespace(actions=actions))
+    assert ranges == [
         RetainedRange(0, FAR, 0, None),
         RetainedRange(3, 9, 80, 2_500_000_000),
         RetainedRange(0, FAR, 7, None),
@@ -113,8 +113,8 @@ def test_where_keys_are_opaque_only_ranges_and_a_release_of_oneself_are_kept():
 
 
 def test_a_lower_priority_of_vllm_keeps_longer():
-    kept = [priority_hint(rank, TOKENS, None, None).priority for rank in (-1000, -5, 1, 1000)]
-    assert kept == [100, 40, 34, 0]
+    ranges = [priority_hint(rank, TOKENS, None, None).priority for rank in (-1000, -5, 1, 1000)]
+    assert ranges == [100, 40, 34, 0]
 
 
 def stays(engine, request, tokens):
@@ -133,10 +133,10 @@ def test_envelope_and_priority_decide_what_stays_on_host():
             for name, value in (more if at == 0 else {}).items():
                 setattr(request, name, value)
             engine.drain()
-        found = engine.half.match(PlayedRequest("again", [0] * 13, 13, 1), 0)
-        engine.half.manager.audit()
+        found = engine.scheduler.match(PlayedRequest("again", [0] * 13, 13, 1), 0)
+        engine.scheduler.manager.audit()
         engine.close()
-        return found, engine.half.counters.lost["a hint that says nothing sensible"]
+        return found, engine.scheduler.counters.lost["a hint that says nothing sensible"]
 
     retain = action("kv.retain", {"directives": [{"priority": 90}]})
     envelope = SimpleNamespace(actions=[retain])
@@ -152,7 +152,7 @@ def test_a_release_ends_the_session_when_its_request_ends():
     request.session_id = "chat"
     request.kv_hints = SimpleNamespace(actions=[action("kv.release", {})])
     engine.step()
-    assert len(engine.half.manager.sessions()) == 1
+    assert len(engine.scheduler.manager.sessions()) == 1
     engine.drain()
-    assert len(engine.half.manager.sessions()) == 0
+    assert len(engine.scheduler.manager.sessions()) == 0
     engine.close()

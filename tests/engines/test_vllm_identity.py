@@ -112,19 +112,19 @@ def test_files_are_read_when_their_times_change_only(tmp_path, monkeypatch):
 
 def test_weights_are_known_once_every_rank_has_answered():
     identity = opened()
-    assert identity.known
+    assert identity.settled
     identity.doubt()
-    identity.hear(0, 0, b"a")  # the answer to an older question
-    identity.hear(0, 1, b"a")
-    assert not identity.known
-    identity.hear(1, 1, b"c")
-    assert identity.known
+    identity.on_answer(0, 0, b"a")  # the answer to an older question
+    identity.on_answer(0, 1, b"a")
+    assert not identity.settled
+    identity.on_answer(1, 1, b"c")
+    assert identity.settled
     changed = identity.name(request())
     assert changed
     assert identity.reads_stale(request(), [0])
     identity.doubt()
-    identity.hear(0, 2, b"a")
-    identity.hear(1, 2, b"b")
+    identity.on_answer(0, 2, b"a")
+    identity.on_answer(1, 2, b"b")
     assert identity.name(request()) == ""
     assert identity.reads_stale(request(), [0])
 
@@ -133,6 +133,6 @@ def test_the_same_weights_leave_everything_as_it_was():
     identity = opened()
     identity.doubt()
     for rank, digest in enumerate((b"a", b"b")):
-        identity.hear(rank, 1, digest)
+        identity.on_answer(rank, 1, digest)
     assert identity.name(request()) == ""
     assert not identity.reads_stale(request(), range(8))

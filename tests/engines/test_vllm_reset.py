@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.engines import test_vllm_halves as halves
+from tests.engines import test_vllm_halves as engines
 from tests.engines.test_vllm_halves import Engine, PlayedRequest
 
 
@@ -17,9 +17,9 @@ def preempt_all(engine):
 
 @pytest.mark.parametrize(("seed", "deep"), [(0, False), (1, True), (2, True), (3, False)])
 def test_random_schedules_with_resets_read_nothing_old(tmp_path, monkeypatch, seed, deep):
-    draw, weights, plain = random.Random(seed), [0], halves.mark
+    draw, weights, plain = random.Random(seed), [0], engines.mark
     monkeypatch.setattr(
-        halves, "mark", lambda tokens, block: plain(tokens, block) + 300 * weights[0]
+        engines, "mark", lambda tokens, block: plain(tokens, block) + 300 * weights[0]
     )
     engine = Engine(tmp_path if deep else "", 1 + seed % 2, seed // 2, seed, host=8, events=True)
     heads = [[draw.randrange(9) for _ in range(16)] for _ in range(2)]
@@ -32,35 +32,37 @@ def test_random_schedules_with_resets_read_nothing_old(tmp_path, monkeypatch, se
         if draw.random() < 0.4:
             if new := draw.random() < 0.5:
                 preempt_all(engine)
-            stats = engine.half.manager.stats()
+            stats = engine.scheduler.manager.stats()
             busy += (stats.moves if deep else stats.leases) > 0
-            assert engine.half.reset()
+            assert engine.scheduler.reset()
             weights[0] += new  # old bytes are wrong ones from here on
             for head in heads:
-                assert not engine.half.match(PlayedRequest(f"probe {at}", [*head, 1], 17, 1), 0)
-            engine.half.end(PlayedRequest(f"probe {at}", [1], 1, 1))
-            engine.half.manager.audit()
+                assert not engine.scheduler.match(
+                    PlayedRequest(f"probe {at}", [*head, 1], 17, 1), 0
+                )
+            engine.scheduler.end(PlayedRequest(f"probe {at}", [1], 1, 1))
+            engine.scheduler.manager.audit()
     engine.drain()
     assert busy > 2
     assert engine.served == 40
     assert engine.found > 0
     assert not engine.failed
-    assert not engine.half._resetting
-    stats = engine.half.manager.stats()
-    assert (stats.leases, stats.moves, engine.half._pinned) == (0, 0, 0)
-    engine.half.manager.audit()
+    assert not engine.scheduler._resetting
+    stats = engine.scheduler.manager.stats()
+    assert (stats.leases, stats.moves, engine.scheduler._pinned) == (0, 0, 0)
+    engine.scheduler.manager.audit()
     engine.close()
 
 
 def test_after_a_reset_that_awaited_copies_the_disk_is_empty(tmp_path):
     engine = Engine(tmp_path, 1, 0, 1, host=8)
     engine.add("a", [1] * 16, 1)
-    while not engine.half.dispatch.pending:
+    while not engine.scheduler.dispatch.pending:
         engine.step()
-    assert engine.half.reset()
+    assert engine.scheduler.reset()
     engine.drain()
     engine.close()
     again = Engine(tmp_path, 1, 0, 1, host=8)
-    assert again.half.match(PlayedRequest("b", [1] * 17, 17, 1), 0) == 0
-    assert again.half.manager.stats().blocks == 0
+    assert again.scheduler.match(PlayedRequest("b", [1] * 17, 17, 1), 0) == 0
+    assert again.scheduler.manager.stats().blocks == 0
     again.close()

@@ -16,7 +16,7 @@ def test_a_replaced_token_names_no_block(more, written):
     engine.execute()
     assert request.num_tokens == 2 * SIZE
     stale = list(request.all_token_ids)
-    engine.half.match(request, 0)  # whatever reads the tokens before they are replaced
+    engine.scheduler.match(request, 0)  # whatever reads the tokens before they are replaced
     if written:
         engine.plan()
     engine.replace(request, 2 * SIZE - 1, [8] * more)
@@ -26,8 +26,8 @@ def test_a_replaced_token_names_no_block(more, written):
     engine.drain()
     assert engine.on_host(stale) == [0]
     assert engine.on_host(request.all_token_ids) == list(range((request.num_tokens - 1) // SIZE))
-    assert engine.half.manager.stats().leases == 0
-    engine.half.manager.audit()
+    assert engine.scheduler.manager.stats().leases == 0
+    engine.scheduler.manager.audit()
     engine.close()
 
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-import tests.engines.test_vllm_halves as halves
+import tests.engines.test_vllm_halves as engines
 from tests.engines.test_vllm_ahead import PROMPT, planned, stores
 from tests.engines.test_vllm_halves import SIZE, Engine, PlayedRequest
 
@@ -16,16 +16,16 @@ class Server(Engine):
     """An engine whose rows depend on its weights."""
 
     def __init__(self, monkeypatch, *args, **more):
-        self.weights, real = 0, halves.mark
+        self.weights, real = 0, engines.mark
         marked = lambda tokens, block: (real(tokens, block) + self.weights) % 251 + 1  # noqa: E731
-        monkeypatch.setattr(halves, "mark", marked)
+        monkeypatch.setattr(engines, "mark", marked)
         super().__init__(*args, **more)
         for worker in self.workers:
             worker._weights = lambda: bytes([self.weights])
         self.doubt()  # so that the first weights have a name
 
     def doubt(self):
-        self.half.identity.doubt()
+        self.scheduler.identity.doubt()
 
     def update(self, weights):
         """As trainers do: running requests are computed from the beginning."""
@@ -54,7 +54,7 @@ def test_requests_read_rows_of_the_weights_that_compute(monkeypatch, tmp_path, r
     server.drain()
     assert server.served == 60
     assert server.found > 0
-    server.half.manager.audit()
+    server.scheduler.manager.audit()
     server.close()
 
 
@@ -64,70 +64,70 @@ def test_a_call_that_changed_nothing_costs_one_step(monkeypatch):
     server.drain()
     server.doubt()
     again = PlayedRequest("again", list(PROMPT), len(PROMPT), 1)
-    assert server.half.match(again, 0) is None
+    assert server.scheduler.match(again, 0) is None
     server.add("two", PROMPT, 1)
     server.drain()
-    assert server.half.match(again, 0) == 3 * SIZE
+    assert server.scheduler.match(again, 0) == 3 * SIZE
     server.update(1)
-    assert server.half.match(again, 0) is None
+    assert server.scheduler.match(again, 0) is None
     server.add("three", [1, 2, 3], 1)
     server.drain()
-    assert server.half.match(again, 0) == 0
+    assert server.scheduler.match(again, 0) == 0
     server.update(0)  # back again
     server.add("four", [3, 2, 1], 1)
     server.drain()
-    assert server.half.match(again, 0) == 3 * SIZE
-    server.half.end(again)
+    assert server.scheduler.match(again, 0) == 3 * SIZE
+    server.scheduler.end(again)
     server.close()
 
 
 def changed():
     """A scheduler's half whose worker has other weights since, and vLLM's cache was not reset."""
-    half = Engine("", 1, 0, 0).half
-    half.identity.doubt()
-    half.orders(planned({}))
-    half.hear({0: StepNews(0, b"", (1, b"other"))})
-    return half
+    scheduler = Engine("", 1, 0, 0).scheduler
+    scheduler.identity.doubt()
+    scheduler.orders(planned({}))
+    scheduler.on_reports({0: StepNews(0, b"", (1, b"other"))})
+    return scheduler
 
 
 def test_what_is_computed_from_blocks_of_other_weights_is_not_kept():
-    half = changed()
+    scheduler = changed()
     stale = PlayedRequest("stale", list(PROMPT), len(PROMPT), 1)
-    assert half.match(stale, SIZE) == 0
-    half.admit(stale, [1, 2, 3, 4], 0)  # vLLM found the first block in its own memory
-    assert stores(half.orders(planned({"stale": 9}, SIZE))) == (0, 0)
+    assert scheduler.match(stale, SIZE) == 0
+    scheduler.admit(stale, [1, 2, 3, 4], 0)  # vLLM found the first block in its own memory
+    assert stores(scheduler.orders(planned({"stale": 9}, SIZE))) == (0, 0)
     fresh = PlayedRequest("fresh", list(PROMPT), len(PROMPT), 1)
-    assert half.match(fresh, 0) == 0
-    half.admit(fresh, [5, 6, 7, 8], 0)
-    assert stores(half.orders(planned({"fresh": 13}))) == (0, 3)
+    assert scheduler.match(fresh, 0) == 0
+    scheduler.admit(fresh, [5, 6, 7, 8], 0)
+    assert stores(scheduler.orders(planned({"fresh": 13}))) == (0, 3)
     # Blocks written with the new weights can be read.
     behind = PlayedRequest("behind", [*PROMPT[: 2 * SIZE], 7, 7, 7, 7, 7], 13, 1)
-    half.match(behind, SIZE)
-    half.admit(behind, [5, 9, 10, 11], 0)
-    assert sum(stores(half.orders(planned({"behind": 9}, SIZE)))) > 0
+    scheduler.match(behind, SIZE)
+    scheduler.admit(behind, [5, 9, 10, 11], 0)
+    assert sum(stores(scheduler.orders(planned({"behind": 9}, SIZE)))) > 0
 
 
 def test_requests_that_run_through_a_change_keep_nothing_more():
-    half = Engine("", 1, 0, 0).half
+    scheduler = Engine("", 1, 0, 0).scheduler
     one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
-    half.match(one, 0)
-    half.admit(one, [1, 2, 3, 4], 0)
-    half.identity.doubt()
-    assert stores(half.orders(planned({"one": 13}))) == (0, 0)  # its weights are not known yet
-    half.hear({0: StepNews(0, b"", (1, b"other"))})
-    assert stores(half.orders(planned({}))) == (0, 0)
-    half.end(one)
-    half.orders(planned({}))
-    assert half.manager.stats().leases == 0
-    half.manager.audit()
+    scheduler.match(one, 0)
+    scheduler.admit(one, [1, 2, 3, 4], 0)
+    scheduler.identity.doubt()
+    assert stores(scheduler.orders(planned({"one": 13}))) == (0, 0)  # its weights are not known yet
+    scheduler.on_reports({0: StepNews(0, b"", (1, b"other"))})
+    assert stores(scheduler.orders(planned({}))) == (0, 0)
+    scheduler.end(one)
+    scheduler.orders(planned({}))
+    assert scheduler.manager.stats().leases == 0
+    scheduler.manager.audit()
 
 
 def test_requests_that_run_through_a_call_that_changed_nothing_are_kept():
-    half = Engine("", 1, 0, 0).half
+    scheduler = Engine("", 1, 0, 0).scheduler
     one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
-    half.match(one, 0)
-    half.admit(one, [1, 2, 3, 4], 0)
-    half.identity.doubt()
-    assert stores(half.orders(planned({"one": 13}))) == (0, 0)
-    half.hear({0: StepNews(0, b"", (1, b""))})
-    assert stores(half.orders(planned({}))) == (3, 0)
+    scheduler.match(one, 0)
+    scheduler.admit(one, [1, 2, 3, 4], 0)
+    scheduler.identity.doubt()
+    assert stores(scheduler.orders(planned({"one": 13}))) == (0, 0)
+    scheduler.on_reports({0: StepNews(0, b"", (1, b""))})
+    assert stores(scheduler.orders(planned({}))) == (3, 0)

@@ -20,11 +20,11 @@ class Counting:
         return self.manager.lookup(*args, **kwargs)
 
 
-def naive(half, request, local, layers=2):
+def naive(scheduler, request, local, layers=2):
     """Tokens after `local` in whole blocks on host, and those on any tier or in flight."""
-    now = half._clock()
-    match = half.manager.manager.lookup(
-        request.all_token_ids, now=now, scope=half._known[request.request_id].scope, keep=1
+    now = scheduler._clock()
+    match = scheduler.manager.manager.lookup(
+        request.all_token_ids, now=now, scope=scheduler._waiting[request.request_id].scope, keep=1
     )
     blocks = match.blocks[local // SIZE :]
 
@@ -42,11 +42,11 @@ def naive(half, request, local, layers=2):
 def test_what_a_waiting_request_is_told_is_what_a_lookup_says(tmp_path, seed, ahead):
     draw = random.Random(seed)
     heads = [[draw.randrange(9) for _ in range(16)] for _ in range(3)]
-    asked = 0
+    requests = 0
     for again in range(2):  # the second server finds the disk of the first
         engine = Engine(tmp_path, 1 + seed % 2, ahead, seed, host=8)
-        half = engine.half
-        half.manager = counting = Counting(half.manager)
+        scheduler = engine.scheduler
+        scheduler.manager = counting = Counting(scheduler.manager)
         watched = [
             PlayedRequest(f"w{at}", (one := [*draw.choice(heads), *range(at, at + 5)]), len(one), 1)
             for at in range(3)
@@ -59,38 +59,38 @@ def test_what_a_waiting_request_is_told_is_what_a_lookup_says(tmp_path, seed, ah
                 for request in watched:
                     local = draw.choice([0, 0, SIZE])
                     for _ in range(2):
-                        told = half.match(request, local)
-                        asked += 1
-                        host, all_there = naive(half, request, local)
+                        answer = scheduler.match(request, local)
+                        requests += 1
+                        host, all_there = naive(scheduler, request, local)
                         # A request waits only for loads; an answer counts all tokens on host.
-                        assert host < all_there if told is None else told == host
+                        assert host < all_there if answer is None else answer == host
                     if draw.random() < 0.1:
                         request.all_token_ids.append(draw.randrange(9))
         for request in watched:
-            half.end(request)
+            scheduler.end(request)
         engine.drain()
         engine.close()
         assert engine.failed == 0
-    assert counting.lookups < asked
+    assert counting.lookups < requests
 
 
 def test_nothing_is_looked_up_while_nothing_changes():
     engine = Engine("", 1, 0, 0)
     engine.add("first", list(range(20)), 1)
     engine.drain()
-    half = engine.half
-    half.manager = counting = Counting(half.manager)
+    scheduler = engine.scheduler
+    scheduler.manager = counting = Counting(scheduler.manager)
     waits = PlayedRequest("second", list(range(20)), 20, 1)
-    assert [half.match(waits, 0) for _ in range(50)] == [16] * 50
+    assert [scheduler.match(waits, 0) for _ in range(50)] == [16] * 50
     assert counting.lookups == 1
-    assert half.match(waits, SIZE) == 12  # vLLM has more of it by now
+    assert scheduler.match(waits, SIZE) == 12  # vLLM has more of it by now
     waits.all_token_ids += [20, 21]
-    assert half.match(waits, 0) == 20 or half.match(waits, 0) == 16
+    assert scheduler.match(waits, 0) == 20 or scheduler.match(waits, 0) == 16
     before = counting.lookups
-    half.manager.manager.reset()
-    assert half.match(waits, 0) == 0
+    scheduler.manager.manager.reset()
+    assert scheduler.match(waits, 0) == 0
     assert counting.lookups == before + 1
-    half.end(waits)
+    scheduler.end(waits)
     engine.close()
 
 
@@ -100,14 +100,16 @@ def test_a_wait_ends_although_nothing_changes(tmp_path):
     engine.drain()
     engine.close()
     engine = Engine(tmp_path, 1, 0, 0, host=24)
-    half, now = engine.half, [10**9]
-    half._clock = lambda: now[0]
+    scheduler, now = engine.scheduler, [10**9]
+    scheduler._clock = lambda: now[0]
     waits = PlayedRequest("second", list(range(20)), 20, 1)
-    assert [half.match(waits, 0) for _ in range(3)] == [None] * 3  # no step carries its moves out
-    generation = half.manager.generation
-    now[0] += half._deadline_ns
-    assert half.match(waits, 0) == 0
-    assert half.manager.generation == generation
-    half.end(waits)
+    assert [scheduler.match(waits, 0) for _ in range(3)] == [
+        None
+    ] * 3  # no step carries its moves out
+    generation = scheduler.manager.generation
+    now[0] += scheduler._deadline_ns
+    assert scheduler.match(waits, 0) == 0
+    assert scheduler.manager.generation == generation
+    scheduler.end(waits)
     engine.drain()
     engine.close()

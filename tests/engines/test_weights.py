@@ -133,7 +133,7 @@ def test_a_copy_elsewhere_has_the_same_digest():
 
 def test_types_shapes_names_and_order_count():
     a, b = torch.zeros(4), torch.ones(4)
-    told = {
+    digests = {
         digest([("a", a), ("b", b)]),
         digest([("a", b), ("b", a)]),
         digest([("a", a), ("c", b)]),
@@ -142,7 +142,7 @@ def test_types_shapes_names_and_order_count():
         digest([("a", a)]),
         digest([]),
     }
-    assert len(told) == 7
+    assert len(digests) == 7
     wide = torch.arange(6.0).view(2, 3)
     assert digest([("a", wide.t())]) != digest([("a", wide.t().contiguous())])
     spaced = torch.arange(12.0).view(3, 4)[:, :2]
@@ -173,8 +173,8 @@ def test_models_are_found_by_a_layer_of_theirs():
     unrelated = torch.nn.Sequential(torch.nn.Linear(1, 1))
     found = owners([target[0][0], draft["only"]])
     assert [id(each) for each in found] == [id(draft), id(target)]
-    alone = torch.nn.Linear(1, 1)
-    assert owners([alone]) == [alone]
+    plain = torch.nn.Linear(1, 1)
+    assert owners([plain]) == [plain]
     del unrelated
     gc.collect()
 

@@ -96,7 +96,7 @@ def full(model, ids):
     return logits, [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def kept(cache, tokens):
+def stored_kv(cache, tokens):
     """K, V `(heads, tokens, dim)` of every layer in the blocks of a cache's first row."""
     pool, lease = cache._pool, cache.leases[0]
     at = torch.arange(tokens)
@@ -107,7 +107,9 @@ def kept(cache, tokens):
 
 
 def close(cache, truth, tokens):
-    for (keys, values), (right_keys, right_values) in zip(kept(cache, tokens), truth, strict=True):
+    for (keys, values), (right_keys, right_values) in zip(
+        stored_kv(cache, tokens), truth, strict=True
+    ):
         assert (keys - right_keys[0, :, :tokens]).abs().max() < 1e-4
         assert (values - right_values[0, :, :tokens]).abs().max() < 1e-4
 

@@ -34,10 +34,10 @@ DRAFTS = 3
 
 def marks(tokens):
     """The number of each token's row."""
-    told, found = 0, []
+    number, found = 0, []
     for token in tokens:
-        told = zlib.crc32(token.to_bytes(4, "little"), told)
-        found.append(float(told % (1 << 20) + 1))
+        number = zlib.crc32(token.to_bytes(4, "little"), number)
+        found.append(float(number % (1 << 20) + 1))
     return found
 
 
@@ -48,14 +48,14 @@ def following(tokens):
 
 def answer(prompt, tokens):
     """The answer of a request, the same for every schedule."""
-    told = list(prompt)
+    path = list(prompt)
     for _ in range(tokens):
-        told.append(following(told))
-    return told[len(prompt) :]
+        path.append(following(path))
+    return path[len(prompt) :]
 
 
 @dataclass
-class Held:
+class PlayedRequest:
     """A request as the runner has it."""
 
     tokens: list
@@ -153,8 +153,8 @@ class Engine:
         connector.set_xfer_handshake_metadata_pp_aware(
             {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
         )
-        self.half = connector.half
-        self.held, self.under_way, self.prompts = {}, deque(), {}
+        self.kv_scheduler = connector.scheduler
+        self.requests, self.under_way, self.prompts = {}, deque(), {}
         self.right, self.wrong, self.rejected = 0, [], 0
 
     def add(self, name, prompt, tokens, **more):
@@ -181,25 +181,25 @@ class Engine:
                 return
         if self.under_way:
             self.execute_all()
-            output, told = self.under_way.popleft()
-            for outputs in self.scheduler.update_from_output(output, told).values():
+            output, result = self.under_way.popleft()
+            for outputs in self.scheduler.update_from_output(output, result).values():
                 for one in outputs.outputs:
-                    self.hear(one)
+                    self.on_output(one)
             if self.guesses:
-                names = [name for name in output.num_scheduled_tokens if name in self.held]
-                drafts = [list(self.held[name].drafts) for name in names]
+                names = [name for name in output.num_scheduled_tokens if name in self.requests]
+                drafts = [list(self.requests[name].drafts) for name in names]
                 self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
-    def hear(self, told):
+    def on_output(self, output):
         """Compare an answer that is complete."""
-        if told.finish_reason is None:
+        if output.finish_reason is None:
             return
-        prompt, tokens, request = self.prompts.pop(told.request_id)
-        if str(told.finish_reason) == "length":
+        prompt, tokens, request = self.prompts.pop(output.request_id)
+        if str(output.finish_reason) == "length":
             assert list(request.output_token_ids) == answer(prompt, tokens)
             self.right += 1
         else:
-            self.wrong.append((told.request_id, str(told.finish_reason)))
+            self.wrong.append((output.request_id, str(output.finish_reason)))
 
     def execute_all(self):
         for each in self.under_way:
@@ -221,8 +221,8 @@ class Engine:
             bad |= worker._worker._bad
         for name in LAYERS:
             for rank, worker in enumerate(self.workers):
-                for held, begin, tokens in rows.values():
-                    self.compute(self.memory[rank][name], held, begin, tokens, bad)
+                for played, begin, tokens in rows.values():
+                    self.compute(self.memory[rank][name], played, begin, tokens, bad)
                 if rows:
                     worker.save_kv_layer(name, self.memory[rank][name], None)
         failed = set()
@@ -232,7 +232,7 @@ class Engine:
             mine = worker.build_connector_worker_meta()
             news = mine if news is None else news.aggregate(mine)
             worker.clear_connector_metadata()
-        sampled = [self.sample(held, tokens, failed) for held, _, tokens in rows.values()]
+        sampled = [self.sample(played, tokens, failed) for played, _, tokens in rows.values()]
         return ModelRunnerOutput(
             req_ids=list(rows),
             req_id_to_index={name: at for at, name in enumerate(rows)},
@@ -243,64 +243,66 @@ class Engine:
         )
 
     def rows(self, output):
-        """The requests of a step: as held, the first position, and all tokens with drafts."""
+        """The requests of a step: request, the first position, and all tokens with drafts."""
         for name in output.finished_req_ids:
-            self.held.pop(name, None)
+            self.requests.pop(name, None)
         for new in output.scheduled_new_reqs:
-            self.held[new.req_id] = Held(list(new.prompt_token_ids), list(new.block_ids[0]))
+            self.requests[new.req_id] = PlayedRequest(
+                list(new.prompt_token_ids), list(new.block_ids[0])
+            )
         cached = output.scheduled_cached_reqs
         before = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         for name, blocks, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
-            before[name], held = computed, self.held[name]
+            before[name], played = computed, self.requests[name]
             if name in cached.all_token_ids:
-                held.tokens = list(cached.all_token_ids[name])
+                played.tokens = list(cached.all_token_ids[name])
             if name in cached.resumed_req_ids:
-                held.table = []
-            held.table += blocks[0] if blocks else []
+                played.table = []
+            played.table += blocks[0] if blocks else []
         rows = {}
         for name, count in output.num_scheduled_tokens.items():
-            held, drafts = self.held[name], output.scheduled_spec_decode_tokens.get(name, [])
+            played, drafts = self.requests[name], output.scheduled_spec_decode_tokens.get(name, [])
             # vLLM pads with -1, which no token is.
             guessed = [WORDS if draft < 0 else draft for draft in drafts]
-            tokens = [*held.tokens, *guessed][: before[name] + count]
+            tokens = [*played.tokens, *guessed][: before[name] + count]
             assert len(tokens) == before[name] + count
-            rows[name] = held, before[name], tokens
+            rows[name] = played, before[name], tokens
         return rows
 
-    def compute(self, memory, held, begin, tokens, bad):
+    def compute(self, memory, played, begin, tokens, bad):
         """Read what comes before, which must be right, and write the step's own rows."""
         numbers = marks(tokens)
-        broken = bool(bad.intersection(held.table))
+        broken = bool(bad.intersection(played.table))
         for block in range(-(-len(tokens) // SIZE)):
-            slot, first = held.table[block], block * SIZE
+            slot, first = played.table[block], block * SIZE
             had = min(max(begin - first, 0), SIZE)
             wanted = torch.tensor(numbers[first : first + SIZE])
             rows = memory[slot].movedim(1, 0)  # tokens first
             if not broken:
-                assert (rows[:had] == wanted[:had, None, None, None]).all(), (held, begin, block)
+                assert (rows[:had] == wanted[:had, None, None, None]).all(), (played, begin, block)
             new = wanted[had:, None, None, None].expand(-1, 2, 1, 2)
             rows[had : len(wanted)] = -1.0 if broken else new
 
-    def sample(self, held, tokens, failed):
+    def sample(self, played, tokens, failed):
         """The tokens that a request is given, and new guesses."""
-        held.drafts = []
-        if failed.intersection(held.table) or len(tokens) < len(held.tokens):
+        played.drafts = []
+        if failed.intersection(played.table) or len(tokens) < len(played.tokens):
             return []
-        given, guessed = [], tokens[len(held.tokens) :]
+        given, guessed = [], tokens[len(played.tokens) :]
         while True:
-            given.append(following([*held.tokens, *given]))
+            given.append(following([*played.tokens, *given]))
             if len(given) > len(guessed) or given[-1] != guessed[len(given) - 1]:
                 break
         self.rejected += len(guessed) - (len(given) - 1)
-        held.tokens += given
+        played.tokens += given
         if self.guesses:
-            told = list(held.tokens)
+            path = list(played.tokens)
             for _ in range(DRAFTS):
                 right = self.draw.random() < 0.7
-                told.append(following(told) if right else self.draw.randrange(WORDS))
-            held.drafts = told[len(held.tokens) :]
+                path.append(following(path) if right else self.draw.randrange(WORDS))
+            played.drafts = path[len(played.tokens) :]
         return given
 
     def drain(self):
@@ -308,14 +310,16 @@ class Engine:
             if not (self.scheduler.has_requests() or self.under_way):
                 return
             self.step()
-        raise AssertionError(f"{len(self.prompts)} requests and {self.half.dispatch.pending} moves")
+        raise AssertionError(
+            f"{len(self.prompts)} requests and {self.kv_scheduler.dispatch.pending} moves"
+        )
 
     def close(self):
         """End all, and see that nothing is held or under way and that the books are right."""
         self.drain()
-        stats = self.half.manager.stats()
-        assert (stats.leases, stats.moves, self.half._pinned) == (0, 0, 0)
-        self.half.manager.audit()
+        stats = self.kv_scheduler.manager.stats()
+        assert (stats.leases, stats.moves, self.kv_scheduler._pinned) == (0, 0, 0)
+        self.kv_scheduler.manager.audit()
         assert not self.prompts
         for worker in self.workers:
             worker.shutdown()

@@ -100,7 +100,7 @@ def serve(model, extra=None, *, blocks=64, **more):
         "kv_connector_extra_config": extra,
         "kv_load_failure_policy": more.pop("policy", "fail"),
     }
-    told = {
+    arguments = {
         "dtype": "float32",
         "block_size": BLOCK,
         "max_model_len": 640,
@@ -113,7 +113,7 @@ def serve(model, extra=None, *, blocks=64, **more):
         skip_tokenizer_init=True,
         num_gpu_blocks_override=blocks,
         kv_transfer_config=None if extra is None else transfer,
-        **told,
+        **arguments,
     )
     try:
         yield Server(llm)
@@ -141,8 +141,8 @@ class Server:
         self.lora = None
 
     @property
-    def half(self):
-        return self.core.scheduler.connector.half
+    def kv_scheduler(self):
+        return self.core.scheduler.connector.scheduler
 
     @property
     def worker(self):
@@ -162,15 +162,15 @@ class Server:
             lora_request=self.lora,
         )
         self.found = sum(output.num_cached_tokens or 0 for output in outputs)
-        return [told(output) for output in outputs]
+        return [answer(output) for output in outputs]
 
     def settle(self):
         """Step on until every store has ended, as a server in a separate process does."""
         for _ in range(5000):
-            if not self.half.busy:
+            if not self.kv_scheduler.busy:
                 return
             self.llm.llm_engine.step()
-        raise AssertionError(f"{self.half.dispatch.pending} moves do not end")
+        raise AssertionError(f"{self.kv_scheduler.dispatch.pending} moves do not end")
 
     def forget(self):
         """Empty vLLM's own cache, so that what is found is ours."""
@@ -179,12 +179,12 @@ class Server:
     def check(self):
         """Nothing is held, nothing is under way, and the books are right."""
         self.settle()
-        stats = self.half.manager.stats()
+        stats = self.kv_scheduler.manager.stats()
         assert (stats.leases, stats.moves) == (0, 0)
-        self.half.manager.audit()
+        self.kv_scheduler.manager.audit()
 
 
-def told(output):
+def answer(output):
     one = output.outputs[0]
     chances = [max(each.logprob for each in step.values()) for step in one.logprobs]
     return list(one.token_ids), chances

@@ -102,7 +102,7 @@ class World:
         self.blocks, self.draw = blocks, random.Random(seed)
         self.holds = {}  # the path that a page's KV belongs to
         self.running = []
-        self.found = self.asked = 0
+        self.found = self.requested = 0
 
     def path(self):
         head = [self.draw.randrange(6)] * self.draw.randint(1, 3)
@@ -117,9 +117,9 @@ class World:
         short = need - self.pool.free_blocks
         if short > 0:
             able, free = self.cache.evictable_size(), self.pool.free_blocks
-            told = self.cache.evict(EvictParams(num_tokens=short * PAGE)).num_tokens_evicted
-            assert told == (self.pool.free_blocks - free) * PAGE
-            assert told >= min(short * PAGE, able)
+            evicted = self.cache.evict(EvictParams(num_tokens=short * PAGE)).num_tokens_evicted
+            assert evicted == (self.pool.free_blocks - free) * PAGE
+            assert evicted >= min(short * PAGE, able)
         if need > self.pool.free_blocks:
             self.cache.unlock(lock)
             return False
@@ -127,7 +127,7 @@ class World:
         for at in range(len(old) // PAGE, len(pages)):
             self.holds[int(slots[at * PAGE]) // PAGE] = tuple(pages[: at + 1])
         self.running.append((pages, slots, len(old), lock))
-        self.found, self.asked = self.found + len(old), self.asked + len(pages) * PAGE
+        self.found, self.requested = self.found + len(old), self.requested + len(pages) * PAGE
         return True
 
     def check(self, pages, slots):
@@ -143,20 +143,22 @@ class World:
         """End a request; as in SGLang, free pages that the tree already had."""
         pages, slots, protected, lock = self.running.pop(self.draw.randrange(len(self.running)))
         if keep:
-            told = self.cache.insert(InsertParams(key=key(pages), value=slots))
-            assert told.prefix_len >= protected
-            self.pool.free_segment(slots[protected : told.prefix_len], start_pos=protected)
-            assert len(self.cache.path_device_indices(told.last_device_node)) == len(slots)
+            inserted = self.cache.insert(InsertParams(key=key(pages), value=slots))
+            assert inserted.prefix_len >= protected
+            self.pool.free_segment(slots[protected : inserted.prefix_len], start_pos=protected)
+            assert len(self.cache.path_device_indices(inserted.last_device_node)) == len(slots)
         else:
             self.pool.free_segment(slots[protected:], start_pos=protected)
         self.cache.unlock(lock)
 
     def balance(self):
         """Every page is free, in the tree, or a running request's."""
-        held = sum((len(slots) - protected) // PAGE for _, slots, protected, _ in self.running)
+        running_pages = sum(
+            (len(slots) - protected) // PAGE for _, slots, protected, _ in self.running
+        )
         size = self.cache.evictable_size() + self.cache.protected_size()
         assert size == self.cache.total_size()
-        assert self.pool.free_blocks + held + size // PAGE == self.blocks
+        assert self.pool.free_blocks + running_pages + size // PAGE == self.blocks
 
     def step(self):
         what = self.draw.random()
@@ -171,7 +173,7 @@ def test_without_evictions_both_find_the_same():
     for step in range(2000):
         ours.step()
         theirs.step()
-        assert (ours.found, ours.asked) == (theirs.found, theirs.asked)
+        assert (ours.found, ours.requested) == (theirs.found, theirs.requested)
         assert ours.pool.free_blocks == theirs.pool.free_blocks
         if step % 100 == 0:
             ours.balance()
@@ -194,7 +196,7 @@ def test_random_operations_under_pressure(kind):
         world.end(keep=True)
     world.balance()
     assert world.cache.protected_size() == 0
-    assert world.found > 0.3 * world.asked
+    assert world.found > 0.3 * world.requested
     world.cache.evict(EvictParams(num_tokens=world.blocks * PAGE))
     assert world.pool.free_blocks == world.blocks
     world.cache.reset()
@@ -226,24 +228,24 @@ def replayed(events, there):
 def test_events_are_those_of_sglangs_own_cache(dynamo):
     more = {"enable_kv_cache_events": True, "dynamo_kv_event_format": dynamo}
     worlds = [World(kind, 4096, 3, **more) for kind in ("ours", "theirs")]
-    told = [{}, {}]
+    tables = [{}, {}]
     for _ in range(300):
-        for world, there in zip(worlds, told, strict=True):
+        for world, there in zip(worlds, tables, strict=True):
             world.step()
             replayed(world.cache.kv_events.take(), there)
-        assert told[0] == told[1]
+        assert tables[0] == tables[1]
     # The older format leaves adapters without a public name out of its hashes.
     names = (("a", None), (None, "lora"), ("a", "lora")) if dynamo else (("a", None), ("b", None))
-    for world, there in zip(worlds, told, strict=True):
+    for world, there in zip(worlds, tables, strict=True):
         for salt, extra in names:
             world.cache.insert(
                 InsertParams(key=key([1, 2, 3], 4, salt, extra), value=world.pool.alloc(3))
             )
         replayed(world.cache.kv_events.take(), there)
-    assert told[0] == told[1]
-    assert len(told[0]) * PAGE == worlds[0].cache.total_size()
+    assert tables[0] == tables[1]
+    assert len(tables[0]) * PAGE == worlds[0].cache.total_size()
     worlds[0].cache.reset()
-    assert replayed(worlds[0].cache.kv_events.take(), told[0]) == {}
+    assert replayed(worlds[0].cache.kv_events.take(), tables[0]) == {}
 
 
 @pytest.mark.usefixtures("page_hashes")
@@ -258,8 +260,8 @@ def test_events_under_pressure_say_what_stands():
         assert len(there) * PAGE == world.cache.total_size()
         assert all(row[0] is None or row[0] in there for row in there.values())
     assert removed > 100
-    held = {tuple(row[1]) for row in there.values()}
-    assert held == {tuple(ids) for ids in standing(world)}
+    published = {tuple(row[1]) for row in there.values()}
+    assert published == {tuple(ids) for ids in standing(world)}
 
 
 def standing(world):
@@ -275,7 +277,7 @@ def test_without_events_nothing_is_kept_of_them():
         world.step()
     assert world.cache.total_size()
     assert world.cache.kv_events.take() == []
-    assert not world.cache._told._pages
+    assert not world.cache._published._pages
 
 
 class Request:

@@ -78,12 +78,12 @@ def config(folder, **more):
         "path": str(folder),
         "blocks": 12,
     } | more.pop("extra", {})
-    told = {
+    fields = {
         "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0,
         "attn_cp_size": 1, "is_mla_model": False, "enable_storage_metrics": False,
         "is_page_first_layout": False, "model_name": "tiny",
     }  # fmt: skip
-    return HiCacheStorageConfig(**told | more, extra_config=extra)
+    return HiCacheStorageConfig(**fields | more, extra_config=extra)
 
 
 def opened(folder, pool=None, **more):
@@ -207,14 +207,14 @@ def test_a_damaged_page_is_a_miss(tmp_path):
     pool = HostPool()
     right = pool.kv.clone()
     storage = opened(tmp_path, pool)
-    told = storage.batch_get_v1(keys, indices(range(12)))
-    assert not all(told)
+    loaded = storage.batch_get_v1(keys, indices(range(12)))
+    assert not all(loaded)
     assert (pool.kv == right).all()
     storage.close()
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ({"extra": {"path": ""}}, "needs a path"),
         ({"extra": {"room": 3}}, "the storage has no 'room'"),
@@ -222,8 +222,8 @@ def test_a_damaged_page_is_a_miss(tmp_path):
         ({"is_mla_model": True, "tp_size": 2}, "latent KV of 2 ranks"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, more, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_is_refused(tmp_path, more, message):
+    with pytest.raises(ConfigError, match=message):
         opened(tmp_path, **more)
 
 

@@ -117,14 +117,14 @@ def test_a_lock_protects_a_path(kind):
 @pytest.mark.parametrize("zero", [0, 3])
 def test_at_least_what_was_asked_is_evicted(kind, page_size, zero):
     """Also where token 0 has a block: the reservation that evicts begins with that token."""
-    for asked in range(1, 5 * page_size + 1):
+    for count in range(1, 5 * page_size + 1):
         cache, freed = make_cache(kind, page_size, blocks=40)
         for first in (zero, 1, 2, 50, 60):
             ids = [first, *range(100, 99 + page_size)]
             insert(cache, ids, [first * page_size + at for at in range(page_size)])
         size = cache.total_size()
-        evicted = cache.evict(EvictParams(num_tokens=asked)).num_tokens_evicted
-        assert evicted >= asked
+        evicted = cache.evict(EvictParams(num_tokens=count)).num_tokens_evicted
+        assert evicted >= count
         assert evicted == len(freed) == size - cache.total_size()
 
 

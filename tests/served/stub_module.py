@@ -56,8 +56,8 @@ class StubModule:
         if inspect.isfunction(value):
             self.parts.append("\n".join(self._function(name, inspect.signature(value))))
             return
-        known = [each for each in type(value).__mro__ if each.__name__ in self.homes]
-        self.parts.append(f"{name}: {self._named((known or [type(value)])[0].__name__)}")
+        classes = [each for each in type(value).__mro__ if each.__name__ in self.homes]
+        self.parts.append(f"{name}: {self._named((classes or [type(value)])[0].__name__)}")
 
     def add_class(self, name, names):
         """A class and its members."""
@@ -66,11 +66,11 @@ class StubModule:
         for base in kind.__mro__[1:]:
             if base.__name__ in self.homes and not any(issubclass(one, base) for one in bases):
                 bases.append(base)
-        told = [self._named(base.__name__) for base in bases]
+        parents = [self._named(base.__name__) for base in bases]
         if issubclass(kind, enum.Enum):
             self.imports.add("from enum import Enum")
-            told.append("Enum")
-        head = f"class {name}({', '.join(told)}):" if told else f"class {name}:"
+            parents.append("Enum")
+        head = f"class {name}({', '.join(parents)}):" if parents else f"class {name}:"
         if dataclasses.is_dataclass(kind):  # its fields here are not all that it is made of
             self.imports.add("from dataclasses import dataclass")
             head = f"@dataclass(init=False)\n{head}"
@@ -95,28 +95,28 @@ class StubModule:
         return lines
 
     def _function(self, name, signature, first=(), result=None):
-        told, before = list(first), None
+        parameters, before = list(first), None
         for each in signature.parameters.values():
             if each.kind is _KINDS.KEYWORD_ONLY and before not in (
                 each.kind,
                 _KINDS.VAR_POSITIONAL,
             ):
-                told.append("*")
+                parameters.append("*")
             before = each.kind
-            bare = not told and each.name in ("self", "cls")
+            bare = not parameters and each.name in ("self", "cls")
             typed = "" if bare else f": {self._type(each.annotation)}"
             default = "" if each.default is each.empty else " = ..."
-            told.append(f"{_STARS.get(each.kind, '')}{each.name}{typed}{default}")
+            parameters.append(f"{_STARS.get(each.kind, '')}{each.name}{typed}{default}")
         result = result or self._type(signature.return_annotation)
-        line = f"def {name}({', '.join(told)}) -> {result}: ..."
+        line = f"def {name}({', '.join(parameters)}) -> {result}: ..."
         if len(line) + 4 <= WIDE:
             return [line]
-        return [f"def {name}(", *(f"    {each}," for each in told), f") -> {result}: ..."]
+        return [f"def {name}(", *(f"    {each}," for each in parameters), f") -> {result}: ..."]
 
-    def _type(self, told):
+    def _type(self, annotation):
         """A type as a stub has it: what is not plain in it becomes `Any`."""
-        text = told if isinstance(told, str) else inspect.formatannotation(told)
-        if told is inspect.Signature.empty:
+        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        if annotation is inspect.Signature.empty:
             return self._named("")
         try:
             return self._plain(ast.parse(text, mode="eval").body)
@@ -125,8 +125,8 @@ class StubModule:
 
     def _plain(self, node):
         if isinstance(node, ast.Constant):
-            told = self._type(node.value) if isinstance(node.value, str) else None
-            return told or {None: "None", ...: "..."}.get(node.value, self._named(""))
+            quoted = self._type(node.value) if isinstance(node.value, str) else None
+            return quoted or {None: "None", ...: "..."}.get(node.value, self._named(""))
         if isinstance(node, ast.BinOp):
             return f"{self._plain(node.left)} | {self._plain(node.right)}"
         if isinstance(node, ast.Tuple):
@@ -170,8 +170,8 @@ def _last(node):
 def _field(kind, name):
     """The annotation of a field: its own, or that of the argument that a method puts there."""
     for base in kind.__mro__[:-1]:
-        if (told := inspect.get_annotations(base).get(name)) is not None:
-            return told
+        if (annotation := inspect.get_annotations(base).get(name)) is not None:
+            return annotation
     makes = [make for base in kind.__mro__[:-1] for make in vars(base).values()]
     for make in filter(inspect.isfunction, makes):
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(make)))):

@@ -53,27 +53,29 @@ def committed(engine):
     }
 
 
-def told_by(texts):
+def names_in(texts):
     """Names in stubs: module and name, or module, class and member."""
-    told = set()
+    written = set()
     for path, text in texts.items():
         module = path.removesuffix(".pyi").removesuffix("/__init__").replace("/", ".")
         for node in ast.parse(text).body:
-            told |= {(module, name) for name in _names(node)}
+            written |= {(module, name) for name in _names(node)}
             if isinstance(node, ast.ClassDef):
-                told |= {(module, node.name, name) for each in node.body for name in _names(each)}
-    return told
+                written |= {
+                    (module, node.name, name) for each in node.body for name in _names(each)
+                }
+    return written
 
 
-def told_of(listed):
+def names_of(listed):
     """Names in a list, in the same form."""
-    told = {*listed.NAMES, *listed.USED}
-    return told | {(*each, name) for each, names in listed.USED.items() for name in names}
+    names = {*listed.NAMES, *listed.USED}
+    return names | {(*each, name) for each, names in listed.USED.items() for name in names}
 
 
 def differences(listed, texts):
     """Names that only the list or only the stubs have, a line each."""
-    listed, there = told_of(listed), told_by(texts)
+    listed, there = names_of(listed), names_in(texts)
     return [f"{'.'.join(each)} is not in the stubs" for each in sorted(listed - there)] + [
         f"{'.'.join(each)} is not in the list" for each in sorted(there - listed)
     ]
@@ -93,7 +95,7 @@ def main():
     given = parser.parse_args()
     if given.check or given.engine is None:
         lines = [
-            each for name, told in LISTS.items() for each in differences(told, committed(name))
+            each for name, listed in LISTS.items() for each in differences(listed, committed(name))
         ]
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         return 1 if lines else 0

@@ -66,9 +66,9 @@ class Sources:
                 for target in targets:
                     names |= _named(target)
         for base in node.bases:
-            told = base.value if isinstance(base, ast.Subscript) else base
-            if isinstance(told, ast.Name):
-                names |= self.members(home, told.id) or set()
+            named = base.value if isinstance(base, ast.Subscript) else base
+            if isinstance(named, ast.Name):
+                names |= self.members(home, named.id) or set()
         return names
 
 

@@ -24,8 +24,8 @@ PROMPT = " ".join(f"w{at * 7 % 500}" for at in range(300))
 def settings(folder):
     """The settings of the first command in `docs/vllm.md`, for a small machine."""
     text = (ROOT / "docs" / "vllm.md").read_text()
-    told = re.search(r"vllm serve MODEL --kv-transfer-config '(.*)'", text)[1]
-    read = json.loads(told)
+    config = re.search(r"vllm serve MODEL --kv-transfer-config '(.*)'", text)[1]
+    read = json.loads(config)
     for tier in read["kv_connector_extra_config"]["tiers"]:
         tier["bytes"] /= 1000
         if "path" in tier:
@@ -86,8 +86,8 @@ class Command:
 
     def send(self, request):
         try:
-            with urlopen(request, timeout=120) as told:  # noqa: S310 - our own server
-                return told.read().decode()
+            with urlopen(request, timeout=120) as answer:  # noqa: S310 - our own server
+                return answer.read().decode()
         except OSError as error:
             raise AssertionError(self.end()) from error
 

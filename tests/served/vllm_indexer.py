@@ -46,8 +46,8 @@ class Indexer:
     def call(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
         head = {"content-type": "application/json"}
-        asked = urllib.request.Request(self.url + path, data, head)  # noqa: S310 - loopback
-        with urllib.request.urlopen(asked, timeout=5) as answer:  # noqa: S310
+        request = urllib.request.Request(self.url + path, data, head)  # noqa: S310 - loopback
+        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
             return answer.read()
 
     def counts(self, tokens, instance):
@@ -111,8 +111,8 @@ def test_the_indexer_counts_gpu_cpu_and_storage(model, tmp_path):  # noqa: F811
         counts = client.publish(seen.batches, 1, prompt[:all_tokens])
         assert counts == (all_tokens, all_tokens, all_tokens)
         # On GPU half of the prompt, on CPU and disk all of it: their chains continue the GPU's.
-        half = [keep_gpu(batch, BLOCKS // 2) for batch in seen.batches]
-        counts = client.publish(half, 2, prompt[:all_tokens])
+        on_gpu = [keep_gpu(batch, BLOCKS // 2) for batch in seen.batches]
+        counts = client.publish(on_gpu, 2, prompt[:all_tokens])
         assert counts == (all_tokens // 2, all_tokens, all_tokens)
         engine, seen = engine_of(model, tmp_path / "kv", 1)
         engine.add("again", prompt, 2)
@@ -130,7 +130,7 @@ def test_the_indexer_counts_gpu_cpu_and_storage(model, tmp_path):  # noqa: F811
 
 def keep_gpu(batch, blocks):
     """A batch whose GPU events end after the first blocks of the prompt."""
-    kept = []
+    events = []
     for event in batch.events:
         if event.medium == "GPU":
             if event.parent_block_hash is not None:
@@ -138,5 +138,5 @@ def keep_gpu(batch, blocks):
             event.block_hashes = event.block_hashes[:blocks]
             event.token_ids = event.token_ids[: blocks * SIZE]
             event.extra_keys = event.extra_keys and event.extra_keys[:blocks]
-        kept.append(event)
-    return KVEventBatch(ts=batch.ts, events=kept)
+        events.append(event)
+    return KVEventBatch(ts=batch.ts, events=events)

@@ -121,29 +121,29 @@ class Manager:
         )
 
     def request(self, name, path, envelope=None, **params):
-        told = self.context(name, {"kvtrie": params} if params else None, envelope)
+        context = self.context(name, {"kvtrie": params} if params else None, envelope)
         keys = []
         for at in range(len(path)):
             keys.append(self.key(b"%r" % (path[: at + 1],), 0))
-            told.set_offload_key_position(keys[-1], (at + 1) * BLOCK)
-        self.manager.on_new_request(told)
-        return told, keys
+            context.set_offload_key_position(keys[-1], (at + 1) * BLOCK)
+        self.manager.on_new_request(context)
+        return context, keys
 
     def serve(self, name, path, **params):
         """A request that loads what is there and stores the rest; how much it found."""
-        told, keys = self.request(name, path, **params)
+        context, keys = self.request(name, path, **params)
         found = 0
         for key in keys:
-            if self.manager.lookup(key, told).name != "HIT":
+            if self.manager.lookup(key, context).name != "HIT":
                 break
             found += 1
         if found:
-            self.manager.prepare_load(keys[:found], told)
-            self.manager.complete_load(keys[:found], told)
-        out = self.manager.prepare_store(keys, told)
+            self.manager.prepare_load(keys[:found], context)
+            self.manager.complete_load(keys[:found], context)
+        out = self.manager.prepare_store(keys, context)
         if out is not None:
-            self.manager.complete_store(out.keys_to_store, told)
-        self.manager.on_request_finished(told)
+            self.manager.complete_store(out.keys_to_store, context)
+        self.manager.on_request_finished(context)
         return found
 
 
@@ -172,13 +172,13 @@ def envelope(*actions):
 def test_actions_of_an_envelope_keep_and_drop_chunks(monkeypatch):
     from kvtrie.engines.vllm import cache_policy
 
-    told = []
-    log = SimpleNamespace(warning=lambda form, *given: told.append(form % given))
+    lines = []
+    log = SimpleNamespace(warning=lambda form, *given: lines.append(form % given))
     monkeypatch.setattr(cache_policy, "_LOG", log)
     manager = Manager(12)
     rows = [{"start": 0, "end": 2 * BLOCK, "priority": 90, "duration": 600}]
-    kept = envelope(("kv.retain", {"directives": rows}))
-    manager.serve("system", [1, 2, 3, 4], envelope=kept)
+    retain = envelope(("kv.retain", {"directives": rows}))
+    manager.serve("system", [1, 2, 3, 4], envelope=retain)
     for at in range(20):
         manager.serve(f"{at}", [100 + at, 0, 0])
     assert manager.serve("later", [1, 2, 3, 4]) == 2
@@ -188,7 +188,7 @@ def test_actions_of_an_envelope_keep_and_drop_chunks(monkeypatch):
     manager.serve("c", [9, 10, 11, 12])
     manager.serve("d", [13, 14, 15, 16])
     assert manager.serve("b", [5, 6, 7, 8]) == 4
-    assert told == []
+    assert lines == []
     strange = envelope(
         ("kv.prefetch", {}),
         ("kv.release", {"session_id": "another"}),
@@ -196,8 +196,8 @@ def test_actions_of_an_envelope_keep_and_drop_chunks(monkeypatch):
         ("kv.retain", {"directives": [{"priority": 101}]}),
     )
     manager.serve("e", [17, 18], envelope=strange, retain=[{"last": 3}])
-    assert len(told) == 5  # once each, however often the request is heard of
-    assert all(line.startswith("kvtrie: request 'e': ignored: ") for line in told)
+    assert len(lines) == 5  # once each, however often the request is heard of
+    assert all(line.startswith("kvtrie: request 'e': ignored: ") for line in lines)
 
 
 def test_ignored_hints_and_contained_errors_are_exported():
@@ -229,11 +229,11 @@ def test_a_disk_tiers_failing_files_are_a_miss():
 
 def test_evict_is_all_or_nothing():
     manager = Manager(4)
-    told, keys = manager.request("held", [1, 2, 3])
-    manager.manager.prepare_store(keys, told)
-    manager.manager.complete_store(keys, told)
-    manager.manager.on_request_finished(told)
-    manager.manager.prepare_load(keys[:1], told)
+    context, keys = manager.request("held", [1, 2, 3])
+    manager.manager.prepare_store(keys, context)
+    manager.manager.complete_store(keys, context)
+    manager.manager.on_request_finished(context)
+    manager.manager.prepare_load(keys[:1], context)
     policy = manager.manager._policy
     assert policy.evict(3, set()) is None
     assert policy.evict(1, set(keys)) is None

@@ -23,12 +23,12 @@ def test_layers_with_windows_are_kept_whole_and_it_is_said_what_that_costs(tmp_p
         server.settle()
         server.forget()
         same(server.answers(PROMPTS), wanted)
-        assert server.half.counters.tokens["host"] >= 3 * 6 * BLOCK
+        assert server.kv_scheduler.counters.tokens["host"] >= 3 * 6 * BLOCK
         server.check()
     # 4 x 640 tokens in place of 2 x 640 + 2 x 64.
-    (said,) = lines
-    assert "2 of 4 layers attend to 64 tokens at most" in said
-    assert "640 tokens takes 1.8 times the memory" in said
+    (line,) = lines
+    assert "2 of 4 layers attend to 64 tokens at most" in line
+    assert "640 tokens takes 1.8 times the memory" in line
 
 
 def test_among_several_connectors(tmp_path):
@@ -56,9 +56,9 @@ def test_among_several_connectors(tmp_path):
             same(server.answers(PROMPTS), wanted)
             assert server.found >= 3 * 6 * BLOCK
             first = order[0][0] == "KvtrieConnector"
-            assert ours.half.counters.tokens["host"] == (3 * 6 * BLOCK if first else 0)
+            assert ours.kv_scheduler.counters.tokens["host"] == (3 * 6 * BLOCK if first else 0)
             for _ in range(50):
                 server.llm.llm_engine.step()
-            stats = ours.half.manager.stats()
+            stats = ours.kv_scheduler.manager.stats()
             assert (stats.leases, stats.moves) == (0, 0)
-            ours.half.manager.audit()
+            ours.kv_scheduler.manager.audit()

@@ -76,8 +76,8 @@ class Process:
     def ask(self, prompts):
         self.child.stdin.write(json.dumps(prompts) + "\n")
         self.child.stdin.flush()
-        told = json.loads(self.line("{"))
-        return [(tokens, chances) for tokens, chances in told["answers"]], told["cached"]
+        answer = json.loads(self.line("{"))
+        return [(tokens, chances) for tokens, chances in answer["answers"]], answer["cached"]
 
     def kill(self):
         os.killpg(self.child.pid, signal.SIGKILL)

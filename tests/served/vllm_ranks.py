@@ -39,8 +39,8 @@ def layers(_worker):
     """The number of layers that a worker keeps, and whether it has a disk."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    half = get_kv_transfer_group()._worker
-    return half.gpu.layers, half.disk is not None
+    worker = get_kv_transfer_group()._worker
+    return worker.gpu.layers, worker.disk is not None
 
 
 @pytest.mark.parametrize("by", ["tensor", "pipeline"])
@@ -57,12 +57,12 @@ def test_two_workers_answer_as_one(model, wanted, tmp_path, by):
             if by == "pipeline":
                 ask(ready)
             assert ask(layers) == [(2 if by == "pipeline" else 4, True)] * 2
-            assert (server.half.manager.stats().blocks >= 3 * 6) == bool(again)
+            assert (server.kv_scheduler.manager.stats().blocks >= 3 * 6) == bool(again)
             same(server.answers(PROMPTS), wanted)
             server.settle()
             server.forget()
             same(server.answers(PROMPTS), wanted)
-            counters = server.half.counters.tokens
+            counters = server.kv_scheduler.counters.tokens
             assert counters["host"] + counters["disk"] >= (3 + 3 * again) * 6 * BLOCK
             server.check()
 

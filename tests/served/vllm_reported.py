@@ -63,11 +63,13 @@ def test_prometheus_and_statistics(model, tmp_path, scraped):
             server.settle()
             server.forget()
         server.answers([prompt(2, 40)])  # one more step reports the last counts
-        scrape, half = scraped(), server.half
+        scrape, scheduler = scraped(), server.kv_scheduler
         for tier in ("host", "disk"):
             name = "vllm:kvtrie_found_tokens_total"
-            assert of(scrape, name, tier=tier) == half.counters.tokens[tier]
-        assert half.counters.tokens["disk"] + half.counters.tokens["host"] == 2 * 6 * BLOCK
+            assert of(scrape, name, tier=tier) == scheduler.counters.tokens[tier]
+        assert (
+            scheduler.counters.tokens["disk"] + scheduler.counters.tokens["host"] == 2 * 6 * BLOCK
+        )
         assert of(scrape, "vllm:kvtrie_slots", tier="disk") == 512
         assert of(scrape, "vllm:kvtrie_written_bytes_total", tier="disk") > 0
         names = {name for name, *_ in scrape}
@@ -79,9 +81,9 @@ def test_prometheus_and_statistics(model, tmp_path, scraped):
 def queries(names):
     """Every metric in the dashboard's and the alerts' queries is one that was scraped."""
     board = json.loads((EXAMPLE / "dashboard.json").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    asked.append((EXAMPLE / "alerts.yml").read_text())
-    used = set(re.findall(r"vllm:\w+", " ".join(asked)))
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    queries.append((EXAMPLE / "alerts.yml").read_text())
+    used = set(re.findall(r"vllm:\w+", " ".join(queries)))
     never = {count.name for count in exported() if count.label == "reason"}  # nothing was lost
     assert len(used) > 10
     assert used - names <= never
@@ -110,12 +112,14 @@ def test_events_tell_what_stands_on_host_and_disk(model, tmp_path, monkeypatch):
                 there[event.medium] |= keys
             elif event.medium in there:
                 there[event.medium] -= keys
-        stats = server.half.manager.stats()
+        stats = server.kv_scheduler.manager.stats()
         assert len(there["CPU"]) == stats.tiers["host"].copies
         assert len(there["STORAGE"]) == stats.tiers["disk"].copies >= 18
         first = [event for event in batch.events if getattr(event, "medium", "") == "STORAGE"]
-        told = [event.token_ids[:BLOCK] for event in first if event.parent_block_hash is None]
-        assert told == [each[:BLOCK] for each in prompts]
+        prompts_published = [
+            event.token_ids[:BLOCK] for event in first if event.parent_block_hash is None
+        ]
+        assert prompts_published == [each[:BLOCK] for each in prompts]
 
 
 def test_the_minutes_line_is_in_the_servers_log(model):
@@ -127,7 +131,7 @@ def test_the_minutes_line_is_in_the_servers_log(model):
     try:
         with serve(model, {"tiers": [{"kind": "host", "blocks": 3}]}) as server:
             now = [60 * 10**9]
-            server.half._clock = lambda: now[0]
+            server.kv_scheduler._clock = lambda: now[0]
             for _ in range(2):
                 server.answers([prompt(0, 200)])
                 server.settle()
@@ -137,6 +141,6 @@ def test_the_minutes_line_is_in_the_servers_log(model):
     finally:
         logger.removeHandler(handler)
         logger.setLevel("NOTSET")
-    said = " ".join(line for line in lines if "tokens asked" in line)
-    assert "lost no room on host" in said
-    assert "tokens host" in said
+    line = " ".join(line for line in lines if "tokens asked" in line)
+    assert "lost no room on host" in line
+    assert "tokens host" in line

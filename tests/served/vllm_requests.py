@@ -52,13 +52,13 @@ def section(draw):
         {name: value(draw, 1) for name in names if draw.random() < 0.4}
         for _ in range(draw.randint(0, 3))
     ]
-    asked = {
+    hints = {
         "retain": rows if draw.random() < 0.7 else value(draw),
         "session": draw.choice(["s", "t", value(draw, 1)]),
         "end": draw.choice([True, False, value(draw, 1)]),
     }
-    asked = {name: one for name, one in asked.items() if draw.random() < 0.6}
-    return {"kvtrie": asked if draw.random() < 0.8 else value(draw)}
+    hints = {name: one for name, one in hints.items() if draw.random() < 0.6}
+    return {"kvtrie": hints if draw.random() < 0.8 else value(draw)}
 
 
 def envelope(draw):
@@ -102,8 +102,10 @@ def add(engine, draw, name, prompt):
         place = SimpleNamespace(offset=draw.choice([0, 3, -1, 2**70]), length=1)
         name = draw.choice(["image", "", "\ud800", LONG])
         feature = SimpleNamespace(identifier=name, mm_position=place, data=None)
-        engine.scheduler.connector.half._know(odd := FeaturesOnly(request, [feature]))
-        engine.scheduler.connector.half.end(odd)
+        engine.scheduler.connector.scheduler._waiting_request(
+            odd := FeaturesOnly(request, [feature])
+        )
+        engine.scheduler.connector.scheduler.end(odd)
     engine.prompts[request.request_id] = (list(prompt), sampling.max_tokens, request)
     engine.scheduler.add_request(request)
 
@@ -133,11 +135,11 @@ def test_no_content_of_a_request_ends_the_engine(model, seed, cases):
         for _ in range(draw.randint(1, 3)):
             engine.step()
         if at % 64 == 0:
-            engine.half.manager.audit()
+            engine.kv_scheduler.manager.audit()
     engine.drain()
-    assert engine.half.counters.lost["a hint that says nothing sensible"] > cases / 10
-    assert engine.half.counters.lost["a scope that cannot be formed"] > cases / 20
-    assert engine.half.counters.lost["an unexpected error"] == 0
+    assert engine.kv_scheduler.counters.lost["a hint that says nothing sensible"] > cases / 10
+    assert engine.kv_scheduler.counters.lost["a scope that cannot be formed"] > cases / 20
+    assert engine.kv_scheduler.counters.lost["an unexpected error"] == 0
     assert not engine.wrong
     assert engine.right == cases + -(-cases // 8)
     engine.close()
@@ -160,12 +162,12 @@ def test_resets_with_copies_under_way_succeed(model, tmp_path, seed):
         if draw.random() < 0.3:
             while engine.under_way:
                 engine.step()
-            stats = engine.half.manager.stats()
+            stats = engine.kv_scheduler.manager.stats()
             busy += stats.leases + stats.moves > 0
             assert engine.scheduler.reset_prefix_cache(
                 reset_running_requests=True, reset_connector=True
             )
-            engine.half.manager.audit()
+            engine.kv_scheduler.manager.audit()
     engine.close()
     assert busy > 0
     assert not engine.wrong

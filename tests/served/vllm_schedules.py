@@ -41,9 +41,9 @@ def play(engine, seed, requests=24, aborts=0.05):
     for at in range(requests):
         head = draw.choice(heads)[: draw.randint(1, 5 * SIZE)]
         prompt = [*head, *(draw.randrange(WORDS) for _ in range(draw.randint(1, 2 * SIZE)))]
-        for twin in range(1 + (draw.random() < 0.3)):
+        for copy in range(1 + (draw.random() < 0.3)):
             salt = draw.choice(["x", None, None])
-            engine.add(f"{at}-{twin}", prompt, draw.randint(1, 40), cache_salt=salt)
+            engine.add(f"{at}-{copy}", prompt, draw.randint(1, 40), cache_salt=salt)
         for _ in range(draw.randint(1, 12)):
             engine.step()
             if engine.prompts and draw.random() < aborts:
@@ -51,7 +51,7 @@ def play(engine, seed, requests=24, aborts=0.05):
             if draw.random() < 0.02:
                 engine.scheduler.reset_prefix_cache()
         if at % 8 == 0:
-            engine.half.manager.audit()
+            engine.kv_scheduler.manager.audit()
     engine.drain()
 
 
@@ -76,7 +76,10 @@ def test_random_schedules(model, tmp_path, kind, blocks, deep):
         engine.close()
         assert engine.right > 15
         assert not engine.wrong
-        found += engine.half.counters.tokens["host"] + engine.half.counters.tokens["disk"]
+        found += (
+            engine.kv_scheduler.counters.tokens["host"]
+            + engine.kv_scheduler.counters.tokens["disk"]
+        )
         rejected += engine.rejected
     assert found > 10 * SIZE
     assert (rejected > 0) == (kind == "drafts")
@@ -100,6 +103,6 @@ def test_loads_that_fail(model, policy, monkeypatch):
         play(engine, seed)
         engine.close()
         assert engine.right > 5
-        failed += engine.half.counters.lost["a load that failed"]
+        failed += engine.kv_scheduler.counters.lost["a load that failed"]
         assert policy == "fail" or not engine.wrong
     assert failed > 0

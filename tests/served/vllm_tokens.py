@@ -61,7 +61,7 @@ def test_what_comes_from_host(model, wanted, layerwise):
         server.settle()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
-        assert server.half.counters.tokens["host"] >= 5 * 3 * BLOCK
+        assert server.kv_scheduler.counters.tokens["host"] >= 5 * 3 * BLOCK
         server.check()
 
 
@@ -85,18 +85,18 @@ def test_blocks_are_stored_by_the_step_that_fills_them(model, wanted, monkeypatc
     with serve(model, host(), async_scheduling=asynchronous) as server:
         for each, right in zip(PROMPTS[:3], wanted, strict=False):
             same(server.answers([each], tokens=1), short([right], 1))
-            assert server.half.dispatch.pending == 0
-            assert server.half.manager.stats().moves == 0
+            assert server.kv_scheduler.dispatch.pending == 0
+            assert server.kv_scheduler.manager.stats().moves == 0
         assert (sum(inside), len(layers)) == (6 + 3 + 7, 4)
         server.settle()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
-        assert server.half.counters.tokens["host"] >= (6 + 3 + 7) * BLOCK
+        assert server.kv_scheduler.counters.tokens["host"] >= (6 + 3 + 7) * BLOCK
         server.check()
     assert before == []
 
 
-def in_turn(server, prompts, wanted):
+def one_by_one(server, prompts, wanted):
     """Each prompt by itself, its blocks stored before the next one comes."""
     for each, right in zip(prompts, wanted, strict=True):
         same(server.answers([each]), [right])
@@ -106,17 +106,17 @@ def in_turn(server, prompts, wanted):
 def test_what_comes_from_disk_and_after_a_restart(model, wanted, tmp_path):
     extra, wanted = disk(tmp_path, blocks=9), short(wanted, 8)
     with serve(model, extra) as server:
-        in_turn(server, PROMPTS, wanted)
-        kept = server.half.manager.stats().tiers["disk"].copies
-        assert kept == 28
+        one_by_one(server, PROMPTS, wanted)
+        stored = server.kv_scheduler.manager.stats().tiers["disk"].copies
+        assert stored == 28
         server.forget()
-        in_turn(server, PROMPTS, wanted)
-        assert server.half.counters.tokens["disk"] >= 20 * BLOCK
+        one_by_one(server, PROMPTS, wanted)
+        assert server.kv_scheduler.counters.tokens["disk"] >= 20 * BLOCK
         server.check()
     with serve(model, extra) as server:
-        assert server.half.manager.stats().tiers["disk"].copies == kept
+        assert server.kv_scheduler.manager.stats().tiers["disk"].copies == stored
         same(server.answers(PROMPTS), wanted)
-        assert server.half.counters.tokens["disk"] >= 4 * BLOCK
+        assert server.kv_scheduler.counters.tokens["disk"] >= 4 * BLOCK
         server.check()
 
 
@@ -173,7 +173,7 @@ def test_failing_loads_are_computed_again(model, wanted, monkeypatch):
 
         monkeypatch.setattr(EnginePool, "copy_from", fail)
         same(server.answers(PROMPTS), short(wanted, 8))
-        assert server.half.counters.lost["a load that failed"] > 0
+        assert server.kv_scheduler.counters.lost["a load that failed"] > 0
         monkeypatch.undo()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
@@ -219,14 +219,18 @@ def test_requests_that_come_and_are_aborted_at_random(model, wanted, tmp_path, a
                 server.llm.reset_prefix_cache()
             for output in engine.step():
                 if output.finished and output.request_id in running:
-                    same([servers.told(output)], [wanted[running.pop(output.request_id)]])
+                    same([servers.answer(output)], [wanted[running.pop(output.request_id)]])
                     ended += 1
             if step % 20 == 0:
-                server.half.manager.audit()
+                server.kv_scheduler.manager.audit()
         while engine.has_unfinished_requests():
             engine.step()
         assert ended > 12
-        assert server.half.counters.tokens["host"] + server.half.counters.tokens["disk"] > 0
+        assert (
+            server.kv_scheduler.counters.tokens["host"]
+            + server.kv_scheduler.counters.tokens["disk"]
+            > 0
+        )
         server.check()
 
 
@@ -236,10 +240,10 @@ def test_salts_part_requests_and_a_reset_forgets_all_tiers(model, wanted, tmp_pa
         for each in prompts:
             sampling = servers.SamplingParams(max_tokens=4, temperature=0, detokenize=False)
             server.llm.generate(each, sampling, use_tqdm=False)
-        assert server.half.counters.tokens["host"] == 0
+        assert server.kv_scheduler.counters.tokens["host"] == 0
         server.settle()
-        assert server.half.manager.stats().blocks == 12
+        assert server.kv_scheduler.manager.stats().blocks == 12
         assert server.core.scheduler.reset_prefix_cache(reset_connector=True)
-        assert server.half.manager.stats().blocks == 0
+        assert server.kv_scheduler.manager.stats().blocks == 0
         same(server.answers(PROMPTS), short(wanted, 8))
         server.check()

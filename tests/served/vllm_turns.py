@@ -16,12 +16,12 @@ from vllm_schedules import KINDS, model, tiers  # noqa: F401 - a fixture
 ROOM = 5 * (4 * 80 // SIZE + 2)  # blocks of five sessions of four inputs and answers each
 
 
-class Turns(Engine):
+class SessionEngine(Engine):
     """An engine whose requests are sessions: inputs come while a turn runs, or after it."""
 
     def __init__(self, *args, **more):
         super().__init__(*args, **more)
-        self.turns, self.outputs, self.contexts, self.seen = {}, {}, {}, []
+        self.inputs, self.outputs, self.contexts, self.seen = {}, {}, {}, []
 
     def input(self, name, tokens, count):
         """One more input of a session; None for `tokens` ends the session."""
@@ -35,8 +35,8 @@ class Turns(Engine):
         )
         if (first := name not in self.prompts) and tokens is not None:
             self.prompts[name] = ([], 0, request)
-            self.turns[name], self.outputs[name] = [], []
-        self.turns[name].append(count)
+            self.inputs[name], self.outputs[name] = [], []
+        self.inputs[name].append(count)
         waits = not first and self.prompts[name][2].status.name == "WAITING_FOR_STREAMING_REQ"
         if waits:
             self.seen.append(list(self.prompts[name][2].all_token_ids))
@@ -51,12 +51,12 @@ class Turns(Engine):
         self.contexts[name] = list(request.prompt_token_ids)
         self.seen.append(self.contexts[name])
 
-    def hear(self, told):
-        name = told.request_id
-        self.outputs[name] += told.new_token_ids
-        if told.finish_reason is None:
+    def on_output(self, output):
+        name = output.request_id
+        self.outputs[name] += output.new_token_ids
+        if output.finish_reason is None:
             return
-        request, count = self.prompts[name][2], self.turns[name].pop(0)
+        request, count = self.prompts[name][2], self.inputs[name].pop(0)
         assert self.outputs[name] == answer(self.contexts[name], count)
         self.seen.append([*self.contexts[name], *self.outputs[name]])
         self.outputs[name] = []
@@ -71,7 +71,9 @@ class Turns(Engine):
         found = 0
         for tokens in self.seen:
             numbers = marks(tokens)
-            blocks = self.half.manager.lookup(tokens, now=self.half._clock(), keep=0).blocks
+            blocks = self.kv_scheduler.manager.lookup(
+                tokens, now=self.kv_scheduler._clock(), keep=0
+            ).blocks
             for at, block in enumerate(blocks):
                 wanted = torch.tensor(numbers[at * SIZE : (at + 1) * SIZE])
                 for copy in block.copies:
@@ -114,7 +116,7 @@ def test_random_schedules_of_sessions(model, kind):  # noqa: F811
     found = 0
     for seed in range(3):
         # Sessions that wait for an input hold their blocks: vLLM needs room for all that are open.
-        engine = Turns(model, tiers("", 60), blocks=ROOM, seed=seed, **KINDS[kind])
+        engine = SessionEngine(model, tiers("", 60), blocks=ROOM, seed=seed, **KINDS[kind])
         play(engine, seed)
         found += engine.stored()
         engine.close()

@@ -96,5 +96,5 @@ class Boundary:
         return more if lines < _MOST_LINES else None
 
 
-def _ascii(told: str) -> str:
-    return told.encode("ascii", "backslashreplace").decode()
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()

@@ -47,7 +47,7 @@ _APART = 3
 """Positions between two keys that are compared to see how a layer turns them."""
 
 
-def _alone(method: Callable[_P, _R]) -> Callable[_P, _R]:
+def _serialized(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """A method that one thread at a time runs: hooks and settings of the model are shared."""
 
     @wraps(method)
@@ -157,7 +157,7 @@ class Decoder:
         self._guard.ready()
         return fingerprint(self.model)
 
-    @_alone
+    @_serialized
     @torch.no_grad()
     def ropes(self, length: int) -> Sequence[Rope | None]:
         """Per layer the tables that turn its keys, fp32 `(length, width / 2)`.
@@ -181,7 +181,7 @@ class Decoder:
             self._ropes = length, found
         return self._ropes[1]
 
-    @_alone
+    @_serialized
     @torch.no_grad()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Hidden states `(n, hidden)` that the model hands its first layer for tokens `(n,)`."""
@@ -208,7 +208,7 @@ class Decoder:
             hook.remove()
         return seen[0][0]
 
-    @_alone
+    @_serialized
     @torch.no_grad()
     def layer(
         self,
@@ -224,7 +224,7 @@ class Decoder:
         given: dict[str, Any] = {
             "attention_mask": self._mask(index, positions, length),
             "position_ids": positions[None],
-            "position_embeddings": self._turns(index, positions, length),
+            "position_embeddings": self._cos_sin(index, positions, length),
             self._past: _Merging(merge),
             "use_cache": True,
         }
@@ -235,7 +235,7 @@ class Decoder:
                 out = self._base.layers[index](hidden[None], **given)
         return (out[0] if isinstance(out, tuple) else out)[0]
 
-    @_alone
+    @_serialized
     def project(
         self, index: int, hidden: torch.Tensor, positions: torch.Tensor, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -255,7 +255,7 @@ class Decoder:
             "nothing to fuse"
         )
 
-    @_alone
+    @_serialized
     @torch.no_grad()
     def values(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """V `(n, kv_heads, v_head_dim)` of a layer before it runs, by its norm and `v_proj`.
@@ -270,14 +270,14 @@ class Decoder:
             return self.project(index, hidden, positions, len(hidden))[1]
         return projection(norm(hidden)).view(len(hidden), self.widths[0], self.widths[2])
 
-    @_alone
+    @_serialized
     @torch.no_grad()
     def prefill(self, ids: torch.Tensor) -> torch.Tensor:
         """Return logits `(vocabulary,)` after the last token, by the model's full pass."""
         given: Any = {"input_ids": ids.to(self.device)[None], "use_cache": False}
         return cast("Any", self.model)(**given, logits_to_keep=1).logits[0, -1]
 
-    @_alone
+    @_serialized
     @torch.no_grad()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits `(n, vocabulary)` of states after the last layer.
@@ -311,13 +311,13 @@ class Decoder:
         """Return the kind of a layer, if the rotary module depends on it."""
         return self._kinds[index] if self._by_kind else None
 
-    def _turns(
+    def _cos_sin(
         self, index: int, positions: torch.Tensor, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines as the layer takes them, of a pass of `length` tokens."""
         key = length, self._kind(index)
         if key not in self._tables:
-            if any(known != length for known, _ in self._tables):
+            if any(size != length for size, _ in self._tables):
                 self._tables = {}
             self._tables[key] = self._rotary(*key, self.dtype)
         cos, sin = self._tables[key]
@@ -338,9 +338,9 @@ class Decoder:
 
     def _rope(self, length: int, kind: str | None, neighbours: bool) -> Rope:  # noqa: FBT001
         cos, sin = (each[0] for each in self._rotary(length, kind, torch.float32))
-        half = cos.shape[-1] // 2
-        if torch.equal(cos[:, :half], cos[:, half:]):  # each angle comes twice
-            cos, sin = cos[:, :half], sin[:, :half]
+        middle = cos.shape[-1] // 2
+        if torch.equal(cos[:, :middle], cos[:, middle:]):  # each angle comes twice
+            cos, sin = cos[:, :middle], sin[:, :middle]
         elif torch.equal(cos[:, ::2], cos[:, 1::2]):
             cos, sin = cos[:, ::2], sin[:, ::2]
         scale = torch.hypot(cos, sin)

@@ -52,7 +52,7 @@ class _State(NamedTuple):
         return self[:3] == other[:3]
 
 
-_KNOWN: WeakKeyDictionary[torch.nn.Module, tuple[_State, str]] = WeakKeyDictionary()
+_NAMES: WeakKeyDictionary[torch.nn.Module, tuple[_State, str]] = WeakKeyDictionary()
 _BOUND: WeakKeyDictionary[BlockManager, str] = WeakKeyDictionary()
 _LOCK = threading.Lock()
 
@@ -78,12 +78,12 @@ def fingerprint(model: PreTrainedModel) -> str:
     """
     state = _state(model)
     with _LOCK:
-        known = _KNOWN.get(model)
-    if known is not None and known[0].same(state):
-        return known[1]
+        cached = _NAMES.get(model)
+    if cached is not None and cached[0].same(state):
+        return cached[1]
     name = _name(model, state)
     with _LOCK:
-        _KNOWN[model] = state, name
+        _NAMES[model] = state, name
     return name
 
 
@@ -121,11 +121,11 @@ def _state(model: torch.nn.Module) -> _State:
         for tensor in tensors:
             if tensor is None:
                 continue
-            kept = ref(tensor)
-            refs.append(kept)
+            weak = ref(tensor)
+            refs.append(weak)
             # Inference tensors have no version: use an object that is equal to no other.
             version = object() if tensor.is_inference() else tensor._version  # noqa: SLF001
-            numbers += (id(kept), version, tensor.data_ptr())
+            numbers += (id(weak), version, tensor.data_ptr())
         if "merged_adapters" in own:
             adapters.append(repr([own.get(name) for name in _ADAPTERS]))
     return _State(numbers, adapters, {} if config is None else config.to_dict(), refs)
@@ -151,8 +151,10 @@ def _name(model: torch.nn.Module, state: _State) -> str:
     # hashlib lets other threads run; a few of them are as fast as memory.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         digests = list(threads.map(_digest, tensors, tensors.values()))
-    told = {name: one for name, one in state.config.items() if name not in _SILENT}
-    about = json.dumps([type(model).__name__, told, state.adapters], sort_keys=True, default=str)
+    settings = {name: one for name, one in state.config.items() if name not in _SILENT}
+    about = json.dumps(
+        [type(model).__name__, settings, state.adapters], sort_keys=True, default=str
+    )
     digest = hashlib.blake2b(about.encode(), digest_size=32)
     for name, one in sorted(zip(tensors, digests, strict=True)):
         digest.update(f"{len(name)} {name} ".encode() + one)

@@ -172,7 +172,7 @@ class Guard:
         except ConfigError:
             self._without_leftovers()
             raise
-        if odd := [name for name, value in given.items() if self._says(name, value)]:
+        if odd := [name for name, value in given.items() if self._may_change_kv(name, value)]:
             raise ConfigError(
                 f"KvtrieCache names KV by tokens alone: run the model on input_ids, without "
                 f"{', '.join(_by_user(name, given[name]) for name in odd)}"
@@ -211,7 +211,7 @@ class Guard:
                     del hooks[key]
                     with_kwargs.pop(key, None)
 
-    def _says(self, name: str, value: object) -> bool:
+    def _may_change_kv(self, name: str, value: object) -> bool:
         """Whether an argument may change KV: False for values that state nothing."""
         if name in _READ or name in _RETURNS or name.startswith("output_") or value is None:
             return False
@@ -287,11 +287,11 @@ def columns(given: Mapping[str, Any], queries: int, past: int, pad: torch.Tensor
     _hides_padding(mask, tokens)  # before positions, which generate() counts by the mask
     repeats = _positions(given.get("position_ids"), past, tokens, queries)
     end = past + queries - repeats
-    said = given.get("cache_position")
-    if said is not None and said.tolist() != list(range(past - repeats, end)):
+    columns_given = given.get("cache_position")
+    if columns_given is not None and columns_given.tolist() != list(range(past - repeats, end)):
         raise ConfigError(
-            f"cache_position says {said.tolist()}, the pass is over columns {past - repeats} "
-            f"to {end - 1}"
+            f"cache_position says {columns_given.tolist()}, the pass is over columns "
+            f"{past - repeats} to {end - 1}"
         )
     if mask is not None and mask.shape != (len(pad), end):
         raise ConfigError(
@@ -310,8 +310,8 @@ def no_gradients(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
     if not torch.is_grad_enabled():
         return
     embeds = given.get("inputs_embeds")
-    asks = isinstance(embeds, torch.Tensor) and embeds.requires_grad
-    if asks or any(weight.requires_grad for weight in module.parameters()):
+    wants_gradients = isinstance(embeds, torch.Tensor) and embeds.requires_grad
+    if wants_gradients or any(weight.requires_grad for weight in module.parameters()):
         raise ConfigError(_NO_GRADIENTS)
 
 
@@ -342,9 +342,9 @@ def states(keys: torch.Tensor, values: torch.Tensor, pool: Pool) -> None:
     """
     if keys.requires_grad or values.requires_grad:
         raise ConfigError(_NO_GRADIENTS)
-    for name, each, held in (("K", keys, pool.keys), ("V", values, pool.values)):
+    for name, each, stored in (("K", keys, pool.keys), ("V", values, pool.values)):
         mine = (each.shape[1], each.shape[3], each.dtype, each.device.type)
-        theirs = (*held.shape[1:], held.dtype, held.device.type)
+        theirs = (*stored.shape[1:], stored.dtype, stored.device.type)
         if mine != theirs:
             raise ConfigError(
                 f"(heads, dim, dtype, device) of the model's {name} are {mine}, of the first tier "
@@ -365,20 +365,20 @@ def _positions(
         return 0
     wanted = tokens[:, past:]
     try:
-        said = positions.broadcast_to((*positions.shape[:-2], *wanted.shape))
+        positions = positions.broadcast_to((*positions.shape[:-2], *wanted.shape))
     except RuntimeError:
         raise ConfigError(
             f"position_ids are {tuple(positions.shape)}, for {tuple(wanted.shape)} tokens"
         ) from None
-    wrong = _miscounted(said, wanted)
+    wrong = _miscounted(positions, wanted)
     if not wrong.any():
         return 0
-    if 0 < past < queries and not _miscounted(said, tokens[:, :queries]).any():
+    if 0 < past < queries and not _miscounted(positions, tokens[:, :queries]).any():
         return past
     at: list[int] = wrong.nonzero()[0].tolist()
     raise ConfigError(
-        f"position_ids say {int(said[tuple(at)])} at token {int(wanted[at[-2], at[-1]])} of row "
-        f"{at[-2]}: the cache holds {past} columns, so pass only what follows them, at the "
+        f"position_ids say {int(positions[tuple(at)])} at token {int(wanted[at[-2], at[-1]])} of "
+        f"row {at[-2]}: the cache holds {past} columns, so pass only what follows them, at the "
         "positions of its tokens"
     )
 
@@ -407,6 +407,6 @@ def _hides_padding(mask: object, tokens: torch.Tensor) -> None:
         )
 
 
-def _miscounted(said: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def _miscounted(positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Mark positions that are not the tokens' indices; padding may have any up to the largest."""
-    return (said != tokens) & ((tokens >= 0) | (said > tokens.max()))
+    return (positions != tokens) & ((tokens >= 0) | (positions > tokens.max()))

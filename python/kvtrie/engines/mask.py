@@ -54,9 +54,9 @@ def masks(
     sliding = full & (distance < window) if window else full
     if kinds is None:
         return additive(sliding)
-    known = {"full_attention": full, "sliding_attention": sliding}
+    by_kind = {"full_attention": full, "sliding_attention": sliding}
     if chunk:
-        known["chunked_attention"] = full & (queries[:, None] // chunk == places // chunk)
-    if unknown := set(kinds) - set(known):
+        by_kind["chunked_attention"] = full & (queries[:, None] // chunk == places // chunk)
+    if unknown := set(kinds) - set(by_kind):
         raise ConfigError(f"no mask is known for layers of {', '.join(sorted(unknown))}")
-    return {kind: additive(known[kind]) for kind in set(kinds)}
+    return {kind: additive(by_kind[kind]) for kind in set(kinds)}

@@ -50,13 +50,13 @@ class RequestHints:
     Attributes:
         session: the conversation that the request belongs to.
         end: whether the conversation ends with this request.
-        kept: the ranges of its prompt to be kept.
+        ranges: the ranges of its prompt to be kept.
         strange: the fields that were left out, and why.
     """
 
     session: str | None = None
     end: bool = False
-    kept: tuple[RetainedRange, ...] = ()
+    ranges: tuple[RetainedRange, ...] = ()
     strange: tuple[str, ...] = ()
 
 
@@ -73,7 +73,7 @@ def read_hints(params: object, session: object = None) -> RequestHints:
     named = given.get("session")
     if named is None or named == "":
         named = session
-    found, end, kept = None, False, list[RetainedRange]()
+    found, end, ranges = None, False, list[RetainedRange]()
     try:
         found = None if named is None or named == "" else text("session", named)
     except ConfigError as error:
@@ -91,10 +91,10 @@ def read_hints(params: object, session: object = None) -> RequestHints:
         strange.append(f"retain has {len(listed)} ranges, the first {MOST_RANGES} are read")
     for row in listed[:MOST_RANGES]:
         try:
-            kept.append(_kept(row))
+            ranges.append(_retained_range(row))
         except ConfigError as error:
             strange.append(str(error))
-    return RequestHints(found, end, tuple(kept), tuple(strange))
+    return RequestHints(found, end, tuple(ranges), tuple(strange))
 
 
 def _section(params: object, strange: list[str]) -> Mapping[str, Any]:
@@ -109,7 +109,7 @@ def _section(params: object, strange: list[str]) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", given)
 
 
-def _kept(row: object) -> RetainedRange:
+def _retained_range(row: object) -> RetainedRange:
     if not isinstance(row, Mapping):
         raise ConfigError(f"a range is {shown(row)}, an object wanted")
     given = cast("Mapping[str, object]", row)

@@ -63,8 +63,8 @@ class RopeLimits:
                 # At the original length itself, the frequencies of a longer pass before it stay.
                 limit = config.max_position_embeddings - 1
             elif kind not in _PLAIN:
-                known = ", ".join(sorted(_PLAIN | {"longrope", "dynamic"}))
-                raise ConfigError(f"no cache is known for rope_type {kind!r}, only for {known}")
+                supported = ", ".join(sorted(_PLAIN | {"longrope", "dynamic"}))
+                raise ConfigError(f"no cache is known for rope_type {kind!r}, only for {supported}")
         window = getattr(config, "keep_window_size", None)
         return cls(tuple(sorted(switches)), limit, window)
 

@@ -102,7 +102,7 @@ class Sessions:
         self._manager = executor.manager
         self._pool = pool
         self._scope = scope
-        self._known: dict[str, _Conversation] = {}
+        self._conversations: dict[str, _Conversation] = {}
 
     def put(
         self,
@@ -170,16 +170,16 @@ class Sessions:
     ) -> None:
         """Store one full block."""
         size = self._manager.block_tokens
-        before_it = self._known.get(session) or _Conversation()
-        known = before_it.tokens
+        before_it = self._conversations.get(session) or _Conversation()
+        stored = before_it.tokens
         start = block * size
-        if not 0 <= start <= len(known):
+        if not 0 <= start <= len(stored):
             raise ConfigError(
                 f"block {block} is not the next one: session {session!r} has "
-                f"{len(known) // size} blocks of {size}"
+                f"{len(stored) // size} blocks of {size}"
             )
-        path = [*known[:start], *tokens]
-        if start < len(known) and path != known[: start + size]:
+        path = [*stored[:start], *tokens]
+        if start < len(stored) and path != stored[: start + size]:
             raise ConfigError(f"block {block} of session {session!r} has other tokens")
         if (context not in (None, start)) or (layers not in (None, self._pool.layers)):
             raise ConfigError(
@@ -209,7 +209,9 @@ class Sessions:
             for layer in wanted:
                 self._pool.scatter(units[layer].expand(size), offsets, *kv[layer])
             lease.commit(list(tokens) if fresh else [], now=self._executor.clock())
-        self._known[session] = _Conversation(path if start == len(known) else known, blocks)
+        self._conversations[session] = _Conversation(
+            path if start == len(stored) else stored, blocks
+        )
         self._executor.poll()
 
     def end(self, session: str) -> None:
@@ -221,7 +223,7 @@ class Sessions:
         self._conversation(session)
         release = Release(session=session, scope=self._scope)
         self._manager.hint([release], now=self._executor.clock())
-        del self._known[session]
+        del self._conversations[session]
 
     def get(self, session: str, block: int, layer: int) -> Chunk:
         """Return the tier of one layer of a block, with views of K and V if memory holds them.
@@ -284,9 +286,9 @@ class Sessions:
             missing = np.zeros(len(tokens), dtype=bool)
             missing[lease.plan.recompute(layer)] = True
             missing[lease.matched :] = True
-            holes, known = np.flatnonzero(missing), np.flatnonzero(~missing)
+            holes, filled = np.flatnonzero(missing), np.flatnonzero(~missing)
             size, device = self._manager.block_tokens, self._pool.device
-            at = torch.as_tensor(known, device=device)
+            at = torch.as_tensor(filled, device=device)
             units = self._pool.table(lease.slots(0))[layer, at // size]
             found = self._pool.gather(units, at % size)
         keys, values = (part.new_zeros((len(tokens), *part.shape[1:])) for part in found)
@@ -295,9 +297,9 @@ class Sessions:
         return Gathered(keys, values, holes)
 
     def _conversation(self, session: str) -> _Conversation:
-        if session not in self._known:
+        if session not in self._conversations:
             raise ConfigError(f"there is no session {session!r}")
-        return self._known[session]
+        return self._conversations[session]
 
     def _lease(self, session: str, tokens: list[int], blocks: int | None) -> Lease:
         """The whole conversation on the first tier, as far as any tier has it and gives it."""

@@ -47,7 +47,7 @@ class Step:
         tables: Sequence[torch.Tensor],
         *,
         pads: Sequence[int],
-        held: Sequence[int],
+        cached: Sequence[int],
         past: int,
         queries: int,
     ) -> Step:
@@ -57,7 +57,7 @@ class Step:
             pool: the memory of the first tier.
             tables: per row, its units, int64 `(layers, blocks)`.
             pads: per row, the number of columns before its first token.
-            held: per row, how many tokens have KV already; those are not written again.
+            cached: per row, the number of tokens that have KV already; those are not written again.
             past: columns before the new ones.
             queries: new columns.
         """
@@ -70,8 +70,8 @@ class Step:
             [table[:, where] for table, where in zip(tables, block, strict=True)], dim=1
         )
         fresh = torch.arange(past, keys, device=device) - pad
-        known = torch.tensor(held, device=device)[:, None]
-        source = ((fresh >= 0) & (fresh >= known)).flatten().nonzero().flatten()
+        counts = torch.tensor(cached, device=device)[:, None]
+        source = ((fresh >= 0) & (fresh >= counts)).flatten().nonzero().flatten()
         place = offsets[:, past:].flatten()[source]
         written = units[:, :, past:].flatten(1)[:, source]
         return cls(

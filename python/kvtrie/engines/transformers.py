@@ -448,7 +448,7 @@ class KvtrieCache(Cache):
             self._pool,
             [self._pool.table(row.lease.slots(0)) for row in self._rows],
             pads=[row.pad for row in self._rows],
-            held=[row.lease.tokens for row in self._rows],
+            cached=[row.lease.tokens for row in self._rows],
             past=self._past,
             queries=queries,
         )

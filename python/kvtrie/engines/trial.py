@@ -88,9 +88,9 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
         ConfigError: it does not run on such a cache, hands over other K and V, other layers, or
             K and V that follow from later tokens.
     """
-    known = _entries.get(model, lambda: None)()
-    if known is not None:
-        return known
+    cached = _entries.get(model, lambda: None)()
+    if cached is not None:
+        return cached
     cache, name = _Recorder(pool), type(model.base_model).__name__
     entered = _run(model, cache, 1)
     if not cache.given:

@@ -49,9 +49,9 @@ def _weighed(
     **given: Any,  # noqa: ANN401 - what transformers passes on
 ) -> tuple[torch.Tensor, None]:
     # Query heads of one KV head side by side: (KV heads, heads each, queries, dim).
-    asked = query[0].unflatten(0, (key.shape[1], -1)).float()
+    queries = query[0].unflatten(0, (key.shape[1], -1)).float()
     scale = given.get("scaling") or query.shape[-1] ** -0.5
-    scores = torch.einsum("ghqd,gkd->ghqk", asked, key[0].float()) * scale
+    scores = torch.einsum("ghqd,gkd->ghqk", queries, key[0].float()) * scale
     if (cap := given.get("softcap")) is not None:
         scores = torch.tanh(scores / cap) * cap
     if attention_mask is not None:

@@ -102,8 +102,8 @@ def _flat(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
         strides = tensor.stride()
         order = sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)
         dense = tensor.detach().permute(order)
-        told = () if tensor.is_contiguous() or not dense.is_contiguous() else strides
-        dense = dense if told else tensor.detach()
+        unusual = () if tensor.is_contiguous() or not dense.is_contiguous() else strides
+        dense = dense if unusual else tensor.detach()
         # Numbers on a separate axis can be viewed as bytes, whatever their type.
         flat = dense.contiguous().reshape(-1, 1).view(torch.uint8).reshape(-1)
         flat[:1].cpu()  # a tensor without memory raises here
@@ -112,7 +112,7 @@ def _flat(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
             f"tensor {name} ({tensor.dtype} on {tensor.device}) cannot be read for a digest of "
             f"the weights: {error}"
         ) from error
-    return flat, told
+    return flat, unusual
 
 
 def _row_sums(flat: torch.Tensor, row: int = _ROW) -> list[torch.Tensor]:

@@ -112,12 +112,12 @@ class KvtrieRadixCache(RadixCache):
         Raises:
             ConfigError: a model or a setting that the cache does not serve.
         """
-        for what, told in (
+        for what, present in (
             ("sliding windows", context.is_hybrid_swa),
             ("state layers", context.is_hybrid_ssm),
             ("hierarchical caches", context.enable_hierarchical_cache),
         ):
-            if told:
+            if present:
                 raise ConfigError(f"--radix-cache-backend kvtrie does not serve {what}")
         given = dict(context.params.eviction_policy_config or {})
         strange = [shown(key) for key in given if key not in _KEYS]
@@ -149,7 +149,7 @@ class KvtrieRadixCache(RadixCache):
         self._rows: dict[int, int] = {}
         self._free = list(range(self._blocks))
         self._locked: Counter[int] = Counter()
-        self._told = PublishedPages(self.kv_events, self.page_size)
+        self._published = PublishedPages(self.kv_events, self.page_size)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """The longest prefix of whole pages that is there."""
@@ -158,23 +158,23 @@ class KvtrieRadixCache(RadixCache):
         return self._empty_match_result
 
     def _match(self, key: RadixKey) -> MatchResult:
-        told = None if self.disable else self._tokens(key)
-        if told is None:
+        named = None if self.disable else self._tokens(key)
+        if named is None:
             return self._empty_match_result
-        tokens, scope = told
+        tokens, scope = named
         match = self.manager.lookup(tokens, now=time.monotonic_ns(), scope=scope, keep=0)
         if not match.tokens:
             return self._empty_match_result
-        self._told.split(int(match.handles[match.tokens // self.page_size - 1]))
+        self._published.split(int(match.handles[match.tokens // self.page_size - 1]))
         return _found(match.tokens, Path(match.handles[: match.tokens // self.page_size]))
 
     def touch_prefix(self, key: RadixKey) -> None:
         """Note a use of what is there of a key."""
         with self.boundary.contained():
-            told = None if self.disable else self._tokens(key)
-            if told is None:
+            named = None if self.disable else self._tokens(key)
+            if named is None:
                 return
-            tokens, scope = told
+            tokens, scope = named
             now = time.monotonic_ns()
             match = self.manager.lookup(tokens, now=now, scope=scope, keep=0)
             if match.tokens:
@@ -189,9 +189,9 @@ class KvtrieRadixCache(RadixCache):
         return InsertResult(prefix_len=0, last_device_node=self.root_node)
 
     def _insert(self, key: RadixKey | None, value: torch.Tensor | None) -> InsertResult:
-        if self.disable or key is None or (told := self._tokens(key)) is None:
+        if self.disable or key is None or (named := self._tokens(key)) is None:
             return InsertResult(prefix_len=0, last_device_node=self.root_node)
-        tokens, scope = told
+        tokens, scope = named
         now, size = time.monotonic_ns(), self.page_size
         # Without values, SGLang's simulations take token ids for slots.
         slots = tokens if value is None else np.asarray(value[: len(tokens)].cpu())
@@ -214,7 +214,7 @@ class KvtrieRadixCache(RadixCache):
             blocks = lease.handles
             lease.release(now=now)
         with self.boundary.contained():
-            self._told.stored(blocks.tolist(), there // size, key)
+            self._published.stored(blocks.tolist(), there // size, key)
         return InsertResult(prefix_len=there, last_device_node=Path(blocks))
 
     def checkpoint(self, req: Any, *, up_to: int) -> None:  # noqa: ANN401 - SGLang's `Req`
@@ -245,7 +245,7 @@ class KvtrieRadixCache(RadixCache):
         rows = [self._rows.pop(block) for block in gone]
         self.token_to_kv_pool_allocator.free_segment(self._slots_of(rows), start_pos=0)
         self._free.extend(rows)
-        self._told.removed(gone)
+        self._published.removed(gone)
         self.update_eviction_metrics(len(gone) * size, begun)
         return EvictResult(num_tokens_evicted=len(gone) * size)
 

@@ -53,12 +53,12 @@ class KvtrieHiCache(HiCacheStorage):
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:  # noqa: ANN401, ARG002
         extra: dict[str, Any] = dict(storage_config.extra_config or {})
-        known = {*_SGLANGS, *_KEYS}
+        allowed = {*_SGLANGS, *_KEYS}
         # The same section has SGLang's own keys of prefetching.
         strange = [
             shown(key)
             for key in extra
-            if key not in known and not key.startswith(("prefetch", "hicache"))
+            if key not in allowed and not key.startswith(("prefetch", "hicache"))
         ]
         if strange:
             raise ConfigError(f"the storage has no {', '.join(strange)}: {', '.join(_KEYS)}")
@@ -162,8 +162,8 @@ class KvtrieHiCache(HiCacheStorage):
                 for target in (target_locations or [None] * len(keys))
             ]
             rows = [(key.encode(), _bytes(to)) for key, to in zip(keys, targets, strict=True)]
-            told = disk.read_many(rows)
-            return [to if good else None for to, good in zip(targets, told, strict=True)]
+            results = disk.read_many(rows)
+            return [to if good else None for to, good in zip(targets, results, strict=True)]
         return [None] * len(keys)
 
     def set(

@@ -78,22 +78,22 @@ def identity() -> str:
             "no attention layer of SGLang's is in this process: the weights cannot be digested"
         )
     begun, tensors = time.monotonic(), list(tensors_of(models))
-    told = hashlib.blake2b(digest(tensors), digest_size=32)
+    hashed = hashlib.blake2b(digest(tensors), digest_size=32)
     if packed_away(models):
         given = get_server_args()
         files = checkpoint_digest(given.model_path, given.revision, given.download_dir)
-        told.update(files or os.urandom(32))
+        hashed.update(files or os.urandom(32))
     for model in models:
         if (config := getattr(model, "config", None)) is not None:
             about = {name: one for name, one in config.to_dict().items() if name not in _SILENT}
-            told.update(json.dumps(about, sort_keys=True, default=str).encode())
-    told.update(_adapters())
-    digests: list[Any] = [told.digest()]
+            hashed.update(json.dumps(about, sort_keys=True, default=str).encode())
+    hashed.update(_adapters())
+    digests: list[Any] = [hashed.digest()]
     if distributed.is_initialized():
         group = get_world_group()
         digests = [None] * group.world_size
         distributed.all_gather_object(  # pyright: ignore[reportUnknownMemberType] - untyped
-            digests, told.digest(), group=group.cpu_group
+            digests, hashed.digest(), group=group.cpu_group
         )
     size = sum(one.numel() * one.element_size() for _, one in tensors)
     _LOG.info(
@@ -107,12 +107,12 @@ def identity() -> str:
 
 def _adapters() -> bytes:
     """Digest of the command line's adapters; random if one is not on this machine."""
-    told = hashlib.blake2b(digest_size=32)
+    hashed = hashlib.blake2b(digest_size=32)
     for adapter in _paths():
         folder = Path(adapter)
         files = sorted(folder.glob("adapter_*")) if folder.is_dir() else []
-        told.update(files_digest(files) if files else os.urandom(32))
-    return told.digest()
+        hashed.update(files_digest(files) if files else os.urandom(32))
+    return hashed.digest()
 
 
 def _paths() -> list[str]:
@@ -124,7 +124,7 @@ def _paths() -> list[str]:
 
 
 def watch(listener: Listener) -> None:
-    """Have an object hear of updates as long as it lives."""
+    """Report updates to an object as long as it lives."""
     updater = getattr(import_module(_UPDATER), "SchedulerWeightUpdaterManager")  # noqa: B009 - not in typings
     for name in UPDATES:
         inner = getattr(updater, name)

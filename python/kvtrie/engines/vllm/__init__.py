@@ -1,8 +1,8 @@
-"""vLLM: a KV connector that keeps a server's KV on host and disk, in two halves.
+"""vLLM: a KV connector that keeps a server's KV on host and disk.
 
-The scheduler's half (`scheduler`) has the manager and decides; a worker's half (`worker`) has the
-bytes and obeys. Between them travel `messages`. `connector` is the class that vLLM asks for, and
-all here that imports vLLM; `plugin` makes its name known.
+In the scheduler's process (`scheduler`) it has the manager and decides; in each worker's (`worker`)
+it has the bytes and copies. They exchange `messages`. `connector` is the class that vLLM asks for;
+`plugin` registers its name.
 Cost: importing this package imports neither vLLM nor torch.
 """
 

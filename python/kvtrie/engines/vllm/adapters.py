@@ -76,14 +76,14 @@ class Adapters:
             seen = [(one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats]
             if not files:
                 return ""
-            known = self._files.get(adapter.lora_path)
-            if known is not None and known[0] == seen:
-                return known[1]
-            told = f"{files_digest(files).hex()} {adapter.is_3d_lora_weight}"
+            cached = self._files.get(adapter.lora_path)
+            if cached is not None and cached[0] == seen:
+                return cached[1]
+            digest = f"{files_digest(files).hex()} {adapter.is_3d_lora_weight}"
         except (OSError, ValueError):
             return ""
-        self._files[adapter.lora_path] = (seen, told)
-        return told
+        self._files[adapter.lora_path] = (seen, digest)
+        return digest
 
 
 def _folder(path: str) -> Path:

@@ -43,23 +43,23 @@ class Board:
             os.close(file)
 
     @property
-    def asked(self) -> int:
+    def question(self) -> int:
         """The number of the last question."""
         return _NUMBER.unpack_from(self._memory, 0)[0]
 
     def ask(self) -> None:
         """Ask all ranks; only the scheduler's process does."""
-        _NUMBER.pack_into(self._memory, 0, self.asked + 1)
+        _NUMBER.pack_into(self._memory, 0, self.question + 1)
 
-    def answer(self, rank: int, asked: int, digest: bytes) -> None:
+    def answer(self, rank: int, question: int, digest: bytes) -> None:
         """Answer a question for a rank."""
         at = _NUMBER.size + rank * _RANK
         self._memory[at + _NUMBER.size : at + _RANK] = digest
-        _NUMBER.pack_into(self._memory, at, asked + 1)
+        _NUMBER.pack_into(self._memory, at, question + 1)
 
     def read(self) -> list[bytes] | None:
         """Return the digests of all ranks; None until each has answered the last question."""
-        wanted, digests = self.asked + 1, list[bytes]()
+        wanted, digests = self.question + 1, list[bytes]()
         for at in range(_NUMBER.size, len(self._memory), _RANK):
             if _NUMBER.unpack_from(self._memory, at)[0] != wanted:
                 return None

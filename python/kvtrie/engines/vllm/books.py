@@ -117,16 +117,18 @@ class Books:
                 self._layers, naming, root_key(model), keys_with_images(found)
             )
         self._cleared: list[Change] = []
-        self._said = 0
+        self._exported_at = 0
         self.dispatch = Dispatch(self.manager, len(opened))
         self.counters = ConnectorCounters()
         self._boundary = Boundary("kvtrie", _LOG, clock)
         self._used = UsedBlocks(self.manager, DISK if self._deep else None)
-        self._known: dict[str, WaitingRequest] = {}
+        self._waiting: dict[str, WaitingRequest] = {}
         self._runs: dict[str, RunningRequest] = {}
         self._leaving: list[RunningRequest] = []
         self._planned: deque[Planned] = deque()
-        self._due: dict[RunningRequest, None] = {}  # that have full blocks to commit, oldest first
+        self._to_commit: dict[
+            RunningRequest, None
+        ] = {}  # that have full blocks to commit, oldest first
         self._loads: dict[int, RunningRequest] = {}  # that have not been reported
         self._new_loads: dict[int, int] = {}  # of this step, and the slots they fill
         self._ready: list[Moves] = []  # for the next step
@@ -142,25 +144,28 @@ class Books:
             index = on_every_rank(found, self._layers)
             self.manager.load_index(index, DISK, now=clock())
 
-    def _know(self, request: Request) -> WaitingRequest:
-        known = self._known.get(request.request_id)
+    def _waiting_request(self, request: Request) -> WaitingRequest:
+        waiting = self._waiting.get(request.request_id)
         identity = self.identity.name(request)
         about = (identity, request.num_prompt_tokens)
-        if known is not None and not known.shut and (known.identity, known.prompt) != about:
+        if waiting is not None and not waiting.shut and (waiting.identity, waiting.prompt) != about:
             # New weights, or a session's next input, which may have images.
-            known.scope, (known.identity, known.prompt) = self._scope_of(request, identity), about
-            known.answer = None
-            self._unpin(known, self._clock())
-        if known is None:
-            asked = read_hints(request.kv_transfer_params, request.session_id)
+            waiting.scope, (waiting.identity, waiting.prompt) = (
+                self._scope_of(request, identity),
+                about,
+            )
+            waiting.answer = None
+            self._unpin(waiting, self._clock())
+        if waiting is None:
+            given = read_hints(request.kv_transfer_params, request.session_id)
             scope = self._scope_of(request, identity)
             tokens = GrowingTokens(request)
-            known = WaitingRequest(tokens, scope, about[1], identity, asked.session, asked.end)
-            self._known[request.request_id] = known
-            self._ignored(request, asked.strange)
-            if known.scope is not None:
-                self._take_hints(known, request, asked)
-        return known
+            waiting = WaitingRequest(tokens, scope, about[1], identity, given.session, given.end)
+            self._waiting[request.request_id] = waiting
+            self._ignored(request, given.strange)
+            if waiting.scope is not None:
+                self._take_hints(waiting, request, given)
+        return waiting
 
     def _scope_of(self, request: Request, identity: str | None) -> Scope | None:
         """The scope of a request; None, which neither matches nor stores, if none can be formed."""
@@ -185,25 +190,25 @@ class Books:
         self.counters.lost["an unexpected error"] += 1
         run = self._runs.get(request_id)
         if run is not None:
-            run.dead = True
+            run.stopped = True
             self._drop(request_id)
-        known = self._known.get(request_id)
-        if known is not None:
-            known.scope, known.answer, known.shut = None, None, True
+        waiting = self._waiting.get(request_id)
+        if waiting is not None:
+            waiting.scope, waiting.answer, waiting.shut = None, None, True
             with suppress(KvtrieError):  # of a manager that is broken
-                self._unpin(known, self._clock())
+                self._unpin(waiting, self._clock())
 
-    def _take_hints(self, known: WaitingRequest, request: Request, asked: RequestHints) -> None:
-        tokens, hints = known.tokens.read(), list["Hint"]()
+    def _take_hints(self, waiting: WaitingRequest, request: Request, given: RequestHints) -> None:
+        tokens, hints = waiting.tokens.read(), list["Hint"]()
         strange: list[str] = []
         if request.priority:
-            hints.append(priority_hint(request.priority, tokens, known.scope, known.session))
+            hints.append(priority_hint(request.priority, tokens, waiting.scope, waiting.session))
         if request.kv_hints is not None:
-            advice = envelope_hints(request.kv_hints, tokens, known.scope, known.session)
+            advice = envelope_hints(request.kv_hints, tokens, waiting.scope, waiting.session)
             hints += advice.hints
-            known.ends |= advice.end
+            waiting.ends |= advice.end
             strange += advice.strange
-        hints += range_hints(asked.kept, tokens, known.scope, known.session)
+        hints += range_hints(given.ranges, tokens, waiting.scope, waiting.session)
         for hint in hints:
             try:
                 self.manager.hint([hint], now=self._clock())
@@ -211,9 +216,9 @@ class Books:
                 strange.append(str(error))
         self._ignored(request, strange)
 
-    def _unpin(self, known: WaitingRequest, now: int) -> None:
-        pins, known.pins = known.pins, []
-        self._pinned, known.pinned = self._pinned - known.pinned, 0
+    def _unpin(self, waiting: WaitingRequest, now: int) -> None:
+        pins, waiting.pins = waiting.pins, []
+        self._pinned, waiting.pinned = self._pinned - waiting.pinned, 0
         for pin in pins:
             self.manager.unpin_copies(pin, now=now)
 
@@ -229,8 +234,8 @@ class Books:
         for run in self._leaving:
             with self._boundary.contained(run.request.request_id):
                 self._commit(run, now)
-            self._due.pop(run, None)
-            run.dead = True
+            self._to_commit.pop(run, None)
+            run.stopped = True
             if self._deep:
                 self._used.use(run.lease.handles)
             released += run.lease.release(now=now).tolist()
@@ -239,13 +244,13 @@ class Books:
 
     def _commit(self, run: RunningRequest, now: int) -> None:
         """Commit the full blocks that finished steps have written; the rest stays due."""
-        if not self.identity.known:
+        if not self.identity.settled:
             return
-        run.dead |= run.identity != self.identity.name(run.request)
+        run.stopped |= run.identity != self.identity.name(run.request)
         upto = min(run.committable(), len(run.table) * self._size) // self._size * self._size
-        if run.dead:
-            self._due.pop(run, None)
-        if run.dead or upto < run.full or not run.lease.ready():
+        if run.stopped:
+            self._to_commit.pop(run, None)
+        if run.stopped or upto < run.full or not run.lease.ready():
             return
         new = run.tokens.read()[run.lease.tokens : upto]
         first = run.lease.tokens // self._size
@@ -256,7 +261,7 @@ class Books:
         self.counters.blocks["written"] += len(new) // self._size
         run.full = upto + self._size
         if run.written < run.full:
-            self._due.pop(run, None)
+            self._to_commit.pop(run, None)
 
     def _learn(self, run: RunningRequest, first: int, *, only_missing: bool = False) -> None:
         """Note vLLM's hashes of a run's blocks, from one on, for events."""

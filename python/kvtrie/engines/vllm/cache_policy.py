@@ -124,13 +124,13 @@ class KvtrieCachePolicy(CachePolicy):
                 self._used.add(key)
 
     def _note(self, keys: Sequence[bytes], context: ReqContext) -> None:
-        asked = context.get_state(_Asked)
-        if asked is None:
-            asked = self._asked_of(context)
-            context.set_state(asked)
+        retained = context.get_state(_RetainedRanges)
+        if retained is None:
+            retained = self._ranges_of(context)
+            context.set_state(retained)
         here = [key for key in keys if key in self._chunks]
         self._enter(here)
-        for hint in asked.kept:
+        for hint in retained.ranges:
             if hint == _OVER:
                 self._order.release(here[-1])
                 continue
@@ -142,20 +142,20 @@ class KvtrieCachePolicy(CachePolicy):
             ]
             self._order.keep(inside, hint.priority, hint.ttl_ns)
 
-    def _asked_of(self, context: ReqContext) -> _Asked:
-        kept: list[RetainedRange] = []
+    def _ranges_of(self, context: ReqContext) -> _RetainedRanges:
+        ranges: list[RetainedRange] = []
         strange: list[str] = []
         if context.kv_hints is not None:
-            kept, strange = envelope_ranges(context.kv_hints)
-        asked = read_hints(context.kv_transfer_params)
-        kept += [_OVER] * asked.end + list(asked.kept)
-        for why in (*strange, *asked.strange):
+            ranges, strange = envelope_ranges(context.kv_hints)
+        given = read_hints(context.kv_transfer_params)
+        ranges += [_OVER] * given.end + list(given.ranges)
+        for why in (*strange, *given.strange):
             self.boundary.ignored(context.req_id, why)
-        return _Asked(tuple(kept))
+        return _RetainedRanges(tuple(ranges))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _RetainedRanges:
     """Ranges that a request asks to be kept; vLLM carries them with the request."""
 
-    kept: tuple[RetainedRange, ...]
+    ranges: tuple[RetainedRange, ...]

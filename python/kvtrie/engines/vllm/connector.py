@@ -8,6 +8,7 @@ Cost: attribute look-ups.
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import vllm
@@ -93,7 +94,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         self._cost = window_cost(vllm_config.model_config)
         self._counts = MetricsExporter()
         self._hashed: str = vllm_config.cache_config.prefix_caching_hash_algo
-        self._halves: bool = vllm_config.parallel_config.use_ubatching
+        self._microbatched: bool = vllm_config.parallel_config.use_ubatching
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -105,11 +106,11 @@ class KvtrieConnector(KVConnectorBase_V1):
         """Layers can wait for their blocks only between the pieces of a graph."""
         return bool(extra_config.get("layerwise", False))
 
-    # ------------------------------------------------------------------------ the scheduler's half
+    # ---------------------------------------------------------------------- the scheduler process
 
     @property
-    def half(self) -> SchedulerConnector:
-        """The scheduler's half.
+    def scheduler(self) -> SchedulerConnector:
+        """The part of the connector that runs in the scheduler's process.
 
         Raises:
             ConfigError: not every worker has reported its tiers.
@@ -118,10 +119,18 @@ class KvtrieConnector(KVConnectorBase_V1):
             raise ConfigError("vLLM has not brought the workers' handshake to the scheduler")
         return self._scheduler
 
+    @property
+    def half(self) -> SchedulerConnector:
+        """Deprecated name of `scheduler`."""
+        warnings.warn(
+            "KvtrieConnector.half is deprecated: use scheduler", DeprecationWarning, stacklevel=2
+        )
+        return self.scheduler
+
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Take in what the workers' tiers are, by pipeline stage and tensor-parallel rank."""
         wide, ranks = self._model.shape.tp, self._model.ranks
-        opened = {stage * wide + rank: told.opened for (stage, rank), told in metadata.items()}
+        opened = {stage * wide + rank: one.opened for (stage, rank), one in metadata.items()}
         if len(opened) != ranks:
             raise ConfigError(f"{len(opened)} of {ranks} workers have reported their tiers")
         if self._cost:
@@ -156,14 +165,14 @@ class KvtrieConnector(KVConnectorBase_V1):
         num_computed_tokens: int,
     ) -> tuple[int | None, bool]:
         """Return the tokens found after vLLM's own hit; loads precede the step that reads."""
-        return self.half.match(request, num_computed_tokens), False
+        return self.scheduler.match(request, num_computed_tokens), False
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         """Take note of a request's blocks."""
         (table, *_) = cast("tuple[list[int], ...]", blocks.get_block_ids())
-        self.half.admit(request, table, num_external_tokens)
+        self.scheduler.admit(request, table, num_external_tokens)
 
     def get_external_cache_hit_sources(
         self,
@@ -171,42 +180,42 @@ class KvtrieConnector(KVConnectorBase_V1):
         num_external_tokens: int,
     ) -> dict[CacheHitSource, int]:
         """Tokens of a hit by tier."""
-        host, disk = self.half.sources(request.request_id, num_external_tokens)
-        told = {CacheHitSource.HOST: host, CacheHitSource.DISK: disk}
-        return {source: tokens for source, tokens in told.items() if tokens}
+        host, disk = self.scheduler.sources(request.request_id, num_external_tokens)
+        found = {CacheHitSource.HOST: host, CacheHitSource.DISK: disk}
+        return {source: tokens for source, tokens in found.items() if tokens}
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> _Orders:
         """The orders of a step."""
-        return _Orders(self.half.orders(scheduler_output))
+        return _Orders(self.scheduler.orders(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take in the workers' news of a step."""
         news = cast("_News | None", connector_output.kv_connector_worker_meta)
         if news is not None:
-            self.half.hear(news.news)
+            self.scheduler.on_reports(news.news)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ARG002
         """Let go of a request; its blocks are vLLM's at once."""
-        self.half.end(request)
+        self.scheduler.end(request)
         return False, None
 
     def has_pending_push_work(self) -> bool:
         """Whether steps are wanted that compute nothing, to carry on with stores."""
-        return self.half.busy
+        return self.scheduler.busy
 
     def reset_cache(self) -> bool:
         """Forget what host and disk hold."""
-        return self.half.reset()
+        return self.scheduler.reset()
 
     def take_events(self) -> Iterable[Any]:
         """Return KV events of blocks stored or removed on host and disk since the last call."""
-        changes = self.half.changes()
+        changes = self.scheduler.changes()
         return events_of(changes, self._model.block_tokens) if changes else ()
 
     def get_kv_connector_stats(self) -> KvtrieStats | None:
         """Return the scheduler's metrics, at most once a second; workers have none."""
-        told = None if self._scheduler is None else self._scheduler.counts(self._counts)
-        return None if told is None else KvtrieStats(told)
+        counts = None if self._scheduler is None else self._scheduler.counts(self._counts)
+        return None if counts is None else KvtrieStats(counts)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvtrieStats:
@@ -218,7 +227,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         """The metrics that a server exports."""
         return KvtrieProm(*args, **kwargs)
 
-    # --------------------------------------------------------------------------- the worker's half
+    # ------------------------------------------------------------------------- the worker process
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Open the tiers below vLLM's tensors."""
@@ -285,7 +294,7 @@ class KvtrieConnector(KVConnectorBase_V1):
 
     def save_kv_layer(self, layer_name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
         """Store what the step has written of a layer; of half a batch at a time, not yet."""
-        if not self._halves:
+        if not self._microbatched:
             self._mine.save_layer(layer_name)
 
     def wait_for_save(self) -> None:

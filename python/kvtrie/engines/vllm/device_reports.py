@@ -27,12 +27,12 @@ class DeviceReports:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
-        self._held: deque[tuple[torch.cuda.Event | None, list[MoveReport]]] = deque()
+        self._waiting: deque[tuple[torch.cuda.Event | None, list[MoveReport]]] = deque()
 
     def add(self, reports: list[MoveReport]) -> None:
         """Return these reports once the work submitted to the device so far is done."""
         if reports:
-            self._held.append((self._event(), reports))
+            self._waiting.append((self._event(), reports))
 
     def take(self, *, wait: bool = False) -> list[MoveReport]:
         """Return the reports whose copies are done.
@@ -40,16 +40,16 @@ class DeviceReports:
         Args:
             wait: until all may be.
         """
-        told: list[MoveReport] = []
-        while self._held:
-            event, reports = self._held[0]
+        done: list[MoveReport] = []
+        while self._waiting:
+            event, reports = self._waiting[0]
             if event is not None and not event.query():
                 if not wait:
                     break
                 event.synchronize()
-            told += reports
-            self._held.popleft()
-        return told
+            done += reports
+            self._waiting.popleft()
+        return done
 
     def _event(self) -> torch.cuda.Event | None:
         if self._device is None:

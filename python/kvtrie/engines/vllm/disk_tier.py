@@ -104,7 +104,7 @@ class KvtrieDiskTier(SecondaryTierManager):
             raise ConfigError("vLLM's workers have not named their weights on this machine")
         self.boundary = Boundary("kvtrie", _LOG)
         self._first = self._weights = combined(digests)
-        self._known = True  # whether the weights are known
+        self._settled = True  # whether the weights are known
         self._used = False  # whether requests came since vLLM's cache was empty
         self._off = False  # whether vLLM's cache may have KV of other weights
         self.locality = Locality.LOCAL
@@ -132,7 +132,7 @@ class KvtrieDiskTier(SecondaryTierManager):
     def doubt_weights(self) -> None:
         """Find and write nothing until all workers have named their weights again."""
         self._board.ask()
-        self._known = False
+        self._settled = False
 
     def adapter_loaded(self, adapter: LoRARequest) -> None:
         """Nothing: there are no adapters with a disk."""
@@ -142,11 +142,11 @@ class KvtrieDiskTier(SecondaryTierManager):
 
     def _serves(self) -> bool:
         """Whether chunks can be found and written."""
-        if not self._known and (digests := self._board.read()) is not None:
-            self._known = True
+        if not self._settled and (digests := self._board.read()) is not None:
+            self._settled = True
             if (now := combined(digests)) != self._weights:
                 self._weights, self._off = now, self._used
-        return self._known and not self._off
+        return self._settled and not self._off
 
     def _key(self, key: bytes, weights: bytes | None = None) -> bytes:
         """A chunk's key under weights, those of now if none are given.
@@ -235,8 +235,8 @@ class KvtrieDiskTier(SecondaryTierManager):
         begun, keys = time.monotonic(), list(job.keys)
         well: list[bytes] = []
         try:
-            told = copy(keys, [self._rows[at] for at in job.chunk_ids], job, weights)
-            well = [key for key, good in zip(keys, told, strict=True) if good]
+            results = copy(keys, [self._rows[at] for at in job.chunk_ids], job, weights)
+            well = [key for key, good in zip(keys, results, strict=True) if good]
         finally:
             result = JobResult(
                 job.job_id,
@@ -256,7 +256,7 @@ class KvtrieDiskTier(SecondaryTierManager):
         weights: bytes,
     ) -> list[bool]:
         try:
-            told = self.disk.write_many(
+            results = self.disk.write_many(
                 [(self._key(key, weights), row) for key, row in zip(keys, rows, strict=True)]
             )
         finally:
@@ -265,14 +265,14 @@ class KvtrieDiskTier(SecondaryTierManager):
                     self._coming[key] -= 1
                     if not self._coming[key]:
                         del self._coming[key]
-        stored = [key for key, good in zip(keys, told, strict=True) if good]
+        stored = [key for key, good in zip(keys, results, strict=True) if good]
         if stored:
             event = OffloadingEvent(
                 stored, Medium.STORAGE, removed=False
             )  # routers drop `locality`
             with self._lock:
                 self._events.append(event)
-        return told
+        return results
 
     def _load(
         self,

@@ -202,12 +202,12 @@ class PublishedBlocks:
 
     def _publish(self, block: _Waiting) -> Iterator[Change]:
         """Publish a block and all that waited for it; or let it wait."""
-        due = [block]
-        while due:
-            one = due.pop()
+        ready = [block]
+        while ready:
+            one = ready.pop()
             place, name = (one.tier, one.key), self._hashes.get(one.key)
             first = one.parent in self._firsts
-            if name is None or not (first or self._known(one.parent)):
+            if name is None or not (first or self._is_published(one.parent)):
                 behind = one.key if name is None else one.parent
                 self._waiting.setdefault(behind, {})[place] = one
                 continue
@@ -217,9 +217,9 @@ class PublishedBlocks:
                 before = None if first else self._hashes[one.parent]
                 extra = self._extras.get(one.key, Extra())
                 yield Change(True, one.tier, name, before, one.tokens, extra)  # noqa: FBT003 - the same
-            due += self._waiting.pop(one.key, {}).values()
+            ready += self._waiting.pop(one.key, {}).values()
 
-    def _known(self, key: bytes) -> bool:
+    def _is_published(self, key: bytes) -> bool:
         return any((tier, key) in self._published for tier in (1, 2))
 
     def _withdraw(self, block: _Waiting) -> Iterator[Change]:

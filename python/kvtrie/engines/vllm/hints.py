@@ -96,16 +96,16 @@ def envelope_ranges(envelope: KvHintsEnvelope) -> tuple[list[RetainedRange], lis
         The ranges, and what could not be served, and why.
     """
     advice = envelope_hints(envelope, np.zeros(0, np.uint32), None, _ITS_OWN)
-    kept = [RetainedRange(0, FAR, 0, None)] if advice.end else []
+    ranges = [RetainedRange(0, FAR, 0, None)] if advice.end else []
     for hint in advice.hints:
         if isinstance(hint, Retain) and hint.tokens is not None:
             last = FAR if hint.end is None else hint.end
-            kept.append(
+            ranges.append(
                 RetainedRange(hint.start, last, hint.priority, cast("int | None", hint.ttl))
             )
         else:
             advice.strange.append(f"{type(hint).__name__}: nothing is known of that here")
-    return kept, advice.strange
+    return ranges, advice.strange
 
 
 def _serve(
@@ -122,13 +122,13 @@ def _serve(
         raise ConfigError(f"version {shown(version)}: version 1 is served")
     payload = cast("Mapping[str, Any]", action.payload)
     if kind == "kv.retain":
-        _known(payload, ("scope", "directives"))
+        _check_keys(payload, ("scope", "directives"))
         owner = payload.get("scope") or session
         # All or nothing: a range that makes no sense takes its action along.
         rows = few("directives", payload.get("directives") or (), MOST_RANGES)
         advice.hints += [_retain(row, tokens, scope, owner, session) for row in rows]
         return
-    _known(payload, ("session_id",))
+    _check_keys(payload, ("session_id",))
     named = payload.get("session_id")
     if kind == "kv.prefetch":
         prompt = tokens.copy() if named is None else None
@@ -141,7 +141,7 @@ def _serve(
         advice.hints.append(Release(session=named, scope=scope))
 
 
-def _known(given: object, keys: tuple[str, ...]) -> None:
+def _check_keys(given: object, keys: tuple[str, ...]) -> None:
     if not isinstance(given, Mapping):
         raise ConfigError(f"it says {shown(given)}, an object wanted")
     named = cast("Mapping[object, object]", given)
@@ -156,7 +156,7 @@ def _retain(
     owner: str | None,
     session: str | None,
 ) -> Retain:
-    _known(row, _RANGE)
+    _check_keys(row, _RANGE)
     if "priority" not in row:
         raise ConfigError("a range without a priority")
     seconds = row.get("duration")
@@ -185,7 +185,7 @@ def _retain(
 
 
 def range_hints(
-    kept: Iterable[RetainedRange],
+    ranges: Iterable[RetainedRange],
     tokens: NDArray[np.uint32],
     scope: Scope | None,
     owner: str | None,
@@ -193,7 +193,7 @@ def range_hints(
     """Return the hints that keep ranges of a prompt.
 
     Args:
-        kept: the ranges.
+        ranges: the ranges.
         tokens: the request's prompt.
         scope: the scope of its blocks.
         owner: the session, if it has one.
@@ -208,7 +208,7 @@ def range_hints(
             end=None if each.last == FAR else each.last,
             ttl=each.ttl_ns,
         )
-        for each in kept
+        for each in ranges
     ]
 
 

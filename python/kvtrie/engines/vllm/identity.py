@@ -34,31 +34,31 @@ class Identity:
         slots: blocks of vLLM's memory.
 
     Attributes:
-        asked: the number of times that workers were asked.
-        known: whether all have answered.
+        question: the number of times that workers were asked.
+        settled: whether all have answered the last question.
     """
 
     def __init__(self, digests: Mapping[int, bytes], slots: int) -> None:
-        self.asked, self.known = 0, True
+        self.question, self.settled = 0, True
         self._ranks, self._slots = sorted(digests), slots
         self._first = combined(digests[rank] for rank in self._ranks)
         self._weights = ""  # the name of other weights than the first
-        self._heard: dict[int, bytes] = {}
+        self._answers: dict[int, bytes] = {}
         self._adapters = Adapters()
         self._stale: dict[int, set[int]] = {}
 
     def doubt(self) -> None:
         """Ask workers again."""
-        self.asked, self.known, self._heard = self.asked + 1, False, {}
+        self.question, self.settled, self._answers = self.question + 1, False, {}
 
-    def hear(self, rank: int, asked: int, digest: bytes) -> None:
+    def on_answer(self, rank: int, question: int, digest: bytes) -> None:
         """Take in a worker's answer to the question of a number."""
-        if self.known or asked != self.asked:
+        if self.settled or question != self.question:
             return
-        self._heard[rank] = digest
-        if len(self._heard) == len(self._ranks):
-            self.known = True
-            now = combined(self._heard[rank] for rank in self._ranks)
+        self._answers[rank] = digest
+        if len(self._answers) == len(self._ranks):
+            self.settled = True
+            now = combined(self._answers[rank] for rank in self._ranks)
             weights = "" if now == self._first else now.hex()
             if weights != self._weights:
                 self._weights = weights
@@ -83,8 +83,8 @@ class Identity:
             return self._weights
         if self._adapters.reload(adapter):
             self._change(adapter.lora_int_id)
-        told = self._adapters.name(adapter)
-        return None if told is None else f"{self._weights} {told}"
+        name = self._adapters.name(adapter)
+        return None if name is None else f"{self._weights} {name}"
 
     def reads_stale(self, request: Request, slots: Iterable[int]) -> bool:
         """Whether any of the slots that a request reads was written by something else."""

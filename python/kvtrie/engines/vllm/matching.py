@@ -41,47 +41,51 @@ class Matching(Books):
         return 0
 
     def _answer(self, request: Request, local: int) -> int | None:
-        known, now, generation = self._know(request), self._clock(), self.manager.generation
-        if known.scope is not None and not self.identity.known:
-            known.promise = Promise(local, local)
+        waiting, now, generation = (
+            self._waiting_request(request),
+            self._clock(),
+            self.manager.generation,
+        )
+        if waiting.scope is not None and not self.identity.settled:
+            waiting.promise = Promise(local, local)
             return None
         if self._resetting:
-            known.promise = Promise(local, local)
+            waiting.promise = Promise(local, local)
             return 0
-        if (answer := known.told(generation, local, now)) is not None:
-            known.promise = answer.promise
+        if (answer := waiting.valid_answer(generation, local, now)) is not None:
+            waiting.promise = answer.promise
             return answer.found
-        found = self._match(known, local, now)
+        found = self._match(waiting, local, now)
         # A prefetch issued in this call may be rejected, so this answer is not cached.
-        sure = found is not None or known.coming
-        known.answer = (
-            Answer(generation, known.tokens.count(), known.promise, found) if sure else None
+        sure = found is not None or waiting.coming
+        waiting.answer = (
+            Answer(generation, waiting.tokens.count(), waiting.promise, found) if sure else None
         )
         return found
 
-    def _match(self, known: WaitingRequest, local: int, now: int) -> int | None:
-        known.promise, known.coming = Promise(local, local), False
-        if known.scope is None:
+    def _match(self, waiting: WaitingRequest, local: int, now: int) -> int | None:
+        waiting.promise, waiting.coming = Promise(local, local), False
+        if waiting.scope is None:
             return 0
-        tokens = known.tokens.read()
-        match = self.manager.lookup(tokens, now=now, scope=known.scope, keep=1)
+        tokens = waiting.tokens.read()
+        match = self.manager.lookup(tokens, now=now, scope=waiting.scope, keep=1)
         if match.tokens <= local:
             return 0
         first, count = local // self._size, match.tokens // self._size
         host = match.standing(HOST, skip=first)
         if first + host < count:
             states = [self._state(block) for block in match.blocks[first:]]
-            if not known.waits_until:
-                known.from_disk = (len(states) - host) * self._size if _DEEPER in states else 0
-            self._pin(known, match.handles[first:], host, now)
+            if not waiting.waits_until:
+                waiting.from_disk = (len(states) - host) * self._size if _DEEPER in states else 0
+            self._pin(waiting, match.handles[first:], host, now)
             near = sum(any(copy.tier <= HOST for copy in each.copies) for each in match.blocks)
-            known.coming = _COMING in states
-            if self._may_wait(known, host, near, now):
+            waiting.coming = _COMING in states
+            if self._may_wait(waiting, host, near, now):
                 return None
-        elif not known.waits_until:
-            known.from_disk = 0
+        elif not waiting.waits_until:
+            waiting.from_disk = 0
         end = local + host * self._size
-        known.promise = Promise(local, end)
+        waiting.promise = Promise(local, end)
         return end - local
 
     def _state(self, block: MatchedBlock) -> str:
@@ -92,45 +96,47 @@ class Matching(Books):
                 return _THERE if whole else _COMING
         return _DEEPER
 
-    def _may_wait(self, known: WaitingRequest, host: int, near: int, now: int) -> bool:
+    def _may_wait(self, waiting: WaitingRequest, host: int, near: int, now: int) -> bool:
         """Prefetch deeper blocks into host memory; return whether the request waits for them.
 
         It waits no longer than the deadline, and not if nothing more can come.
 
         Args:
-            known: the request.
+            waiting: the request.
             host: the number of its leading blocks in host memory.
             near: the number of its blocks there or above.
             now: the time.
         """
-        if not self._deep and not known.coming:
+        if not self._deep and not waiting.coming:
             return False
-        if not known.waits_until:
-            known.waits_until = now + self._deadline_ns
-        if now >= known.waits_until:
+        if not waiting.waits_until:
+            waiting.waits_until = now + self._deadline_ns
+        if now >= waiting.waits_until:
             self.counters.lost["disk too slow"] += 1
             return False
-        if known.coming:
+        if waiting.coming:
             return True
-        if host <= known.asked:  # asked before, and no further: there is no room
+        if host <= waiting.prefetched:  # asked before, and no further: there is no room
             self.counters.lost["no room to bring up"] += 1
-            known.waits_until = now
+            waiting.waits_until = now
             return False
-        tokens = known.tokens.read()
-        asked = Prefetch(tokens=tokens, tier="host", scope=known.scope)
-        (reply,) = self.manager.hint([asked], now=now)
+        tokens = waiting.tokens.read()
+        prefetch = Prefetch(tokens=tokens, tier="host", scope=waiting.scope)
+        (reply,) = self.manager.hint([prefetch], now=now)
         # Prefetch can be refused while loads of other requests fill the quota: retry then. A
         # request whose prefix did not grow after a granted prefetch gives up; otherwise requests
         # larger than host memory would evict each other's blocks forever.
-        held_up = reply.code == "crowded" and reply.blocks <= near
-        if not (held_up and self.manager.stats().moves):
-            known.asked = host
+        crowded = reply.code == "crowded" and reply.blocks <= near
+        if not (crowded and self.manager.stats().moves):
+            waiting.prefetched = host
         return True
 
-    def _pin(self, known: WaitingRequest, handles: NDArray[np.uint64], host: int, now: int) -> None:
+    def _pin(
+        self, waiting: WaitingRequest, handles: NDArray[np.uint64], host: int, now: int
+    ) -> None:
         """Pin blocks in host memory until the rest arrives; without quota the request gives up."""
-        if host > known.pinned and self._pinned + host - known.pinned <= self._most_pinned:
-            new = handles[known.pinned : host]
-            known.pins.append(self.manager.pin_copies(new, HOST, now=now))
+        if host > waiting.pinned and self._pinned + host - waiting.pinned <= self._most_pinned:
+            new = handles[waiting.pinned : host]
+            waiting.pins.append(self.manager.pin_copies(new, HOST, now=now))
             self._pinned += len(new)
-            known.pinned = host
+            waiting.pinned = host

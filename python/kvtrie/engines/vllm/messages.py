@@ -1,4 +1,4 @@
-"""Messages between the scheduler's half and the workers' halves, once per step.
+"""Messages between the scheduler's connector and the workers' connectors, once per step.
 
 Invariant: they hold plain values and bytes only, so that any process of a server can read them.
 Cost: a few hundred bytes per step, per move and per block whose age is written down.

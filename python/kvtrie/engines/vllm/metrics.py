@@ -100,7 +100,7 @@ class ConnectorCounters:
         self.tokens: Counter[str] = Counter()
         self.blocks: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
-        self._said: tuple[int, dict[str, int]] = (0, {})
+        self._logged: tuple[int, dict[str, int]] = (0, {})
 
     def as_dict(self) -> dict[str, int]:
         """All counters by name."""
@@ -109,14 +109,14 @@ class ConnectorCounters:
 
     def line(self, now: int) -> None:
         """Log what came since the last line, if that was a minute ago and there is any."""
-        at, before = self._said
+        at, before = self._logged
         if now - at < _MINUTE_NS:
             return
-        told = self.as_dict()
-        new = {name: one - before.get(name, 0) for name, one in told.items()}
+        counts = self.as_dict()
+        new = {name: one - before.get(name, 0) for name, one in counts.items()}
         if at and any(new.values()):
             _LOG.info("kvtrie: %s", ", ".join(f"{name} {n}" for name, n in new.items() if n))
-        self._said = now, told
+        self._logged = now, counts
 
 
 class MetricsExporter:
@@ -125,18 +125,20 @@ class MetricsExporter:
     def __init__(self) -> None:
         self._before: dict[tuple[str, str], float] = {}
 
-    def take(self, stats: Stats, own: ConnectorCounters, held: int, waiting: int) -> ExportedValues:
+    def take(
+        self, stats: Stats, own: ConnectorCounters, pinned: int, waiting: int
+    ) -> ExportedValues:
         """All gauges, and how far counters have come since the last call.
 
         Args:
             stats: the manager's.
             own: the connector's.
-            held: blocks on host that waiting requests hold.
+            pinned: blocks in host memory that waiting requests have pinned.
             waiting: requests that wait for a disk.
         """
         counters: dict[str, dict[str, float]] = {}
         gauges: dict[str, dict[str, float]] = {}
-        for name, label, value in self._all(stats, own, held, waiting):
+        for name, label, value in self._all(stats, own, pinned, waiting):
             if not name.endswith("_total"):
                 gauges.setdefault(name, {})[label] = value
             elif value != self._before.get((name, label)):  # the first time even if it is 0
@@ -145,25 +147,25 @@ class MetricsExporter:
         return {"counters": counters, "gauges": gauges}
 
     def _all(
-        self, stats: Stats, own: ConnectorCounters, held: int, waiting: int
+        self, stats: Stats, own: ConnectorCounters, pinned: int, waiting: int
     ) -> list[tuple[str, str, float]]:
-        told: list[tuple[str, str, float]] = [
+        values: list[tuple[str, str, float]] = [
             (f"{_PREFIX}wanted_tokens_total", "", own.tokens["asked"]),
             (f"{_PREFIX}computed_blocks_total", "", own.blocks["written"]),
-            (f"{_PREFIX}held_blocks", "", held),
+            (f"{_PREFIX}held_blocks", "", pinned),
             (f"{_PREFIX}waiting_requests", "", waiting),
         ]
-        told += [
+        values += [
             (f"{_PREFIX}found_tokens_total", tier, own.tokens[tier]) for tier in ("host", "disk")
         ]
-        told += [(f"{_PREFIX}lost_total", why, count) for why, count in own.lost.items()]
+        values += [(f"{_PREFIX}lost_total", why, count) for why, count in own.lost.items()]
         for metric in _MANAGERS:
             name = _PREFIX + metric.name.removeprefix("kvtrie_")
             if "tier" in metric.labels:
-                told += [
+                values += [
                     (name, kind, getattr(tier, metric.of) / metric.scale)
                     for kind, tier in stats.tiers.items()
                 ]
             else:
-                told.append((name, "", getattr(stats, metric.of) / metric.scale))
-        return told
+                values.append((name, "", getattr(stats, metric.of) / metric.scale))
+        return values

@@ -143,9 +143,9 @@ def _shape(spec: FullAttentionSpec, layers: int, ranks: int) -> ModelShape:
 def settings_name(config: VllmConfig) -> str:
     """A name of all but the weights that decides what KV a model computes."""
     model = config.model_config
-    told = model.hf_config.to_dict()
+    fields = model.hf_config.to_dict()
     about = {
-        "config": {name: one for name, one in told.items() if name not in _SILENT},
+        "config": {name: one for name, one in fields.items() if name not in _SILENT},
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
         "cache": str(config.cache_config.cache_dtype),

@@ -93,8 +93,8 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         manager = cast("TieringOffloadingManager", super().get_manager())
         if self._boundaries is None:
             parts: list[object] = [manager.primary_tier._policy, *manager.secondary_tiers]  # noqa: SLF001 - vLLM has no other way to a policy
-            told = (getattr(part, "boundary", None) for part in parts)
-            self._boundaries = [each for each in told if isinstance(each, Boundary)]
+            owned = (getattr(part, "boundary", None) for part in parts)
+            self._boundaries = [each for each in owned if isinstance(each, Boundary)]
             manager.get_stats = partial(_stats, manager.get_stats, self._boundaries, Counter())
         return manager
 
@@ -157,10 +157,10 @@ class NamedWorker(OffloadingWorker):
         self._answer()
 
     def _answer(self) -> None:
-        asked = self._board.asked
-        if asked != self._answered:
-            self._board.answer(self._rank, asked, self._identity())
-            self._answered = asked
+        question = self._board.question
+        if question != self._answered:
+            self._board.answer(self._rank, question, self._identity())
+            self._answered = question
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
@@ -247,8 +247,8 @@ class PlainWorker(OffloadingWorker):
         The first block of a group may be in the middle of its chunk.
         """
         rows: list[tuple[int, int, int]] = []
-        told = cast("BlockIDsLoadStoreSpec", chunks)
-        ids, places = np.asarray(blocks.block_ids).tolist(), np.asarray(told.block_ids).tolist()
+        spec = cast("BlockIDsLoadStoreSpec", chunks)
+        ids, places = np.asarray(blocks.block_ids).tolist(), np.asarray(spec.block_ids).tolist()
         first = chunk = 0
         for count, index in zip(blocks.group_sizes, blocks.block_indices, strict=True):
             part = index % self._per_chunk
@@ -282,15 +282,15 @@ def _identity(weights: WorkerWeights, settings: str) -> bytes:
 
 def _with_tiers(extra: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that vLLM's own tiers read."""
-    told = dict(extra)
-    told.setdefault("eviction_policy", "KvtrieCachePolicy")
-    told.setdefault("cache_policy_module_path", "kvtrie.engines.vllm.cache_policy")
-    disk = told.pop("disk", None)
+    given = dict(extra)
+    given.setdefault("eviction_policy", "KvtrieCachePolicy")
+    given.setdefault("cache_policy_module_path", "kvtrie.engines.vllm.cache_policy")
+    disk = given.pop("disk", None)
     if disk is not None:
         if strange := [shown(key) for key in disk if key not in _DISK_KEYS]:
             raise ConfigError(f"disk has no {', '.join(strange)}: {', '.join(_DISK_KEYS)}")
         if not disk.get("path"):
             raise ConfigError("a disk tier needs a path, the folder of its files")
         tier = {"type": "KvtrieDiskTier", "module_path": "kvtrie.engines.vllm.disk_tier"}
-        told["secondary_tiers"] = [*told.get("secondary_tiers", ()), tier | disk]
-    return told
+        given["secondary_tiers"] = [*given.get("secondary_tiers", ()), tier | disk]
+    return given

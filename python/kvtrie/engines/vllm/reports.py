@@ -34,12 +34,12 @@ _RESET = "the cache was reset"  # why moves are cancelled then
 class Reports(Matching):
     """The calls that follow a step."""
 
-    def hear(self, news: Mapping[int, StepNews]) -> None:
+    def on_reports(self, news: Mapping[int, StepNews]) -> None:
         """Apply the workers' reports of a finished step: results of its moves."""
         now, failed = self._clock(), set[int]()
         for rank, one in news.items():
             if one.weights is not None:
-                self.identity.hear(rank, *one.weights)
+                self.identity.on_answer(rank, *one.weights)
             if not one.reports:
                 continue
             reports = MoveReport.from_bytes(one.reports)
@@ -62,28 +62,28 @@ class Reports(Matching):
         while self._planned and self._planned[0].step <= finished:
             for run, upto in self._planned.popleft().rows:
                 run.written = max(run.written, upto)
-                if not run.dead:
-                    self._due[run] = None
+                if not run.stopped:
+                    self._to_commit[run] = None
 
     def _give_up(self, loads: set[int]) -> None:
         """Stop commits of requests that read a block whose load has failed."""
         broken = {slot for ident in loads for slot in self._loads[ident].table}
         for ident in loads:
             self.counters.lost["a load that failed"] += 1
-            self._loads.pop(ident).dead = True
+            self._loads.pop(ident).stopped = True
         if broken:  # requests that share a failed block may have computed from missing KV
             for run in self._runs.values():
-                run.dead |= not broken.isdisjoint(run.table)
+                run.stopped |= not broken.isdisjoint(run.table)
 
     def end(self, request: Request) -> None:
         """Take note that a request has ended, well or not; vLLM frees its blocks now."""
-        known, now = self._known.pop(request.request_id, None), self._clock()
+        waiting, now = self._waiting.pop(request.request_id, None), self._clock()
         self._drop(request.request_id)
         with self._contained(request.request_id):
-            if known is not None:
-                self._unpin(known, now)
-            if known is not None and known.session and known.ends:
-                ended = Release(session=known.session, scope=known.scope)
+            if waiting is not None:
+                self._unpin(waiting, now)
+            if waiting is not None and waiting.session and waiting.ends:
+                ended = Release(session=waiting.session, scope=waiting.scope)
                 self.manager.hint([ended], now=now)
 
     @property
@@ -105,12 +105,12 @@ class Reports(Matching):
         """
         now = self._clock()
         self.identity.doubt()
-        for known in self._known.values():
-            self._unpin(known, now)
-            known.answer, known.coming = None, False
-            known.waits_until, known.asked, known.from_disk = 0, -1, 0
+        for waiting in self._waiting.values():
+            self._unpin(waiting, now)
+            waiting.answer, waiting.coming = None, False
+            waiting.waits_until, waiting.prefetched, waiting.from_disk = 0, -1, 0
         for run in self._runs.values():
-            run.dead = True
+            run.stopped = True
         self._leaving += self._runs.values()
         self._runs, self._resetting = {}, True
         self._cleared += [] if self._announced is None else self._announced.clear()
@@ -153,10 +153,10 @@ class Reports(Matching):
         A server that falls idle exports at once: its next step may be hours away.
         """
         now = self._clock()
-        if now - self._said < _NS and (self._runs or self.busy):
+        if now - self._exported_at < _NS and (self._runs or self.busy):
             return None
-        self._said = now
+        self._exported_at = now
         if self._announced is not None:
             self.counters.lost["an event without a hash"] = self._announced.unknown
-        waiting = sum(known.waits_until > 0 for known in self._known.values())
-        return counts.take(self.manager.stats(), self.counters, self._pinned, waiting)
+        waits = sum(waiting.waits_until > 0 for waiting in self._waiting.values())
+        return counts.take(self.manager.stats(), self.counters, self._pinned, waits)

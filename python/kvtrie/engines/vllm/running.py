@@ -77,7 +77,7 @@ class RunningRequest:
         identity: the name of the weights and adapter that it was admitted under.
         full: the tokens with which a further block is full.
         written: tokens that finished steps have written.
-        dead: a load of it has failed: nothing of it is committed any more.
+        stopped: a load of it has failed: nothing of it is committed any more.
         drafted: whether its last planned step was to verify drafts.
         loads: the loads into its slots that have not been reported.
     """
@@ -91,7 +91,7 @@ class RunningRequest:
     identity: str | None
     full: int
     written: int = 0
-    dead: bool = False
+    stopped: bool = False
     drafted: bool = False
     loads: set[int] = field(default_factory=set[int])
 

@@ -50,43 +50,43 @@ class SchedulerConnector(Reports):
         with self._contained(request.request_id):
             self._admit(request, table, loaded)
             return
-        known = self._known.get(request.request_id)
-        local = known.promise.local if known is not None else 0
+        waiting = self._waiting.get(request.request_id)
+        local = waiting.promise.local if waiting is not None else 0
         self._lost += table[local // self._size : (local + loaded) // self._size]
 
     def _admit(self, request: Request, table: list[int], loaded: int) -> None:
-        known, now = self._know(request), self._clock()
-        unsure = self._turn(request, known)
-        if known.scope is None or self._resetting:
+        waiting, now = self._waiting_request(request), self._clock()
+        unsure = self._end_last_run(request, waiting)
+        if waiting.scope is None or self._resetting:
             return
-        local = known.promise.local
+        local = waiting.promise.local
         own, new = table[: local // self._size], table[local // self._size :]
-        if not self.identity.known or self.identity.reads_stale(request, own):
-            self._unpin(known, now)
+        if not self.identity.settled or self.identity.reads_stale(request, own):
+            self._unpin(waiting, now)
             self._lose(table, local, local + loaded, "blocks of other weights")
             return
         self.identity.written(new)
-        end, tokens = local + loaded, known.tokens.read()
+        end, tokens = local + loaded, waiting.tokens.read()
         self.counters.tokens["asked"] += len(tokens) - local
         try:
             lease = self.manager.acquire(
                 tokens,
                 now=now,
-                scope=known.scope,
-                session=known.session,
+                scope=waiting.scope,
+                session=waiting.session,
                 keep=len(tokens) - end,
                 load="none",
             )
         except (NoSpaceError, KvtrieError) as error:
             self._lose(table, local, end, f"{type(error).__name__} at admission")
-            self._unpin(known, now)
+            self._unpin(waiting, now)
             return
         full = lease.tokens + self._size
-        about = known.prompt, known.identity
-        run = RunningRequest(request, known.tokens, lease, list(table), self._step, *about, full)
-        run.dead = unsure
+        about = waiting.prompt, waiting.identity
+        run = RunningRequest(request, waiting.tokens, lease, list(table), self._step, *about, full)
+        run.stopped = unsure
         self._runs[request.request_id] = run
-        self._unpin(known, now)
+        self._unpin(waiting, now)
         if self._deep:
             self._used.use(lease.handles)
         self._learn(run, 0, only_missing=True)
@@ -102,8 +102,8 @@ class SchedulerConnector(Reports):
                 self.counters.lost[f"{type(error).__name__} at load"] += 1
         if len(ids) != last - first:
             self._lose(table, local, end, "a promise that did not hold")
-            run.dead = True
-        disk = min(known.from_disk, loaded)
+            run.stopped = True
+        disk = min(waiting.from_disk, loaded)
         self.counters.tokens["disk"] += disk
         self.counters.tokens["host"] += loaded - disk
         for ident, slot in zip(ids, table[first:last], strict=False):
@@ -111,23 +111,23 @@ class SchedulerConnector(Reports):
             self._loads[ident] = run
             self._new_loads[ident] = slot
 
-    def _turn(self, request: Request, known: WaitingRequest) -> bool:
+    def _end_last_run(self, request: Request, waiting: WaitingRequest) -> bool:
         """End the run before this admission; whether rows that it left may be of other tokens."""
         last = self._drop(request.request_id)
-        known.waits_until, known.asked = 0, -1
+        waiting.waits_until, waiting.prefetched = 0, -1
         if last is not None:
             last.written = last.committable()  # before vLLM counts what it schedules now
         if not (computed := request.num_computed_tokens):
             return False
         # A session's next input: vLLM asks for no match then.
-        known.promise = Promise(computed, computed)
+        waiting.promise = Promise(computed, computed)
         # After a stop amid accepted drafts vLLM counts too many tokens as computed.
-        return last is not None and (last.dead or last.drafted)
+        return last is not None and (last.stopped or last.drafted)
 
     def sources(self, request_id: str, loaded: int) -> tuple[int, int]:
         """Tokens of a hit that came from host memory, and from disk."""
-        known = self._known.get(request_id)
-        disk = min(known.from_disk, loaded) if known is not None else 0
+        waiting = self._waiting.get(request_id)
+        disk = min(waiting.from_disk, loaded) if waiting is not None else 0
         return loaded - disk, disk
 
     def orders(self, output: SchedulerOutput) -> StepOrders:
@@ -138,7 +138,7 @@ class SchedulerConnector(Reports):
             if self._runs[ident].request.status.name == "PREEMPTED":
                 self._drop(ident)
         released = self._let_go(now)
-        for run in list(self._due):
+        for run in list(self._to_commit):
             with self._contained(run.request.request_id):
                 self._commit(run, now)
         self._end_reset(now)
@@ -158,7 +158,7 @@ class SchedulerConnector(Reports):
             self._forget,
             output.total_num_scheduled_tokens > 0,
             list(self._used.take(now, idle=not self._runs)) if self._used else [],
-            self.identity.asked,
+            self.identity.question,
         )
         self._lost, self._forget = [], False
         self._step += 1
@@ -188,7 +188,7 @@ class SchedulerConnector(Reports):
             with self._contained(ident):
                 run.lease.bind(len(run.table), new[0])
             run.table += new[0]
-            if not run.dead:
+            if not run.stopped:
                 self.identity.written(new[0])
 
     def _plan(self, output: SchedulerOutput) -> list[tuple[RunningRequest, int]]:
@@ -216,7 +216,7 @@ class SchedulerConnector(Reports):
         for run, upto in rows:
             first, last = run.lease.tokens // self._size, upto // self._size
             with self._contained(run.request.request_id):
-                if run.dead or not self.identity.known:
+                if run.stopped or not self.identity.settled:
                     run.lease.drop_ahead(now=now)
                 elif first < (last := min(last, len(run.table))):
                     begun |= len(run.lease.store_ahead((first, last), now=now)) > 0
@@ -237,7 +237,7 @@ class SchedulerConnector(Reports):
         out = {ident for part in parts for ident in part.id.tolist()}
         late = self._new_loads.keys() - out
         for ident in late:
-            self._loads.pop(ident).dead = True
+            self._loads.pop(ident).stopped = True
             self._lost.append(self._new_loads[ident])
         if late:
             self.counters.lost["a load that had to wait"] += len(late)

@@ -76,7 +76,7 @@ class Settings:
                 folder that cannot be written.
         """
         given = dict(extra or {})
-        _known("kv_connector_extra_config", given, _KEYS)
+        _check_keys("kv_connector_extra_config", given, _KEYS)
         if "policy" in given:
             word("policy", given["policy"], tuple(BlockManager.policies()))
         if "objective" in given:
@@ -91,7 +91,7 @@ class Settings:
         return cls(**given)
 
 
-def _known(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
     strange = [shown(key) for key in given if key not in keys]
     if strange:
         raise ConfigError(
@@ -121,7 +121,7 @@ def _tiers(given: object, ranks: int) -> tuple[Tier, ...]:
 
 
 def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
-    _known(f"tier {at}", row, _TIER_KEYS)
+    _check_keys(f"tier {at}", row, _TIER_KEYS)
     word(f"kind of tier {at}", row.get("kind"), _KINDS)
     if not last:
         row.setdefault("write", "through")

@@ -52,10 +52,10 @@ class VllmNaming:
         if keys is None:
             return Extra()
         adapter = request.lora_request
-        (told,) = to_event_extra_keys([keys]) or [None]
+        (extra_keys,) = to_event_extra_keys([keys]) or [None]
         if adapter is None:
-            return Extra(keys=told)
-        return Extra(adapter.lora_int_id, adapter.lora_name, told)
+            return Extra(keys=extra_keys)
+        return Extra(adapter.lora_int_id, adapter.lora_name, extra_keys)
 
 
 def events_of(changes: Iterable[Change], block_tokens: int) -> Iterator[Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KvtrieProm", "KvtrieStats"]
 
-_SAID = ("vllm:kvtrie_found_tokens_total", "vllm:kvtrie_lost_total")
+_LOGGED = ("vllm:kvtrie_found_tokens_total", "vllm:kvtrie_lost_total")
 
 
 class KvtrieStats(KVConnectorStats):
@@ -33,14 +33,14 @@ class KvtrieStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> KvtrieStats:
         """Merge later metrics: counters add up, gauges take the later value."""
-        told: ExportedValues = self.data
+        merged: ExportedValues = self.data
         later: ExportedValues = other.data
         for name, rows in later.get("counters", {}).items():
-            mine = told.setdefault("counters", {}).setdefault(name, {})
+            mine = merged.setdefault("counters", {}).setdefault(name, {})
             for label, value in rows.items():
                 mine[label] = mine.get(label, 0) + value
         for name, rows in later.get("gauges", {}).items():
-            told.setdefault("gauges", {})[name] = dict(rows)
+            merged.setdefault("gauges", {})[name] = dict(rows)
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -48,7 +48,7 @@ class KvtrieStats(KVConnectorStats):
         counters: dict[str, dict[str, float]] = self.data.get("counters", {})
         return {
             f"{name.removeprefix('vllm:kvtrie_').removesuffix('_total')} {label}": value
-            for name in _SAID
+            for name in _LOGGED
             for label, value in counters.get(name, {}).items()
             if value
         }
@@ -82,8 +82,8 @@ class KvtrieProm(KVConnectorPromMetrics):
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add what was counted by one engine."""
-        told: ExportedValues = transfer_stats_data
-        for kind, rows in told.items():
+        exports: ExportedValues = transfer_stats_data
+        for kind, rows in exports.items():
             for name, values in rows.items():
                 for label, value in values.items():
                     labels = [*self.per_engine_labelvalues[engine_idx]]

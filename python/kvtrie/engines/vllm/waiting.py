@@ -51,7 +51,7 @@ class WaitingRequest:
         session: the conversation that it belongs to.
         ends: whether that is over with it.
         waits_until: the time up to which it waits for what is to come; 0 before it waits.
-        asked: blocks on host when the disk was asked last; -1 before that.
+        prefetched: blocks on host at the last prefetch; -1 before one.
         pins: pins of the manager on blocks that wait on host for the others.
         pinned: the number of pinned blocks.
         from_disk: tokens that were only on disk when it arrived.
@@ -68,7 +68,7 @@ class WaitingRequest:
     session: str | None = None
     ends: bool = False
     waits_until: int = 0
-    asked: int = -1
+    prefetched: int = -1
     pins: list[int] = field(default_factory=list[int])
     pinned: int = 0
     from_disk: int = 0
@@ -77,7 +77,7 @@ class WaitingRequest:
     shut: bool = False
     answer: Answer | None = None
 
-    def told(self, generation: int, local: int, now: int) -> Answer | None:
+    def valid_answer(self, generation: int, local: int, now: int) -> Answer | None:
         """Return the last answer if it is valid: until a change, a wait also until its deadline."""
         answer = self.answer
         if answer is None or answer[:2] != (generation, self.tokens.count()):

@@ -41,7 +41,7 @@ class Listener(Protocol):
 
 
 def watch(listener: Listener) -> None:
-    """Have an object hear of calls as long as it lives."""
+    """Report calls to an object as long as it lives."""
     from vllm.v1.engine.core import EngineCore
 
     for name in WATCHED:

@@ -48,8 +48,8 @@ class WorkerWeights:
     """
 
     def __init__(self, config: VllmConfig, layers: Iterable[str]) -> None:
-        known = config.compilation_config.static_forward_context
-        modules = [known[name] for name in layers if name in known]
+        contexts = config.compilation_config.static_forward_context
+        modules = [contexts[name] for name in layers if name in contexts]
         self._models = owners(each for each in modules if isinstance(each, torch.nn.Module))
         if not self._models:
             raise ConfigError(
@@ -64,10 +64,10 @@ class WorkerWeights:
     def digest(self) -> bytes:
         """Return 32 bytes that name what is loaded now."""
         begun, tensors = time.monotonic(), list(tensors_of(self._models))
-        told = hashlib.blake2b(digest(tensors), digest_size=32)
+        hashed = hashlib.blake2b(digest(tensors), digest_size=32)
         hidden = packed_away(self._models) or any(one.device.type == "cpu" for _, one in tensors)
         if hidden:
-            told.update(self._packed_digest())
+            hashed.update(self._packed_digest())
         size = sum(one.numel() * one.element_size() for _, one in tensors)
         _LOG.info(
             "kvtrie: the digest of %d tensors, %.2f GB%s, took %.2f s",
@@ -76,7 +76,7 @@ class WorkerWeights:
             ", and of the files of weights" if hidden else "",
             time.monotonic() - begun,
         )
-        return told.digest()
+        return hashed.digest()
 
     def _packed_digest(self) -> bytes:
         """Digest of packed weights: of the files at start, random once they were repacked."""
@@ -113,14 +113,14 @@ def _checkpoint(config: VllmConfig) -> bytes:
     model, load = config.model_config, config.load_config
     if "dummy" in str(load.load_format):
         return f"dummy {model.seed}".encode()
-    told = checkpoint_digest(model.model, model.revision, load.download_dir)
-    if told is None:
+    files = checkpoint_digest(model.model, model.revision, load.download_dir)
+    if files is None:
         _LOG.warning(
             "kvtrie: a kernel has packed the weights and the files of %s are not on this machine: "
             "KV will not be found after a restart",
             model.model,
         )
-    return told or os.urandom(32)
+    return files or os.urandom(32)
 
 
 def combined(digests: Iterable[bytes]) -> bytes:

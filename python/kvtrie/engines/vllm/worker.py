@@ -98,16 +98,16 @@ class WorkerConnector:
         self.gpu = EnginePool(
             model.shape, model.block_tokens, ordered, block_axis=axis, opaque=layout.opaque
         )
-        self.twins = ReplicatedRanks()
+        self.replicas = ReplicatedRanks()
         if model.alike and model.shape.tp > 1 and gather is not None:
-            self.twins = ReplicatedRanks.of(rank % model.shape.tp, gather)
+            self.replicas = ReplicatedRanks.of(rank % model.shape.tp, gather)
         tiers = settings.tiers or (_default(model),)
         rooms = [tier.room(model.shape, model.block_tokens) for tier in tiers]
-        self._rooms = [room * self.twins.count for room in rooms]
+        self._rooms = [room * self.replicas.count for room in rooms]
         self._shared: SharedMemory | None = None
-        if gather is not None and self.twins.count > 1:
+        if gather is not None and self.replicas.count > 1:
             size = self._rooms[0] * model.shape.block_bytes(model.block_tokens)
-            self._shared = self.twins.share(size, gather)
+            self._shared = self.replicas.share(size, gather)
         self.host = Pool(
             model.shape,
             self._rooms[0],
@@ -118,7 +118,7 @@ class WorkerConnector:
         )
         pools: list[Pool | Storage] = [self.gpu, self.host]
         self.disk: DiskStorage | None = None
-        if len(tiers) > 1 and self.twins.place == 0:
+        if len(tiers) > 1 and self.replicas.place == 0:
             self.disk = _disk(tiers[1], self._rooms[1], model, self.host, rank, wall=wall)
             pools.append(self.disk)
         self._ages = None if self.disk is None else AgeWriter(self.disk, settings.deadline_s)
@@ -129,9 +129,9 @@ class WorkerConnector:
             workers=runners if self.disk is not None else 1,
             deadline_s=settings.deadline_s,
             layers_per_report=model.shape.layers,
-            progress=self._heard,
+            progress=self._on_progress,
         )
-        self._weights, self._asked = weights, 0
+        self._weights, self._question = weights, 0
         self._answer: tuple[int, bytes] | None = None
         self._layerwise = settings.layerwise
         self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
@@ -167,9 +167,9 @@ class WorkerConnector:
         if orders.step == self._step:
             return
         self._step = orders.step
-        if orders.weights != self._asked:
-            self._asked = orders.weights
-            self._answer = self._asked, self._weights()
+        if orders.weights != self._question:
+            self._question = orders.weights
+            self._answer = self._question, self._weights()
         self._bad = set(orders.lost)
         self._loads = []
         self._ahead = [
@@ -270,10 +270,10 @@ class WorkerConnector:
 
     def _own(self, moves: Moves) -> Moves:
         """The moves that this rank carries out, of all its layers; others have ended for it."""
-        if self.twins.count > 1:
+        if self.replicas.count > 1:
             into: NDArray[np.bool_] = moves.dst == 0
             out: NDArray[np.bool_] = moves.src == 0
-            own = into | (out & self.twins.stores(moves.dst_slot))
+            own = into | (out & self.replicas.stores(moves.dst_slot))
             if self.disk is not None:
                 own |= ~(into | out)
             if not own.all():
@@ -285,7 +285,7 @@ class WorkerConnector:
         if self.disk is not None:
             self.disk.keep(Index())
 
-    def _heard(self, _progress: Progress) -> None:
+    def _on_progress(self, _progress: Progress) -> None:
         self._news.set()
 
 
