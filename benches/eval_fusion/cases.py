@@ -94,10 +94,10 @@ def _filled(
     speaker: Speaker, draw: np.random.Generator, size: int, words: tuple[str, str, str]
 ) -> list[int]:
     """A chunk of `size` tokens: words, prose, words somewhere in it, prose, words."""
-    before, between, behind = (speaker.tokens(each) for each in words)
-    room = size - len(before) - len(between) - len(behind)
+    before, between, after = (speaker.tokens(each) for each in words)
+    room = size - len(before) - len(between) - len(after)
     if room < 0:
         raise ValueError(f"chunks of {size} tokens: {size - room} wanted for the facts alone")
     filler = prose(speaker, draw, room)
     cut = int(draw.integers(room + 1))
-    return [*before, *filler[:cut], *between, *filler[cut:], *behind]
+    return [*before, *filler[:cut], *between, *filler[cut:], *after]

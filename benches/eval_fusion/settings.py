@@ -22,22 +22,22 @@ class Setting(NamedTuple):
         select: the way, by name.
         ratio: share of the chunks' tokens to compute again.
         at: layer at which deviations are looked at.
-        heed: first and last layer whose attention ranks.
+        rank_layers: first and last layer whose attention ranks.
         probe: tokens that a monitor computes to look at.
     """
 
     select: str
     ratio: float
     at: int | None = None
-    heed: tuple[int, int] | None = None
+    rank_layers: tuple[int, int] | None = None
     probe: int = 0
 
     @property
     def layers(self) -> str:
         """The layers it looks at, for people."""
         words = [] if self.at is None else [f"at {self.at}"]
-        if self.heed is not None:
-            low, high = self.heed
+        if self.rank_layers is not None:
+            low, high = self.rank_layers
             words.append(f"heed {low}" if low == high else f"heed {low}-{high}")
         return ", ".join(words)
 
@@ -115,9 +115,11 @@ def rows_of(layers: int) -> list[Row]:
         return Row(select, [Setting(select, 0.15, at=at) for at in looks], goals)
 
     both = [
-        Setting("values+question", 0.30, at=at, heed=heed) for at in looks for heed in (one, some)
+        Setting("values+question", 0.30, at=at, rank_layers=layers)
+        for at in looks
+        for layers in (one, some)
     ]
-    question_rows = [Setting("first+question", 0.15, heed=heed) for heed in (one, some)]
+    question_rows = [Setting("first+question", 0.15, rank_layers=layers) for layers in (one, some)]
     return [
         single(REUSE, 0.0),
         single("random", 0.15),
@@ -125,7 +127,11 @@ def rows_of(layers: int) -> list[Row]:
         single("first", 0.15),
         deviating("keys", {}),
         deviating("values", {"mean": 0.39, "split": 0.75, "text": 0.35}),
-        Row("question", [Setting("question", 0.15, heed=heed) for heed in (one, some, every)], {}),
+        Row(
+            "question",
+            [Setting("question", 0.15, rank_layers=layers) for layers in (one, some, every)],
+            {},
+        ),
         Row("first+question", question_rows, {"mean": 0.50, "split": 0.84, "text": 0.49}),
         Row("values+question", both, {"mean": 0.65}),
         Row("first+question, monitored", [question_rows[-1]._replace(probe=PROBED)], {}),

@@ -57,9 +57,9 @@ class Trial:
         dtype = str(model.dtype).removeprefix("torch.")
         shape = ModelShape.from_config(model.config, dtype=dtype, fingerprint=fingerprint(model))
         prefix = speaker.tokens(PREFIX)
-        behind = LONGEST_QUERY + TEXT_QUERY + max(sizes.answer, FACTS_ANSWER)
+        after = LONGEST_QUERY + TEXT_QUERY + max(sizes.answer, FACTS_ANSWER)
         chunk_blocks = -(-(sizes.chunk + len(prefix)) // BLOCK) * sizes.chunks
-        fused = -(-(len(prefix) + sizes.chunks * sizes.chunk + behind) // BLOCK)
+        fused = -(-(len(prefix) + sizes.chunks * sizes.chunk + after) // BLOCK)
         tiers = [Tier("gpu", blocks=2 * chunk_blocks + fused + sizes.chunks)]
         manager = BlockManager(shape, tiers, block_tokens=BLOCK)
         self._executor = Executor(manager, list(open_pools(shape, tiers, BLOCK)))
@@ -86,8 +86,8 @@ class Trial:
             began = process_time()
             with fusor.fuse(context) as fused:
                 seconds = process_time() - began
-                behind = torch.cat([ids[:, -1:], given], dim=1)
-                mine = self._logs(behind, len(case.answer), fused.cache)
+                tokens = torch.cat([ids[:, -1:], given], dim=1)
+                mine = self._logs(tokens, len(case.answer), fused.cache)
                 apart = (truth.exp() * (truth - mine)).sum(dim=-1).mean()
                 yield Record(
                     self.world,
@@ -106,14 +106,14 @@ class Trial:
     def _fusor(self, setting: Setting) -> Fusor:
         # It never raises the ratio, or a case would depend on those before it.
         monitor = Monitor(rate=0.0, threshold=0.0, probe=setting.probe) if setting.probe else None
-        heed = None if setting.heed is None else range(setting.heed[0], setting.heed[1] + 1)
+        pair = setting.rank_layers
         return Fusor(
             self._decoder,
             self._store,
             select=setting.select,
             ratio=setting.ratio,
             at=setting.at,
-            heed=heed,
+            rank_layers=None if pair is None else range(pair[0], pair[1] + 1),
             monitor=monitor,
         )
 

@@ -25,7 +25,7 @@ from kvtrie import Layout, Scope
 from kvtrie.engines.transformers import Decoder
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
 from kvtrie.fuse import Chunk, Context, Fusor, Monitor
-from kvtrie.fuse.gate import divergence, turning_error
+from kvtrie.fuse.gate import divergence, rotation_error
 
 pytestmark = pytest.mark.engine
 
@@ -51,7 +51,7 @@ def test_ratio_1_is_the_full_prefill_and_ratio_0_plain_reuse(name, kind):
     with Fusor(decoder, ratio=0.0).fuse(context) as fused:
         reused = last_logits(model, fused.ids, fused.cache)
         assert fused.log.computed == 0
-    # Plain reuse by hand: each chunk computed at its own positions, seeing itself alone.
+    # Plain reuse by hand: each chunk computed at its own positions, seeing itself single.
     past, at = DynamicCache(config=None), 0
     for chunk in context.chunks:
         ids = torch.from_numpy(chunk.tokens)[None]
@@ -91,7 +91,7 @@ def test_beyond_the_length_where_frequencies_change_the_gate_refuses(kind):
 @pytest.mark.parametrize(
     "select", ["random", "first", "keys", "values", "question", "first+question", "values+question"]
 )
-def test_every_selection_computes_its_share_and_mends_some(select):
+def test_every_selection_computes_its_share_and_lowers_the_error(select):
     model, decoder = decoder_of()
     context = context_of(decoder, (40, 40, 40))
     right = last_logits(model, ids_of(context)[None])
@@ -160,8 +160,17 @@ def test_question_ranks_by_the_attention_of_the_query():
         given.append(among.attention())
         return torch.empty(0, dtype=torch.int64)
 
-    with Fusor(decoder, select=look, heed=(1, 3)).fuse(context):
+    with Fusor(decoder, select=look, rank_layers=(1, 3)).fuse(context):
         assert torch.allclose(given[0], right, atol=1e-4)
+
+
+def test_the_former_name_of_rank_layers_warns():
+    _, decoder = decoder_of()
+    with pytest.warns(DeprecationWarning, match="rank_layers"):
+        fusor = Fusor(decoder, heed=(1, 3))
+    assert fusor._rank_layers == (1, 3)
+    with pytest.raises(ConfigError, match="one of them"):
+        Fusor(decoder, heed=(1,), rank_layers=(1,))
 
 
 @pytest.mark.parametrize("prefix", [(), tuple(range(1, 12))])
@@ -190,7 +199,7 @@ def test_through_a_store_it_is_what_it_is_from_memory(prefix):
     assert (mine - right).abs().max() < 1e-4
 
 
-def test_the_first_chunk_behind_the_prefix_is_exact_and_a_chunk_may_come_twice():
+def test_the_first_chunk_after_the_prefix_is_exact_and_a_chunk_may_come_twice():
     model, decoder = decoder_of()
     prefix = tuple(range(1, 12))
     store, _ = world(model, prefix=prefix)
@@ -209,7 +218,7 @@ def test_the_first_chunk_behind_the_prefix_is_exact_and_a_chunk_may_come_twice()
     assert (mine - last_logits(model, ids_of(context, prefix)[None])).abs().max() < 1e-4
 
 
-def test_generation_goes_on_behind_a_fused_cache():
+def test_generation_goes_on_after_a_fused_cache():
     model, decoder = decoder_of()
     store, _ = world(model)
     context = plain(SIZES)
@@ -228,7 +237,7 @@ def test_generation_goes_on_behind_a_fused_cache():
     assert mine.tolist() == plainly.tolist()
 
 
-def test_closing_frees_the_blocks_at_once_and_the_cache_says_so():
+def test_closing_frees_the_blocks_at_once_and_the_cache_raises():
     model, decoder = decoder_of()
     store, executor = world(model)
     context = plain(SIZES)
@@ -294,7 +303,7 @@ def test_chunks_from_a_tier_of_codes_fuse_too(dtype):
 
 
 @pytest.mark.parametrize("layer", [0, 2])
-def test_a_chunk_that_is_damaged_on_the_way_is_computed_alone_and_the_rest_goes_on(layer):
+def test_a_chunk_that_is_damaged_on_the_way_is_recomputed_and_the_rest_goes_on(layer):
     model, decoder = decoder_of()
     store, executor = world(model, lossy=True)
     context = plain((24, 16, 24))
@@ -319,7 +328,7 @@ def test_a_chunk_that_is_damaged_on_the_way_is_computed_alone_and_the_rest_goes_
     executor.manager.audit()
 
 
-def test_bad_input_is_refused_with_numbers_and_nothing_is_held():
+def test_bad_input_is_refused_with_numbers_and_leases_nothing():
     model, decoder = decoder_of()
     store, executor = world(model, gpu=12)
     fusor = Fusor(decoder, store)
@@ -350,7 +359,7 @@ def test_bad_input_is_refused_with_numbers_and_nothing_is_held():
         with pytest.raises(ConfigError, match="ratio"):
             Fusor(decoder, ratio=ratio)
     for name, wrong in (
-        *(("heed", heed) for heed in ((4,), (), 1, (0.5,), "1")),
+        *(("rank_layers", layers) for layers in ((4,), (), 1, (0.5,), "1")),
         *(("at", at) for at in (4, -1, 1.5, "1", True)),
         *(("reserve", many) for many in (-1, 0.5, "1")),
         *(("seed", seed) for seed in (-1, 0.5, "1", 2**64)),
@@ -369,7 +378,7 @@ def test_bad_input_is_refused_with_numbers_and_nothing_is_held():
     executor.manager.audit()
 
 
-def test_tokens_beyond_the_vocabulary_are_refused_and_nothing_is_held():
+def test_tokens_beyond_the_vocabulary_are_refused_and_lease_nothing():
     model, decoder = decoder_of()
     most = model.config.vocab_size
     store, executor = world(model)
@@ -441,11 +450,11 @@ def test_wrong_tables_and_a_wrong_layer_do_not_pass_the_gate(monkeypatch):
     _, decoder = decoder_of()
     context = context_of(decoder, SIZES)
     ids = ids_of(context)
-    assert turning_error(decoder, ids) < 1e-5
+    assert rotation_error(decoder, ids) < 1e-5
     ropes = decoder.ropes
     with monkeypatch.context() as patch:
         patch.setattr(type(decoder), "ropes", lambda _, length: _shuffled(ropes(length)))
-        assert turning_error(decoder, ids) > 0.5
+        assert rotation_error(decoder, ids) > 0.5
         with pytest.raises(ConfigError, match="of their norm away"):
             Fusor(decoder).fuse(context)
     embed = decoder.embed
@@ -477,7 +486,7 @@ def test_the_monitor_raises_the_ratio_and_lets_it_fall_again():
             if fused.quality.how == "full prefill":
                 assert fused.quality.kl == pytest.approx(divergence(right, mine), abs=1e-6)
     assert [score.how for score in scores[:4]] == ["count", "full prefill"] * 2
-    assert shares[0] == pytest.approx(4 / 60)  # the probed tokens alone
+    assert shares[0] == pytest.approx(4 / 60)  # the probed tokens single
     assert max(shares) == pytest.approx(2 / 3)
     assert monitor.raised >= 3
     assert monitor.lowered >= 1

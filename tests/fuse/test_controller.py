@@ -47,14 +47,14 @@ class Paced:
     def __init__(self, time):
         self.time = time
         self.rate = 0
-        self.kept = {}
+        self.units = {}
 
     def write(self, key, slot, layers, memory, label):  # noqa: ARG002
-        self.kept[bytes(key)] = memory.clone()
+        self.units[bytes(key)] = memory.clone()
 
     def read(self, key, slot, layers, memory):  # noqa: ARG002
         self.time.take(memory.nbytes * GB / self.rate)
-        memory.copy_(self.kept[bytes(key)][layers[0] : layers[1]])
+        memory.copy_(self.units[bytes(key)][layers[0] : layers[1]])
 
 
 def profile(**more):
@@ -239,7 +239,7 @@ def test_ratios_are_from_floor_to_ceiling(store, rate, wanted):
     assert (controller.estimate.r_eq > 0.5) == (wanted == 0.5)
 
 
-def test_chunks_that_are_not_asked_for_again_go_to_the_cheapest_tier(store):
+def test_chunks_that_are_not_used_again_go_to_the_cheapest_tier(store):
     controller = Controller(profile(), store)
     limit(store, GB)
     request(store, controller, CHUNKS)
@@ -254,7 +254,7 @@ def test_chunks_that_are_not_asked_for_again_go_to_the_cheapest_tier(store):
 def test_what_cannot_be_is_refused(store):
     with pytest.raises(ConfigError, match="no passes"):
         Controller(Profile(cost=None, lanes={}, both={}), store)
-    for wrong, said in (
+    for wrong, message in (
         ({"floor": -1}, "floor is -1, 0 to 1"),
         ({"floor": 0.6, "ceiling": 0.5}, "floor is 0.6, above the ceiling 0.5"),
         ({"ceiling": 2}, "ceiling is 2, 0 to 1"),
@@ -264,7 +264,7 @@ def test_what_cannot_be_is_refused(store):
         ({"layers_full": 5}, "layers_full is 5, 0 to 4"),
         ({"layers_full": 1.5}, "layers_full is 1.5"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             Controller(profile(), store, **wrong)
     with pytest.raises(ConfigError, match="store is None"):
         Controller(profile(), None)

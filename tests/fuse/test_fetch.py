@@ -52,7 +52,7 @@ def test_all_hits_in_a_new_order_with_one_twice_are_one_lease_each(executor):
         assert [part.state for part in fetch.parts] == ["hit"] * 3
 
 
-def test_what_is_absent_is_kept_also_when_others_hit(executor):
+def test_an_absent_chunk_is_stored_also_when_others_hit(executor):
     store = store_of(executor, PREFIX)
     fill(store, A)
     assert fill(store, A, B) == 1
@@ -65,7 +65,7 @@ def test_what_is_absent_is_kept_also_when_others_hit(executor):
         compute(fetch, part)
 
 
-def test_what_is_behind_the_prefix_is_the_plain_sequence(executor):
+def test_a_chunk_after_the_prefix_is_the_plain_sequence(executor):
     """The first chunk of a context is an exact prefix hit, and other traffic's KV is a chunk's."""
     store = store_of(executor, PREFIX)
     fill(store, A)
@@ -166,7 +166,7 @@ def test_chunks_that_are_no_tokens_are_refused(executor, bad):
         store.fetch_many(bad)
 
 
-def test_a_context_cuts_text_and_makes_each_piece_tokens_alone():
+def test_a_context_cuts_text_and_tokenizes_each_piece():
     class Words:
         def encode(self, text, *, add_special_tokens):
             assert not add_special_tokens

@@ -27,11 +27,11 @@ def stored(executor, shelf, prefix=PREFIX):
     store = store_of(executor, prefix)
     keys = []
     for chunk in CHUNKS:
-        before = set(shelf.kept)
+        before = set(shelf.units)
         fill(store, chunk)
         store.place([chunk], "disk")
         executor.drain()
-        keys.append(sorted({key for key, _ in set(shelf.kept) - before}))
+        keys.append(sorted({key for key, _ in set(shelf.units) - before}))
     store.place([[]], "disk")  # the prefix too
     executor.drain()
     assert {found.tier for found in store.lookup(CHUNKS).found} == {"disk"}
@@ -58,26 +58,26 @@ def fuse(store, chunks):
 
 @pytest.mark.parametrize("layer", range(LAYERS))
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_chunk_that_fails_midway_is_computed_alone(executor, shelf, layer, gone):
+def test_a_chunk_that_fails_midway_is_recomputed(executor, shelf, layer, gone):
     store, keys = stored(executor, shelf)
     victim = (keys[1][0], layer)
     if gone:
-        del shelf.kept[victim]
+        del shelf.units[victim]
     else:
         shelf.lost.add(victim)
     fetch, lost = fuse(store, CHUNKS)
     ((seen, parts),) = lost.items()
     assert seen <= layer  # layers are read ahead
     assert parts == [fetch.parts[1]]
-    kept = [key for at in (0, 2) for key in keys[at]]
-    assert {shelf.reads[key, at] for key in kept for at in range(LAYERS)} == {1}
-    # It is kept again, and stays right.
+    unaffected = [key for at in (0, 2) for key in keys[at]]
+    assert {shelf.reads[key, at] for key in unaffected for at in range(LAYERS)} == {1}
+    # It is unaffected again, and stays right.
     assert fuse(store, CHUNKS)[1] == {}
 
 
 @pytest.mark.parametrize("block", range(3))
 @pytest.mark.parametrize("layer", range(LAYERS))
-def test_all_are_computed_behind_a_prefix_that_fails(executor, shelf, block, layer):
+def test_all_are_computed_after_a_prefix_that_fails(executor, shelf, block, layer):
     prefix = np.arange(14) + 900
     store, _ = stored(executor, shelf, prefix)
     labels = {key: label for key, label in shelf.labels.items() if tokens(prefix, block) in label}
@@ -97,8 +97,8 @@ def tokens(prefix, block):
 
 def test_the_past_of_an_absent_chunk_may_fail_too(executor, shelf):
     store, keys = stored(executor, shelf)
-    known = {key for part in keys for key in part}
-    first = next(key for key, _ in shelf.kept if key not in known)
+    chunk_keys = {key for part in keys for key in part}
+    first = next(key for key, _ in shelf.units if key not in chunk_keys)
     shelf.lost.add((first, LAYERS - 1))
     fetch, lost = fuse(store, [np.arange(9) + 700, *CHUNKS])
     assert fetch.parts[0] in lost[-1]
@@ -106,6 +106,6 @@ def test_the_past_of_an_absent_chunk_may_fail_too(executor, shelf):
 
 def test_reads_that_all_fail_end(executor, shelf):
     store, _ = stored(executor, shelf, prefix=[])
-    shelf.lost.update(shelf.kept)
+    shelf.lost.update(shelf.units)
     fetch, lost = fuse(store, CHUNKS)
     assert lost == {0: list(fetch.parts)}

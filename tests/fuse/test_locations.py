@@ -66,13 +66,13 @@ def test_a_chunk_goes_to_a_tier_of_any_kind(tmp_path, kind, prefix):
         ]
         assert {len(at.slots) for at in places} == {1}
         now = executor.clock()
-        held = executor.manager.lookup(store.sequence(), now=now, keep=0).blocks
-        assert {copy.tier for block in held for copy in block.copies} == {0}
+        blocks = executor.manager.lookup(store.sequence(), now=now, keep=0).blocks
+        assert {copy.tier for block in blocks for copy in block.copies} == {0}
         check(store, A)
         assert executor.manager.stats().leases == 0
 
 
-def test_no_room_is_refused_before_anything_is_kept(tmp_path):
+def test_no_room_is_refused_before_anything_is_stored(tmp_path):
     with opened(*tiers(tmp_path, remote=2)) as executor:
         store = store_of(executor)
         before = executor.manager.stats().blocks

@@ -57,7 +57,7 @@ def got(store, chunk):
         return torch.stack([torch.stack(pool.gather(row[at // SIZE], at % SIZE)) for row in table])
 
 
-def test_chunks_are_found_wherever_they_are_and_misses_tell_their_kind(executor):
+def test_chunks_are_found_wherever_they_are_and_misses_have_their_kind(executor):
     store = CacheStore(executor, BySeparator((0,)))
     text = [*range(1, 8), 0, *range(11, 18), 0, 5, 0]
     first, second, short = store.chunks(text)
@@ -203,15 +203,15 @@ class Slow:
 
     def __init__(self, time):
         self.time = time
-        self.kept = {}
+        self.units = {}
 
     def write(self, key, slot, layers, memory, label):  # noqa: ARG002
         self.time.now += 100_000 * (layers[1] - layers[0])
-        self.kept[key] = memory.clone()
+        self.units[key] = memory.clone()
 
     def read(self, key, slot, layers, memory):  # noqa: ARG002
         self.time.now += 100_000 * (layers[1] - layers[0])
-        memory.copy_(self.kept[key][layers[0] : layers[1]])
+        memory.copy_(self.units[key][layers[0] : layers[1]])
 
 
 class Time:

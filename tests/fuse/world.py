@@ -76,7 +76,7 @@ class Shelf:
     """A storage in memory that counts reads, and fails reads of the units in `lost`."""
 
     def __init__(self):
-        self.kept = {}
+        self.units = {}
         self.reads = Counter()
         self.lost = set()
         self.labels = {}
@@ -84,11 +84,11 @@ class Shelf:
     def write(self, key, slot, layers, memory, label):  # noqa: ARG002
         self.labels[bytes(key)] = label
         for layer, unit in zip(range(*layers), memory, strict=True):
-            self.kept[bytes(key), layer] = unit.clone()
+            self.units[bytes(key), layer] = unit.clone()
 
     def read(self, key, slot, layers, memory):  # noqa: ARG002
         for layer, unit in zip(range(*layers), memory, strict=True):
             self.reads[bytes(key), layer] += 1
             if (bytes(key), layer) in self.lost:
                 raise OSError(f"layer {layer} is damaged")
-            unit.copy_(self.kept[bytes(key), layer])
+            unit.copy_(self.units[bytes(key), layer])

@@ -27,7 +27,7 @@ from kvtrie.engines.mask import masks
 from kvtrie.engines.rope import RopeLimits
 from kvtrie.engines.weighing import weighing
 from kvtrie.errors import ConfigError
-from kvtrie.fuse.rotation import Turns
+from kvtrie.fuse.rotation import Rotation
 from kvtrie.kernels import Rope
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from kvtrie.fuse.layers import Held, Merge
+    from kvtrie.fuse.layers import FusedMemory, Merge
 
 __all__ = ["Decoder"]
 
@@ -297,7 +297,7 @@ class Decoder:
         finally:
             hook.remove()
 
-    def cache(self, kv: Held, length: int) -> FusedCache:
+    def cache(self, kv: FusedMemory, length: int) -> FusedCache:
         """A transformers `Cache` of the first `length` tokens, for `past_key_values`."""
         return FusedCache(kv, length, self._limits.reach_of(length))
 
@@ -361,7 +361,7 @@ class Decoder:
             for neighbours in (False, True):
                 rope = self._rope(_APART + 1, self._kind(index), neighbours)
                 turned = torch.empty_like(first)
-                Turns.between(rope, *at).into(first, turned)
+                Rotation.between(rope, *at).into(first, turned)
                 errors[neighbours] = float((turned - second).norm())
             found.append(min(errors, key=errors.__getitem__))
         return found

@@ -14,7 +14,7 @@ from transformers import Cache
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvtrie.fuse.layers import Held
+    from kvtrie.fuse.layers import FusedMemory
 
 __all__ = ["FusedCache"]
 
@@ -29,7 +29,7 @@ class FusedCache(Cache):
             limit.
     """
 
-    def __init__(self, kv: Held, length: int, reach: int | None = None) -> None:
+    def __init__(self, kv: FusedMemory, length: int, reach: int | None = None) -> None:
         super().__init__(layers=[])
         self._kv = kv
         self._reach = reach

@@ -154,8 +154,8 @@ class Leased:
 
     def restore(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The buffer of a layer, filled with what `keep` was given."""
-        for buffer, kept in zip(self.buffer(layer, tokens), self.read(layer, tokens), strict=True):
-            buffer.copy_(kept)
+        for buffer, rows in zip(self.buffer(layer, tokens), self.read(layer, tokens), strict=True):
+            buffer.copy_(rows)
         return self.buffer(layer, tokens)
 
     def done(self) -> None:

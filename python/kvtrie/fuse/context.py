@@ -151,7 +151,7 @@ class Context:
             text = _text(f"texts[{at}]", one)
             pieces = [text]
             if separator is not None:
-                pieces = _behind(text, separator)
+                pieces = _split_after(text, separator)
             elif size is not None:
                 pieces = _within(text, size)
             encoded = (tokenizer.encode(piece, add_special_tokens=False) for piece in pieces)
@@ -195,7 +195,7 @@ def _text(name: str, given: object) -> str:
     return given
 
 
-def _behind(text: str, separator: str) -> list[str]:
+def _split_after(text: str, separator: str) -> list[str]:
     parts = text.split(separator)
     return [piece for piece in (*(part + separator for part in parts[:-1]), parts[-1]) if piece]
 

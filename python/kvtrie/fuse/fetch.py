@@ -68,7 +68,7 @@ class Fetch:
         self._engine = LayerwiseEngine.of(executor)
         self._pool = self._engine.connector.pool
         self.layers = self._engine.layers
-        self._kept: list[Part] = []
+        self._committed: list[Part] = []
         self._layer = -1
         self._closed = False
         numbers: dict[tuple[bytes, int], int] = {}
@@ -170,7 +170,7 @@ class Fetch:
         lease = part.lease
         lease.commit(part.sequence[lease.matched :], now=self._executor.clock())
         part.state, part.start = "hit", len(part.sequence)
-        self._kept.append(part)
+        self._committed.append(part)
         waiting = [one for one in self._stored if one.lease is None]
         if waiting:
             # A fork holds the prefix while the room that was kept for the chunks is given back.
@@ -204,12 +204,12 @@ class Fetch:
         if any(part.state in ("absent", "lost") for part in self._stored):
             raise ConfigError("compute what `absent` yields first")
         self._layer = layer
-        due = [part for part in self._stored if part.loads is not None]
-        while due:
+        pending = [part for part in self._stored if part.loads is not None]
+        while pending:
             self._ahead(layer)
-            failed = self._bring(due, self._engine.wanted(layer))
+            failed = self._bring(pending, self._engine.wanted(layer))
             self._lease_again(failed)
-            due = [part for part in failed if part.state == "hit" and part.loads is not None]
+            pending = [part for part in failed if part.state == "hit" and part.loads is not None]
         return [part for part in self._stored if part.state == "lost"]
 
     def read(
@@ -239,11 +239,11 @@ class Fetch:
         if self._closed:
             return
         self._closed = True
-        held = [part for part in self._stored if part is not self.prefix]
+        parts = [part for part in self._stored if part is not self.prefix]
         try:
-            for part in held:
+            for part in parts:
                 self._release(part)
-            self._place([part.tokens for part in self._kept if part is not self.prefix])
+            self._place([part.tokens for part in self._committed if part is not self.prefix])
         finally:
             if self.prefix is not None:
                 self._release(self.prefix)
@@ -307,10 +307,10 @@ class Fetch:
                 part.loads.issue(self._engine.wanted(layer) + 1 + self._engine.look_ahead)
         self._engine.load.wake()
 
-    def _bring(self, due: Sequence[Part], layer: int) -> list[Part]:
+    def _bring(self, pending: Sequence[Part], layer: int) -> list[Part]:
         """Wait for a layer of parts, in their order; those that fail have nothing on its way."""
         failed: list[Part] = []
-        for part in due:
+        for part in pending:
             assert part.loads is not None  # noqa: S101 - its callers look
             try:
                 part.loads.wait(layer, self._engine.current)
@@ -326,8 +326,8 @@ class Fetch:
         """Lease again the parts whose loads failed; with the prefix, all that depend on it."""
         again = list(failed)
         if self.prefix in failed:
-            behind = [part for part in self._stored if not self._whole(part)]
-            again = [part for part in self._stored if part in failed or part in behind]
+            dependent = [part for part in self._stored if not self._whole(part)]
+            again = [part for part in self._stored if part in failed or part in dependent]
         for part in again:
             self._release(part)
             part.state = "lost"
@@ -341,11 +341,11 @@ class Fetch:
         """Bring all that is cached of a part; False if it has to be looked at again."""
         if part.loads is None:
             return True
-        due = [one for one in self._stored if one.loads is not None and self._akin(one, part)]
-        for one in due:
+        pending = [one for one in self._stored if one.loads is not None and self._akin(one, part)]
+        for one in pending:
             assert one.loads is not None  # noqa: S101 - chosen by it
             one.loads.issue(self.layers)
-        failed = self._bring(due, self.layers - 1)
+        failed = self._bring(pending, self.layers - 1)
         self._lease_again(failed)
         if part in failed:
             return False

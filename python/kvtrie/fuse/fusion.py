@@ -17,7 +17,7 @@ import torch
 
 from kvtrie.fuse.log import FusionLog, Reused
 from kvtrie.fuse.monitor import Quality
-from kvtrie.fuse.rotation import Turns
+from kvtrie.fuse.rotation import Rotation
 from kvtrie.fuse.select import Candidates
 from kvtrie.kernels import Pages, Plane, recompute
 
@@ -87,7 +87,7 @@ class Settings(NamedTuple):
     select: Select
     ratios: Sequence[float]
     at: int
-    heed: Sequence[int]
+    rank_layers: Sequence[int]
     probe: int
     seed: int
 
@@ -112,11 +112,11 @@ class Fusion:
     Args:
         decoder: computes.
         fetched: brings chunks; nothing of it is absent any more.
-        held: memory of the fused cache.
+        memory: memory of the fused cache.
         query: int64 `(m,)`.
         settings: how tokens are chosen.
         watch: counts time.
-        mend: computes alone what was lost on the way.
+        compute_lost: computes the parts whose loads have failed.
 
     Attributes:
         ids: int64 `(T,)`, prefix, chunks and query.
@@ -133,18 +133,18 @@ class Fusion:
         self,
         decoder: DecoderLayers,
         fetched: Fetched,
-        held: Leased | Tensors,
+        memory: Leased | Tensors,
         query: NDArray[np.int64],
         *,
         settings: Settings,
         watch: Stopwatch,
-        mend: Callable[[], None],
+        compute_lost: Callable[[], None],
     ) -> None:
         self._decoder = decoder
         self._fetched = fetched
-        self._held = held
+        self._memory = memory
         self._settings = settings
-        self._mend = mend
+        self._compute_lost = compute_lost
         self._device = decoder.device
         self.watch = watch
         pieces, offset = list(_pieces(fetched)), 0
@@ -157,7 +157,7 @@ class Fusion:
         self.length = len(self.ids)
         self._reused = offset
         self._first = 0 if fetched.prefix is None else len(fetched.prefix.tokens)
-        self._turns = [self._turned(piece, at) for piece, at in self._layout]
+        self._rotations = [self._rotation_of(piece, at) for piece, at in self._layout]
         self._laid = 0
         self._pages: tuple[object, Pages] | None = None
         self.grid = np.zeros((decoder.layers, self.length - 1), dtype=np.bool_)
@@ -184,10 +184,10 @@ class Fusion:
             probed = self._probed(chosen)
             places = among.positions[torch.cat([chosen, probed])].sort().values
             if self._attention is not None:
-                kept = torch.ones(len(among), dtype=torch.bool, device=self._device)
-                kept[chosen] = False
+                reused = torch.ones(len(among), dtype=torch.bool, device=self._device)
+                reused[chosen] = False
                 total = self._attention.sum()
-                self.mass = float(self._attention[kept].sum() / total) if total > 0 else 0.0
+                self.mass = float(self._attention[reused].sum() / total) if total > 0 else 0.0
         self._become(torch.cat([places, self._query(last=False)]))
         watched = among.positions[probed]
         for layer in range(self._cursor, decoder.layers):
@@ -246,16 +246,16 @@ class Fusion:
         last = torch.arange(self.length - 1, self.length, device=self._device)
         hidden = self._decoder.embed(self.ids[last])
         for layer in range(self._decoder.layers):
-            held = self._held.read(layer, self.length - 1)
+            past = self._memory.read(layer, self.length - 1)
 
-            def behind(
+            def append(
                 keys: torch.Tensor,
                 values: torch.Tensor,
-                held: tuple[torch.Tensor, torch.Tensor] = held,
+                past: tuple[torch.Tensor, torch.Tensor] = past,
             ) -> tuple[torch.Tensor, torch.Tensor]:
-                return torch.cat([held[0], keys]), torch.cat([held[1], values])
+                return torch.cat([past[0], keys]), torch.cat([past[1], values])
 
-            hidden = self._decoder.layer(layer, hidden, last, self.length, behind)
+            hidden = self._decoder.layer(layer, hidden, last, self.length, append)
         return self._decoder.head(hidden)[0].float()
 
     def _among(self) -> Candidates:
@@ -285,15 +285,15 @@ class Fusion:
         first = at == self._first == piece.at
         return first and (piece.state != "given" or self._first == 0)
 
-    def _turned(self, piece: Piece, at: int) -> dict[int, Turns]:
-        """By the identity of a rope, the turns of a piece; none where it stays in place."""
-        turns: dict[int, Turns] = {}
+    def _rotation_of(self, piece: Piece, at: int) -> dict[int, Rotation]:
+        """By the identity of a rope, the rotation of a piece; none where it stays in place."""
+        rotations: dict[int, Rotation] = {}
         if piece.at != at:
             old = torch.arange(len(piece.tokens), device=self._device) + piece.at
             for rope in self._ropes():
-                if rope is not None and id(rope) not in turns:
-                    turns[id(rope)] = Turns.between(rope, old, old - piece.at + at)
-        return turns
+                if rope is not None and id(rope) not in rotations:
+                    rotations[id(rope)] = Rotation.between(rope, old, old - piece.at + at)
+        return rotations
 
     def _ropes(self) -> Sequence[Rope | None]:
         most = max([self.length, *(piece.at + len(piece.tokens) for piece, _ in self._layout)])
@@ -306,20 +306,20 @@ class Fusion:
         """The buffer of a layer: what is reused, or what an earlier pass has left there."""
         if layer < self._laid:
             with self.watch.part("layout"):
-                return self._held.restore(layer, self.length)
+                return self._memory.restore(layer, self.length)
         with self.watch.part("wait"):
             lost = self._fetched.wait(layer)
         if lost:
             with self.watch.part("absent"):
-                self._mend()
+                self._compute_lost()
         with self.watch.part("layout"):
-            keys, values = self._held.buffer(layer, self.length)
+            keys, values = self._memory.buffer(layer, self.length)
             rope = self._ropes()[layer]
-            for (piece, at), turns in zip(self._layout, self._turns, strict=True):
+            for (piece, at), rotations in zip(self._layout, self._rotations, strict=True):
                 here = slice(at, at + len(piece.tokens))
                 self._fetched.read(piece, layer, (keys[here], values[here]))
-                if (turn := turns.get(id(rope))) is not None:
-                    turn.into(keys[here], keys[here])
+                if (rotation := rotations.get(id(rope))) is not None:
+                    rotation.into(keys[here], keys[here])
         self._laid = layer + 1
         return keys, values
 
@@ -332,19 +332,19 @@ class Fusion:
         found = torch.zeros(self.length, device=self._device)
         with self.watch.part("recompute"):
             hidden = decoder.embed(self.ids[places])
-            for layer in range(max(self._settings.heed) + 1):
-                known = layer < self._laid
+            for layer in range(max(self._settings.rank_layers) + 1):
+                laid_out = layer < self._laid
                 keys, values = self._lay_out(layer)
                 into = _Into(keys, values, places, self.watch, compare=False)
-                heeded = found if layer in self._settings.heed else None
+                weights = found if layer in self._settings.rank_layers else None
                 hidden = decoder.layer(
-                    layer, hidden, places, self.length, into.merge, weights=heeded
+                    layer, hidden, places, self.length, into.merge, weights=weights
                 )
-                if not known:
+                if not laid_out:
                     with self.watch.part("layout"):
-                        self._held.keep(layer)
+                        self._memory.keep(layer)
         self._attention = found[self._candidates.positions]
-        self.waited = max(self._settings.heed) + 1
+        self.waited = max(self._settings.rank_layers) + 1
         return self._attention
 
     def _deviate(self, kind: str) -> torch.Tensor:
@@ -356,19 +356,19 @@ class Fusion:
             for below in range(self._cursor, layer):
                 self._compute(below, places)
         assert self._hidden is not None  # noqa: S101 - it has just become
-        known = layer < self._laid
+        laid_out = layer < self._laid
         keys, values = self._lay_out(layer)
         with self.watch.part("recompute"):
             if kind == "values":
-                fresh, stood = decoder.values(layer, self._hidden), values
+                fresh, reused = decoder.values(layer, self._hidden), values
             else:
                 fresh = decoder.project(layer, self._hidden, self._rows, self.length - 1)[0]
-                stood = keys
-        if not known:
+                reused = keys
+        if not laid_out:
             with self.watch.part("layout"):
-                self._held.keep(layer)
+                self._memory.keep(layer)
         fresh = fresh[: len(places)].float()
-        return (fresh - stood[places].float()).square_().sum(dim=(1, 2))
+        return (fresh - reused[places].float()).square_().sum(dim=(1, 2))
 
     def _probed(self, chosen: torch.Tensor) -> torch.Tensor:
         """Candidates that are computed only to see how far the others are off."""
@@ -403,7 +403,7 @@ class Fusion:
 
     def _compute(self, layer: int, watched: torch.Tensor) -> None:
         """One layer of the tokens that go on."""
-        known = layer < self._laid
+        laid_out = layer < self._laid
         keys, values = self._lay_out(layer)
         keys, values = keys[: self.length - 1], values[: self.length - 1]
         rows = self._rows
@@ -417,7 +417,7 @@ class Fusion:
             with self.watch.part("select"):
                 self._note(layer, into.deviation, values, watched)
         with self.watch.part("layout"):
-            self._held.keep(layer, rows if known else None)
+            self._memory.keep(layer, rows if laid_out else None)
         self._cursor = layer + 1
 
     def _note(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import warnings
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -57,7 +58,7 @@ _RATIO = 0.15
 
 _MOST = 2**32 - 1
 _MOST_SEED = 2**64 - 1
-_HEEDED = (0.4, 0.65)
+_RANK_DEPTHS = (0.4, 0.65)
 """First and last layer whose attention "question" ranks by, as shares of the depth."""
 
 
@@ -79,19 +80,19 @@ class Fused:
     def __init__(
         self,
         fusion: Fusion,
-        held: Leased | Tensors,
+        memory: Leased | Tensors,
         cache: Any,  # noqa: ANN401 - the engine's own
         log: FusionLog,
         quality: Quality,
     ) -> None:
         self.ids: torch.Tensor = fusion.ids[None]
         self.cache = cache
-        self.lease: Lease | None = held.lease
+        self.lease: Lease | None = memory.lease
         self.log = log
         self.quality = quality
         self.cost_ns: int = sum(log.nanoseconds.get(part, 0) for part in ("recompute", "scatter"))
         self.deviation: list[Deviation] = fusion.deviation
-        self._held = held
+        self._memory = memory
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +110,7 @@ class Fused:
 
     def close(self) -> None:
         """Free its blocks, at once. Closing twice does nothing; the cache raises `ClosedError`."""
-        self._held.close()
+        self._memory.close()
 
 
 class Fusor:
@@ -125,13 +126,14 @@ class Fusor:
             deviated most. By default the controller chooses, and .15 without one.
         at: the layer at which "keys" and "values" look; all below it are computed in full. 2 by
             default, or the last one.
-        heed: the layers whose attention "question" ranks by, those from 0.4 to 0.65 of the way up
-            by default; the pass of the query's tokens that ranks goes up to the last of them.
+        rank_layers: the layers whose attention "question" ranks by, those from 0.4 to 0.65 of the
+            depth by default; the pass of the query's tokens that ranks goes up to the last of them.
         controller: chooses the ratio of each request unless `ratio` is given, and measures all.
         monitor: watches the result and adds to the ratio.
         reserve: tokens after the query to make room for at once; otherwise room grows with every
             pass.
         seed: of what is drawn.
+        heed: former name of `rank_layers`, for one release.
 
     Raises:
         ConfigError: an unknown way, ratios that are not from 0 to 1 or that rise, layers that the
@@ -146,13 +148,19 @@ class Fusor:
         select: str | Select = "first+question",
         ratio: float | Sequence[float] | None = None,
         at: int | None = None,
-        heed: Sequence[int] | None = None,
+        rank_layers: Sequence[int] | None = None,
         controller: Controller | None = None,
         monitor: Monitor | None = None,
         reserve: int = 0,
         seed: int = 0,
+        heed: Sequence[int] | None = None,
     ) -> None:
         layers = decoder.layers
+        if heed is not None:
+            if rank_layers is not None:
+                raise ConfigError("heed is the former name of rank_layers: give one of them")
+            warnings.warn("Fusor's heed is rank_layers", DeprecationWarning, stacklevel=2)
+            rank_layers = heed
         self.decoder = decoder
         self.store = None if store is None else instance("store", store, CacheStore)
         self.controller = controller
@@ -162,15 +170,15 @@ class Fusor:
         self._select = way(select)
         self._ratios = _ratios(_RATIO if ratio is None and controller is None else ratio)
         self._at = min(2, layers - 1) if at is None else whole("at", at, 0, layers - 1)
-        self._heed = _heeded(layers)
-        if heed is not None:
-            given = few("heed", heed, layers)
-            self._heed = tuple(whole("heed", layer, 0, layers - 1) for layer in given)
-        if not self._heed:
-            raise ConfigError("heed is (): at least one layer wanted")
-        # A function is known to wait after its first fusion.
-        asks = isinstance(select, str) and "question" in select.split("+")
-        self._waits = max(self._heed) + 1 if asks else 0
+        self._rank_layers = _default_rank_layers(layers)
+        if rank_layers is not None:
+            given = few("rank_layers", rank_layers, layers)
+            self._rank_layers = tuple(whole("rank_layers", one, 0, layers - 1) for one in given)
+        if not self._rank_layers:
+            raise ConfigError("rank_layers is (): at least one layer wanted")
+        # Of a function, only its first fusion shows how many layers it waits for.
+        by_question = isinstance(select, str) and "question" in select.split("+")
+        self._waits = max(self._rank_layers) + 1 if by_question else 0
         self._reserve = whole("reserve", reserve, 0, _MOST)
         self._seed = whole("seed", seed, 0, _MOST_SEED)
         self._check()
@@ -188,12 +196,13 @@ class Fusor:
         self._check()
         self._fits(instance("context", context, Context))
         prefix = np.empty(0, dtype=np.int64) if self.store is None else self.store.prefix
-        known = self.decoder.vocabulary
+        vocabulary = self.decoder.vocabulary
         named = [(f"chunk {at}", chunk.tokens) for at, chunk in enumerate(context.chunks)]
         for name, tokens in (("the prefix", prefix), *named, ("the query", context.query)):
-            if len(tokens) and tokens.max() >= known:
+            if len(tokens) and tokens.max() >= vocabulary:
                 raise ConfigError(
-                    f"{name} has token {tokens.max()}, the model has embeddings of {known} tokens"
+                    f"{name} has token {tokens.max()}, the model has embeddings of "
+                    f"{vocabulary} tokens"
                 )
         ids = np.concatenate([prefix, *(one.tokens for one in context.chunks), context.query])
         pass_gate(self.decoder, torch.as_tensor(ids, device=self.decoder.device))
@@ -212,11 +221,11 @@ class Fusor:
             )
             try:
                 executor.wait(lease)
-                held = Leased(executor, lease)
+                memory = Leased(executor, lease)
             except BaseException:
                 lease.release(now=executor.clock())
                 raise
-            fused = self._fuse(fetch, held, context)
+            fused = self._fuse(fetch, memory, context)
         lanes = executor.manager.stats().since(before).lanes
         fused.log.load_ns = sum(lane.busy_ns for lane in lanes.values())
         if self.controller is not None:
@@ -231,12 +240,12 @@ class Fusor:
             )
         return fused
 
-    def _fuse(self, fetch: Fetch | InMemory, held: Leased | Tensors, context: Context) -> Fused:
+    def _fuse(self, fetch: Fetch | InMemory, memory: Leased | Tensors, context: Context) -> Fused:
         decoder, monitor = self.decoder, self.monitor
         watch = Stopwatch(decoder.device)
         fates: dict[int, str] = {}
 
-        def mend() -> None:
+        def compute_absent() -> None:
             if not isinstance(fetch, InMemory):
                 for part in fetch.absent():
                     fates[id(part)] = part.state
@@ -244,17 +253,23 @@ class Fusor:
 
         try:
             with watch.part("absent"):
-                mend()
+                compute_absent()
             settings = Settings(
                 self._select,
                 self._ratios_for(fetch, context),
                 at=self._at,
-                heed=self._heed,
+                rank_layers=self._rank_layers,
                 probe=0 if monitor is None else monitor.probe,
                 seed=self._seed,
             )
             fusion = Fusion(
-                decoder, fetch, held, context.query, settings=settings, watch=watch, mend=mend
+                decoder,
+                fetch,
+                memory,
+                context.query,
+                settings=settings,
+                watch=watch,
+                compute_lost=compute_absent,
             )
             fusion.run()
             log = fusion.finish(fates)
@@ -265,10 +280,10 @@ class Fusor:
                     kl = divergence(decoder.prefill(fusion.ids), fusion.logits())
                     quality = Quality(math.exp(-kl), "full prefill", kl)
                 monitor.saw(quality)
-            held.done()
-            return Fused(fusion, held, decoder.cache(held, fusion.length - 1), log, quality)
+            memory.done()
+            return Fused(fusion, memory, decoder.cache(memory, fusion.length - 1), log, quality)
         except BaseException:
-            held.close()
+            memory.close()
             raise
 
     def _compute(self, fetch: Fetch, part: Part) -> None:
@@ -343,9 +358,9 @@ class Fusor:
                     )
 
 
-def _heeded(layers: int) -> tuple[int, ...]:
+def _default_rank_layers(layers: int) -> tuple[int, ...]:
     """The layers that "question" ranks by where none are given."""
-    low, high = (int(part * layers) for part in _HEEDED)
+    low, high = (int(part * layers) for part in _RANK_DEPTHS)
     return tuple(range(low, high + 1))
 
 

@@ -23,13 +23,13 @@ from kvtrie.fuse.fusion import Fusion, Settings
 from kvtrie.fuse.log import Stopwatch
 from kvtrie.fuse.memory import InMemory
 from kvtrie.fuse.prefill import compute
-from kvtrie.fuse.rotation import Turns
+from kvtrie.fuse.rotation import Rotation
 from kvtrie.fuse.select import every
 
 if TYPE_CHECKING:
     from kvtrie.fuse.layers import DecoderLayers
 
-__all__ = ["divergence", "pass_gate", "turning_error"]
+__all__ = ["divergence", "pass_gate", "rotation_error"]
 
 _LEAST = 1e-3
 """Largest error of a turned key, of its norm; wrong tables give about 1."""
@@ -58,7 +58,7 @@ def pass_gate(decoder: DecoderLayers, ids: torch.Tensor) -> None:
         return
     # A format with few digits rounds what is compared: 2^-8 of bfloat16, twice and added up.
     allowed = max(_LEAST, 4 * torch.finfo(decoder.dtype).eps)
-    error = turning_error(decoder, ids)
+    error = rotation_error(decoder, ids)
     if not error <= allowed:
         raise ConfigError(
             f"keys turned to position {len(ids) - 1} are {error:.1e} of their norm away from those "
@@ -77,7 +77,7 @@ def pass_gate(decoder: DecoderLayers, ids: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def turning_error(decoder: DecoderLayers, ids: torch.Tensor) -> float:
+def rotation_error(decoder: DecoderLayers, ids: torch.Tensor) -> float:
     """The largest error of keys turned from the start of a sequence to its end, of their norm.
 
     Keys of the first 16 tokens at positions from 0 on, computed as those of a short chunk are, are
@@ -98,9 +98,9 @@ def turning_error(decoder: DecoderLayers, ids: torch.Tensor) -> float:
         seen.add(id(rope))
         keys = decoder.project(layer, hidden, old, len(some))[0].float()
         right = decoder.project(layer, hidden, new, length)[0].float()
-        turned = torch.empty_like(keys)
-        Turns.between(rope, old, new).into(keys, turned)
-        apart = (turned - right).square().sum(dim=(1, 2))
+        rotated = torch.empty_like(keys)
+        Rotation.between(rope, old, new).into(keys, rotated)
+        apart = (rotated - right).square().sum(dim=(1, 2))
         norm = right.square().sum(dim=(1, 2)).clamp(min=torch.finfo(torch.float32).tiny)
         worst = max(worst, float((apart / norm).max().sqrt()))
     if not seen:
@@ -124,16 +124,16 @@ def _full_recompute(decoder: DecoderLayers, ids: torch.Tensor) -> float:
     if not len(query):  # one or two tokens: all of them are the query
         parts, query = [], short
     chunks = [Chunk(part.cpu().numpy(), _kv(decoder, part)) for part in parts]
-    held = Tensors(decoder.layers, decoder.widths, len(short), decoder.dtype, decoder.device)
-    settings = Settings(every, (1.0,), at=0, heed=(), probe=0, seed=0)
+    memory = Tensors(decoder.layers, decoder.widths, len(short), decoder.dtype, decoder.device)
+    settings = Settings(every, (1.0,), at=0, rank_layers=(), probe=0, seed=0)
     fusion = Fusion(
         decoder,
         InMemory(chunks),
-        held,
+        memory,
         query.cpu().numpy(),
         settings=settings,
         watch=Stopwatch(decoder.device),
-        mend=lambda: None,
+        compute_lost=lambda: None,
     )
     fusion.run()
     mine, truth = fusion.logits(), decoder.prefill(short).float()

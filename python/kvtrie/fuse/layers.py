@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     Merge: TypeAlias = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-__all__ = ["DecoderLayers", "Held"]
+__all__ = ["DecoderLayers", "FusedMemory"]
 
 
-class Held(Protocol):
+class FusedMemory(Protocol):
     """K and V of a sequence that can grow: the memory of a fused cache."""
 
     @property
@@ -144,6 +144,6 @@ class DecoderLayers(Protocol):
         """Return the logits `(n, vocabulary)` of the last layer's output."""
         ...
 
-    def cache(self, kv: Held, length: int) -> Any:  # noqa: ANN401 - each engine has its own
+    def cache(self, kv: FusedMemory, length: int) -> Any:  # noqa: ANN401 - each engine has its own
         """Return the engine's cache object of the first `length` tokens, which it appends to."""
         ...

@@ -66,7 +66,7 @@ class Monitor:
     extra: float = 0.0
     raised: int = 0
     lowered: int = 0
-    _due: float = 0.0
+    _credit: float = 0.0
     _row: int = 0
 
     def __post_init__(self) -> None:
@@ -79,10 +79,10 @@ class Monitor:
 
     def samples(self) -> bool:
         """Whether to compare the next request with a full prefill: each 1 / rate-th is."""
-        self._due += self.rate
-        if self._due < 1 - 1e-9:
+        self._credit += self.rate
+        if self._credit < 1 - 1e-9:
             return False
-        self._due -= 1
+        self._credit -= 1
         return True
 
     def ratio(self, base: float) -> float:

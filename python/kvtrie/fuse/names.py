@@ -76,8 +76,8 @@ class Names:
         """Return the scope of the prefix and a chunk of `tokens` tokens as one sequence."""
         if not self._scope.extra:
             return self._scope
-        behind = len(self.prefix)
-        extra = sorted((behind + at, one) for at, one in self._scope.extra if at < tokens)
+        offset = len(self.prefix)
+        extra = sorted((offset + at, one) for at, one in self._scope.extra if at < tokens)
         return replace(self._scope, extra=tuple(extra))
 
     def sequence(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -112,12 +112,12 @@ class Names:
             key: its name.
             indices: what `BlockManager.index` gives of tiers.
         """
-        behind = len(self.prefix)
+        offset = len(self.prefix)
         changes = {at for at, _ in self._scope.extra}
         for path in paths(indices):
-            if not np.array_equal(path[:behind], self.prefix):
+            if not np.array_equal(path[:offset], self.prefix):
                 continue
-            tokens = path[behind:]
+            tokens = path[offset:]
             each = _bytes(tokens)
             name = self._begun(0)
             for at in range(len(tokens)):

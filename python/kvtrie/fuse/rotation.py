@@ -1,9 +1,9 @@
-"""Turning: keys moved from the positions they were computed at to others, in fp32.
+"""Rotation: keys moved from the positions they were computed at to others, in fp32.
 
 R(q) R(p)^-1 K(p) = K(q) (RoFormer, equation 15). The angle's cosine and sine come from the tables'
 rows p and q by the addition theorems, so they carry the model's own rounding at both positions,
 which at late ones is far larger than fp32's.
-Invariant: what is turned by nothing keeps its bits. Cost: one pass over the keys.
+Invariant: a key that does not move keeps its bits. Cost: one pass over the keys.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 if TYPE_CHECKING:
     from kvtrie.kernels import Rope
 
-__all__ = ["Turns"]
+__all__ = ["Rotation"]
 
 
-class Turns(NamedTuple):
+class Rotation(NamedTuple):
     """Rotation of each key from its old to its new position.
 
     Attributes:
@@ -32,24 +32,24 @@ class Turns(NamedTuple):
     sin: torch.Tensor
 
     @classmethod
-    def between(cls, rope: Rope, old: torch.Tensor, new: torch.Tensor) -> Turns:
-        """The turns from positions `old` to `new`, int64 `(n,)` each, below the tables' length."""
+    def between(cls, rope: Rope, old: torch.Tensor, new: torch.Tensor) -> Rotation:
+        """Return the rotation from positions `old` to `new`, int64 `(n,)`, within the tables."""
         cos, sin, was_cos, was_sin = rope.cos[new], rope.sin[new], rope.cos[old], rope.sin[old]
         by_cos, by_sin = cos * was_cos + sin * was_sin, sin * was_cos - cos * was_sin
         return cls(rope, by_cos[:, None], by_sin[:, None])
 
     @torch.no_grad()
     def into(self, keys: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the turned keys `(n, heads, head_dim)` to `out`, which may be `keys` itself."""
+        """Write the rotated keys `(n, heads, head_dim)` to `out`, which may be `keys` itself."""
         part = self.rope.part
         if out is not keys and self.rope.width < keys.shape[-1]:
             out.copy_(keys)
-        turning = keys[..., part].float()
+        rotary = keys[..., part].float()
         half = self.rope.width // 2
         if self.rope.neighbours:
-            first, second = turning[..., ::2], turning[..., 1::2]
+            first, second = rotary[..., ::2], rotary[..., 1::2]
         else:
-            first, second = turning[..., :half], turning[..., half:]
+            first, second = rotary[..., :half], rotary[..., half:]
         low = first * self.cos - second * self.sin
         high = second * self.cos + first * self.sin
         whole = out[..., part]

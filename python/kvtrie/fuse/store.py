@@ -147,21 +147,21 @@ class CacheStore:
         chunks = self.chunks(text)
         found: list[Found] = []
         missed: list[Miss] = []
-        size, behind = self._manager.block_tokens, len(self.prefix)
+        size, offset = self._manager.block_tokens, len(self.prefix)
         sequences = [self.sequence(chunk) for chunk in chunks]
         for chunk, sequence, match in zip(chunks, sequences, self._matches(chunks), strict=True):
             key = self.key(chunk)
             self._names.saw(key, chunk)
-            own = match.blocks[behind // size :]
+            own = match.blocks[offset // size :]
             tiers = [block.copies[0].tier if block.copies else 0 for block in own]
-            self._wanted += len(sequence) // size - behind // size
+            self._wanted += len(sequence) // size - offset // size
             for tier in tiers:
                 self._hits[self._manager.tiers[tier].kind] += 1
             if match.tokens == len(sequence):
                 kind = self._manager.tiers[max(tiers)].kind
                 found.append(Found(chunk, key, kind, len(chunk)))
                 continue
-            there = max(0, match.tokens - behind)
+            there = max(0, match.tokens - offset)
             missed.append(Miss(chunk, key, "partial" if there else "absent", there))
         self._chunks += len(chunks)
         self._missed += len(missed)
@@ -232,7 +232,7 @@ class CacheStore:
         now = self.executor.clock()
         size = self._manager.block_tokens
         front = len(self.prefix) // size
-        held: Lease | None = None
+        prefix: Lease | None = None
         try:
             tokens = as_tokens("chunk", chunk)
             sequence = self.sequence(tokens)
@@ -243,7 +243,7 @@ class CacheStore:
             committed = lease.commit(sequence[lease.matched :], now=now)
             self._names.saw(self.key(tokens), tokens)
             if front and tier is not None:  # the prefix stays where it is
-                held = self._manager.acquire(
+                prefix = self._manager.acquire(
                     sequence[: front * size], now=now, scope=self.scope_of(0), keep=0, load="none"
                 )
         finally:
@@ -251,8 +251,8 @@ class CacheStore:
         try:
             self.place([chunk], tier)
         finally:
-            if held is not None:
-                held.release(now=now)
+            if prefix is not None:
+                prefix.release(now=now)
         self.executor.poll()
         return committed
 
@@ -304,14 +304,14 @@ class CacheStore:
 
     def _count(self, parts: Iterable[Part]) -> None:
         """Count stored parts of a fetch as chunks that were looked up, for `feedback`."""
-        size, behind = self._manager.block_tokens, len(self.prefix)
+        size, offset = self._manager.block_tokens, len(self.prefix)
         for part in parts:
             if part.state == "given":
                 continue
             self._names.saw(part.key, part.tokens)
             self._chunks += 1
             self._missed += part.state != "hit"
-            self._wanted += len(part.sequence) // size - behind // size
+            self._wanted += len(part.sequence) // size - offset // size
             for kind, blocks in part.blocks.items():
                 self._hits[kind] += blocks
 
