@@ -41,8 +41,9 @@ PRINTED = 20  # last lines of a command that failed
 LIMIT = 1.10
 BASELINE_LIMIT = 1.5
 BASELINES = ("fifo",)
-POLICIES = ("retention", "lru", "lfu", "flat", *BASELINES)
+POLICIES = ("learned", "retention", "lru", "lfu", "flat", *BASELINES)
 PLAYS = (
+    ("request",),
     ("request", "--policy", "retention"),
     ("request", "--policy", "lru"),
     *(("leaves", "--policy", policy) for policy in POLICIES),
@@ -51,6 +52,7 @@ PLAYS = (
 )
 ROWS = (
     "request",
+    "request.retention",
     "request.lru",
     "lookup.mean",
     *(f"evict.{policy}" for policy in POLICIES),

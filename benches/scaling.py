@@ -31,6 +31,7 @@ from benches.core.place import place
 from benches.ours.manager import STEP, manager
 from benches.record import keep, options
 from benches.workload import BLOCK, SEED, VOCABULARY
+from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     import argparse
@@ -253,7 +254,7 @@ def main() -> int:
         for number in track(sorted(given.crowds), "Crowds", console=screen, transient=True)
     ]
     document = {
-        "context": where | {"policy": "retention", "sequence_blocks": LENGTH},
+        "context": where | {"policy": DEFAULT_POLICY, "sequence_blocks": LENGTH},
         "rows": [{"blocks": size, **us} for size, us in zip(sizes, measured, strict=True)],
         "crowds": beside,
         "unit": "us",

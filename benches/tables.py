@@ -24,7 +24,17 @@ EVALUATIONS = ROOT / "docs/evaluations.md"
 RESULTS = ROOT / "benches/results"
 EVALUATED = ("formats", "eval_fusion", "eval_train", "selective_eval", "reproductions")
 LEFT_OUT = {
-    "core": (".int32", ".int64", ".list", "evict.retention", "find.10", "lookup.p99", "store.16"),
+    "core": (
+        ".int32",
+        ".int64",
+        ".list",
+        "evict.retention",
+        "memory.lru",
+        "memory.retention",
+        "find.10",
+        "lookup.p99",
+        "store.16",
+    ),
     "fusion": ("ranking", "KL", "prefix reuse"),
     "selective": ("padded", "memory of a value", "keydiff", "attend 1", "attend 5", "bookkeeping"),
     "reproductions": ("A3", "A41"),

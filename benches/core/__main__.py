@@ -25,6 +25,7 @@ from benches.core.report import PlayedWronglyError, check, rows_of, table
 from benches.core.rows import GAMES, chosen, quick
 from benches.record import Result, document, keep, options, read, write
 from benches.workload import CONVERSATIONS, LRU_POOL, SEED
+from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     import argparse
@@ -71,7 +72,7 @@ def play(
     games: Sequence[Game], given: argparse.Namespace, screen: Console
 ) -> tuple[dict[str, Any], list[Result]]:
     """Every game; each is put on record as soon as it is over, if it was whole."""
-    where: dict[str, Any] = {**place(), "games": {}}
+    where: dict[str, Any] = {**place(), "policy": DEFAULT_POLICY, "games": {}}
     rows: list[Result] = []
     peers = not given.without_peers
     plays = [schedule([game], given.rounds, peers=peers) for game in games]
@@ -83,6 +84,7 @@ def play(
             shares = check(lines)
             where["games"][game.name] = {
                 **here,
+                "policy": DEFAULT_POLICY,
                 "load_after": place()["load"],
                 "seconds": round(time.monotonic() - began),
                 "rounds": 1 if game.once else given.rounds,

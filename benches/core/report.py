@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from benches.core.referee import Line
     from benches.core.rows import Game, Row
 
-NOT_LRU = ("retention", "arc")  # policies of drivers that play the common trace
+NOT_LRU = ("learned", "retention", "arc")  # policies of drivers that play the common trace
 
 
 class PlayedWronglyError(Exception):
@@ -67,6 +67,7 @@ def rows_of(games: Iterable[Game], lines: Sequence[Line]) -> list[Result]:
     for game in games:
         for row in game.rows:
             named = [peer for peer in dict.fromkeys(others) if (peer, theirs(row)) in values]
+            named += [row.also] if (OURS, row.also) in values else []
             rows += [result(game, row, values, peer) for peer in named or [NO_PEER]]
     return rows
 
@@ -88,7 +89,7 @@ def of(values: dict[tuple[str, str], list[float]], peer: str, row: Row) -> list[
 def result(game: Game, row: Row, values: dict[tuple[str, str], list[float]], name: str) -> Result:
     """Compare one row with one peer, with medians, rounds and the limit's best as `more`."""
     ours, limit = of(values, OURS, row), of(values, LIMIT, row)
-    peer = values.get((name, theirs(row)), [])
+    peer = values.get((OURS, name) if name == row.also else (name, theirs(row)), [])
     best, best_peer = lowest(ours), lowest(peer)
     ratio = None if best is None or best_peer is None or best <= 0 else best_peer / best
     goal = GOALS.get(row.what, {}).get(name)

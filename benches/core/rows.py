@@ -1,6 +1,7 @@
 """The rows of the table, and what is played for them; their goals stand in `goals`.
 
-A game is one benchmark of ours and the same of each peer, played in turn. Every figure is a cost:
+A game is one benchmark of ours, under the default policy unless a row names another one, and the
+same of each peer, played in turn. Every figure is a cost:
 less is better, so peer / ours is how many times ours is better. Invariant: `Row.what` is the name
 that ours prints, and no two rows share it. Cost: none.
 """
@@ -38,6 +39,7 @@ class Row:
         unit: of all figures.
         peer: its name in the peers' lines, if it is another one.
         less: another of ours' figures that is taken away first.
+        also: another of ours' rows that it is compared with, as with a peer.
     """
 
     what: str
@@ -45,6 +47,7 @@ class Row:
     unit: str
     peer: str | None = None
     less: str | None = None
+    also: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +93,27 @@ _REQUEST = Game(
     "request",
     (
         _mine("request", "--policy", "lru"),
-        _mine("request", "--policy", "learned"),
+        _mine("request", "--policy", "retention"),
         _mine("request"),
         _limit("request"),
     ),
     (_sglang("request", "rust"), _sglang("request", "radix"), _vllm("request")),
     (
-        Row("request", "whole manager, per request, policy retention", "us"),
+        Row("request", "whole manager, per request", "us", also="request.retention"),
         Row("request.acquire", "  of it acquire", "us"),
         Row("request.commit_prompt", "  of it commit of the prompt", "us"),
         Row("request.commit_answer", "  of it commit of the answer", "us"),
         Row("request.release", "  of it release", "us"),
         # Theirs and the limit's policy.
         Row("request.lru", "the same with policy lru", "us", peer="request"),
-        Row("request.learned", "the same with policy learned, the default", "us"),
+        Row("request.retention", "the same with policy retention", "us", peer="request"),
         Row("lookup.mean", "longest prefix in that trace, mean", "us"),
         Row("lookup.p99", "longest prefix in that trace, p99", "us"),
     ),
 )
 
-_FAST = ("lru", "fifo", "lfu", "flat", "retention")
-_OTHER = ("learned", "weighted", "checkerboard", "restore")  # played alone
+_FAST = ("learned", "lru", "fifo", "lfu", "flat", "retention")
+_OTHER = ("weighted", "checkerboard", "restore")  # played alone
 
 _EVICT = Game(
     "evict",
@@ -177,12 +180,18 @@ _VICTIM = Game(
 
 _MEMORY = Game(
     "memory",
-    (*(_mine("memory", what) for what in ("1", "2", "3", "sequences")), _limit("memory")),
+    (
+        *(_mine("memory", what) for what in ("1", "2", "3", "sequences")),
+        *(_mine("memory", "1", "--policy", policy) for policy in ("lru", "retention")),
+        _limit("memory"),
+    ),
     (_sglang("memory", "rust"), _vllm("memory"), _dynamo(16)),
     (
         Row("memory.tiers_1", "memory of a block at a million", "B", peer="memory"),
         Row("memory.tiers_2", "  more for a second tier", "B", less="memory.tiers_1"),
         Row("memory.tiers_3", "  more for a third tier", "B", less="memory.tiers_2"),
+        Row("memory.lru", "  with policy lru, one tier", "B", peer="memory"),
+        Row("memory.retention", "  with policy retention, one tier", "B", peer="memory"),
         Row("memory.sequences_4", "  in sequences of 4 blocks", "B"),
         Row("memory.sequences_1", "  in sequences of 1 block", "B"),
     ),

@@ -15,11 +15,12 @@ import numpy as np
 from benches.measure import emit, percentile
 from benches.ours.manager import STEP, insert, manager
 from benches.workload import BLOCK, SEED, VOCABULARY
+from kvtrie.tier import DEFAULT_POLICY
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--policy", default="retention")
+    parser.add_argument("--policy", default=DEFAULT_POLICY)
     parser.add_argument("--leaves", type=int, default=50_000)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=SEED)

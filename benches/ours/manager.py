@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from benches.workload import BLOCK
 from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +21,7 @@ STEP = 1_000_000  # nanoseconds from one request to the next
 KINDS = ("gpu", "host", "disk", "remote")
 
 
-def manager(blocks: int, policy: str = "retention", *below: int) -> BlockManager:
+def manager(blocks: int, policy: str = DEFAULT_POLICY, *below: int) -> BlockManager:
     """A tier of `blocks` blocks and those below it; each writes everything down at once."""
     sizes = (blocks, *below)
     last = len(sizes) - 1

@@ -18,6 +18,7 @@ from benches.measure import Clock, emit, resident_bytes
 from benches.ours.manager import STEP, carry_out, insert, manager
 from benches.ours.request import PARTS, play
 from benches.workload import BLOCK, CONVERSATIONS, RUNNING, SEED, VOCABULARY, Trace
+from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from kvtrie import Lease
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 FULL = 0.99
 
 
-def of_trace(trace: Trace, blocks: int, tiers: int) -> tuple[float, int]:
+def of_trace(trace: Trace, blocks: int, tiers: int, policy: str) -> tuple[float, int]:
     """Bytes per block, and blocks, with `tiers` tiers."""
     before = resident_bytes()
-    managed = manager(blocks, "retention", *[blocks] * (tiers - 1))
+    managed = manager(blocks, policy, *[blocks] * (tiers - 1))
     running: deque[Lease] = deque()
     for i, (_, prompt, signed) in enumerate(trace):
         now, tokens = STEP * i, signed.view(np.uint32)
@@ -62,6 +63,7 @@ def of_sequences(length: int, blocks: int, draw: np.random.Generator) -> tuple[f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["1", "2", "3", "sequences"], help="tiers, or sequences")
+    parser.add_argument("--policy", default=DEFAULT_POLICY, help="of tiers")
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--conversations", type=int, default=CONVERSATIONS)
     parser.add_argument("--seed", type=int, default=SEED)
@@ -76,8 +78,10 @@ def main() -> None:
             each, stored = of_sequences(length, given.blocks, draw)
             emit("kvtrie", f"memory.sequences_{length}", each, "B", blocks=stored)
         return
-    each, stored = of_trace(trace, given.blocks, int(given.what))
-    emit("kvtrie", f"memory.tiers_{given.what}", each, "B", blocks=stored)
+    each, stored = of_trace(trace, given.blocks, int(given.what), given.policy)
+    default = given.policy == DEFAULT_POLICY
+    what = f"tiers_{given.what}" if default else given.policy
+    emit("kvtrie", f"memory.{what}", each, "B", blocks=stored, policy=given.policy)
 
 
 if __name__ == "__main__":

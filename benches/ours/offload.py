@@ -19,6 +19,7 @@ import numpy as np
 from benches.measure import Clock, emit
 from benches.ours.manager import STEP, carry_out, manager
 from benches.workload import BLOCK, CONVERSATIONS, LRU_POOL, RUNNING, SEED, Trace
+from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from kvtrie import Lease
@@ -28,7 +29,7 @@ PARTS = ("acquire", "load", "commit", "store", "release")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--policy", default="retention")
+    parser.add_argument("--policy", default=DEFAULT_POLICY)
     parser.add_argument("--gpu", type=int, default=12_000, help="blocks of the GPU tier")
     parser.add_argument("--blocks", type=int, default=LRU_POOL, help="blocks of the host tier")
     parser.add_argument("--conversations", type=int, default=CONVERSATIONS)

@@ -19,6 +19,7 @@ import numpy as np
 from benches.measure import Clock, emit, percentile
 from benches.ours.manager import STEP, manager
 from benches.workload import BLOCK, CONVERSATIONS, LRU_POOL, RUNNING, SEED, Trace
+from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,7 +89,7 @@ def lookups(trace: Trace, managed: BlockManager) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--policy", default="retention")
+    parser.add_argument("--policy", default=DEFAULT_POLICY)
     parser.add_argument("--blocks", type=int, default=LRU_POOL)
     parser.add_argument("--conversations", type=int, default=CONVERSATIONS)
     parser.add_argument("--seed", type=int, default=SEED)
@@ -104,7 +105,7 @@ def main() -> None:
         "seed": given.seed,
         "hit_rate": round(found / requested, 4),
     }
-    if given.policy != "retention":  # lru: what the peers and the limit play
+    if given.policy != DEFAULT_POLICY:  # lru: what the peers and the limit play
         emit("kvtrie", f"request.{given.policy}", clock.us().mean(), "us", **context)
         return
     emit("kvtrie", "request", clock.us().mean(), "us", **context)

@@ -129,7 +129,7 @@ def test_core(record, in_process):
     in_process("core.__main__")
     rows = record("core.__main__")["rows"]
     played = {row["what"]: row["ours"] for row in rows if row["ours"] is not None}
-    assert {row["peer_name"] for row in rows} == {NO_PEER}
+    assert {row["peer_name"] for row in rows} == {NO_PEER, "request.retention"}
     assert all(value > 0 for what, value in played.items() if not what.startswith("memory"))
     left = {row["more"]["game"] for row in rows if row["what"] not in played}
     assert left == {"victim", "plan"}  # criterion's

@@ -116,6 +116,23 @@ def test_a_goal_is_a_ratio_to_the_peer_of_the_same_run(values, ratio, ok):
     assert (row.ratio, row.ok) == (ratio, ok)
 
 
+def test_a_row_is_compared_with_another_of_ours(monkeypatch):
+    monkeypatch.setattr(report, "GOALS", {"thing": {"more": 0.8}})
+    game = replace(TINY, rows=(Row("thing", "a thing", "us", also="more"),))
+    [row] = rows_of([game], played((OURS, "thing", 5.0), (OURS, "more", 4.5)))
+    assert (row.peer_name, row.peer, row.ratio, row.ok) == ("more", 4.5, 0.9, True)
+    [row] = rows_of([game], played((OURS, "thing", 5.0), (OURS, "more", 3.5)))
+    assert (row.ratio, row.ok) == (0.7, False)
+
+
+def test_the_first_row_of_a_request_is_of_the_default_policy():
+    request = next(game for game in GAMES if game.name == "request")
+    assert request.rows[0].what == "request"
+    policies = [play.arguments[1:] for play in request.ours if play.module.endswith("request")]
+    assert () in policies
+    assert len(list(chosen(["request.retention"]))) == 1
+
+
 @pytest.mark.parametrize("share", [0.8131, 0.815, 0.8169])
 def test_lru_shares_that_are_right(share):
     assert check([lru(share)]) == [f"vLLM finds {100 * share:.2f} % of the prompt blocks (request)"]
@@ -129,6 +146,7 @@ def test_another_trace_is_not_reported(share):
 
 def test_only_lru_on_the_common_trace_is_judged():
     others = [
+        lru(0.74, OURS, policy="learned"),
         lru(0.74, OURS, policy="retention"),
         lru(0.807, "vLLM ARC", policy="arc"),
         lru(0.9, blocks=1_000_000),
