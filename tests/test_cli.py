@@ -75,7 +75,7 @@ def test_no_command_and_wrong_ones_end_with_2(capsys):
         assert "usage: kvtrie" in err
 
 
-def test_replay_tells_the_figures_of_the_replay(capsys, trace):
+def test_replay_prints_the_figures_of_the_replay(capsys, trace):
     tiers = [Tier("gpu", blocks=30), Tier("host", blocks=40)]
     played = replay(TRACE, open_manager(tiers, policy="lru"))
     arguments = ["replay", trace, "--tier", "gpu=30", "--tier", "host=40", "--policy", "lru"]
@@ -101,7 +101,7 @@ def test_replay_tells_the_figures_of_the_replay(capsys, trace):
     ]
 
 
-def test_replay_tells_what_was_lost_and_hits_by_turn(capsys, trace):
+def test_replay_prints_evicted_blocks_and_hits_by_turn(capsys, trace):
     played = replay(TRACE, open_manager([Tier("gpu", blocks=30)]))
     figures = json.loads(run(capsys, "replay", trace, "--tier", "gpu=30", "--json")[1])
     assert figures["evicted"] == played.evicted > 0
@@ -138,7 +138,7 @@ def test_replay_compares_policies_over_rooms(capsys, trace, tmp_path):
     assert "--rooms goes with several" in refused(capsys, "replay", trace, "--rooms", "9")
 
 
-def test_replay_tells_ends_where_sessions_have_names(capsys, trace, tmp_path):
+def test_replay_ends_sessions_where_they_have_names(capsys, trace, tmp_path):
     assert "names its session" in refused(capsys, "replay", trace, "--ends")
     named = tmp_path / "named.jsonl"
     write_trace(named, [dataclasses.replace(r, session="all") for r in TRACE])
@@ -228,7 +228,7 @@ def test_what_is_no_report_is_refused(capsys, report, tmp_path, command):
         assert "broken report" in refused(capsys, command, str(tmp_path / "bad"))
 
 
-def test_a_report_says_where_everything_is(tmp_path):
+def test_a_report_names_the_tier_of_every_block(tmp_path):
     model = ModelShape(layers=3, kv_heads=1, head_dim=1)
     manager = BlockManager(model, [Tier("gpu", blocks=3), Tier("host", blocks=2)], block_tokens=2)
     for start in (0, 10):
@@ -254,7 +254,7 @@ def test_a_report_says_where_everything_is(tmp_path):
         write_report(tmp_path / "nowhere" / "report.json", taken)
 
 
-def test_demo_gets_what_was_asked_and_gives_its_verdict(capsys, monkeypatch):
+def test_demo_gets_its_options_and_returns_its_verdict(capsys, monkeypatch):
     import kvtrie.demo.run
 
     calls = []
@@ -283,7 +283,7 @@ def test_demo_gets_what_was_asked_and_gives_its_verdict(capsys, monkeypatch):
     assert calls[-1].picture is None
 
 
-def test_demo_says_what_is_missing(capsys, monkeypatch):
+def test_demo_names_what_is_missing(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "kvtrie.demo.run", None)
     assert "pip install 'kvtrie[demo]'" in refused(capsys, "demo", "--tiny")
 

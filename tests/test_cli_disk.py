@@ -59,7 +59,7 @@ def on_disk(folder):
     return sum(512 * path.stat().st_blocks for path in folder.rglob("*") if path.is_file())
 
 
-def test_help_tells_the_actions_and_their_arguments(capsys):
+def test_help_lists_the_actions_and_their_arguments(capsys):
     status, out, _ = run(capsys, "--help")
     assert status == 0
     for action in ("ls", "verify", "gc"):
@@ -87,7 +87,7 @@ def test_what_is_no_folder_of_stores_is_refused_in_one_line(capsys, tmp_path, ac
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_ls_tells_what_a_store_holds(capsys, folder):
+def test_ls_lists_stores_and_their_sizes(capsys, folder):
     document = run_json(capsys, "ls", folder)
     assert (document["folder"], document["unreadable"]) == (str(folder), [])
     (store,) = document["stores"]
@@ -109,7 +109,7 @@ def test_ls_tells_what_a_store_holds(capsys, folder):
     assert "free to write" in out
 
 
-def test_ls_lists_blocks_if_asked(capsys, folder):
+def test_ls_lists_blocks_on_request(capsys, folder):
     (store,) = run_json(capsys, "ls", folder, "--blocks")["stores"]
     assert {(row["slot"], bytes.fromhex(row["key"])) for row in store["rows"]} == set(rows(folder))
     assert all(row["layers"] == [0, 4] and row["rooted"] for row in store["rows"])
@@ -120,7 +120,7 @@ def test_ls_lists_blocks_if_asked(capsys, folder):
         assert f"{slot:9d}  {key.hex()[:16]} " in out
 
 
-def test_ls_tells_a_block_whose_path_is_broken(capsys, tmp_path):
+def test_ls_marks_a_block_whose_path_is_broken(capsys, tmp_path):
     fill(tmp_path, [prompt(1, 2)])
     (store,) = stores(tmp_path)
     seen = DiskStore.inspect(store)
@@ -132,7 +132,7 @@ def test_ls_tells_a_block_whose_path_is_broken(capsys, tmp_path):
     assert run(capsys, "ls", tmp_path, "--blocks")[1].endswith("broken\n")
 
 
-def test_several_models_and_an_empty_store_are_told_apart(capsys, folder):
+def test_several_models_and_an_empty_store_are_listed_separately(capsys, folder):
     DiskStorage(folder, replace(SHAPE, fingerprint="another"), 8, SIZE).close()
     listed = run_json(capsys, "ls", folder)["stores"]
     assert len(listed) == 2
@@ -143,7 +143,7 @@ def test_several_models_and_an_empty_store_are_told_apart(capsys, folder):
     assert len(run_json(capsys, "verify", folder)["stores"]) == 2
 
 
-def test_who_writes_is_told_and_not_disturbed(capsys, folder):
+def test_a_running_writer_is_named_and_not_disturbed(capsys, folder):
     with serving(folder) as executor:
         executor.restore()
         (store,) = run_json(capsys, "ls", folder)["stores"]
@@ -240,7 +240,7 @@ def test_slots_used_again_while_verify_reads_are_no_findings(folder):
     assert result.read_only == f"process {os.getpid()} writes here"
 
 
-def test_verify_tells_what_a_failing_device_keeps(capsys, folder, monkeypatch):
+def test_verify_counts_what_a_failing_device_leaves(capsys, folder, monkeypatch):
     faults = Faults()
     faults.inject("read", after=8)  # somewhere in the third block
 
@@ -260,7 +260,7 @@ def test_verify_tells_what_a_failing_device_keeps(capsys, folder, monkeypatch):
     assert run_json(capsys, "verify", folder)["stores"][0]["blocks"] == 12
 
 
-def test_gc_gives_free_space_back_and_tells_how_much(capsys, folder):
+def test_gc_gives_free_space_back_and_prints_its_size(capsys, folder):
     with serving(folder) as executor:
         executor.restore()
         for slot, _ in rows(folder)[:7]:

@@ -208,7 +208,7 @@ def test_removing_a_store_leaves_what_its_links_name(whole, tmp_path, outside):
     assert seen(outside) == before
 
 
-def test_an_engine_over_a_pipe_as_lock_reads_and_says_why(whole, tmp_path, caplog):
+def test_an_engine_over_a_pipe_as_lock_reads_and_names_the_reason(whole, tmp_path, caplog):
     place = tmp_path / "place"
     shutil.copytree(whole, place)
     (store,) = stores(place)

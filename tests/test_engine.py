@@ -107,7 +107,7 @@ def test_blocks_that_load_brings_are_hits_once():
     assert (hits(), last.tiers["host"].misses, last.tiers["gpu"].misses) == (7, 2, 9)
 
 
-def test_a_lease_tells_its_blocks():
+def test_a_lease_lists_its_blocks():
     manager, lease = on_host(2)
     found = manager.lookup(tokens(2), now=3, keep=0).handles
     assert lease.handles.dtype == np.uint64
@@ -129,7 +129,7 @@ def test_room_is_what_the_engine_makes_it():
     assert manager.stats().tiers["gpu"].free == 8
 
 
-def test_a_suspended_lease_tells_which_moves_still_read_its_slots():
+def test_a_suspended_lease_lists_the_moves_that_still_read_its_slots():
     manager = engine()
     lease = manager.acquire(tokens(2), now=1)
     lease.bind(0, [5, 3])
@@ -144,7 +144,7 @@ def test_a_suspended_lease_tells_which_moves_still_read_its_slots():
 
 
 @pytest.mark.parametrize(("load", "loaded"), [("all", 8), ("none", 0)])
-def test_resume_loads_what_it_is_told_to(load, loaded):
+def test_resume_loads_the_given_blocks(load, loaded):
     manager, lease = on_host(2, structure="holes")
     lease.commit([], now=3)
     lease.suspend(now=4)

@@ -125,7 +125,7 @@ def paced(requests, time, **settings):
     return [(time.now, request) for request in pace.hand_on(requests)], looks
 
 
-def test_requests_come_at_the_speed_that_was_asked_for():
+def test_requests_come_at_the_given_speed():
     few = TRACE[:20]
     handed, looks = paced(few, Time(), refresh=0.25, speed=10.0)
     assert [request for _, request in handed] == few
@@ -143,7 +143,7 @@ def test_without_a_speed_nobody_waits():
     assert len(looks) >= len(TRACE) * 0.01 / 0.6
 
 
-def test_it_ends_when_it_was_told_to():
+def test_it_ends_after_its_duration():
     handed, _ = paced(TRACE, Time(each=0.01), refresh=0.5, length=1.0)
     assert 90 <= len(handed) <= 100
     time = Time()
@@ -172,7 +172,7 @@ def test_a_replay_is_drawn_on_a_terminal_too(capsys, trace):
     assert "moves in flight" in " ".join(out.split())
 
 
-def test_an_engine_is_asked_over_http(capsys):
+def test_an_engine_is_scraped_over_http(capsys):
     manager = two_tiers(gpu=2, host=4)
     serve(manager, tokens(2), now=10**9)
     registry = CollectorRegistry()

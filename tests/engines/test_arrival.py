@@ -163,7 +163,7 @@ def test_a_cache_that_is_dropped_lets_go_of_its_loads(llama, pushed_down):
         agree(truth, answer(llama, ids, cache))
 
 
-def test_a_leaf_only_match_that_breaks_amid_a_pass_says_so(llama, pushed_down):
+def test_a_leaf_only_match_that_breaks_amid_a_pass_is_an_error(llama, pushed_down):
     executor, ids, _ = pushed_down(lossy=True, structure="leaf-only")
     gpu, host = executor.pools
     match = executor.manager.lookup(ids[0].numpy(), now=executor.clock())

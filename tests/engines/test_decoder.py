@@ -103,7 +103,7 @@ def test_a_model_in_training_mode_or_with_other_attention_is_refused():
         Decoder(model)
 
 
-def test_a_controller_is_asked_unless_a_ratio_is_given():
+def test_a_controller_chooses_unless_a_ratio_is_given():
     model, decoder = decoder_of()
     store, _ = world(model)
     chosen = []
@@ -129,7 +129,7 @@ def test_a_controller_is_asked_unless_a_ratio_is_given():
         assert fused.log.ratio == 0.15
 
 
-def test_a_controller_chooses_the_ratio_and_hears_what_it_cost():
+def test_a_controller_chooses_the_ratio_and_gets_its_cost():
     model, decoder = decoder_of()
     store, _ = world(model)
     measured = []
@@ -161,7 +161,7 @@ def test_a_controller_chooses_the_ratio_and_hears_what_it_cost():
     assert np.isfinite(controller.pace)
 
 
-def test_threads_take_turns_at_one_decoder():
+def test_one_thread_at_a_time_uses_a_decoder():
     _, decoder = decoder_of()
     ids = [some(seed, 1, 30)[0] for seed in range(4)]
 

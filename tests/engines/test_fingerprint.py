@@ -215,7 +215,7 @@ def test_a_model_that_was_saved_and_loaded_keeps_its_name(tmp_path):
     assert fingerprint(made(1)) != fingerprint(model)
 
 
-def test_weights_are_read_once_and_a_model_is_not_kept(monkeypatch):
+def test_weights_are_read_once_and_a_model_can_be_collected(monkeypatch):
     read = []
     digest = module._digest
     monkeypatch.setattr(module, "_digest", lambda *what: read.append(what) or digest(*what))

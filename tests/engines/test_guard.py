@@ -145,7 +145,7 @@ def padded():
 
 
 @pytest.mark.parametrize("lacking", ["attention_mask", "position_ids", "both", "none"])
-def test_a_padded_batch_says_its_mask_and_positions(llama, lacking):
+def test_a_padded_batch_passes_its_mask_and_positions(llama, lacking):
     ids, mask, positions = padded()
     executor = serve(llama)
     given = {"attention_mask": mask, "position_ids": positions}
@@ -319,7 +319,7 @@ def test_a_cache_that_is_dropped_holds_nothing(llama, opened):
     executor.manager.audit()
 
 
-def test_a_closed_cache_says_so(llama):
+def test_a_pass_on_a_closed_cache_is_refused(llama):
     executor = serve(llama)
     cache = KvtrieCache(llama, executor, IDS)
     with torch.no_grad():
@@ -347,7 +347,7 @@ def test_a_closed_cache_says_so(llama):
     later_is_right(llama, executor)
 
 
-def test_a_manager_that_closed_under_a_cache_says_so(llama):
+def test_a_pass_after_the_manager_closed_is_refused(llama):
     executor = serve(llama)
     cache = KvtrieCache(llama, executor, IDS)
     executor.manager.close()

@@ -6,8 +6,8 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engines.test_vllm_halves import Engine
-from tests.engines.test_vllm_halves import PlayedRequest as Request
+from tests.engines.vllm_engine import Engine
+from tests.engines.vllm_engine import PlayedRequest as Request
 
 from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.request_hints import FAR, MOST_RANGES, RequestHints, RetainedRange, read_hints

@@ -147,7 +147,7 @@ def test_a_long_prompt_in_short_pieces_is_refused():
         assert (mine - logits(model, ids)).abs().max() < 1e-4
 
 
-def test_short_rows_beside_a_long_one_are_kept_apart():
+def test_short_rows_do_not_change_next_to_a_long_one():
     """A batch is rotated by its longest row, so its short rows serve no short request."""
     model = llama_with("longrope")
     executor = serve(model)

@@ -80,7 +80,7 @@ def test_a_layer_is_gathered_in_logical_order(layer_slots):
 
 
 @pytest.mark.parametrize("layer_slots", [False, True])
-def test_what_was_dropped_is_told_and_can_be_put_again(layer_slots):
+def test_dropped_blocks_are_holes_and_can_be_put_again(layer_slots):
     executor = serve(gpu=4, host=0, layer_slots=layer_slots)
     sessions = Sessions(executor)
     stored = talk(sessions, "a", 3, 1)
@@ -115,7 +115,7 @@ def fail(pool, monkeypatch, nth):
 @pytest.mark.parametrize("structure", ["leaf-only", "holes"])
 @pytest.mark.parametrize("layer_slots", [False, True])
 @pytest.mark.parametrize("nth", [1, 3])
-def test_what_could_not_be_loaded_is_told_and_can_be_put_again(
+def test_blocks_that_could_not_be_loaded_are_holes_and_can_be_put_again(
     structure, layer_slots, nth, monkeypatch
 ):
     executor = serve(layer_slots=layer_slots, structure=structure)
@@ -230,7 +230,7 @@ def weights(executor, tokens):
     return [explain(at.block, now=executor.clock()).weights["position"] for at in found]
 
 
-def test_position_weights_count_with_the_length_told_ahead_and_never_below_the_known():
+def test_position_weights_use_the_given_length_and_never_less_than_the_stored_one():
     executor = serve(policy="weighted")
     sessions = Sessions(executor)
     path = [1, 2, 3, 4]
@@ -260,7 +260,7 @@ def test_a_context_or_number_of_layers_that_is_not_its_own_is_refused():
     sessions.put("a", 1, [5, 6, 7, 8], invent(2), context=4, layers=3)
 
 
-def test_nothing_is_held_after_a_put_that_fails_and_after_del():
+def test_no_lease_is_left_after_a_put_that_fails_and_after_del():
     executor = serve()
     manager = executor.manager
     sessions = Sessions(executor)

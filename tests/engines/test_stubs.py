@@ -154,7 +154,7 @@ def test_the_committed_stubs_have_what_the_lists_name(engine):
     assert stubs.differences(stubs.LISTS[engine], stubs.committed(engine)) == []
 
 
-def test_differences_are_told():
+def test_differences_are_listed():
     kinds, text = LISTED, text_of(LISTED)
     path = f"{__name__.replace('.', '/')}.pyi"
     assert stubs.differences(kinds, {path: text}) == []

@@ -403,7 +403,7 @@ def test_an_opening_without_room_leaves_nothing_behind(llama):
     assert executor.manager.stats().leases == before.leases == 0
 
 
-def test_a_cache_tells_which_blocks_it_used_once_it_holds_them_no_more(llama, monkeypatch):
+def test_a_closed_cache_reports_the_blocks_that_it_used(llama, monkeypatch):
     executor, reported = serve(llama), []
     monkeypatch.setattr(
         executor, "used", lambda blocks: reported.append((executor.manager.stats().leases, blocks))

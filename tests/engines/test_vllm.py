@@ -66,7 +66,7 @@ def test_registering_twice_is_registering_once(monkeypatch):
     assert declared["kvtrie", "KvtrieCachePolicy"] == "kvtrie.engines.vllm.cache_policy"
 
 
-def test_what_is_not_said_is_as_by_default():
+def test_settings_that_are_not_given_have_their_defaults():
     settings = Settings.read(None)
     assert settings == Settings()
     assert (settings.tiers, settings.layerwise, settings.events) == (None, False, False)
@@ -192,7 +192,7 @@ def test_pipeline_stages_and_latent_kv():
     assert not served(dtype="torch.uint8", page_size_bytes=32 * 300).alike
 
 
-def test_what_windows_cost_is_told():
+def test_the_cost_of_windows_is_logged():
     def cost(**more):
         return window_cost(
             SimpleNamespace(hf_text_config=SimpleNamespace(**more), max_model_len=1000)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engines.test_vllm_halves import SIZE, Engine
+from tests.engines.vllm_engine import SIZE, Engine
 
 from kvtrie import BlockManager, Index, ModelShape, Tier
 from kvtrie.engines.vllm.age_writer import AgeWriter
@@ -217,7 +217,7 @@ def test_uses_wait_for_their_time_or_for_an_idle_server():
     assert len(used.take(100 * SECOND, idle=True)) == 0
 
 
-def test_uses_are_bounded_and_only_those_of_the_disk_are_told():
+def test_uses_are_bounded_and_only_those_of_the_disk_are_returned():
     manager = manager_with(64)
     used = UsedBlocks(manager, 1, most=10)
     gpu, disk = marked(manager, "gpu", 100, 3), marked(manager, "disk", 0, 12)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.engines.test_vllm_halves import BLOCKS, SIZE, Engine, PlayedRequest, play
+from tests.engines.vllm_engine import BLOCKS, SIZE, Engine, PlayedRequest, play
 
 from kvtrie import Moves
 from kvtrie.engines.vllm.device_reports import DeviceReports

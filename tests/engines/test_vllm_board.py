@@ -7,7 +7,7 @@ from kvtrie.engines.vllm.board import Board
 pytestmark = pytest.mark.engine
 
 
-def test_digests_are_known_once_every_rank_has_answered_the_last_question(tmp_path):
+def test_digests_are_returned_once_every_rank_has_answered_the_last_question(tmp_path):
     mine, theirs = Board("e", 2, tmp_path), Board("e", 2, tmp_path)
     other = Board("f", 2, tmp_path)
     assert mine.read() is None

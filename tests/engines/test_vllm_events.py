@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.engines.test_vllm_halves import BLOCKS, LAYERS, SIZE, Engine, named, play
+from tests.engines.vllm_engine import BLOCKS, LAYERS, SIZE, Engine, named, play
 
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.engines.vllm.events import Extra, PublishedBlocks
@@ -142,7 +142,7 @@ def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path
     assert {(2, name) for name in there[2]} <= gone
 
 
-def test_counters_are_told_as_differences_and_add_up():
+def test_counters_are_exported_as_differences_and_add_up():
     engine, counts, sums = Engine("", 1, 0, 3), MetricsExporter(), {}
     for _ in range(3):
         play(engine, 6, 3)
@@ -159,7 +159,7 @@ def test_counters_are_told_as_differences_and_add_up():
     assert export["gauges"]["vllm:kvtrie_slots"]["gpu"] == BLOCKS
 
 
-def test_counts_are_told_once_a_second_while_a_server_is_busy():
+def test_counts_are_exported_once_a_second_while_a_server_is_busy():
     engine, counts = Engine("", 1, 0, 3), MetricsExporter()
     engine.scheduler._clock = lambda: 5 * 10**9
     assert engine.scheduler.counts(counts) is not None
@@ -173,7 +173,7 @@ def test_counts_are_told_once_a_second_while_a_server_is_busy():
     engine.close()
 
 
-def test_every_count_has_one_name_and_what_is_told_is_exported():
+def test_every_count_has_one_name_and_is_exported():
     names = [count.name for count in exported()]
     assert len(set(names)) == len(names)
     assert all((count.type == "counter") == count.name.endswith("_total") for count in exported())
@@ -187,7 +187,7 @@ def test_every_count_has_one_name_and_what_is_told_is_exported():
             assert (list(rows) != [""]) == bool(by_name[name].label)
 
 
-def test_the_minutes_line_says_hits_by_tier_and_why_something_was_not_stored(caplog):
+def test_the_minutes_line_has_hits_by_tier_and_reasons_of_losses(caplog):
     engine = Engine("", 1, 0, 0, host=2)
     now = [60 * 10**9]
     engine.scheduler._clock = lambda: now[0]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.engines.test_vllm_halves import SIZE, Engine, PlayedRequest
+from tests.engines.vllm_engine import SIZE, Engine, PlayedRequest
 
 from kvtrie import Scope
 from kvtrie.engines.request_hints import FAR, RetainedRange
@@ -87,7 +87,7 @@ def test_other_versions_too_many_actions_and_a_release_of_nobody_are_refused():
     assert "session" in advice(action("kv.release", {}), session=None).strange[0]
 
 
-def test_where_keys_are_opaque_only_ranges_and_a_release_of_oneself_are_kept():
+def test_with_opaque_keys_only_ranges_and_a_release_of_the_own_session_are_served():
     rows = [{"start": 3, "end": 9, "priority": 80, "duration": 2.5}, {"priority": 7}]
     actions = [
         action("kv.retain", {"directives": rows, "scope": "agent"}),

@@ -110,7 +110,7 @@ def test_files_are_read_when_their_times_change_only(tmp_path, monkeypatch):
     assert len(read) == 2
 
 
-def test_weights_are_known_once_every_rank_has_answered():
+def test_weights_are_settled_once_every_rank_has_answered():
     identity = opened()
     assert identity.settled
     identity.doubt()

@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from tests.engines import test_vllm_halves as engines
-from tests.engines.test_vllm_halves import Engine, PlayedRequest
+from tests.engines import vllm_engine
+from tests.engines.vllm_engine import Engine, PlayedRequest
 
 
 def preempt_all(engine):
@@ -17,9 +17,9 @@ def preempt_all(engine):
 
 @pytest.mark.parametrize(("seed", "deep"), [(0, False), (1, True), (2, True), (3, False)])
 def test_random_schedules_with_resets_read_nothing_old(tmp_path, monkeypatch, seed, deep):
-    draw, weights, plain = random.Random(seed), [0], engines.mark
+    draw, weights, plain = random.Random(seed), [0], vllm_engine.mark
     monkeypatch.setattr(
-        engines, "mark", lambda tokens, block: plain(tokens, block) + 300 * weights[0]
+        vllm_engine, "mark", lambda tokens, block: plain(tokens, block) + 300 * weights[0]
     )
     engine = Engine(tmp_path if deep else "", 1 + seed % 2, seed // 2, seed, host=8, events=True)
     heads = [[draw.randrange(9) for _ in range(16)] for _ in range(2)]

@@ -1,7 +1,7 @@
 """Sessions with streaming input: a turn's last token is replaced by the next input."""
 
 import pytest
-from tests.engines.test_vllm_halves import SIZE, Engine
+from tests.engines.vllm_engine import SIZE, Engine
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -31,7 +31,7 @@ def test_a_replaced_token_names_no_block(more, written):
     engine.close()
 
 
-def test_an_input_that_waits_leaves_only_what_is_kept():
+def test_an_input_that_waits_leaves_only_stored_blocks():
     """The run of the first turn is committed while the next input has not been scheduled."""
     engine = Engine("", 1, 1, 0)
     engine.whole = True

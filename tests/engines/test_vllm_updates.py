@@ -3,9 +3,9 @@
 import random
 
 import pytest
-import tests.engines.test_vllm_halves as engines
+from tests.engines import vllm_engine
 from tests.engines.test_vllm_ahead import PROMPT, planned, stores
-from tests.engines.test_vllm_halves import SIZE, Engine, PlayedRequest
+from tests.engines.vllm_engine import SIZE, Engine, PlayedRequest
 
 from kvtrie.engines.vllm.messages import StepNews
 
@@ -16,9 +16,9 @@ class Server(Engine):
     """An engine whose rows depend on its weights."""
 
     def __init__(self, monkeypatch, *args, **more):
-        self.weights, real = 0, engines.mark
+        self.weights, real = 0, vllm_engine.mark
         marked = lambda tokens, block: (real(tokens, block) + self.weights) % 251 + 1  # noqa: E731
-        monkeypatch.setattr(engines, "mark", marked)
+        monkeypatch.setattr(vllm_engine, "mark", marked)
         super().__init__(*args, **more)
         for worker in self.workers:
             worker._weights = lambda: bytes([self.weights])
@@ -90,7 +90,7 @@ def changed():
     return scheduler
 
 
-def test_what_is_computed_from_blocks_of_other_weights_is_not_kept():
+def test_blocks_computed_from_blocks_of_other_weights_are_not_stored():
     scheduler = changed()
     stale = PlayedRequest("stale", list(PROMPT), len(PROMPT), 1)
     assert scheduler.match(stale, SIZE) == 0
@@ -122,7 +122,7 @@ def test_requests_that_run_through_a_change_keep_nothing_more():
     scheduler.manager.audit()
 
 
-def test_requests_that_run_through_a_call_that_changed_nothing_are_kept():
+def test_requests_that_run_through_a_call_that_changed_nothing_are_stored():
     scheduler = Engine("", 1, 0, 0).scheduler
     one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
     scheduler.match(one, 0)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.engines.test_vllm_halves import SIZE, Engine, PlayedRequest
+from tests.engines.vllm_engine import SIZE, Engine, PlayedRequest
 
 
 class Counting:
@@ -39,7 +39,7 @@ def naive(scheduler, request, local, layers=2):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_a_waiting_request_is_told_is_what_a_lookup_says(tmp_path, seed, ahead):
+def test_the_answer_about_a_waiting_request_is_that_of_a_lookup(tmp_path, seed, ahead):
     draw = random.Random(seed)
     heads = [[draw.randrange(9) for _ in range(16)] for _ in range(3)]
     requests = 0

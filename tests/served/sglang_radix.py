@@ -46,7 +46,7 @@ def key(pages, tail=0, salt=None, extra=None):
     return RadixKey(array("q", ids + [7] * tail), extra, cache_salt=salt)
 
 
-def test_the_plug_in_makes_the_name_known():
+def test_the_plug_in_registers_the_name():
     plugin.register()
     plugin.register()
     assert registry.registered_radix_cache_backends().count("kvtrie") == 1
@@ -81,7 +81,7 @@ def test_the_plug_in_makes_the_name_known():
         registry.get_radix_cache_factory("kvtrie")(Context)
 
 
-def test_salts_and_adapters_part_keys_and_strange_ids_are_not_kept():
+def test_salts_and_adapters_part_keys_and_strange_ids_are_not_stored():
     ours, pool = cache("ours", 16)
     ours.insert(InsertParams(key=key([1, 2]), value=pool.alloc(2)))
     assert ours.match_prefix(MatchPrefixParams(key=key([1, 2, 3], tail=3))).device_prefix_len == (
@@ -249,7 +249,7 @@ def test_events_are_those_of_sglangs_own_cache(dynamo):
 
 
 @pytest.mark.usefixtures("page_hashes")
-def test_events_under_pressure_say_what_stands():
+def test_events_under_pressure_list_the_cached_pages():
     world, there = World("ours", 60, 4, enable_kv_cache_events=True), {}
     removed = 0
     for _ in range(3000):
@@ -271,7 +271,7 @@ def standing(world):
         yield [number * 1000 + at for at in range(PAGE)]
 
 
-def test_without_events_nothing_is_kept_of_them():
+def test_without_events_no_pages_are_remembered():
     world = World("ours", 60, 5)
     for _ in range(50):
         world.step()

@@ -249,7 +249,7 @@ def test_a_hybrid_models_pools_are_refused_at_start(tmp_path, name):
     opened(tmp_path).close()  # the folder was given back
 
 
-def test_a_real_pool_has_what_is_asked_of_it():
+def test_a_real_pool_has_what_the_storage_uses():
     """The names of SGLang's own host pools that the storage uses."""
     spec = importlib.util.find_spec("sglang.srt.mem_cache.pool_host.base")
     source = Path(spec.origin).read_text()

@@ -29,7 +29,7 @@ def test_a_name_is_there(module, name):
 
 
 @pytest.mark.parametrize(("module", "name"), OURS)
-def test_our_classes_override_exactly_what_the_list_says(module, name):
+def test_our_classes_override_exactly_the_listed_methods(module, name):
     base, ours = getattr(import_module(module), name), OURS[module, name]
     assert issubclass(ours, base)
     own = {each for each in vars(ours) if hasattr(base, each)}

@@ -115,7 +115,7 @@ def test_a_lock_protects_a_path(kind):
 
 @pytest.mark.parametrize("page_size", [1, 2, 4])
 @pytest.mark.parametrize("zero", [0, 3])
-def test_at_least_what_was_asked_is_evicted(kind, page_size, zero):
+def test_at_least_the_requested_tokens_are_evicted(kind, page_size, zero):
     """Also where token 0 has a block: the reservation that evicts begins with that token."""
     for count in range(1, 5 * page_size + 1):
         cache, freed = make_cache(kind, page_size, blocks=40)

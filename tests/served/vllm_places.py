@@ -11,7 +11,7 @@ PROMPTS = [prompt(seed, 200) for seed in range(3)]
 HOST = {"tiers": [{"kind": "host", "blocks": 64}]}
 
 
-def test_layers_with_windows_are_kept_whole_and_it_is_said_what_that_costs(tmp_path, monkeypatch):
+def test_layers_with_windows_are_stored_whole_and_the_cost_is_logged(tmp_path, monkeypatch):
     model = servers.tiny_gemma(tmp_path)
     lines = []
     monkeypatch.setattr(connector._LOG, "warning", lambda line, *more: lines.append(line % more))
@@ -56,9 +56,9 @@ def test_among_several_connectors(tmp_path):
             same(server.answers(PROMPTS), wanted)
             assert server.found >= 3 * 6 * BLOCK
             first = order[0][0] == "KvtrieConnector"
-            assert ours.kv_scheduler.counters.tokens["host"] == (3 * 6 * BLOCK if first else 0)
+            assert ours.scheduler.counters.tokens["host"] == (3 * 6 * BLOCK if first else 0)
             for _ in range(50):
                 server.llm.llm_engine.step()
-            stats = ours.kv_scheduler.manager.stats()
+            stats = ours.scheduler.manager.stats()
             assert (stats.leases, stats.moves) == (0, 0)
-            ours.kv_scheduler.manager.audit()
+            ours.scheduler.manager.audit()

@@ -89,7 +89,7 @@ def queries(names):
     assert used - names <= never
 
 
-def test_events_tell_what_stands_on_host_and_disk(model, tmp_path, monkeypatch):
+def test_events_list_the_blocks_on_host_and_disk(model, tmp_path, monkeypatch):
     from vllm.distributed.kv_events import BlockStored, EventBatch, KVEventBatch, NullEventPublisher
 
     published, there = [], {"CPU": set(), "STORAGE": set()}

@@ -24,7 +24,7 @@ def test_a_name_is_there(module, name):
     assert hasattr(import_module(module), name)
 
 
-def test_the_connector_overrides_exactly_what_the_list_says():
+def test_the_connector_overrides_exactly_the_listed_methods():
     from kvtrie.engines.vllm import KvtrieConnector
 
     base = KvtrieConnector.__mro__[1]
@@ -77,7 +77,7 @@ def test_a_name_is_in_the_next_version(sources, module, name):
 
 
 @pytest.mark.next
-def test_what_is_not_there_is_told(sources):
+def test_a_missing_name_has_no_members(sources):
     assert sources.members("vllm.v1.request", "Requests") is None
     assert "no_such_field" not in sources.members("vllm.v1.request", "Request")
 
