@@ -8,7 +8,7 @@ from tests.engines.vllm_engine import SIZE, Engine, PlayedRequest
 
 from kvtrie import Scope
 from kvtrie.engines.request_hints import FAR, RetainedRange
-from kvtrie.engines.vllm.hints import envelope_hints, envelope_ranges, priority_hint
+from kvtrie.engines.vllm.hints import envelope_hints, envelope_ranges, priority_hint, range_hints
 from kvtrie.hint import Prefetch, Release, Retain
 
 TOKENS = np.arange(64, dtype=np.uint32)
@@ -156,3 +156,9 @@ def test_a_release_ends_the_session_when_its_request_ends():
     engine.drain()
     assert len(engine.scheduler.manager.sessions()) == 0
     engine.close()
+
+
+def test_ranges_to_retain_become_hints():
+    tokens = np.arange(64, dtype=np.uint32)
+    (hint,) = range_hints([RetainedRange(0, 32, 80, 60_000_000_000)], tokens, Scope(), "chat")
+    assert (hint.priority, hint.end, hint.ttl, hint.owner) == (80, 32, 60_000_000_000, "chat")

@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 import torch
 
-from kvtrie import ModelShape
+from kvtrie import ModelShape, Moves
 from kvtrie.engines.vllm.model import ServedModel
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.worker import WorkerConnector
 
 SIZE, LAYERS, BLOCKS = 4, 2, 14  # of the first stage
+PROMPT = list(range(13))  # three full blocks
 
 
 @dataclass(eq=False)
@@ -349,6 +350,13 @@ class Engine:
             worker.close()
 
 
+def make_engine(host=16, ranks=1, ahead=0, folder=""):
+    """An engine that computes each prompt in one step."""
+    made = Engine(folder, ranks, ahead, 0, host)
+    made.whole = True
+    return made
+
+
 def play(engine, requests, seed, aborts=0.1):
     """Conversations over three beginnings; some are aborted at any moment."""
     draw = random.Random(seed)
@@ -368,3 +376,22 @@ def play(engine, requests, seed, aborts=0.1):
     assert sorted(engine.free) == list(range(1, BLOCKS))
     engine.stored_blocks = sum(len(engine.on_host(each.all_token_ids)) for each in engine.seen)
     engine.scheduler.manager.audit()
+
+
+def stores(data):
+    """Blocks that are stored at the beginning of a step, and inside it."""
+    before = sum(int((Moves.from_bytes(each).src == 0).sum()) for each in data.moves)
+    return before, sum(len(Moves.from_bytes(each)) for each in data.ahead)
+
+
+def planned(counts, before=0, drafts=None):
+    """The output of vLLM's scheduler for requests with these computed tokens."""
+    return SimpleNamespace(
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, num_computed_tokens=before) for name in counts
+        ],
+        scheduled_cached_reqs=SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[]),
+        scheduled_spec_decode_tokens=drafts or {},
+        num_scheduled_tokens=counts,
+        total_num_scheduled_tokens=sum(counts.values()),
+    )

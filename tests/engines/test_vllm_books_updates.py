@@ -4,8 +4,7 @@ import random
 
 import pytest
 from tests.engines import vllm_engine
-from tests.engines.test_vllm_ahead import PROMPT, planned, stores
-from tests.engines.vllm_engine import SIZE, Engine, PlayedRequest
+from tests.engines.vllm_engine import PROMPT, SIZE, Engine, PlayedRequest, planned, stores
 
 from kvtrie.engines.vllm.messages import StepNews
 

@@ -1,0 +1,69 @@
+"""Metrics of the vLLM connector: counters as increases, gauges, and a line a minute in the log."""
+
+import json
+
+from tests.engines.vllm_engine import BLOCKS, Engine, play
+
+from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.engines.vllm.metrics import ConnectorCounters, MetricsExporter, exported
+
+
+def test_counters_are_exported_as_differences_and_add_up():
+    engine, counts, sums = Engine("", 1, 0, 3), MetricsExporter(), {}
+    for _ in range(3):
+        play(engine, 6, 3)
+        export = engine.scheduler.counts(counts)
+        assert json.loads(json.dumps(export)) == export  # it travels between processes
+        for name, rows in export["counters"].items():
+            for label, value in rows.items():
+                assert value >= 0
+                sums[name, label] = sums.get((name, label), 0) + value
+    engine.close()
+    stats, counters = engine.scheduler.manager.stats(), engine.scheduler.counters
+    assert sums["vllm:kvtrie_found_tokens_total", "host"] == counters.tokens["host"] > 0
+    assert sums["vllm:kvtrie_written_bytes_total", "host"] == stats.tiers["host"].bytes_written
+    assert export["gauges"]["vllm:kvtrie_slots"]["gpu"] == BLOCKS
+
+
+def test_counts_are_exported_once_a_second_while_a_server_is_busy():
+    engine, counts = Engine("", 1, 0, 3), MetricsExporter()
+    engine.scheduler._clock = lambda: 5 * 10**9
+    assert engine.scheduler.counts(counts) is not None
+    assert engine.scheduler.counts(counts) is not None  # idle: its next step may be far
+    engine.add("busy", [1, 2, 3, 4, 5], 9)
+    engine.step()
+    assert engine.scheduler.counts(counts) is None
+    engine.scheduler._clock = lambda: 7 * 10**9
+    assert engine.scheduler.counts(counts) is not None
+    engine.drain()
+    engine.close()
+
+
+def test_every_count_has_one_name_and_is_exported():
+    names = [count.name for count in exported()]
+    assert len(set(names)) == len(names)
+    assert all((count.type == "counter") == count.name.endswith("_total") for count in exported())
+    model = ModelShape(layers=2, kv_heads=2, head_dim=8)
+    manager = BlockManager(model, [Tier("gpu", blocks=4), Tier("host", blocks=4)])
+    values = MetricsExporter().take(manager.stats(), ConnectorCounters(), 0, 0)
+    by_name = {count.name: count for count in exported()}
+    for kind in ("counters", "gauges"):
+        for name, rows in values[kind].items():
+            assert by_name[name].type == kind.removesuffix("s")
+            assert (list(rows) != [""]) == bool(by_name[name].label)
+
+
+def test_the_minutes_line_has_hits_by_tier_and_reasons_of_losses(caplog):
+    engine = Engine("", 1, 0, 0, host=2)
+    now = [60 * 10**9]
+    engine.scheduler._clock = lambda: now[0]
+    caplog.set_level("INFO", "vllm.kvtrie")
+    play(engine, 12, 0)
+    assert not caplog.messages
+    now[0] += 60 * 10**9
+    engine.add("last", range(1, 9), 1)
+    engine.drain()
+    (line,) = [line for line in caplog.messages if line.startswith("kvtrie: tokens asked")]
+    assert "lost no room on host" in line
+    assert "tokens host" in line
+    engine.close()
