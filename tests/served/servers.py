@@ -123,6 +123,18 @@ def serve(model, extra=None, *, blocks=64, **more):
         gc.collect()
 
 
+def offloading(folder=None, chunks=16, **more):
+    """Settings of vLLM's OffloadingConnector with our spec, over a disk if there is a folder."""
+    extra = {
+        "spec_name": "KvtrieOffloadingSpec",
+        "spec_module_path": "kvtrie.engines.vllm.offloading",
+        "cpu_bytes_to_use": chunks * 65536,
+    }
+    if folder is not None:
+        extra["disk"] = {"path": str(folder), "blocks": 256}
+    return extra | more
+
+
 @contextmanager
 def offload(model, extra, **more):
     """A server with vLLM's own OffloadingConnector."""

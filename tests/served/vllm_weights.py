@@ -9,9 +9,8 @@ import pytest
 import servers
 import torch
 from safetensors.torch import load_file, save_file
-from servers import BLOCK, prompt, same
+from servers import BLOCK, offloading, prompt, same
 from vllm.lora.request import LoRARequest
-from vllm_offloading import offloading
 
 from kvtrie.errors import ConfigError
 
