@@ -138,8 +138,8 @@ def text_of(rows: list[Row]) -> str:
     """The record: the rows, a line each, and the goals that they reach or miss."""
     goals = [{**asdict(goal), "ok": goal.ok} for goal in goals_of(rows)]
     lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
-    told = ",\n".join(json.dumps(goal) for goal in goals)
-    return f'{{"goals": [\n{told}\n], "rows": [\n{lines}\n]}}\n'
+    goal_lines = ",\n".join(json.dumps(goal) for goal in goals)
+    return f'{{"goals": [\n{goal_lines}\n], "rows": [\n{lines}\n]}}\n'
 
 
 def main() -> int:
@@ -163,13 +163,13 @@ def main() -> int:
     given.modes = given.modes or (1 if given.quick else len(MODES))
     path = given.out or (None if given.quick else given.default_out)
     given.policy = given.policy or list(COMPARED)
-    told = Console(stderr=True)
+    console = Console(stderr=True)
     for name in ("trace", "sessions"):
         if not getattr(given, name):
-            told.print(f"No --{name} and no KVTRIE_{name.upper()}: its rows are left out.")
+            console.print(f"No --{name} and no KVTRIE_{name.upper()}: its rows are left out.")
     given.check = find_spec("libcachesim") is not None
     if not given.check:
-        told.print("libcachesim is not installed: the independent check is left out.")
+        console.print("libcachesim is not installed: the independent check is left out.")
     rows: list[Row] = []
     with ProcessPoolExecutor(given.workers) as pool:
         for structure, tiers in MODES[: given.modes]:
@@ -180,7 +180,7 @@ def main() -> int:
                 done[running[one]] = one.result()
                 if len(done) % 20 == 0 or len(done) == len(jobs):
                     seconds = perf_counter() - begun
-                    told.print(
+                    console.print(
                         f"{structure}, tiers {tiers}: {len(done)}/{len(jobs)}, {seconds:.0f} s"
                     )
             rows += [done[job] for job in jobs]
@@ -192,7 +192,7 @@ def main() -> int:
         show(rows, Console(width=None if sys.stdout.isatty() else WIDE))
     wrong = verify(rows)
     for line in wrong:
-        told.print(line)
+        console.print(line)
     return 1 if wrong else 0
 
 

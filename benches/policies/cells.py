@@ -81,8 +81,8 @@ def play(job: Job) -> Row:
         return Row(*head, None, ours, check=theirs)
     requests = trace_of(job.source)
     if job.policy == BOUND:
-        asked = sum(len(request.blocks) for request in requests)
-        return Row(*head, None, 100 * most_hits(requests, job.room).hits / asked)
+        requested = sum(len(request.blocks) for request in requests)
+        return Row(*head, None, 100 * most_hits(requests, job.room).hits / requested)
     if job.policy == EXACT:
         return Row(*head, *bill(job.source, requests, exact_retention(requests, job.room)))
     if job.policy in {LEAVES, BLOCKS}:
@@ -101,9 +101,9 @@ def play(job: Job) -> Row:
         block_tokens=job.source.block_tokens,
         objective=_objective(job.policy),
     )
-    told = ENDS in job.policy
+    with_ends = ENDS in job.policy
     size, running = job.source.block_tokens, job.source.running
-    played = replay(requests, manager, block_tokens=size, ends=told, running=running)
+    played = replay(requests, manager, block_tokens=size, ends=with_ends, running=running)
     return Row(*head, 100 * played.cost_rate, 100 * played.hit_rate, 100 * played.token_rate)
 
 
@@ -160,8 +160,8 @@ def singles(job: Job, requests: list[TraceRequest]) -> tuple[float, float]:
     mine = job.policy if job.policy in CHECKED else "learned"
     manager = open_manager([Tier("gpu", blocks=job.room)], policy=mine, objective="cost")
     theirs = getattr(libcachesim, CHECKED.get(job.policy, job.policy))(cache_size=job.room)
-    asked = libcachesim.Request()
-    asked.obj_size = 1
+    requested = libcachesim.Request()
+    requested.obj_size = 1
     stream = np.concatenate([request.blocks for request in requests])
     ours = others = 0
     for now, block in enumerate(stream.reshape(-1, 1)):
@@ -169,8 +169,8 @@ def singles(job: Job, requests: list[TraceRequest]) -> tuple[float, float]:
         ours += lease.matched
         lease.commit(block[lease.matched :], now=now)
         lease.release(now=now)
-        asked.obj_id = int(block[0])
-        others += theirs.get(asked)
+        requested.obj_id = int(block[0])
+        others += theirs.get(requested)
     return 100 * ours / len(stream), 100 * others / len(stream)
 
 

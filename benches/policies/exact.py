@@ -57,7 +57,7 @@ class Block:
     parent: int
     uses: int
     access: int
-    behind: int = 0
+    children: int = 0
 
     @property
     def cost(self) -> float:
@@ -71,13 +71,13 @@ class Cache:
     def __init__(self, room: int, ghosts: int) -> None:
         self.room = room
         self.ghosts = ghosts * room
-        self.kept: dict[int, Block] = {}
+        self.blocks: dict[int, Block] = {}
         self.gone: OrderedDict[int, int] = OrderedDict()
         self.leaves = Leaves(room)
 
     def find(self, path: list[int]) -> int:
         """The number of leading blocks that are kept."""
-        return next((n for n, block in enumerate(path) if block not in self.kept), len(path))
+        return next((n for n, block in enumerate(path) if block not in self.blocks), len(path))
 
     def evict(self, blocks: int, pinned: set[int], now: int) -> None:
         """Evict this number of blocks."""
@@ -87,18 +87,18 @@ class Cache:
         value[:count] = leaves.cost[:count] / (now - leaves.access[:count])
         for _ in range(blocks):
             block = int(leaves.ids[value[: len(leaves.at)].argmin()])
-            victim = self.kept.pop(block)
+            victim = self.blocks.pop(block)
             if self.ghosts:
                 self.gone[block] = victim.uses
                 if len(self.gone) > self.ghosts:
                     self.gone.popitem(last=False)
             row, last = leaves.remove(block)
             value[row] = value[last]
-            parent = self.kept.get(victim.parent)
+            parent = self.blocks.get(victim.parent)
             if parent is None:
                 continue
-            parent.behind -= 1
-            if not parent.behind and victim.parent not in pinned:
+            parent.children -= 1
+            if not parent.children and victim.parent not in pinned:
                 row = leaves.add(victim.parent, parent.cost, parent.access)
                 value[row] = parent.cost / (now - parent.access)
 
@@ -107,20 +107,20 @@ class Cache:
         hits = self.find(path)
         if hits and path[hits - 1] in self.leaves.at:
             self.leaves.remove(path[hits - 1])
-        missing = len(self.kept) + len(path) - hits - self.room
+        missing = len(self.blocks) + len(path) - hits - self.room
         if missing > 0:
             self.evict(missing, set(path[:hits]), now)
         for depth, block in enumerate(path):
             parent = path[depth - 1] if depth else -1
             if depth < hits:
-                self.kept[block].uses += 1
-                self.kept[block].access = now
+                self.blocks[block].uses += 1
+                self.blocks[block].access = now
                 continue
-            self.kept[block] = Block(depth, parent, 1 + self.gone.pop(block, 0), now)
+            self.blocks[block] = Block(depth, parent, 1 + self.gone.pop(block, 0), now)
             if depth:
-                self.kept[parent].behind += 1
-        last = self.kept[path[-1]]
-        if not last.behind:
+                self.blocks[parent].children += 1
+        last = self.blocks[path[-1]]
+        if not last.children:
             self.leaves.add(path[-1], last.cost, now)
         return hits
 

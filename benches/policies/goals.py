@@ -137,11 +137,11 @@ def _engine(figures: Figures) -> list[Goal]:
 
 
 def _main(figures: Figures) -> list[Goal]:
-    known = set(figures.policies())
+    measured = set(figures.policies())
     found: list[Goal] = []
 
     def least(what: str, wanted: float, policy: str, others: tuple[str, ...], part: int) -> None:
-        if not {policy, *others} <= known:
+        if not {policy, *others} <= measured:
             return
         gaps = {
             key: figures.cell(policy, key)[part]
@@ -155,21 +155,21 @@ def _main(figures: Figures) -> list[Goal]:
     least("worst row - max(lru, flat)", -1.0, "learned", ("lru", "flat"), 0)
     least("worst row - lru", -0.6, "learned", ("lru",), 0)
     for other, wanted in (("lru", 3.0), ("retention", 2.5)):
-        if other in known:
+        if other in measured:
             gap = figures.mean("learned")[0] - figures.mean(other)[0]
             found.append(Goal(f"mean - {other}", wanted, gap))
     gap = figures.cell("learned", (COMMON, 30_000))[0] - figures.cell("lru", (COMMON, 30_000))[0]
     found.append(Goal("common, 30 000 - lru", 8.0, gap))
     hits = "learned" + HITS
-    if hits in known:
+    if hits in measured:
         found.append(Goal("hits: mean - lru", 2.5, figures.mean(hits)[1] - figures.mean("lru")[1]))
         least("hits: worst row - lru", -1.5, hits, ("lru",), 1)
-    told, large, agents = "learned" + ENDS, (COMMON, 100_000), (AGENTS, 14_000)
-    if {told, LEAVES} <= known:
-        gap = figures.cell(told, large)[0] - figures.cell(LEAVES, large)[0]
+    with_ends, large, agents = "learned" + ENDS, (COMMON, 100_000), (AGENTS, 14_000)
+    if {with_ends, LEAVES} <= measured:
+        gap = figures.cell(with_ends, large)[0] - figures.cell(LEAVES, large)[0]
         found.append(Goal("ends told, common, 100 000 - leaf-Belady", -0.5, gap))
-        if agents in figures.keys(told):
+        if agents in figures.keys(with_ends):
             lru, best = figures.cell("lru", agents)[0], figures.cell(LEAVES, agents)[0]
-            share = (figures.cell(told, agents)[0] - lru) / (best - lru)
+            share = (figures.cell(with_ends, agents)[0] - lru) / (best - lru)
             found.append(Goal("ends told, agents, 14 000: share of lru to Belady", 0.5, share))
     return found

@@ -99,10 +99,10 @@ def _theirs(stream: np.ndarray, room: int, policy: str) -> int:
     import libcachesim
 
     cache = getattr(libcachesim, policy)(cache_size=room)
-    asked = libcachesim.Request()
-    asked.obj_size = 1
+    wanted = libcachesim.Request()
+    wanted.obj_size = 1
     found = 0
     for block in stream.tolist():
-        asked.obj_id = block
-        found += cache.get(asked)
+        wanted.obj_id = block
+        found += cache.get(wanted)
     return found

@@ -34,9 +34,9 @@ def show(rows: list[Row], console: Console) -> None:
         for head in ("goal", "at least", "reached", "where", ""):
             table.add_column(head, justify="left" if head in {"goal", "where", ""} else "right")
         for goal in goals:
-            said = "ok" if goal.ok else "missed"
+            verdict = "ok" if goal.ok else "missed"
             reached = f"{goal.reached:.2f}"
-            table.add_row(goal.what, f"{goal.wanted:.2f}", reached, goal.where, said)
+            table.add_row(goal.what, f"{goal.wanted:.2f}", reached, goal.where, verdict)
         console.print(table)
     checked = [row for row in rows if row.check is not None]
     if checked:

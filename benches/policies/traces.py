@@ -99,15 +99,15 @@ def common(seed: int, requests: int) -> list[TraceRequest]:
         prompt = int(trace.prompt_of[c])
         head = np.arange(system * prompt, system * (prompt + 1), dtype=np.uint32)
         own = np.arange(firsts[c], firsts[c] + end // BLOCK, dtype=np.uint32)
-        asked = ask // BLOCK
+        prompt_blocks = ask // BLOCK
         made.append(
             TraceRequest(
                 at=at * 1_000_000,
                 input_tokens=SYSTEM_TOKENS + ask,
                 output_tokens=end - ask,
-                blocks=np.concatenate([head, own[:asked]]),
+                blocks=np.concatenate([head, own[:prompt_blocks]]),
                 session=str(c),
-                answer=own[asked:],
+                answer=own[prompt_blocks:],
             )
         )
     return made

@@ -71,12 +71,12 @@ def _last_half(trace: Path, blocks: int) -> float:
     )
     found: list[tuple[int, int]] = []
 
-    def tell(line: dict[str, object]) -> None:
+    def on_request(line: dict[str, object]) -> None:
         hits: dict[str, int] = line["hit_tokens"]  # type: ignore[assignment]
         computed: int = line["computed_tokens"]  # type: ignore[assignment]
         found.append((sum(hits.values()), computed))
 
-    run_config(config, tell)
+    run_config(config, on_request)
     half = found[len(found) // 2 :]
     return sum(hits for hits, _ in half) / sum(hits + computed for hits, computed in half)
 

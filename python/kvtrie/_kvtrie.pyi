@@ -2097,7 +2097,7 @@ class Simulation:
             | tuple[int, _Tokens, int, int, str | None, bool]
             | tuple[int, _Tokens, int, int, str | None, bool, _Tokens]
         ],
-        tell: Callable[
+        on_record: Callable[
             [
                 tuple[
                     int,
@@ -2115,7 +2115,8 @@ class Simulation:
                 ]
             ],
             object,
-        ],
+        ]
+        | None = None,
         decide: Callable[
             [tuple[int, int, tuple[int, int, int, int], list[tuple[int, int, int, int]], int]],
             object,
@@ -2123,6 +2124,7 @@ class Simulation:
         | None = None,
         *,
         best: int = 0,
+        tell: Callable[..., object] | None = None,
     ) -> None:
         """Plays requests to their end; other threads run Python during it.
 
@@ -2132,7 +2134,7 @@ class Simulation:
                 that serves it. With `clients` conversation after conversation, which are those that
                 follow each other with one session, or single ones without: then `arrival_ns` is the
                 time to think between the answer before, or 0, and the request.
-            tell: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
+            on_record: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
                 end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns waited
                 for copies, ns that computing what was found would have taken per tier and last for
                 the peer, times suspended, tokens of the answer)`; the times of one that did not
@@ -2144,9 +2146,10 @@ class Simulation:
                 the requests there that have not ended. The regret is the cost of the chosen one
                 less the least.
             best: number of other machines reported, the best ones first.
+            tell: former name of `on_record`, for one release.
 
         Raises:
-            ConfigError: a request that arrives before the one above it.
+            ConfigError: a request that arrives before the one above it, or no `on_record`.
         """
 
     @property

@@ -51,7 +51,7 @@ def test_ratio_1_is_the_full_prefill_and_ratio_0_plain_reuse(name, kind):
     with Fusor(decoder, ratio=0.0).fuse(context) as fused:
         reused = last_logits(model, fused.ids, fused.cache)
         assert fused.log.computed == 0
-    # Plain reuse by hand: each chunk computed at its own positions, seeing itself single.
+    # Plain reuse by hand: each chunk computed at its own positions, attending only to itself.
     past, at = DynamicCache(config=None), 0
     for chunk in context.chunks:
         ids = torch.from_numpy(chunk.tokens)[None]
@@ -486,7 +486,7 @@ def test_the_monitor_raises_the_ratio_and_lets_it_fall_again():
             if fused.quality.how == "full prefill":
                 assert fused.quality.kl == pytest.approx(divergence(right, mine), abs=1e-6)
     assert [score.how for score in scores[:4]] == ["count", "full prefill"] * 2
-    assert shares[0] == pytest.approx(4 / 60)  # the probed tokens single
+    assert shares[0] == pytest.approx(4 / 60)  # only the probed tokens
     assert max(shares) == pytest.approx(2 / 3)
     assert monitor.raised >= 3
     assert monitor.lowered >= 1

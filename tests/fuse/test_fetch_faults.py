@@ -71,7 +71,7 @@ def test_a_chunk_that_fails_midway_is_recomputed(executor, shelf, layer, gone):
     assert parts == [fetch.parts[1]]
     unaffected = [key for at in (0, 2) for key in keys[at]]
     assert {shelf.reads[key, at] for key in unaffected for at in range(LAYERS)} == {1}
-    # It is unaffected again, and stays right.
+    # It is stored again, and stays right.
     assert fuse(store, CHUNKS)[1] == {}
 
 

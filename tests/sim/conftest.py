@@ -30,13 +30,13 @@ def ticks(monkeypatch):
     """Counts what a command would show of its runs, by the text before the count."""
 
     def counted(name):
-        told = Counter()
+        counts = Counter()
 
         @contextmanager
         def counting(what):
-            yield lambda: told.update([what])
+            yield lambda: counts.update([what])
 
         monkeypatch.setattr(name, counting)
-        return told
+        return counts
 
     return counted

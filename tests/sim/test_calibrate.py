@@ -77,8 +77,8 @@ def test_what_made_the_times_is_found_again(config, capsys, tmp_path):
     assert fit["after"]["e2e"] < 0.1
     tables = tomllib.loads(fragment.read_text())
     assert tables["cost"]["ns_per_token"] == fit["values"]["cost.ns_per_token"]
-    kept = [line for line in SETTINGS.splitlines() if line.startswith(("trace", "model"))]
-    config.write_text("\n".join([*kept, fragment.read_text()]))
+    settings = [line for line in SETTINGS.splitlines() if line.startswith(("trace", "model"))]
+    config.write_text("\n".join([*settings, fragment.read_text()]))
     host = read_config(config).tiers[1]
     assert (host.blocks, host.read.latency_ns) == (64, fit["values"]["tiers.1.read.latency_ns"])
     assert main(words) == 0
@@ -94,7 +94,7 @@ def test_noise_is_left_in_the_error(config, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--fit", "cost.nothing"], "--fit cost.nothing: the settings do not have nothing"),
         (["--fit", "model.dtype"], "model.dtype is 'float16', finite"),
@@ -104,10 +104,10 @@ def test_noise_is_left_in_the_error(config, capsys):
         (["--seen", "missing.jsonl"], "missing.jsonl"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(config, capsys, words, said):
+def test_what_cannot_be_fitted_is_refused(config, capsys, words, message):
     given = ["sim", "calibrate", str(config), "--seen", str(seen(config)), *words]
     assert main(given) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_bad_lines_and_numbers_of_requests_are_refused(config, capsys):
@@ -123,7 +123,7 @@ def test_bad_lines_and_numbers_of_requests_are_refused(config, capsys):
 
 
 def test_runs_are_counted_for_who_waits(config, ticks):
-    told = ticks("kvtrie.cli.sim.calibrate.counting")
+    counts = ticks("kvtrie.cli.sim.calibrate.counting")
     words = ["--seen", str(seen(config)), "--fit", "cost.ns_per_token"]
     assert main(["sim", "calibrate", str(config), *words]) == 0
-    assert told["Simulating, runs:"] > 3
+    assert counts["Simulating, runs:"] > 3

@@ -116,11 +116,11 @@ def test_the_command_prints_shares_with_beladys_bound(tmp_path, capsys):
 
 def test_only_one_tier_of_lru_has_a_curve(tmp_path, capsys):
     path = drawn(tmp_path, 0)
-    for change, said in (
+    for change, message in (
         ("manager.policy=fifo", "manager.policy is 'fifo'"),
         ("manager.structure=holes", "manager.structure is 'holes'"),
         ("machines=2", "machines is 2"),
         ('tiers=[{kind="gpu", blocks=9}, {kind="host", blocks=9}]', "2 tiers"),
     ):
         assert main(["sim", "capacities", str(path), "--set", change]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err

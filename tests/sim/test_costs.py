@@ -77,13 +77,13 @@ def test_requests_that_decode_together_share_a_step(tmp_path):
     cost = '{kind="profile", path="kvtrie.toml"}'
     requests = [(0, 16, 50)] * 4
     together = config(tmp_path, cost, *requests, changes=['engine={kind="continuous"}'])
-    alone = config(tmp_path, cost, *requests)
+    serial = config(tmp_path, cost, *requests)
     assert max(answer for _, answer in waits(together)) < 60 * 2800
-    assert sum(answer for _, answer in waits(alone)) > 4 * 49 * 1000
+    assert sum(answer for _, answer in waits(serial)) > 4 * 49 * 1000
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "said"),
+    ("was", "now", "message"),
     [
         ("[passes]", "[runs]", "no profile of `kvtrie profile` with a model: KeyError"),
         ("tokens = [1, 16]", "tokens = [16, 1]", "must ascend"),
@@ -94,10 +94,10 @@ def test_requests_that_decode_together_share_a_step(tmp_path):
         ("[[1000, 1600]", "[[1000]", "no profile"),
     ],
 )
-def test_a_profile_that_cannot_be_is_refused(tmp_path, was, now, said):
+def test_a_profile_that_cannot_be_is_refused(tmp_path, was, now, message):
     path = tmp_path / "kvtrie.toml"
     path.write_text((PROFILE + DECODE).replace(was, now))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         read_passes(path)
 
 
@@ -124,21 +124,21 @@ def test_tiers_that_state_no_lane_have_those_of_a_profile(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "said"),
+    ("was", "now", "message"),
     [
         ("[lanes", "[ways", "kvtrie.toml has no lanes"),
         ("bytes_per_s = 8192000", "bytes_per_s = 0", r"lanes.host store: bytes_per_s .* is 0"),
         ("bytes_per_s = 8192000", "", "lanes.host store lacks a key: .*bytes_per_s"),
     ],
 )
-def test_lanes_that_cannot_be_are_refused(tmp_path, was, now, said):
+def test_lanes_that_cannot_be_are_refused(tmp_path, was, now, message):
     (tmp_path / "kvtrie.toml").write_text(LANES.replace(was, now))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         config(tmp_path, '{kind="affine"}', (0, 16, 1), changes=('lanes.path="kvtrie.toml"',))
 
 
 @pytest.mark.parametrize(
-    ("cost", "said"),
+    ("cost", "message"),
     [
         ('{kind="profile", path="none.toml"}', "cannot read the profile none.toml"),
         ('{kind="profile"}', "cost.path is None"),
@@ -148,8 +148,8 @@ def test_lanes_that_cannot_be_are_refused(tmp_path, was, now, said):
         ('{kind="roofline", parameters=8e9, speed=2}', "cost.speed is 2, but there is no such key"),
     ],
 )
-def test_a_cost_that_cannot_be_is_refused(tmp_path, cost, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_cost_that_cannot_be_is_refused(tmp_path, cost, message):
+    with pytest.raises(ConfigError, match=message):
         config(tmp_path, cost, (0, 16, 1))
 
 

@@ -80,7 +80,7 @@ DISAGGREGATED = {
 }
 
 
-def test_a_disaggregated_engine_has_one_machine_of_prefills_unless_told():
+def test_a_disaggregated_engine_has_one_prefill_machine_by_default():
     config = config_of(DISAGGREGATED, Path())
     assert (config.manager["prefill"], config.manager["peers"]) == (1, None)
     assert config.manager["network"].bytes_per_s == 8_192_000
@@ -89,7 +89,7 @@ def test_a_disaggregated_engine_has_one_machine_of_prefills_unless_told():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"peers": {}}, 'peers.bytes_per_s is missing: engine.kind = "disaggregated"'),
         ({"engine": {"kind": "disaggregated", "prefill": 3}}, "engine.prefill is 3"),
@@ -97,7 +97,7 @@ def test_a_disaggregated_engine_has_one_machine_of_prefills_unless_told():
         ({"machines": 1}, "machines is 1"),
     ],
 )
-def test_what_cannot_be_disaggregated_is_refused(change, said):
+def test_what_cannot_be_disaggregated_is_refused(change, message):
     with pytest.raises(ConfigError) as refused:
         config_of({**DISAGGREGATED, **change}, Path())
-    assert said in str(refused.value)
+    assert message in str(refused.value)

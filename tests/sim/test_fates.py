@@ -15,9 +15,9 @@ PROMPTS = st.lists(
 
 def ids(prompts):
     """The blocks of prompts as ids of their prefixes."""
-    known = {}
+    ids = {}
     for session, text in prompts:
-        path = [known.setdefault(tuple(text[: n + 1]), len(known)) for n in range(len(text))]
+        path = [ids.setdefault(tuple(text[: n + 1]), len(ids)) for n in range(len(text))]
         blocks = np.array(path, dtype=np.uint32)
         yield TraceRequest(0, len(path), 1, blocks, session)
 
@@ -28,10 +28,10 @@ def test_every_block_has_one_fate(prompts, data):
     before = {}
     for request in ids(prompts):
         path = request.blocks.tolist()
-        known = sum(block in seen for block in path)
-        found = data.draw(st.integers(0, known))
+        repeated = sum(block in seen for block in path)
+        found = data.draw(st.integers(0, repeated))
         fates.add(request, found)
-        evicted, hits = evicted + known - found, hits + found
+        evicted, hits = evicted + repeated - found, hits + found
         last = before.get(request.session, []) if request.session else []
         pairs = zip(last, path, strict=False)
         diverged += sum(old != new and new not in seen for old, new in pairs)

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from kvtrie.errors import ConfigError
+from kvtrie.sim import requests
 from kvtrie.sim.config import config_of
+from kvtrie.sim.readers.lines import Skipped
 from kvtrie.sim.run import open_simulation
 
 FOLDER = Path(__file__).parents[2] / "rust/sim/tests/golden"
@@ -34,7 +37,7 @@ RUNS = {
 }
 
 
-def asked(line):
+def request_row(line):
     """A request from its line."""
     arrival, output, *ranges = line.split(" ")
     ends = (map(int, one.split("+")) for one in ranges)
@@ -42,7 +45,7 @@ def asked(line):
     return int(arrival), tokens, len(tokens), int(output), None
 
 
-def told(record):
+def record_line(record):
     """The line of a record."""
     number, machine, arrival, first, end, hits, peer, (computed, *_), *_ = record
     times = ("-" if at is None else at for at in (first, end))
@@ -75,6 +78,22 @@ def test_a_run_is_the_one_on_file(name):
     simulation = open_simulation(config, logged=True)
     lines = (FOLDER / "trace.txt").read_text().splitlines()
     rows = []
-    simulation.run(map(asked, lines), rows.append)
-    seen = [*map(told, rows), f"calls {digest(simulation, RUNS[name].get('machines', 1)):016x}"]
+    simulation.run(map(request_row, lines), rows.append)
+    seen = [
+        *map(record_line, rows),
+        f"calls {digest(simulation, RUNS[name].get('machines', 1)):016x}",
+    ]
     assert seen == (FOLDER / f"{name}.txt").read_text().splitlines()
+
+
+def test_the_former_names_of_a_simulation_warn():
+    config = config_of({**SETTINGS, **RUNS["continuous"]}, FOLDER)
+    with pytest.warns(DeprecationWarning, match="on_record"):
+        open_simulation(config).run([(0, range(16), 16, 1, None)], tell=print)
+    for given in ({}, {"tell": print, "on_record": print}):
+        with pytest.raises(ConfigError, match="give one of them"):
+            open_simulation(config).run([], **given)
+    with pytest.warns(DeprecationWarning, match="RequestRow"):
+        assert requests.Asked is requests.RequestRow
+    with pytest.warns(DeprecationWarning, match="parsed"):
+        assert Skipped().kept == 0

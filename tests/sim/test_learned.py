@@ -46,8 +46,8 @@ def test_after_a_flip_of_the_law_it_saves_about_what_it_would_have_saved(before,
     new = later(FAMILIES[after](requests=2500, seed=4), old[-1].at, APART)
     both = saved([*old, *new], "learned", skip=len(old))
     fresh = saved(new, "learned")
-    asked = sum(len(request.blocks) for request in new)
-    assert both / asked >= fresh / asked - 0.025
+    requested = sum(len(request.blocks) for request in new)
+    assert both / requested >= fresh / requested - 0.025
 
 
 def test_a_flood_of_prompts_that_nobody_asks_for_again_costs_it_no_more_than_lru():
@@ -59,14 +59,14 @@ def test_a_flood_of_prompts_that_nobody_asks_for_again_costs_it_no_more_than_lru
     assert saved(stream, "learned", skip=1000) > saved(stream, "lru", skip=1000)
 
 
-def test_a_loop_that_is_too_long_for_the_room_is_kept_in_part():
+def test_a_part_of_a_loop_longer_than_the_room_stays():
     # Under lru each document leaves just before it is wanted.
     loop = periodic(150, 3000, 0)
     assert saved(loop, "lru") == 0
     assert saved(loop, "learned", skip=1500) > 0.3 * 4 * 1500
 
 
-def test_ends_that_are_told_are_worth_blocks():
+def test_reported_ends_of_sessions_save_blocks():
     chats, at = [], 0
     draw = np.random.default_rng(1)
     opened = []
@@ -88,7 +88,7 @@ def test_ends_that_are_told_are_worth_blocks():
         assert hits[0] < hits[1]
 
 
-def test_what_is_told_is_that_the_session_is_over():
+def test_an_end_means_that_the_session_is_over():
     manager = open_manager([Tier("gpu", blocks=20)], policy="lru")
     blocks = [np.arange(4, dtype=np.uint32) + 10 * n for n in range(2)]
     requests = [TraceRequest(n, 2048, 1, blocks[n], f"chat {n}") for n in (0, 1)]
@@ -115,7 +115,7 @@ def test_of_single_blocks_it_finds_about_what_counting_uses_finds():
         assert found["learned"] >= 0.9 * found["lfu"] > 1.1 * found["lru"]
 
 
-def test_explain_says_the_value_in_words():
+def test_explain_gives_the_value_in_words():
     manager = open_manager([Tier("gpu", blocks=50)])
     prompt = np.arange(6, dtype=np.uint32)
     for now in range(3):
@@ -162,7 +162,7 @@ def test_a_policy_without_values_has_no_other_objective():
             open_manager([Tier("gpu", blocks=50)], policy=policy, objective="hits")
 
 
-def test_the_session_that_comes_back_soonest_is_due_first():
+def test_the_session_that_returns_soonest_is_expected_first():
     manager = open_manager([Tier("gpu", blocks=4000)])
     now = 0
 
@@ -179,19 +179,19 @@ def test_the_session_that_comes_back_soonest_is_due_first():
         for turn in (1, 2):
             ask(f"chat {chat}", 20 * chat, 8 * turn)
     ask("new", 1 << 20, 8)
-    due = manager.expected_sessions(3, now=now)
-    assert due[0][0] == "new"
-    assert len(due) == 3
-    assert [rate for _, rate in due] == sorted((rate for _, rate in due), reverse=True)
-    assert due[0][1] > 5 * due[1][1]
+    expected = manager.expected_sessions(3, now=now)
+    assert expected[0][0] == "new"
+    assert len(expected) == 3
+    assert [rate for _, rate in expected] == sorted((rate for _, rate in expected), reverse=True)
+    assert expected[0][1] > 5 * expected[1][1]
     everyone = manager.expected_sessions(now=now)
-    assert due == everyone[:3]
+    assert expected == everyone[:3]
     manager.hint([Release(session="new")], now=now)
     assert "new" not in dict(manager.expected_sessions(now=now))
     assert manager.expected_sessions(now=now, scope=Scope(tenant=b"nobody")) == []
 
 
-def test_without_learning_nothing_is_due():
+def test_without_learning_no_session_is_expected():
     manager = open_manager([Tier("gpu", blocks=20)], policy="lru")
     prompt = np.arange(4, dtype=np.uint32)
     with manager.acquire(prompt, now=0, session="chat", keep=0) as lease:

@@ -26,15 +26,15 @@ def best(stream, capacity):
     states = {frozenset(): 0}
     for block in stream:
         after = {}
-        for kept, hits in states.items():
-            if block in kept:
-                nexts = [kept]
-            elif len(kept) < capacity:
-                nexts = [kept | {block}]
+        for cached, hits in states.items():
+            if block in cached:
+                nexts = [cached]
+            elif len(cached) < capacity:
+                nexts = [cached | {block}]
             else:
-                nexts = [kept - {victim} | {block} for victim in kept]
+                nexts = [cached - {victim} | {block} for victim in cached]
             for state in nexts:
-                after[state] = max(after.get(state, 0), hits + (block in kept))
+                after[state] = max(after.get(state, 0), hits + (block in cached))
         states = after
     return max(states.values())
 
@@ -59,11 +59,11 @@ def test_no_policy_beats_the_bound(policy, structure):
 
 def test_keeping_prefixes_costs_hits_and_finds_leading_blocks():
     for capacity in (150, 400, 1500):
-        kept = leaves_first(CHATS, capacity)
-        assert all(found == tuple(range(len(found))) for found in kept.blocks)
+        cached = leaves_first(CHATS, capacity)
+        assert all(found == tuple(range(len(found))) for found in cached.blocks)
         tiers = [Tier("gpu", blocks=capacity)]
         online = replay(CHATS, open_manager(tiers, policy="retention"))
-        assert online.hits < kept.hits <= most_hits(CHATS, capacity).hits
+        assert online.hits < cached.hits <= most_hits(CHATS, capacity).hits
 
 
 def test_with_room_for_all_everything_is_found_again():

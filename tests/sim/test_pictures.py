@@ -77,7 +77,7 @@ def test_a_run_is_a_row_of_csv(config, capsys, tmp_path):
 
 def test_what_cannot_be_written_is_named(config, capsys, tmp_path):
     (tmp_path / "file").write_text("")
-    for option, place, said in (
+    for option, place, message in (
         ("--perfetto", "missing/t.json", "cannot write"),
         ("--csv", "missing/t.csv", "cannot write"),
         ("--plot", "t.docx", "cannot write the picture"),
@@ -85,7 +85,7 @@ def test_what_cannot_be_written_is_named(config, capsys, tmp_path):
     ):
         given = place if option == "--sample-ns" else str(tmp_path / place)
         assert main(["sim", "run", str(config), "--json", option, given]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     words = ["sim", "compare", str(config), "--vary", "seed=1,2", "--plot", str(tmp_path / "file")]
     assert main(words) == 2
     assert "cannot make the folder" in capsys.readouterr().err

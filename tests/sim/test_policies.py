@@ -32,12 +32,12 @@ def test_single_blocks_are_served_as_by_libcachesim(name, ours, theirs):
     stream = np.concatenate([request.blocks for request in TRACES[name]])
     for capacity in (100, 400):
         cache = getattr(libcachesim, theirs)(cache_size=capacity)
-        asked = libcachesim.Request()
-        asked.obj_size = 1
+        wanted = libcachesim.Request()
+        wanted.obj_size = 1
         expected = 0
         for block in stream.tolist():
-            asked.obj_id = block
-            expected += cache.get(asked)
+            wanted.obj_id = block
+            expected += cache.get(wanted)
         found = singles(stream, capacity, ours)
         assert found == expected > 0
 

@@ -64,11 +64,11 @@ def test_ranges_are_the_ids_that_they_name(tmp_path):
     assert first.blocks.dtype == np.uint32
     assert [each.session for each in (first, second, third)] == [None, "7", "x"]
     source = TraceSource(path, "mooncake", hash_tokens=64)
-    assert [asked[4] for asked in trace_requests(source, 64)] == [None, "7", "x"]
+    assert [row[4] for row in trace_requests(source, 64)] == [None, "7", "x"]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"ranges": []}, r"ranges is \[\]"),
         ({"ranges": [[1, 2, 3]]}, r"ranges\[0\] is \[1, 2, 3\]"),
@@ -82,10 +82,10 @@ def test_ranges_are_the_ids_that_they_name(tmp_path):
         ({"ranges": [[1, 2]], "session": [1]}, "session is"),
     ],
 )
-def test_a_wrong_range_is_named_with_its_line(tmp_path, change, said):
+def test_a_wrong_range_is_named_with_its_line(tmp_path, change, message):
     line = {"timestamp": 0, "input_length": 300, "output_length": 1, **change}
     good = {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}
-    with pytest.raises(ConfigError, match=f"line 2: .*{said}"):
+    with pytest.raises(ConfigError, match=f"line 2: .*{message}"):
         read_trace(rows(tmp_path, good, line))
 
 
@@ -111,18 +111,18 @@ def test_a_line_that_is_left_out_sets_no_time(tmp_path):
 
 
 def test_azure_lines_have_dates_and_lengths(tmp_path):
-    asked = plain(azure_requests(write(tmp_path, AZURE), 16))
-    assert asked == [
+    rows = plain(azure_requests(write(tmp_path, AZURE), 16))
+    assert rows == [
         (0, [0, 1, 2], 40, 7, None),
         (700, [3], 16, 1, None),
         (1_319_410_000, [4, 5, 6], 33, 0, None),
     ]
     zoned = AZURE.replace("18:15:48.0000000", "19:15:48+01:00")
-    assert plain(azure_requests(write(tmp_path, zoned), 16)) == asked
+    assert plain(azure_requests(write(tmp_path, zoned), 16)) == rows
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "said"),
+    ("was", "now", "message"),
     [
         ("TIMESTAMP,", "TIME,", "line 1: there is no column TIMESTAMP among TIME, ContextTokens"),
         (",16,1", ",0,1", "line 3: ContextTokens is 0"),
@@ -133,15 +133,15 @@ def test_azure_lines_have_dates_and_lengths(tmp_path):
         ("2023-11-16 18:15:48", "2023-13-16 18:15:48", "line 4: TIMESTAMP is '2023-13"),
     ],
 )
-def test_a_bad_cell_is_named(tmp_path, was, now, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_bad_cell_is_named(tmp_path, was, now, message):
+    with pytest.raises(ConfigError, match=message):
         list(azure_requests(write(tmp_path, AZURE.replace(was, now)), 16))
 
 
-def test_a_session_begins_with_what_was_said(tmp_path):
-    asked = plain(burstgpt_requests(write(tmp_path, BURST), 16))
+def test_a_session_begins_with_its_earlier_turns(tmp_path):
+    rows = plain(burstgpt_requests(write(tmp_path, BURST), 16))
     # 40 + 10 tokens are three whole blocks, of which the prompt had two and a partial one.
-    assert asked == [
+    assert rows == [
         (5 * SECOND, [0, 1, 3], 40, 10, "a"),
         (6 * SECOND, [4], 16, 0, "b"),
         (7_500_000_000, [0, 1, 2, 5, 6], 70, 5, "a"),
@@ -152,17 +152,17 @@ def test_a_session_begins_with_what_was_said(tmp_path):
         ",".join(cell for at, cell in enumerate(line.split(",")) if at not in {1, 2})
         for line in BURST.splitlines()
     )
-    asked = plain(burstgpt_requests(write(tmp_path, without), 16))
-    ids = [block for _, blocks, *_ in asked for block in blocks]
+    rows = plain(burstgpt_requests(write(tmp_path, without), 16))
+    ids = [block for _, blocks, *_ in rows for block in blocks]
     assert ids == list(range(len(ids)))
     with pytest.raises(ConfigError, match="line 2: Timestamp is '-1'"):
         list(burstgpt_requests(write(tmp_path, BURST.replace("\n5,", "\n-1,")), 16))
 
 
-def chat(name, *said):
+def chat(name, *texts):
     """A conversation in which `human` and `gpt` take turns."""
     turns = [
-        {"from": who, "value": text} for who, text in zip(itertools.cycle(["human", "gpt"]), said)
+        {"from": who, "value": text} for who, text in zip(itertools.cycle(["human", "gpt"]), texts)
     ]
     return {"id": name, "conversations": turns}
 
@@ -181,8 +181,8 @@ CHATS = [
 ]
 
 
-def letters(said):
-    return [ord(each[0]) for each in said.split()]
+def letters(text):
+    return [ord(each[0]) for each in text.split()]
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def letters(said):
 def test_conversations_become_turns(tmp_path, text):
     path = write(tmp_path, text)
     arrivals = Arrivals("fixed", per_s=1).times(0)
-    asked = plain(sharegpt_requests(path, arrivals, tokenize=letters, think_s=0))
+    rows = plain(sharegpt_requests(path, arrivals, tokenize=letters, think_s=0))
     a, b, c, d, e, f, g, s = map(ord, "abcdefgs")
-    assert asked == [
+    assert rows == [
         (1 * SECOND, [a, b], 2, 3, "one"),
         (2 * SECOND, [a, b], 2, 3, "two"),
         (2 * SECOND, [a, b, c, d, e, f, g], 7, 1, "two"),
@@ -208,13 +208,13 @@ def test_conversations_become_turns(tmp_path, text):
 
 def test_turns_come_in_order_of_time(tmp_path):
     path = write(tmp_path, json.dumps([chat(str(n), *"abcdefgh") for n in range(50)]))
-    asked = list(sharegpt_requests(path, Arrivals(per_s=1).times(3), think_s=20, seed=3))
-    assert len(asked) == 200
-    times = [each[0] for each in asked]
+    rows = list(sharegpt_requests(path, Arrivals(per_s=1).times(3), think_s=20, seed=3))
+    assert len(rows) == 200
+    times = [each[0] for each in rows]
     assert times == sorted(times)
     assert times != [each[0] for each in sharegpt_requests(path, Arrivals().times(4), seed=4)]
-    for session in {each[4] for each in asked}:
-        lengths = [each[2] for each in asked if each[4] == session]
+    for session in {each[4] for each in rows}:
+        lengths = [each[2] for each in rows if each[4] == session]
         assert lengths == sorted(lengths)
         assert len(lengths) == 4
 
@@ -340,7 +340,7 @@ def test_unknown_formats_are_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "hashes", "given", "said"),
+    ("tokens", "hashes", "given", "message"),
     [
         (521, 33, 512, "input_length is 521 in 33 hashes, .* 512 tokens .*: 16 fits"),
         (700, 44, 512, "16 fits"),
@@ -352,7 +352,7 @@ def test_unknown_formats_are_refused(tmp_path, capsys):
     ],
 )
 def test_a_line_whose_fields_contradict_each_other_names_what_fits(
-    tmp_path, tokens, hashes, given, said
+    tmp_path, tokens, hashes, given, message
 ):
     line = {"timestamp": 0, "input_length": tokens, "output_length": 1}
     listed = {**line, "hash_ids": list(range(hashes))}
@@ -360,7 +360,7 @@ def test_a_line_whose_fields_contradict_each_other_names_what_fits(
     for last in (listed, {**listed, "session_id": 3}, {**line, "ranges": [[0, hashes]]}):
         source = TraceSource(rows(tmp_path, fits, last), "mooncake", hash_tokens=given)
         with pytest.raises(
-            ConfigError, match=f"line 2: .*{said}" if tokens >= hashes else "line 2"
+            ConfigError, match=f"line 2: .*{message}" if tokens >= hashes else "line 2"
         ):
             list(trace_requests(source, given))
 
@@ -385,9 +385,9 @@ def test_a_line_claims_no_more_blocks_than_a_tier_holds(tmp_path):
     table = write(tmp_path, AZURE.replace(",40,7", ",4294967295,7"))
     with pytest.raises(ConfigError, match="line 2: the prompt has 4294967295 blocks"):
         list(azure_requests(table, 1))
-    said = write(tmp_path, BURST.replace(",40,10,", ",40,4294967295,"))
+    path = write(tmp_path, BURST.replace(",40,10,", ",40,4294967295,"))
     with pytest.raises(ConfigError, match="line 2: the prompt has 4294967335 blocks"):
-        list(burstgpt_requests(said, 1))
+        list(burstgpt_requests(path, 1))
 
 
 def test_fields_that_are_not_read_are_named_once(tmp_path, caplog):
@@ -396,8 +396,8 @@ def test_fields_that_are_not_read_are_named_once(tmp_path, caplog):
     path = rows(tmp_path, more, {**more, "session_id": 7})
     for _ in range(2):
         assert [each.session for each in read_trace(path)] == [None, "7"]
-    (said,) = caplog.messages
-    assert "chat_id, parent_chat_id, turn and type are not read" in said
+    (message,) = caplog.messages
+    assert "chat_id, parent_chat_id, turn and type are not read" in message
     caplog.clear()
     read_trace(write(tmp_path, json.dumps({**line, "session": "x", "note": "type"}), "other"))
     assert not caplog.messages
@@ -406,13 +406,13 @@ def test_fields_that_are_not_read_are_named_once(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("bad", "status"), [(1, 0), (2, 1)])
-def test_lenient_says_first_that_more_than_a_tenth_is_left_out(tmp_path, capsys, bad, status):
+def test_lenient_warns_first_that_more_than_a_tenth_is_left_out(tmp_path, capsys, bad, status):
     good = '{"arrival_ns": 5, "tokens": [1, 2]}\n'
     path = write(tmp_path, good * 12 + "oops\n" * bad)
     command = ["replay", str(path), "--format", "tokens", "--block-tokens", "2", "--lenient"]
     assert main(command) == status
-    said = capsys.readouterr().err
-    assert said.startswith(f"--lenient left out {bad} of {12 + bad} lines") == status
+    err = capsys.readouterr().err
+    assert err.startswith(f"--lenient left out {bad} of {12 + bad} lines") == status
     config = tmp_path / "sim.toml"
     config.write_text(
         'trace = {path="trace", format="tokens", lenient=true}\n'
@@ -467,7 +467,7 @@ CSV = Endless(
 )
 
 
-def most_held(requests):
+def peak_memory(requests):
     """Largest growth of the number of Python objects while requests are read."""
     first, most, count = sys.getallocatedblocks(), 0, 0
     for count, _ in enumerate(requests, 1):
@@ -481,8 +481,8 @@ def most_held(requests):
     [("tokens", TOKENS, 1000), ("mooncake", MOONCAKE, 1000), ("burstgpt", CSV, 6 * 2**16)],
 )
 def test_a_long_trace_streams_in_bounded_memory(kind, file, bound):
-    held, count = most_held(trace_requests(TraceSource(file, kind), 512))
-    assert held < bound
+    peak, count = peak_memory(trace_requests(TraceSource(file, kind), 512))
+    assert peak < bound
     assert count == 10**5
 
 
@@ -490,12 +490,12 @@ def test_a_long_trace_streams_in_bounded_memory(kind, file, bound):
 @pytest.mark.parametrize(("kind", "file"), [("tokens", TOKENS), ("mooncake", MOONCAKE)])
 def test_a_million_requests_stream_in_bounded_memory(kind, file):
     source = TraceSource(Endless(file.head, file.line, 10**6), kind)
-    held, count = most_held(trace_requests(source, 512))
-    assert held < 1000
+    peak, count = peak_memory(trace_requests(source, 512))
+    assert peak < 1000
     assert count == 10**6
 
 
-def test_ids_come_again_behind_the_last():
+def test_ids_start_again_after_the_last():
     prompts = Prompts(16)
     prompts._next = 2**32 - 1
     assert prompts.of(None, 32, 0).tolist() == [2**32 - 1, 0]

@@ -97,7 +97,7 @@ def test_decisions_are_written_beside_requests(config, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ('router={kind="locality", ratio=0.5}', "router.ratio is 0.5"),
         ('router={kind="locality", hit_weight=1}', "router.hit_weight is 1, but there is no such"),
@@ -111,11 +111,11 @@ def test_decisions_are_written_beside_requests(config, capsys):
         ("directory=events", "directory is 'events', a table wanted"),
     ],
 )
-def test_what_cannot_be_is_refused_with_key_and_value(config, change, said, capsys):
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_is_refused_with_key_and_value(config, change, message, capsys):
+    with pytest.raises(ConfigError, match=message):
         read_config(config, [change])
     assert main(["sim", "run", str(config), "--set", change]) == 2
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_best_wants_a_file(config, capsys):
@@ -125,12 +125,12 @@ def test_best_wants_a_file(config, capsys):
 
 def test_a_router_that_cannot_be_is_refused():
     model, tiers = ModelShape(4, 1, 64, "float16"), [Tier("gpu", blocks=4, owner="none")]
-    for router, said in [
+    for router, message in [
         ("locality", "not 'locality'"),
         (("locality", 2), "ratio is 2, at least 2\\*\\*32"),
         (("score", 1), "not \\('score', 1\\)"),
         ((), "router is"),
     ]:
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             Simulation(model, tiers, price=(1, 0), router=router)
     assert BlockManager(model, tiers).take_events() == []

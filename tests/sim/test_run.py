@@ -140,7 +140,7 @@ def test_lanes_carry_bytes_of_the_tiers_layout(config, capsys):
     assert figures["lanes"]["host read"]["bytes"] == 3 << 13
 
 
-def test_lanes_tell_how_long_transmissions_waited(config, capsys):
+def test_lanes_report_how_long_transmissions_waited(config, capsys):
     # Predicted, each of the three blocks is a transmission of a millisecond after the others.
     for change, waited in ((), 0), (("transfer=predicted",), 3_000_000):
         assert play(config, capsys, *change)[0]["lanes"]["host read"]["waited_ns"] == waited
@@ -211,7 +211,7 @@ def test_a_person_reads_a_table(config, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("tiers.0.blocks=0", "tiers.0: blocks of tier 'gpu' is 0"),
         ("tiers.0.blcks=9", "tiers.0.blcks is 9"),
@@ -271,17 +271,17 @@ def test_a_person_reads_a_table(config, capsys):
         ("seed", "KEY=VALUE"),
     ],
 )
-def test_bad_settings_are_refused_with_key_and_value(config, capsys, change, said):
+def test_bad_settings_are_refused_with_key_and_value(config, capsys, change, message):
     lines = config.with_name("lines.jsonl")
     assert main(["sim", "run", str(config), "--requests", str(lines), "--set", change]) == 2
     out, err = capsys.readouterr()
-    assert said in err
+    assert message in err
     assert not out
     assert not lines.exists()
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("[]", "a JSON object wanted"),
         ("{", "no JSON"),
@@ -294,13 +294,13 @@ def test_bad_settings_are_refused_with_key_and_value(config, capsys, change, sai
         ('{"arrival_ns": 4, "tokens": [1]}', "arrival_ns is 4, before the 5 of the request above"),
     ],
 )
-def test_a_bad_line_is_named(config, capsys, line, said):
+def test_a_bad_line_is_named(config, capsys, line, message):
     good = '{"arrival_ns": 5, "tokens": [1, 2]}\n'
     config.with_name("t.jsonl").write_text(f"{good}\n{line}\n")
     assert main(["sim", "run", str(config), "--json"]) == 2
     out, err = capsys.readouterr()
     assert "line 3" in err
-    assert said in err
+    assert message in err
     assert not out
 
 
@@ -309,11 +309,11 @@ def test_a_hash_is_as_many_blocks_as_it_has_tokens_for(tmp_path):
     row = {"timestamp": 2, "input_length": 700, "output_length": 9, "hash_ids": [5, 1]}
     path.write_text(json.dumps(row) + "\n")
     source = TraceSource(path, "mooncake")
-    asked = [(at, t.tolist(), *rest) for at, t, *rest in trace_requests(source, 512)]
-    assert asked == [(2_000_000, [5, 1], 700, 9, None)]
+    rows = [(at, t.tolist(), *rest) for at, t, *rest in trace_requests(source, 512)]
+    assert rows == [(2_000_000, [5, 1], 700, 9, None)]
     # Hash 5 is the blocks 20 to 23; of hash 1, 188 tokens are there, which begin two blocks.
-    (asked,) = trace_requests(TraceSource(path, "mooncake", output=False), 128)
-    assert (asked[1].tolist(), asked[3]) == ([20, 21, 22, 23, 4, 5], 1)
+    (rows,) = trace_requests(TraceSource(path, "mooncake", output=False), 128)
+    assert (rows[1].tolist(), rows[3]) == ([20, 21, 22, 23, 4, 5], 1)
 
 
 def test_a_path_starts_at_the_settings_folder(tmp_path, monkeypatch):

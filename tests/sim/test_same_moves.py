@@ -119,7 +119,7 @@ def from_peers(manager, name, rest):
         manager.unpin_copies(rest[0], now=rest[1])
 
 
-def moves_alone(config, log):
+def moves_of_manager(config, log):
     """Play a log into a new manager, which must hand out the log's moves."""
     given = ("policy", "structure", "epsilon")
     manager = BlockManager(
@@ -170,27 +170,27 @@ def same_moves(seeds):
         simulation = open_simulation(config, logged=True)
         assert play(config, simulation, requests).requests == len(requests)
         for machine in range(config.manager["machines"]):
-            moves += moves_alone(config, simulation.log(machine))
+            moves += moves_of_manager(config, simulation.log(machine))
     return moves
 
 
 @pytest.mark.slow
-def test_a_manager_alone_hands_out_the_same_moves():
+def test_a_separate_manager_hands_out_the_same_moves():
     assert same_moves(range(1000)) > 10_000
 
 
 @pytest.mark.deep
-def test_a_manager_alone_hands_out_the_same_moves_in_many_runs():
+def test_a_separate_manager_hands_out_the_same_moves_in_many_runs():
     assert same_moves(range(1000, 11_000)) > 100_000
 
 
-def test_equal_runs_tell_equal_lines():
+def test_equal_runs_report_equal_lines():
     config, requests = drawn(random.Random(7))
-    told = [[], []]
-    for lines in told:
+    lines_of_runs = [[], []]
+    for lines in lines_of_runs:
         play(config, open_simulation(config), requests, lines.append)
-    assert told[0] == told[1]
-    assert [line["id"] for line in told[0]] == list(range(len(requests)))
+    assert lines_of_runs[0] == lines_of_runs[1]
+    assert [line["id"] for line in lines_of_runs[0]] == list(range(len(requests)))
 
 
 @pytest.mark.parametrize("policy", ["lru", "retention", "fifo"])

@@ -77,7 +77,7 @@ def test_several_rooms_are_traded_by_price(config, capsys):
     assert tuple(found["values"].values()) == (gpu, host)
 
 
-def test_a_goal_that_no_room_meets_is_said(config, capsys, tmp_path):
+def test_a_goal_that_no_room_meets_is_reported(config, capsys, tmp_path):
     results = tmp_path / "results.jsonl"
     words = ["--goal", "ttft_p99_ns=1", "--over", "tiers.1.blocks=1:9", "--results", str(results)]
     assert main(["sim", "size", str(config), *words]) == 1
@@ -93,7 +93,7 @@ def test_refused_requests_miss_every_goal(config, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--goal", "ttft_p98_ns=1", "--over", "tiers.1.blocks=1:9"], "--goal is one of ttft_mean"),
         (["--goal", "ttft_p99_ns=x", "--over", "tiers.1.blocks=1:9"], "ttft_p99_ns is 'x'"),
@@ -103,13 +103,13 @@ def test_refused_requests_miss_every_goal(config, capsys):
         (["--goal", "ttft_p99_ns=1", "--over", "tiers.1.blocks=0:8"], "low end of tiers.1.blocks"),
     ],
 )
-def test_bad_ranges_and_goals_are_refused(config, capsys, words, said):
+def test_bad_ranges_and_goals_are_refused(config, capsys, words, message):
     assert main(["sim", "size", str(config), *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_runs_are_counted_for_who_waits(config, capsys, ticks):
-    told = ticks("kvtrie.cli.sim.size.counting")
+    counts = ticks("kvtrie.cli.sim.size.counting")
     words = ["--goal", "ttft_mean_ns=2500000", "--over", "tiers.1.blocks=1:200", "--json"]
     assert main(["sim", "size", str(config), *words]) == 0
-    assert told == {"Simulating, runs:": json.loads(capsys.readouterr().out)["runs"]}
+    assert counts == {"Simulating, runs:": json.loads(capsys.readouterr().out)["runs"]}

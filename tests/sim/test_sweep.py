@@ -66,9 +66,9 @@ def test_results_are_gone_on_from(config, tmp_path, monkeypatch):
     begun = iter_sweep(configs, results=results)
     next(begun)
     begun.close()
-    kept = results.read_text()
-    assert 1 <= len(kept.splitlines()) < 4
-    results.write_text(kept + '{"key": "a line that was cut sho')
+    written = results.read_text()
+    assert 1 <= len(written.splitlines()) < 4
+    results.write_text(written + '{"key": "a line that was cut sho')
     ran = []
 
     def counted(config, **rest):
@@ -77,11 +77,11 @@ def test_results_are_gone_on_from(config, tmp_path, monkeypatch):
 
     monkeypatch.setattr(sweeping, "run_config", counted)
     whole = sweep(configs, results=results)
-    assert len(ran) == 4 - len(kept.splitlines())
+    assert len(ran) == 4 - len(written.splitlines())
     assert list(whole) == [run_config(one) for one in configs]
     assert len(results.read_text().splitlines()) == 4
     assert sweep(configs[::-1], results=results) == whole[::-1]
-    assert len(ran) == 4 - len(kept.splitlines())
+    assert len(ran) == 4 - len(written.splitlines())
     results.write_text("[]\n")
     with pytest.raises(ConfigError, match="line 1: no result of a sweep"):
         sweep(configs, results=results)
@@ -153,7 +153,7 @@ def test_compare_shows_ratios_to_the_first(config, capsys):
 
 
 @pytest.mark.parametrize(
-    ("over", "said"),
+    ("over", "message"),
     [
         ("tiers.0.blocks=6,0", "tiers.0: blocks of tier 'gpu' is 0"),
         ("tiers.0.blcks=6,7", "tiers.0.blcks is 6"),
@@ -164,10 +164,10 @@ def test_compare_shows_ratios_to_the_first(config, capsys):
         ("seed=" + ",".join(map(str, range(400))), "makes 160000 combinations"),
     ],
 )
-def test_nothing_runs_before_all_is_checked(config, capsys, monkeypatch, over, said):
+def test_nothing_runs_before_all_is_checked(config, capsys, monkeypatch, over, message):
     monkeypatch.setattr(sweeping, "run_config", pytest.fail)
     more = ["--over", "machines=" + ",".join(["1"] * 400)] if over.startswith("seed") else []
     assert main(["sim", "sweep", str(config), "--over", over, *more]) == 2
     out, err = capsys.readouterr()
-    assert said in err
+    assert message in err
     assert not out

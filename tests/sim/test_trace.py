@@ -50,7 +50,7 @@ def test_fields_have_the_published_names_and_units(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"timestamp": 4}, "before the 5.0 ms"),
         ({"timestamp": -1}, "timestamp is -1"),
@@ -64,9 +64,9 @@ def test_fields_have_the_published_names_and_units(tmp_path):
         ({"hash_ids": [2**32]}, "4294967296"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_line(tmp_path, change, said):
+def test_a_wrong_field_is_named_with_its_line(tmp_path, change, message):
     path = file_of(tmp_path, GOOD, {**GOOD, **change})
-    with pytest.raises(ConfigError, match=rf"trace\.jsonl, line 2: .*{said}"):
+    with pytest.raises(ConfigError, match=rf"trace\.jsonl, line 2: .*{message}"):
         read_trace(path)
 
 

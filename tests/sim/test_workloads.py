@@ -109,16 +109,16 @@ def test_a_trace_of_nothing_is_refused(name):
         FAMILIES[name](requests=0)
 
 
-def asked(generator, block=16, seed=0):
+def made_rows(generator, block=16, seed=0):
     return [(at, tokens.tolist(), *rest) for at, tokens, *rest in generator.made(block, seed)]
 
 
 @pytest.mark.parametrize("generator", [Segments(requests=200), ShareGptLike(requests=200)])
 def test_a_generator_is_its_seed(generator):
-    made = asked(generator, seed=3)
+    made = made_rows(generator, seed=3)
     assert len(made) == 200
-    assert made == asked(generator, seed=3)
-    assert made != asked(generator, seed=4)
+    assert made == made_rows(generator, seed=3)
+    assert made != made_rows(generator, seed=4)
     assert all(a[0] <= b[0] for a, b in pairwise(made))
 
 
@@ -129,7 +129,7 @@ def test_segments_have_the_ratios(selection, reuse, prefix):
     generator = Segments(
         requests=300, reuse_ratio=reuse, prefix_ratio=prefix, request_selection=selection
     )
-    made = [tokens[::parts] for _, tokens, *_ in asked(generator)]
+    made = [tokens[::parts] for _, tokens, *_ in made_rows(generator)]
     seen = set()
     fronts, reused = [], []
     paths = set()
@@ -159,7 +159,7 @@ def test_a_choice_of_prompts_follows_its_law():
             window=100,
         )
         new = {}  # segment: the prompt that had it first
-        for number, (_, ids, *_) in enumerate(asked(generator)):
+        for number, (_, ids, *_) in enumerate(made_rows(generator)):
             # One that is older than all prompts held was taken from one that took it.
             if number and new[ids[1]] >= number - 100:
                 yield number - new[ids[1]]
@@ -181,17 +181,17 @@ def test_conversations_have_the_means():
         sessions.setdefault(session, []).append((at, tokens, prompt, answer))
     whole = list(sessions.values())[:4000]  # the last ones are cut off
     assert sum(map(len, whole)) / len(whole) == pytest.approx(5.56, rel=0.05)
-    said, answers = [], []
+    inputs, answers = [], []
     for turns in whole:
         before = 0
         for _, tokens, prompt, answer in turns:
             assert len(tokens) == -(-prompt // 16)
-            said.append(prompt - before)
+            inputs.append(prompt - before)
             answers.append(answer)
             before = prompt + answer
         for (_, earlier, prompt, _), (_, later, _, _) in pairwise(turns):
             assert later[: prompt // 16].tolist() == earlier[: prompt // 16].tolist()
-    assert sum(said) / len(said) == pytest.approx(37.8, rel=0.05)
+    assert sum(inputs) / len(inputs) == pytest.approx(37.8, rel=0.05)
     assert sum(answers) / len(answers) == pytest.approx(204.6, rel=0.05)
 
 
@@ -248,32 +248,32 @@ def closed(tmp_path, *changes):
 
 
 def test_a_client_thinks_after_the_answer_has_ended(tmp_path):
-    lines, asked = closed(tmp_path, "trace.arrivals.clients=1")
+    lines, rows = closed(tmp_path, "trace.arrivals.clients=1")
     ended = 0
     # A single client asks in the order of the trace.
-    for line, (think, _, prompt, *_) in zip(lines, asked, strict=True):
+    for line, (think, _, prompt, *_) in zip(lines, rows, strict=True):
         assert line["arrival_ns"] == ended + think
         assert sum(line["hit_tokens"].values()) + line["computed_tokens"] == prompt
         ended = line["end_ns"]
-    assert sum(think for think, *_ in asked) / 300 == pytest.approx(1e9, rel=0.2)
+    assert sum(think for think, *_ in rows) / 300 == pytest.approx(1e9, rel=0.2)
 
 
 @pytest.mark.parametrize("engine", ["serial", "continuous"])
-def test_clients_wait_for_each_other_in_the_machine_alone(tmp_path, engine):
+def test_clients_wait_for_each_other_only_in_the_machine(tmp_path, engine):
     lines, _ = closed(tmp_path, f"engine.kind={engine}")
     assert lines == closed(tmp_path, f"engine.kind={engine}")[0]
     for line in lines:
         at = line["arrival_ns"]
         assert sum(o["arrival_ns"] <= at < o["end_ns"] for o in lines) <= 6
     waits = [line["first_token_ns"] - line["arrival_ns"] for line in lines]
-    alone = [
+    one_client = [
         line["first_token_ns"] - line["arrival_ns"]
         for line in closed(tmp_path, f"engine.kind={engine}", "trace.arrivals.clients=1")[0]
     ]
-    assert sum(waits) > sum(alone)
+    assert sum(waits) > sum(one_client)
 
 
-def test_segments_are_asked_by_clients(tmp_path):
+def test_clients_request_segments(tmp_path):
     made = "trace={format='segments', requests=300, think_s=0, prompt_tokens=64, segment_length=16"
     lines, _ = closed(tmp_path, f"{made}, arrivals={{kind='closed', clients=2}}}}")
     ends = sorted(line["end_ns"] for line in lines)
@@ -281,10 +281,10 @@ def test_segments_are_asked_by_clients(tmp_path):
     assert [line["arrival_ns"] for line in lines] == [0, 0, *ends[:298]]
 
 
-def test_conversations_without_a_name_are_told_apart():
+def test_conversations_without_a_name_are_distinct():
     turns = [(0, None, 1, 1, None), (0, None, 2, 1, None)]
-    asked = in_turns(iter([turns, turns]), None, 0.0, 0)
-    assert [session for *_, session in asked] == ["0", "0", "1", "1"]
+    rows = in_turns(iter([turns, turns]), None, 0.0, 0)
+    assert [session for *_, session in rows] == ["0", "0", "1", "1"]
 
 
 def test_what_only_a_run_orders_is_not_replayed(tmp_path):

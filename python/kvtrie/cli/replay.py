@@ -201,7 +201,7 @@ def _run(given: argparse.Namespace) -> int:
         write_report(given.save, capture(manager, title, named, manager.stats().now))
     if skipped is not None:
         settings["skipped_lines"] = skipped.lines
-        settings["kept_lines"] = skipped.kept
+        settings["kept_lines"] = skipped.parsed
     last = manager.evictions()
     if given.json:
         sys.stdout.write(_json(settings, played, last if given.evictions else None))
@@ -212,7 +212,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _status(skipped: Skipped | None) -> int:
-    return 0 if skipped is None else lenient_status(skipped.lines, skipped.kept)
+    return 0 if skipped is None else lenient_status(skipped.lines, skipped.parsed)
 
 
 def _json(settings: dict[str, Any], played: Replayed, last: list[Eviction] | None) -> str:

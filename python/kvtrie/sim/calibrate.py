@@ -171,12 +171,12 @@ def calibrate(
 def _times(config: SimulationConfig) -> NDArray[np.float64]:
     times: list[tuple[float, float]] = []
 
-    def tell(line: dict[str, Any]) -> None:
+    def on_request(line: dict[str, Any]) -> None:
         at, first = line["arrival_ns"], line["first_token_ns"]
         refused = first is None
         times.append((np.nan, np.nan) if refused else (first - at, line["end_ns"] - at))
 
-    run_config(config, tell)
+    run_config(config, on_request)
     return np.array(times, dtype=np.float64).reshape(-1, 2)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kvtrie.sim.readers.asked import Asked, AskedToEnd
+    from kvtrie.sim.readers.rows import RequestRow, RowWithEnd
 
 __all__ = ["last_ones", "with_ends"]
 
@@ -25,7 +25,7 @@ def last_ones(sessions: Iterable[str | None]) -> set[int]:
     return set(last.values())
 
 
-def with_ends(requests: Iterable[Asked], last: set[int]) -> Iterator[AskedToEnd]:
+def with_ends(requests: Iterable[RequestRow], last: set[int]) -> Iterator[RowWithEnd]:
     """Requests, each with whether its session ends with it."""
     for at, request in enumerate(requests):
         yield (*request, at in last)

@@ -58,18 +58,18 @@ class Fates:
     def add(self, request: TraceRequest, found: int) -> None:
         """Count a request, of which `found` blocks were found."""
         blocks = request.blocks.tolist()
-        known = bisect_left(blocks, x=True, key=lambda block: block not in self._turn_of)
-        self.evicted += max(0, known - found)
-        turn = self._turn_of[blocks[known - 1]] if known else 0
-        turn = min(MOST_TURNS, turn + (known < len(blocks) or not turn))
+        seen = bisect_left(blocks, x=True, key=lambda block: block not in self._turn_of)
+        self.evicted += max(0, seen - found)
+        turn = self._turn_of[blocks[seen - 1]] if seen else 0
+        turn = min(MOST_TURNS, turn + (seen < len(blocks) or not turn))
         if request.session is not None:
             before = self._prompts.get(request.session)
             if before is not None:
-                same = max(known, shared(before, request))
+                same = max(seen, shared(before, request))
                 self._diverged += max(0, min(len(before), len(blocks)) - same)
             self._prompts[request.session] = request.blocks
         answer = () if request.answer is None else request.answer.tolist()
-        self._turn_of.update(dict.fromkeys((*blocks[known:], *answer), turn))
+        self._turn_of.update(dict.fromkeys((*blocks[seen:], *answer), turn))
         row = self._turns.setdefault(turn, [0, 0, 0])
         row[0] += 1
         row[1] += len(blocks)

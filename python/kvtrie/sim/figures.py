@@ -113,7 +113,7 @@ def _load(config: SimulationConfig, counts: Counts, end: int) -> dict[str, Any]:
         return int((arrived <= at).sum() - (first <= at).sum())
 
     begin, last = counts.first_arrival, counts.last_arrival
-    half, behind = waiting(begin + (last - begin) // 2), waiting(last)
+    half, at_end = waiting(begin + (last - begin) // 2), waiting(last)
     goodput = None
     if config.goals is not None:
         seconds = (end - begin) / _NS_PER_S
@@ -124,8 +124,8 @@ def _load(config: SimulationConfig, counts: Counts, end: int) -> dict[str, Any]:
         }
     return {
         "goodput": goodput,
-        "waiting": {"half": half, "end": behind},
-        "saturated": behind > _GROWTH * half and behind * _SHARE >= counts.requests,
+        "waiting": {"half": half, "end": at_end},
+        "saturated": at_end > _GROWTH * half and at_end * _SHARE >= counts.requests,
     }
 
 

@@ -21,8 +21,8 @@ _NS_PER_MS = 1e6
 
 def headline(figures: dict[str, Any]) -> dict[str, float | None]:
     """Share of prompt tokens found, times in ms, served requests per s, goodput and cost."""
-    asked = sum(figures["hit_tokens"].values()) + figures["computed_tokens"]
-    found = sum(figures["hit_tokens"].values()) / asked if asked else None
+    prompt_tokens = sum(figures["hit_tokens"].values()) + figures["computed_tokens"]
+    found = sum(figures["hit_tokens"].values()) / prompt_tokens if prompt_tokens else None
     served = figures["requests"] - figures["refused"]
 
     def time(name: str, part: str) -> float | None:

@@ -24,7 +24,7 @@ __all__ = ["OfflineHits", "leaves_first", "most_hits"]
 _NEVER = 2**62
 
 
-class _Asked(Protocol):
+class _HasBlocks(Protocol):
     """A request, of which only the ids of its blocks count."""
 
     @property
@@ -43,7 +43,7 @@ class OfflineHits:
         return sum(map(len, self.blocks))
 
 
-def most_hits(requests: Sequence[_Asked], capacity: int) -> OfflineHits:
+def most_hits(requests: Sequence[_HasBlocks], capacity: int) -> OfflineHits:
     """The most hits that a cache of `capacity` blocks can have.
 
     Raises:
@@ -52,31 +52,31 @@ def most_hits(requests: Sequence[_Asked], capacity: int) -> OfflineHits:
     _check(requests, capacity)
     paths = [request.blocks.tolist() for request in requests]
     following = _following(paths)
-    kept: dict[int, int] = {}  # block: the next request that asks for it
+    cached: dict[int, int] = {}  # block: the next request that asks for it
     farthest: list[tuple[int, int]] = []
     found: list[tuple[int, ...]] = []
     for path, uses in zip(paths, following, strict=True):
         hits: list[int] = []
         for at, (block, use) in enumerate(zip(path, uses, strict=True)):
-            if block in kept:
+            if block in cached:
                 hits.append(at)
-            elif len(kept) == capacity:
-                _evict(kept, farthest)
-            kept[block] = use
+            elif len(cached) == capacity:
+                _evict(cached, farthest)
+            cached[block] = use
             heapq.heappush(farthest, (-use, block))
         found.append(tuple(hits))
     return OfflineHits(tuple(found))
 
 
-def _evict(kept: dict[int, int], farthest: list[tuple[int, int]]) -> None:
+def _evict(cached: dict[int, int], farthest: list[tuple[int, int]]) -> None:
     while True:
         use, victim = heapq.heappop(farthest)
-        if kept.get(victim) == -use:
-            del kept[victim]
+        if cached.get(victim) == -use:
+            del cached[victim]
             return
 
 
-def leaves_first(requests: Sequence[_Asked], capacity: int) -> OfflineHits:
+def leaves_first(requests: Sequence[_HasBlocks], capacity: int) -> OfflineHits:
     """A cache of whole prefixes that gives up the last block whose next use is farthest.
 
     Raises:
@@ -84,38 +84,38 @@ def leaves_first(requests: Sequence[_Asked], capacity: int) -> OfflineHits:
     """
     _check(requests, capacity)
     paths = [request.blocks.tolist() for request in requests]
-    kept: dict[int, int] = {}
+    cached: dict[int, int] = {}
     parent: dict[int, int] = {}
     children: dict[int, int] = {}  # number of resident children
     farthest: list[tuple[int, int]] = []
     found: list[tuple[int, ...]] = []
     for path, uses in zip(paths, _following(paths), strict=True):
-        hits = next((n for n, block in enumerate(path) if block not in kept), len(path))
+        hits = next((n for n, block in enumerate(path) if block not in cached), len(path))
         found.append(tuple(range(hits)))
         # The running path is not in the heap: it is put back when its blocks have their next use.
         for block in path[:hits]:
-            kept[block] = -1
-        while len(kept) + len(path) - hits > capacity:
+            cached[block] = -1
+        while len(cached) + len(path) - hits > capacity:
             use, victim = heapq.heappop(farthest)
-            if kept.get(victim) != -use or children.get(victim):
+            if cached.get(victim) != -use or children.get(victim):
                 continue
-            del kept[victim]
+            del cached[victim]
             above = parent[victim]
             children[above] -= 1
-            if not children[above] and kept.get(above, -1) >= 0:
-                heapq.heappush(farthest, (-kept[above], above))
+            if not children[above] and cached.get(above, -1) >= 0:
+                heapq.heappush(farthest, (-cached[above], above))
         for at, (block, use) in enumerate(zip(path, uses, strict=True)):
-            kept[block] = use
+            cached[block] = use
             if at >= hits:
                 parent[block] = above = path[at - 1] if at else -1
                 children[above] = children.get(above, 0) + 1
         for block in path:
             if not children.get(block):
-                heapq.heappush(farthest, (-kept[block], block))
+                heapq.heappush(farthest, (-cached[block], block))
     return OfflineHits(tuple(found))
 
 
-def _check(requests: Sequence[_Asked], capacity: int) -> None:
+def _check(requests: Sequence[_HasBlocks], capacity: int) -> None:
     longest = max((len(request.blocks) for request in requests), default=0)
     if longest > capacity:
         raise ConfigError(f"a request has {longest} blocks, the cache only {capacity}")

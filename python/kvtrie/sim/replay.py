@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from kvtrie.scope import Structure
-    from kvtrie.sim.readers.asked import AskedWhole, Record
+    from kvtrie.sim.readers.rows import Record, RowWithAnswer
     from kvtrie.sim.trace import TraceRequest
     from kvtrie.tier import Tier
 
@@ -182,21 +182,21 @@ def replay(
 
     A request that does not fit on the first tier counts as refused.
     """
-    tally = _Tally(block_tokens)
+    sums = _Sums(block_tokens)
     last: set[int] = set()
     if ends:
         requests = list(requests)
         last = last_ones(request.session for request in requests)
 
-    def asked() -> Iterator[AskedWhole]:
+    def rows() -> Iterator[RowWithAnswer]:
         for at, request in enumerate(requests):
-            tally.ask(request)
+            sums.add(request)
             session = request.session if ends else None
             answer = request.blocks[:0] if request.answer is None else request.answer
             tokens = request.input_tokens
             yield request.at, request.blocks, tokens, 0, session, at in last, answer
 
-    Simulation.over(manager, load=load, running=running).run(asked(), tally.take)
+    Simulation.over(manager, load=load, running=running).run(rows(), sums.on_record)
     stats = manager.stats()
     tiers = tuple(
         TierFigures(
@@ -211,20 +211,20 @@ def replay(
     )
     hits = sum(tier.hits for tier in tiers)
     return Replayed(
-        requests=tally.requests,
-        refused=tally.refused,
-        blocks=tally.blocks,
-        tokens=tally.tokens,
+        requests=sums.requests,
+        refused=sums.refused,
+        blocks=sums.blocks,
+        tokens=sums.tokens,
         hits=hits,
-        recomputed=tally.matched - hits,
-        tokens_hit=tally.tokens_hit,
-        cost=tally.cost,
-        cost_saved=tally.cost_saved,
-        waited_s=tally.waited_ns / 1e9,
+        recomputed=sums.matched - hits,
+        tokens_hit=sums.tokens_hit,
+        cost=sums.cost,
+        cost_saved=sums.cost_saved,
+        waited_s=sums.waited_ns / 1e9,
         tiers=tiers,
-        evicted=tally.fates.evicted,
-        diverged=tally.fates.diverged,
-        turns=tally.fates.turns(),
+        evicted=sums.fates.evicted,
+        diverged=sums.fates.diverged,
+        turns=sums.fates.turns(),
     )
 
 
@@ -236,7 +236,7 @@ def prompt_cost(blocks: int, block_tokens: int) -> float:
     return block_tokens * (blocks + Cost().alpha * block_tokens * blocks * (blocks - 1) / 2)
 
 
-class _Tally:
+class _Sums:
     """Sums over requests: what they ask for, and what is found."""
 
     def __init__(self, block_tokens: int) -> None:
@@ -247,7 +247,7 @@ class _Tally:
         self.cost = self.cost_saved = 0.0
         self.fates = Fates()
 
-    def ask(self, request: TraceRequest) -> None:
+    def add(self, request: TraceRequest) -> None:
         """Count a whole prompt."""
         self._played.append(request)
         self.requests += 1
@@ -255,7 +255,7 @@ class _Tally:
         self.tokens += request.input_tokens
         self.cost += prompt_cost(len(request.blocks), self._block)
 
-    def take(self, record: Record) -> None:
+    def on_record(self, record: Record) -> None:
         """Count what the next request found."""
         request, first_token, hits = self._played.popleft(), record[3], record[5]
         if first_token is None:

@@ -6,13 +6,14 @@ Cost: one pass over the file, of which one line is held; see the readers for wha
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtrie.errors import ConfigError
-from kvtrie.sim.readers.asked import Asked
 from kvtrie.sim.readers.lines import MOST, MOST_BLOCKS
+from kvtrie.sim.readers.rows import RequestRow
 from kvtrie.sim.readers.sharegpt import sharegpt_requests, tokenizer_of
 from kvtrie.sim.readers.tables import azure_requests, burstgpt_requests
 from kvtrie.sim.readers.tokens import token_requests
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
     from kvtrie.sim.config import TraceSource
     from kvtrie.sim.readers.lines import Skipped
 
-__all__ = ["Asked", "block_requests", "trace_requests"]
+__all__ = ["RequestRow", "block_requests", "trace_requests"]
+
+
+def __getattr__(name: str) -> object:
+    """Give `RequestRow` by its former name, `Asked`, for one release."""
+    if name == "Asked":
+        warnings.warn("Asked is RequestRow", DeprecationWarning, stacklevel=2)
+        return RequestRow
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 def trace_requests(
@@ -33,7 +42,7 @@ def trace_requests(
     block_tokens: int,
     skipped: Skipped | None = None,
     most: int = MOST_BLOCKS,
-) -> Iterator[Asked]:
+) -> Iterator[RequestRow]:
     """The requests of a trace, in its order.
 
     Args:
@@ -72,31 +81,31 @@ def block_requests(
         raise ConfigError(
             'trace.arrivals.kind is "closed": the order of requests depends on the run'
         )
-    asked = trace_requests(source, block_tokens, skipped, most)
-    known: dict[tuple[int, bytes], int] = {}
-    for at, tokens, prompt, answer, session in asked:
-        blocks = tokens if source.hashed else _named(tokens, block_tokens, known)
+    rows = trace_requests(source, block_tokens, skipped, most)
+    seen: dict[tuple[int, bytes], int] = {}
+    for at, tokens, prompt, answer, session in rows:
+        blocks = tokens if source.hashed else _named(tokens, block_tokens, seen)
         yield TraceRequest(at, prompt, answer, blocks, session)
 
 
 def _named(
     tokens: np.ndarray[tuple[int], np.dtype[np.uint32]],
     block_tokens: int,
-    known: dict[tuple[int, bytes], int],
+    seen: dict[tuple[int, bytes], int],
 ) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     """The ids of a prompt's blocks, of which the last may be a part of one."""
     ids: list[int] = []
     parent = -1
     for first in range(0, len(tokens), block_tokens):
         block = (parent, tokens[first : first + block_tokens].tobytes())
-        parent = known.setdefault(block, len(known))
+        parent = seen.setdefault(block, len(seen))
         ids.append(parent)
     return np.array(ids, dtype=np.uint32)
 
 
 def _requests(
     source: TraceSource, block_tokens: int, skipped: Skipped | None, most: int
-) -> Iterable[Asked]:
+) -> Iterable[RequestRow]:
     generator = source.generator
     if isinstance(generator, Family):
         return _parted(generator.made(source.seed), source, block_tokens)
@@ -107,7 +116,7 @@ def _requests(
 
 def _read(
     source: TraceSource, block_tokens: int, skipped: Skipped | None, most: int
-) -> Iterable[Asked]:
+) -> Iterable[RequestRow]:
     path = source.path
     match source.format:
         case "mooncake":
@@ -133,7 +142,7 @@ def _read(
 
 def _parted(
     requests: Iterable[TraceRequest], source: TraceSource, block_tokens: int
-) -> Iterator[Asked]:
+) -> Iterator[RequestRow]:
     """Split each hash of the requests into its blocks."""
     parts = source.hash_tokens // block_tokens
     for request in requests:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvtrie.sim.config import SimulationConfig
-    from kvtrie.sim.readers.asked import AskedToEnd, Record
-    from kvtrie.sim.requests import Asked
+    from kvtrie.sim.readers.rows import Record, RowWithEnd
+    from kvtrie.sim.requests import RequestRow
 
 __all__ = ["open_simulation", "play", "run_config"]
 
@@ -55,7 +55,7 @@ def run_config(
     config: SimulationConfig,
     on_request: Callable[[dict[str, Any]], object] | None = None,
     *,
-    watch: Callable[[Iterable[Asked]], Iterable[Asked]] = iter,
+    watch: Callable[[Iterable[RequestRow]], Iterable[RequestRow]] = iter,
     simulation: Simulation | None = None,
     on_decision: Callable[[dict[str, Any]], object] | None = None,
     best: int = 0,
@@ -79,26 +79,26 @@ def run_config(
     simulation = simulation or open_simulation(config)
     skipped = Skipped() if config.trace.lenient else None
 
-    def asked(skipped: Skipped | None) -> Iterable[Asked]:
+    def rows(skipped: Skipped | None) -> Iterable[RequestRow]:
         return trace_requests(config.trace, config.block_tokens, skipped, config.most_blocks)
 
-    requests: Iterable[Asked | AskedToEnd]
-    requests = watched = watch(asked(skipped))
+    requests: Iterable[RequestRow | RowWithEnd]
+    requests = watched = watch(rows(skipped))
     if config.trace.ends:
-        once = asked(skipped and Skipped())
+        once = rows(skipped and Skipped())
         requests = with_ends(watched, last_ones(request[4] for request in once))
     counts = play(config, simulation, requests, on_request, on_decision=on_decision, best=best)
     figures = figures_of(config, simulation, counts)
     if skipped is not None:
         figures["skipped_lines"] = skipped.lines
-        figures["kept_lines"] = skipped.kept
+        figures["kept_lines"] = skipped.parsed
     return figures
 
 
 def play(
     config: SimulationConfig,
     simulation: Simulation,
-    requests: Iterable[Asked | AskedToEnd],
+    requests: Iterable[RequestRow | RowWithEnd],
     on_request: Callable[[dict[str, Any]], object] | None = None,
     *,
     on_decision: Callable[[dict[str, Any]], object] | None = None,
@@ -112,12 +112,12 @@ def play(
     found, spared = [0] * len(kinds), [0] * len(kinds)
     goals = config.goals or Goals()
 
-    def asked() -> Iterable[Asked | AskedToEnd]:
+    def counted() -> Iterable[RequestRow | RowWithEnd]:
         for request in requests:
             counts.input_tokens += request[2]
             yield request
 
-    def tell(record: Record) -> None:
+    def on_record(record: Record) -> None:
         number, machine, arrival, first, end, hits, peer, (computed, _, _) = record[:8]
         stalled, saved, suspended, answer = record[8:]
         if not counts.requests:
@@ -156,7 +156,7 @@ def play(
                 }
             )
 
-    simulation.run(asked(), tell, by_name(on_decision), best=best)
+    simulation.run(counted(), on_record, by_name(on_decision), best=best)
     counts.hit_tokens = {**none, **dict(zip(kinds, found, strict=True))}
     counts.saved_ns = {**none, **dict(zip(kinds, spared, strict=True))}
     return counts

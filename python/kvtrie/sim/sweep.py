@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from kvtrie.sim.config import SimulationConfig
-    from kvtrie.sim.requests import Asked
+    from kvtrie.sim.requests import RequestRow
 
 __all__ = ["digest_of", "iter_sweep", "sweep"]
 
@@ -151,7 +151,7 @@ def _pool(
     started: list[Future[dict[str, Any]]] = []
     stop = threading.Event()
 
-    def until_stopped(requests: Iterable[Asked]) -> Iterable[Asked]:
+    def until_stopped(requests: Iterable[RequestRow]) -> Iterable[RequestRow]:
         for request in requests:
             if stop.is_set():
                 raise KeyboardInterrupt

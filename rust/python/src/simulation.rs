@@ -22,6 +22,7 @@ use kvtrie_sim::router::RoundRobin;
 use kvtrie_sim::simulation::{Config, Simulation as Run};
 use kvtrie_sim::timeline::{Span, Track};
 use kvtrie_sim::transfer::{Mode, Transfer};
+use pyo3::exceptions::PyDeprecationWarning;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -37,7 +38,7 @@ use calls::{call_row, row};
 use price::prices;
 
 /// `(arrival_ns, tokens, input_tokens, output_tokens, session)`.
-type Asked<'py, T = Bound<'py, PyAny>> = (T, T, T, T, Option<T>);
+type RequestRow<'py, T = Bound<'py, PyAny>> = (T, T, T, T, Option<T>);
 
 /// `(hits, tokens_hit, evicted_clean, evicted_dirty, dropped)` of a tier.
 type TierCounts = (u64, u64, u64, u64, u64);
@@ -215,16 +216,26 @@ impl Simulation {
     }
 
     /// Plays a trace to its end.
-    #[pyo3(signature = (requests, tell, decide=None, *, best=0))]
+    #[pyo3(signature = (requests, on_record=None, decide=None, *, best=0, tell=None))]
     fn run(
         &self,
         requests: &Bound<'_, PyAny>,
-        tell: &Bound<'_, PyAny>,
+        on_record: Option<&Bound<'_, PyAny>>,
         decide: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::best)] best: usize,
+        tell: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (py, requests, tell) =
-            (requests.py(), requests.try_iter()?.unbind(), tell.as_unbound());
+        let py = requests.py();
+        let report = match (on_record, tell) {
+            (Some(report), None) => report.as_unbound(),
+            (None, Some(report)) => {
+                let warning = py.get_type::<PyDeprecationWarning>();
+                PyErr::warn(py, &warning, c"Simulation.run's tell is on_record", 1)?;
+                report.as_unbound()
+            }
+            _ => return Err(bad("on_record is wanted; tell is its former name: give one of them")),
+        };
+        let requests = requests.try_iter()?.unbind();
         let decide = decide.map(Bound::as_unbound);
         let mut run = self.take()?;
         run.report_decisions(decide.map(|_| best));
@@ -243,7 +254,7 @@ impl Simulation {
                 })
             };
             let on_record = |record| {
-                Python::attach(|py| tell.call1(py, (row(&record),)).map(drop)).map_err(stop)
+                Python::attach(|py| report.call1(py, (row(&record),)).map(drop)).map_err(stop)
             };
             let on_decision = |decision| {
                 let Some(decide) = decide else { return Ok(()) };
@@ -346,7 +357,8 @@ impl Simulation {
 /// A request, perhaps with whether its session ends with it, and then with the tokens of its answer.
 fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
     let request = request.cast::<PyTuple>()?;
-    let (arrival, tokens, input, output, session): Asked<'_> = request.get_slice(0, 5).extract()?;
+    let (arrival, tokens, input, output, session): RequestRow<'_> =
+        request.get_slice(0, 5).extract()?;
     let last = request.get_item(5).map_or(Ok(false), |last| last.extract())?;
     let answer = request.get_item(6).ok();
     Ok(Request {

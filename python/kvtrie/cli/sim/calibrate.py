@@ -60,7 +60,7 @@ def _run(given: argparse.Namespace) -> int:
         trace = begin.config.trace, begin.config.block_tokens
         for _ in trace_requests(*trace, skipped, begin.config.most_blocks):
             pass
-    status = lenient_status(skipped.lines, skipped.kept)
+    status = lenient_status(skipped.lines, skipped.parsed)
     seen = read_seen(given.seen)
     if given.fit:
         start = {key: value_at(begin.document, key, f"--fit {key}") for key in given.fit}

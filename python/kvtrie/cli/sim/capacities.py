@@ -54,7 +54,7 @@ def _run(given: argparse.Namespace) -> int:
     _check(config)
     skipped = Skipped()
     paths = list(paths_of(config, skipped))
-    status = lenient_status(skipped.lines, skipped.kept)
+    status = lenient_status(skipped.lines, skipped.parsed)
     curve = lru_curve(watched(paths, "Measuring"))
     block_gib = config.model.layers * config.model.layer_bytes(config.block_tokens) / _GIB
     points: list[dict[str, Any]] = [

@@ -77,13 +77,13 @@ def put(document: dict[str, Any], name: str, value: object, stated: str) -> None
     *above, last = name.split(".")
     here: Any = document
     for key in above:
-        known, place = _place(here, key, stated)
-        here = known.setdefault(key, {}) if isinstance(known, dict) else known[place]
-    known, place = _place(here, last, stated)
-    if isinstance(known, dict):
-        known[last] = value
+        parent, place = _place(here, key, stated)
+        here = parent.setdefault(key, {}) if isinstance(parent, dict) else parent[place]
+    parent, place = _place(here, last, stated)
+    if isinstance(parent, dict):
+        parent[last] = value
     else:
-        known[place] = value
+        parent[place] = value
 
 
 def value_at(document: dict[str, Any], name: str, stated: str) -> Any:  # noqa: ANN401
@@ -94,8 +94,8 @@ def value_at(document: dict[str, Any], name: str, stated: str) -> Any:  # noqa: 
     """
     here: Any = document
     for key in name.split("."):
-        known, place = _place(here, key, stated)
-        here = known.get(key) if isinstance(known, dict) else known[place]
+        parent, place = _place(here, key, stated)
+        here = parent.get(key) if isinstance(parent, dict) else parent[place]
         if here is None:
             raise ConfigError(f"{stated}: the settings do not have {key}")
     return here

@@ -16,12 +16,12 @@ __all__ = ["peers_of"]
 
 def peers_of(table: Table, engine: str) -> dict[str, Any]:
     """The arguments of `Simulation` that the lane between two machines is for."""
-    asks = table.word("lookup", ("own", "all")) == "all"
+    lookup_all = table.word("lookup", ("own", "all")) == "all"
     stated = {"name": "peers", **table.some("bytes_per_s", "latency_ns", "shares")}
     table.close()
     hands_over = engine == "disaggregated"
-    if "bytes_per_s" not in stated and (asks or hands_over):
-        wants = 'lookup = "all"' if asks else 'engine.kind = "disaggregated"'
+    if "bytes_per_s" not in stated and (lookup_all or hands_over):
+        wants = 'lookup = "all"' if lookup_all else 'engine.kind = "disaggregated"'
         raise ConfigError(f"peers.bytes_per_s is missing: {wants} wants it")
-    lane = made("peers", Lane, stated) if asks or hands_over else None
-    return {"peers": lane if asks else None, "network": lane if hands_over else None}
+    lane = made("peers", Lane, stated) if lookup_all or hands_over else None
+    return {"peers": lane if lookup_all else None, "network": lane if hands_over else None}

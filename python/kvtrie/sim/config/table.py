@@ -26,11 +26,11 @@ class Table:
             raise ConfigError(f"{name} is {shown(given)}, a table wanted")
         self._name = name
         self._left = dict(cast("dict[str, Any]", given))
-        self._known: list[str] = []
+        self._allowed: list[str] = []
 
     def take(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - any TOML value
         """The value of a key, unchecked."""
-        self._known.append(key)
+        self._allowed.append(key)
         return self._left.pop(key, default)
 
     def key(self, key: str) -> str:
@@ -45,9 +45,9 @@ class Table:
         """A number `low` to `high`."""
         return real(self.key(key), self.take(key, default), low, high)
 
-    def word(self, key: str, known: tuple[str, ...]) -> str:
+    def word(self, key: str, allowed: tuple[str, ...]) -> str:
         """One of a few words, by default the first."""
-        return word(self.key(key), self.take(key, known[0]), known)
+        return word(self.key(key), self.take(key, allowed[0]), allowed)
 
     def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001 - as `number`
         """True or false."""
@@ -73,7 +73,7 @@ class Table:
         for key, value in self._left.items():
             raise ConfigError(
                 f"{self.key(key)} is {shown(value)}, but there is no such key: "
-                f"{', '.join(sorted(self._known))}"
+                f"{', '.join(sorted(self._allowed))}"
             )
 
 
@@ -89,4 +89,4 @@ def made(name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> Any: 
 
 def plain(kind: type[Any], *but: str) -> tuple[str, ...]:
     """The names of a settings class that a table may have as keys."""
-    return tuple(known.name for known in dataclasses.fields(kind) if known.name not in but)
+    return tuple(field.name for field in dataclasses.fields(kind) if field.name not in but)

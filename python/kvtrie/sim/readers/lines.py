@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -56,13 +57,19 @@ class Skipped:
 
     Attributes:
         lines: how many.
-        kept: how many others there were.
+        parsed: how many others there were.
         first: what was wrong with the first.
     """
 
     def __init__(self) -> None:
-        self.lines = self.kept = 0
+        self.lines = self.parsed = 0
         self.first: ConfigError | None = None
+
+    @property
+    def kept(self) -> int:
+        """The former name of `parsed`, for one release."""
+        warnings.warn("Skipped.kept is parsed", DeprecationWarning, stacklevel=2)
+        return self.parsed
 
     def add(self, error: ConfigError) -> None:
         """Count one."""
@@ -117,7 +124,7 @@ def checked(
             continue
         found = True
         if skipped is not None:
-            skipped.kept += 1
+            skipped.parsed += 1
         yield parsed
     if not found:
         left = f": {skipped.first}" if skipped and skipped.first else ""

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from kvtrie.sim.readers.asked import Asked
     from kvtrie.sim.readers.lines import Skipped
+    from kvtrie.sim.readers.rows import RequestRow
 
 __all__ = ["Tokenize", "in_turns", "sharegpt_requests", "tokenizer_of", "words"]
 
@@ -39,7 +39,7 @@ Tokenize: TypeAlias = "Callable[[str], Sequence[int]]"
 
 _CHUNK = 1 << 20
 _ANSWERS = ("gpt", "chatgpt", "bing", "bard", "assistant")
-_ASKS = ("human", "user")
+_USERS = ("human", "user")
 _BETWEEN = re.compile(r"[\s,\[\]]*")
 _PIECES = re.compile(r"\s?\w{1,6}|\s?[^\w\s]|\s+")
 
@@ -82,7 +82,7 @@ def sharegpt_requests(
     think_s: float = 10.0,
     seed: int = 0,
     skipped: Skipped | None = None,
-) -> Iterator[Asked]:
+) -> Iterator[RequestRow]:
     """The requests of a file of conversations, in order of time.
 
     Args:
@@ -101,8 +101,11 @@ def sharegpt_requests(
 
 
 def in_turns(
-    conversations: Iterator[list[Asked]], arrivals: Iterator[int] | None, think_s: float, seed: int
-) -> Iterator[Asked]:
+    conversations: Iterator[list[RequestRow]],
+    arrivals: Iterator[int] | None,
+    think_s: float,
+    seed: int,
+) -> Iterator[RequestRow]:
     """Requests of conversations in order of time.
 
     Args:
@@ -120,7 +123,7 @@ def in_turns(
                 named = str(number) if session is None else session
                 yield next(think), *cast("Any", request), named
         return
-    opened: list[tuple[int, int, int, list[Asked]]] = []  # time, conversation, turn, turns
+    opened: list[tuple[int, int, int, list[RequestRow]]] = []  # time, conversation, turn, turns
     for number, turns in enumerate(conversations):
         begun = next(arrivals)
         while opened and opened[0][0] <= begun:
@@ -130,7 +133,9 @@ def in_turns(
         yield _next_turn(opened, think)
 
 
-def _next_turn(opened: list[tuple[int, int, int, list[Asked]]], think: Iterator[int]) -> Asked:
+def _next_turn(
+    opened: list[tuple[int, int, int, list[RequestRow]]], think: Iterator[int]
+) -> RequestRow:
     at, number, turn, turns = heapq.heappop(opened)
     if turn + 1 < len(turns):
         heapq.heappush(opened, (at + next(think), number, turn + 1, turns))
@@ -140,7 +145,7 @@ def _next_turn(opened: list[tuple[int, int, int, list[Asked]]], think: Iterator[
 
 def _conversations(
     path: Path, tokenize: Tokenize, skipped: Skipped | None
-) -> Iterator[list[Asked]]:
+) -> Iterator[list[RequestRow]]:
     """The turns of each conversation that has some."""
     found = False
     for line, value in _values(path):
@@ -153,7 +158,7 @@ def _conversations(
             skipped.add(refused)
             continue
         if skipped is not None:
-            skipped.kept += 1
+            skipped.parsed += 1
         if turns:
             found = True
             yield turns
@@ -161,7 +166,7 @@ def _conversations(
         raise ConfigError(f"the trace {path} holds no request")
 
 
-def _turns(value: object, tokenize: Tokenize) -> list[Asked]:
+def _turns(value: object, tokenize: Tokenize) -> list[RequestRow]:
     if not isinstance(value, dict):
         raise ConfigError(f"a conversation is {shown(value)}, a JSON object wanted")
     row = cast("dict[str, Any]", value)
@@ -171,7 +176,7 @@ def _turns(value: object, tokenize: Tokenize) -> list[Asked]:
     session = row.get("id")
     session = None if session is None else text("id", session)
     tokens: list[int] = []
-    turns: list[Asked] = []
+    turns: list[RequestRow] = []
     in_question = False
     for at, one in enumerate(cast("list[Any]", parts)):
         turn = cast("dict[str, Any]", one) if isinstance(one, dict) else {}
@@ -182,7 +187,7 @@ def _turns(value: object, tokenize: Tokenize) -> list[Asked]:
         if speaker in _ANSWERS and in_question and tokens:
             prompt = np.array(tokens, dtype=np.uint32)
             turns.append((0, prompt, len(tokens), len(piece), session))
-        in_question = speaker in _ASKS
+        in_question = speaker in _USERS
         tokens.extend(piece)
     return turns
 
@@ -190,31 +195,31 @@ def _turns(value: object, tokenize: Tokenize) -> list[Asked]:
 def _values(path: Path) -> Iterator[tuple[int, object]]:
     """The values of an array, or values that follow each other, with the lines they begin on."""
     decoder = json.JSONDecoder()
-    line, held, at, ended, wanted = 1, "", 0, False, 0
+    line, buffer, at, ended, wanted = 1, "", 0, False, 0
     with open_trace(path) as file:
         while True:
-            begin = cast("re.Match[str]", _BETWEEN.match(held, at)).end()
-            line += held.count("\n", at, begin)
+            begin = cast("re.Match[str]", _BETWEEN.match(buffer, at)).end()
+            line += buffer.count("\n", at, begin)
             at = begin
-            if at < len(held) and (ended or len(held) - at >= wanted):
+            if at < len(buffer) and (ended or len(buffer) - at >= wanted):
                 try:
-                    value, end = decoder.raw_decode(held, at)
+                    value, end = decoder.raw_decode(buffer, at)
                 except (ValueError, RecursionError) as error:
                     if ended or isinstance(error, RecursionError):
                         raise ConfigError(f"{path}, line {line}: no JSON: {error}") from error
-                    if len(held) - at > MOST_CHARACTERS:
+                    if len(buffer) - at > MOST_CHARACTERS:
                         raise ConfigError(
                             f"{path}, line {line}: no end of the JSON value within "
                             f"{MOST_CHARACTERS} characters, the most that are read as one"
                         ) from error
                     # Cut off: read as much again, so that a long value is not decoded often.
-                    wanted = 2 * (len(held) - at)
+                    wanted = 2 * (len(buffer) - at)
                 else:
                     yield line, value
-                    line += held.count("\n", at, end)
+                    line += buffer.count("\n", at, end)
                     at, wanted = end, 0
                     continue
             if ended:
                 return
             chunk = file.read(max(_CHUNK, wanted))
-            held, at, ended = held[at:] + chunk, 0, not chunk
+            buffer, at, ended = buffer[at:] + chunk, 0, not chunk

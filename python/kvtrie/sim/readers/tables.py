@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvtrie.sim.readers.asked import Asked
     from kvtrie.sim.readers.lines import Skipped
+    from kvtrie.sim.readers.rows import RequestRow
 
 __all__ = ["Prompts", "azure_requests", "burstgpt_requests"]
 
@@ -79,7 +79,7 @@ class Prompts:
 
 def azure_requests(
     path: Path, block_tokens: int, skipped: Skipped | None = None, most: int = MOST_BLOCKS
-) -> Iterator[Asked]:
+) -> Iterator[RequestRow]:
     """The Azure LLM inference traces: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`.
 
     Times are dates; the first line that can be is at 0.
@@ -107,7 +107,7 @@ def azure_requests(
 
 def burstgpt_requests(
     path: Path, block_tokens: int, skipped: Skipped | None = None, most: int = MOST_BLOCKS
-) -> Iterator[Asked]:
+) -> Iterator[RequestRow]:
     """The BurstGPT traces: `Timestamp`, `Request tokens`, `Response tokens`, perhaps `Session ID`.
 
     Times are seconds. A request that failed has an answer of 0 tokens.
@@ -141,22 +141,22 @@ def _requests(
     at: Callable[[str], int],
     prompts: Prompts,
     skipped: Skipped | None,
-) -> Iterator[Asked]:
+) -> Iterator[RequestRow]:
     lines = lines_of(path)
-    time, asked, answered, named = columns
+    time, prompted, answered, named = columns
     head = next(lines, None)
     if head is None:
         raise ConfigError(f"the trace {path} holds no request")
     names = [name.strip().lstrip("\ufeff") for name in next(csv.reader([head[1]]))]
     places = {name: at for at, name in enumerate(names)}
-    for name in (time, asked, answered):
+    for name in (time, prompted, answered):
         if name not in places:
             raise ConfigError(
                 f"{path}, line {head[0]}: there is no column {name} among {', '.join(names)}"
             )
     clock = Ascending(time, "s", _NS)
 
-    def parse(line: str) -> Asked:
+    def parse(line: str) -> RequestRow:
         cells = next(csv.reader([line]))
         if len(cells) != len(names):
             raise ConfigError(f"{len(cells)} cells, {len(names)} wanted")
@@ -164,7 +164,7 @@ def _requests(
         def cell(name: str) -> str:
             return cells[places[name]].strip()
 
-        prompt = _count(asked, cell(asked), 1)
+        prompt = _count(prompted, cell(prompted), 1)
         answer = _count(answered, cell(answered), 0)
         session = cell(named) or None if named in places else None
         arrival = at(cell(time))

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from kvtrie.sim.readers.asked import Asked
     from kvtrie.sim.readers.lines import Skipped
+    from kvtrie.sim.readers.rows import RequestRow
 
 __all__ = ["token_requests"]
 
 _LATEST = 2**63 - 1
 
 
-def token_requests(path: Path, skipped: Skipped | None = None) -> Iterator[Asked]:
+def token_requests(path: Path, skipped: Skipped | None = None) -> Iterator[RequestRow]:
     """The requests of a file of token ids.
 
     Args:
@@ -46,7 +46,7 @@ def token_requests(path: Path, skipped: Skipped | None = None) -> Iterator[Asked
     return checked(path, lines_of(path), lambda line: _request(path, line, clock), skipped)
 
 
-def _request(path: Path, line: str, clock: Ascending) -> Asked:
+def _request(path: Path, line: str, clock: Ascending) -> RequestRow:
     row = row_of(line)
     name_unread(path, row)
     at = whole("arrival_ns", row.get("arrival_ns"), 0, _LATEST)

@@ -24,7 +24,7 @@ from kvtrie.sim.arrivals import Arrivals, thoughts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvtrie.sim.readers.asked import Asked
+    from kvtrie.sim.readers.rows import RequestRow
 
 __all__ = ["Segments"]
 
@@ -43,10 +43,10 @@ class Segments:
         segment_length: tokens of a segment, a multiple of a block's.
         reuse_ratio: share of a prompt's segments that an earlier prompt had.
         prefix_ratio: share of these that are at the start of both.
-        request_selection: the earlier prompt: "uniform": any that is held; "recent": the n-th last
+        request_selection: the earlier prompt: "uniform": any in the window; "recent": the n-th last
             half as often as the one after it; "popular": the n-th oldest about 1/n as often as the
             first (Zipf).
-        window: how many earlier prompts are held.
+        window: how many earlier prompts are kept.
         arrivals: when they come in, or how many clients ask.
         think_s: seconds between an answer and the client's next prompt, exponential with this mean;
             only for clients that wait for answers.
@@ -78,7 +78,7 @@ class Segments:
             think_s=real("think_s", self.think_s, 0, 1e9),
         )
 
-    def made(self, block_tokens: int, seed: int) -> Iterator[Asked]:
+    def made(self, block_tokens: int, seed: int) -> Iterator[RequestRow]:
         """The requests, as ids of blocks.
 
         Raises:
@@ -92,16 +92,16 @@ class Segments:
         rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
         number = -(-self.prompt_tokens // self.segment_length)
         parts = np.arange(self.segment_length // block_tokens, dtype=np.uint64)
-        held: deque[list[int]] = deque(maxlen=self.window)
+        history: deque[list[int]] = deque(maxlen=self.window)
         following = 0
         times = self.arrivals.opened(seed) or thoughts(self.think_s, seed)
         for _, at in zip(range(self.requests), times, strict=False):
-            reused = round(number * self.reuse_ratio) if held else 0
+            reused = round(number * self.reuse_ratio) if history else 0
             front = round(reused * self.prefix_ratio)
             prompt: list[int] = []
             inside: list[int] = []
             if reused:
-                earlier = self._chosen(held, rng)
+                earlier = self._chosen(history, rng)
                 prompt = earlier[:front]
                 inside = rng.sample(earlier[front:], reused - front)
             fresh = list(range(following, following + number - reused))
@@ -111,13 +111,13 @@ class Segments:
             others = inside + fresh[1:]
             rng.shuffle(others)
             prompt += others
-            held.append(prompt)
+            history.append(prompt)
             ids = (np.array(prompt, dtype=np.uint64)[:, None] * len(parts) + parts).reshape(-1)
             yield at, ids.astype(np.uint32), number * self.segment_length, self.output_tokens, None
 
-    def _chosen(self, held: deque[list[int]], rng: random.Random) -> list[int]:
+    def _chosen(self, history: deque[list[int]], rng: random.Random) -> list[int]:
         if self.request_selection == "recent":
-            return held[-1 - min(len(held) - 1, int(-math.log2(1 - rng.random())))]
+            return history[-1 - min(len(history) - 1, int(-math.log2(1 - rng.random())))]
         if self.request_selection == "popular":
-            return held[int((len(held) + 1) ** rng.random()) - 1]
-        return held[rng.randrange(len(held))]
+            return history[int((len(history) + 1) ** rng.random()) - 1]
+        return history[rng.randrange(len(history))]

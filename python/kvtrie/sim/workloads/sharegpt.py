@@ -23,7 +23,7 @@ from kvtrie.sim.workloads.draw import Draw
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvtrie.sim.readers.asked import Asked
+    from kvtrie.sim.readers.rows import RequestRow
 
 __all__ = ["ShareGptLike"]
 
@@ -62,7 +62,7 @@ class ShareGptLike:
             think_s=real("think_s", self.think_s, 0, 1e9),
         )
 
-    def made(self, block_tokens: int, seed: int) -> Iterator[Asked]:
+    def made(self, block_tokens: int, seed: int) -> Iterator[RequestRow]:
         """The requests, as ids of blocks."""
         turns = in_turns(
             self._conversations(Prompts(block_tokens), seed),
@@ -72,13 +72,13 @@ class ShareGptLike:
         )
         return itertools.islice(turns, self.requests)
 
-    def _conversations(self, prompts: Prompts, seed: int) -> Iterator[list[Asked]]:
+    def _conversations(self, prompts: Prompts, seed: int) -> Iterator[list[RequestRow]]:
         draw = Draw(random.Random(seed + 2))  # noqa: S311 - a workload needs no secrecy
         # The mean of a log-normal length is its median times exp(spread² / 2).
         to_median = math.exp(-(_SPREAD**2) / 2)
         for number in itertools.count():
             tokens, session = 0, str(number)
-            requests: list[Asked] = []
+            requests: list[RequestRow] = []
             for _ in range(draw.turns(self.turns)):
                 prompt = tokens + draw.length(self.input_tokens * to_median, _SPREAD)
                 answer = draw.length(self.output_tokens * to_median, _SPREAD)

@@ -1,4 +1,4 @@
-"""Asked: a request as the simulator takes it, and the record that it gives back."""
+"""RequestRow: a request as the simulator takes it, and the record that it returns."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Asked", "AskedToEnd", "AskedWhole", "Computed", "Record"]
+__all__ = ["Computed", "Record", "RequestRow", "RowWithAnswer", "RowWithEnd"]
 
-Asked: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None]"
+RequestRow: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None]"
 """Arrival in ns, tokens as managers take them, tokens of prompt and answer, session."""
 
-AskedToEnd: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None, bool]"
+RowWithEnd: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None, bool]"
 """The same, and whether the session ends with it."""
 
-AskedWhole: TypeAlias = (
+RowWithAnswer: TypeAlias = (
     "tuple[int, NDArray[np.uint32], int, int, str | None, bool, NDArray[np.uint32]]"
 )
 """The same, and the tokens of the answer, which are committed with the prompt."""
