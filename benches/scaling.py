@@ -5,11 +5,12 @@
 
 Managers full of unrelated sequences of 32 blocks, from a thousand blocks to four million: the
 median of a lookup, of an acquire and release that hit, of a sequence evicted and one inserted, of
-the commit of one token. While the largest is filled, every call's own CPU time is taken too: the
-worst one is what a scheduler may have to wait for. Then `benches/crowds.py`: one more owner of a
-block, one more tenant with a quota, of a hundred to a hundred thousand. Writes
+the commit of one token. vLLM and SGLang, where `make peers` has installed them, do the second and
+third up to a million blocks. While the largest manager is filled, the CPU time of every call is
+taken: the longest one is what a scheduler may have to wait for. Then `benches/crowds.py`: one more
+owner of a block, one more tenant with a quota, of a hundred to a hundred thousand. Writes
 benches/results/scaling.json and docs/images/scaling.png; `--redraw` draws again what was written.
-Cost: three minutes, 2 GB.
+Cost: three minutes, 2 GB; with both peers twelve minutes.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from rich.progress import track
 from rich.table import Table
 
 from benches import crowds
+from benches.core import referee
 from benches.core.place import place
+from benches.core.rows import Play
 from benches.ours.manager import STEP, manager
 from benches.record import keep, options
-from benches.workload import BLOCK, SEED, VOCABULARY
+from benches.workload import BLOCK, SEED, SEQUENCE, VOCABULARY
 from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
@@ -43,7 +46,11 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/images/scaling.png"
 QUICK = ((1024, 2048), (10, 30))  # sizes and crowds
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)
-LENGTH = 32  # blocks of a sequence
+PEERS = {
+    "vLLM": Play("vllm", "benches.peers.vllm_blocks"),
+    "SGLang": Play("sglang", "benches.peers.sglang_tree"),
+}
+PEERS_TO = 1_000_000  # blocks: above it, filling a peer takes more than ten minutes
 KEPT = 500  # sequences that are asked for again
 TOKENS = 256  # that one lease decodes
 GOAL_US = 1000.0  # of CPU time, for any single call
@@ -53,9 +60,12 @@ LABELS = {
     "replace": "evict 32 blocks, insert 32",
     "token": "commit of one token",
 }
-LABEL_APART = 0.04  # of the picture's height, between two labels
-# Four hues of the same lightness that differ for color-blind eyes.
-HUES = {"lookup": "#0072b2", "hit": "#d55e00", "replace": "#009e73", "token": "#cc79a7"}
+PANELS = {
+    "hit": "32 blocks found: acquire and release",
+    "replace": "Cache full: evict 32 blocks, insert 32",
+}
+# Hues of the same lightness that differ for color-blind eyes.
+HUES = {"kvtrie": "#0072b2", "vLLM": "#d55e00", "SGLang": "#009e73"}
 
 
 class Worst:
@@ -79,25 +89,25 @@ class Worst:
 
 def sequence(draw: np.random.Generator) -> np.ndarray:
     """A new random sequence."""
-    return draw.integers(1, VOCABULARY, size=LENGTH * BLOCK, dtype=np.uint32)
+    return draw.integers(1, VOCABULARY, size=SEQUENCE * BLOCK, dtype=np.uint32)
 
 
 def fill(size: int, draw: np.random.Generator) -> tuple[BlockManager, list[np.ndarray], int, Worst]:
     """A full manager, sequences of it spread over its age, the time, and the worst calls."""
     managed, worst, stored = manager(size), Worst(), []
-    number = size // LENGTH
+    number = size // SEQUENCE
     every = max(1, number // KEPT)
     # Allocations of the first use are no growth.
     warm = managed.acquire(sequence(draw)[:BLOCK], now=0)
     warm.release(now=0)
     for i in range(number):
-        tokens, now, blocks = sequence(draw), STEP * (i + 1), i * LENGTH
+        tokens, now, blocks = sequence(draw), STEP * (i + 1), i * SEQUENCE
         lease = worst.timed("acquire", blocks, managed.acquire, tokens, now=now)
         worst.timed("commit", blocks, lease.commit, tokens, now=now)
         worst.timed("release", blocks, lease.release, now=now)
         if i % every == 0 and len(stored) < KEPT:
             stored.append(tokens)
-    assert managed.stats().blocks == number * LENGTH
+    assert managed.stats().blocks == number * SEQUENCE
     return managed, stored, STEP * (number + 1), worst
 
 
@@ -139,72 +149,67 @@ def costs(
     return {name: round(1e6 * float(np.median(each)), 3) for name, each in times.items()}
 
 
-def picture(sizes: list[int], measured: list[dict[str, float]], path: Path) -> None:
-    """Cost over blocks, both axes logarithmic, each line named at its end."""
+def of_peers(sizes: list[int], screen: Console) -> list[dict[str, Any]]:
+    """Medians of the peers that are installed, at each size up to `PEERS_TO` blocks."""
+    there = {name: play for name, play in PEERS.items() if referee.interpreter(play.environment)}
+    for name in PEERS.keys() - there.keys():
+        screen.print(f"{name}: left out, not installed; `make peers` does it", highlight=False)
+    runs = [(name, play, size) for name, play in there.items() for size in sizes]
+    found: list[dict[str, Any]] = []
+    for name, play, size in track(runs, "Peers", console=screen, transient=True):
+        if size <= PEERS_TO:
+            sized = Play(play.environment, play.module, ("scaling", "--blocks", str(size)))
+            lines = referee.run(sized)
+            found.append({"peer": name, "blocks": size} | {line.what: line.value for line in lines})
+    return found
+
+
+def picture(document: dict[str, Any], path: Path) -> None:
+    """Cost over blocks, all axes logarithmic: a panel per call, a line per block manager."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
 
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    rows = [{"peer": "kvtrie", **row} for row in document["rows"]] + document["peers"]
+    sizes = sorted({row["blocks"] for row in rows})
+    figure = Figure(figsize=(9, 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    # Whole decades, so that slopes are not stretched.
-    lowest, highest = (pick(pick(each.values()) for each in measured) for pick in (min, max))
-    low, high = np.floor(np.log10(lowest)), np.ceil(np.log10(highest))
-    axes.set_ylim(10**low, 10**high)
-    ends = {name: float(np.log10(measured[-1][name])) for name in LABELS}
-    heights = spread(ends, apart=LABEL_APART * float(high - low))
-    for name, label in LABELS.items():
-        us = [each[name] for each in measured]
-        axes.plot(sizes, us, color=HUES[name], marker="o", markersize=4, linewidth=1.8)
-        axes.annotate(
-            *(label, (sizes[-1], 10 ** heights[name])),
-            xytext=(8, 0),
-            textcoords="offset points",
-            va="center",
-            color=HUES[name],
-            fontsize=9,
-        )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(sizes, [words(size) for size in sizes])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlim(sizes[0] * 0.8, sizes[-1] * 80)
-    axes.set_xlabel("blocks in the cache", loc="left")
-    axes.set_ylabel("µs per call, median")
-    axes.set_title(
-        "From a thousand to four million blocks, calls stay within microseconds",
-        loc="left",
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (call, label) in zip(panels, PANELS.items(), strict=True):
+        for name, hue in HUES.items():
+            line = [(row["blocks"], row[call]) for row in rows if row["peer"] == name]
+            if not line:
+                continue
+            axes.plot(*zip(*line, strict=True), color=hue, marker="o", markersize=4, linewidth=1.8)
+            axes.annotate(
+                *(name, line[-1]),
+                xytext=(8, 0),
+                textcoords="offset points",
+                va="center",
+                color=hue,
+                fontsize=9,
+            )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks(sizes, [words(size) for size in sizes])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlim(sizes[0] * 0.8, sizes[-1] * 8)
+        axes.set_xlabel("blocks in the cache", loc="left")
+        axes.set_title(label, loc="left", fontsize=10)
+        axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    panels[0].set_ylabel("µs per call, median")
+    figure.suptitle(
+        "A call stays within microseconds from a thousand to four million blocks",
+        x=0.01,
+        ha="left",
         fontsize=11,
     )
-    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
-
-
-def spread(ends: dict[str, float], apart: float) -> dict[str, float]:
-    """Heights of labels in the order of their lines' ends, each at least so far from the next.
-
-    Labels that would overlap are spread evenly around the mean of their group.
-    """
-    groups: list[list[str]] = []
-    for name in sorted(ends, key=ends.__getitem__):
-        groups.append([name])
-        while len(groups) > 1:
-            under, over = (_stack(group, ends, apart) for group in groups[-2:])
-            if min(over.values()) - max(under.values()) >= apart - 1e-9:
-                break
-            groups[-2:] = [groups[-2] + groups[-1]]
-    return {name: at for group in groups for name, at in _stack(group, ends, apart).items()}
-
-
-def _stack(group: list[str], ends: dict[str, float], apart: float) -> dict[str, float]:
-    middle = sum(ends[name] for name in group) / len(group)
-    return {name: middle + apart * (i - (len(group) - 1) / 2) for i, name in enumerate(group)}
 
 
 def words(size: int) -> str:
@@ -221,24 +226,54 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--picture", type=Path, help=f"default: {PICTURE.name}, if --out is not given"
     )
+    parser.add_argument("--without-peers", action="store_true", help="measure kvtrie alone")
     parser.add_argument("--redraw", action="store_true", help="only draw what --out holds")
     given = parser.parse_args()
     given.sizes = given.sizes or list(QUICK[0] if given.quick else SIZES)
+    given.without_peers |= given.quick
     given.crowds = given.crowds or list(QUICK[1] if given.quick else crowds.NUMBERS)
     if not (given.quick or given.out):
         given.picture = given.picture or PICTURE
-    if min(given.sizes) < 16 * LENGTH:
-        parser.error(f"{min(given.sizes)} blocks: at least {16 * LENGTH} are needed")
+    if min(given.sizes) < 16 * SEQUENCE:
+        parser.error(f"{min(given.sizes)} blocks: at least {16 * SEQUENCE} are needed")
     return given
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print the tables and the longest calls."""
+    table = Table(title="µs per call, median")
+    for head in ("blocks", *LABELS.values()):
+        table.add_column(head, justify="right")
+    for row in document["rows"]:
+        table.add_row(f"{row['blocks']:,}", *(f"{row[name]:.2f}" for name in LABELS))
+    shown = Console(width=None if sys.stdout.isatty() else 120)
+    shown.print(table)
+    for row in document["peers"]:
+        shown.print(
+            f"{row['peer']}, {row['blocks']:,} blocks: acquire and release {row['hit']:.1f} µs, "
+            f"evict 32 and insert 32 {row['replace']:.1f} µs",
+            highlight=False,
+        )
+    table = Table(title="µs a call of one more, median")
+    for head in ("owners, tenants", *crowds.LABELS.values()):
+        table.add_column(head, justify="right")
+    for row in document["crowds"]:
+        table.add_row(f"{row['beside']:,}", *(f"{row[name]:.2f}" for name in crowds.LABELS))
+    shown.print(table)
+    worst = document["worst_call"]
+    for kind, call in worst["calls"].items():
+        shown.print(
+            f"longest {kind} while filling to {worst['filled']:,} blocks: {call['us']:,.0f} µs of "
+            f"CPU time, at {call['at_blocks']:,} blocks (goal: {GOAL_US:,.0f})",
+            highlight=False,
+        )
 
 
 def main() -> int:
     """Measure, print, write, draw."""
     given = arguments()
     if given.redraw:
-        rows = json.loads((given.out or given.default_out).read_text())["rows"]
-        sizes = [row.pop("blocks") for row in rows]
-        picture(sizes, rows, given.picture or PICTURE)
+        picture(json.loads((given.out or given.default_out).read_text()), given.picture or PICTURE)
         return 0
     sizes, screen = sorted(given.sizes), Console(stderr=True)
     draw, measured, where = np.random.default_rng(given.seed), [], place()
@@ -253,9 +288,10 @@ def main() -> int:
         {"beside": number, **crowds.costs(number)}
         for number in track(sorted(given.crowds), "Crowds", console=screen, transient=True)
     ]
-    document = {
-        "context": where | {"policy": DEFAULT_POLICY, "sequence_blocks": LENGTH},
+    document: dict[str, Any] = {
+        "context": where | {"policy": DEFAULT_POLICY, "sequence_blocks": SEQUENCE},
         "rows": [{"blocks": size, **us} for size, us in zip(sizes, measured, strict=True)],
+        "peers": of_peers([] if given.without_peers else sizes, screen),
         "crowds": beside,
         "unit": "us",
         "worst_call": {
@@ -269,28 +305,10 @@ def main() -> int:
         },
     }
     if given.picture:
-        picture(sizes, measured, given.picture)
+        picture(document, given.picture)
     if keep(given, document):
         return 0
-    table = Table(title="µs per call, median")
-    for head in ("blocks", *LABELS.values()):
-        table.add_column(head, justify="right")
-    for size, us in zip(sizes, measured, strict=True):
-        table.add_row(f"{size:,}", *(f"{us[name]:.2f}" for name in LABELS))
-    shown = Console(width=None if sys.stdout.isatty() else 120)
-    shown.print(table)
-    table = Table(title="µs a call of one more, median")
-    for head in ("owners, tenants", *crowds.LABELS.values()):
-        table.add_column(head, justify="right")
-    for row in beside:
-        table.add_row(f"{row['beside']:,}", *(f"{row[name]:.2f}" for name in crowds.LABELS))
-    shown.print(table)
-    for kind, us in worst.us.items():
-        shown.print(
-            f"worst {kind} while filling to {sizes[-1]:,} blocks: {us:,.0f} µs of CPU time, at "
-            f"{worst.at[kind]:,} blocks (goal: {GOAL_US:,.0f})",
-            highlight=False,
-        )
+    show(document)
     return 0
 
 

@@ -123,11 +123,19 @@ def engines(record: dict[str, Any]) -> str:
 def scaling(record: dict[str, Any]) -> str:
     """Median microseconds of each call by blocks."""
     keys = ("lookup", "hit", "replace", "token")
-    return grid(
+    ours = grid(
         f"Blocks {when(record['context'])} | lookup of 32, µs | acquire and release, µs "
         "| evict 32, insert 32, µs | commit of a token, µs",
         [(f"{row['blocks']:,}", *(number(row[key]) for key in keys)) for row in record["rows"]],
     )
+    peers = grid(
+        "Peer | Blocks | acquire and release, µs | evict 32, insert 32, µs",
+        [
+            (row["peer"], f"{row['blocks']:,}", number(row["hit"]), number(row["replace"]))
+            for row in record["peers"]
+        ],
+    )
+    return f"{ours}\n\n{peers}"
 
 
 def formats(record: dict[str, Any]) -> str:

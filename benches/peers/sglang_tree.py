@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from benches.measure import Clock, emit, percentile, resident_bytes
-from benches.workload import BLOCK, LRU_POOL, RUNNING, SEED, VOCABULARY, Trace
+from benches.workload import BLOCK, LRU_POOL, RUNNING, SEED, SEQUENCE, VOCABULARY, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -164,7 +164,51 @@ def bench_memory(given: argparse.Namespace) -> None:
     emit(PEERS[given.tree], "memory", grown / stored, "B", blocks=stored)
 
 
-BENCHES = {"request": bench_request, "leaves": bench_leaves, "memory": bench_memory}
+def bench_scaling(given: argparse.Namespace) -> None:
+    """A full pool of sequences of 32 blocks: one found, locked and unlocked; one replaced."""
+    draw, pool, stored = np.random.default_rng(given.seed), Pool(given.blocks), []
+    tree, number = Tree(given.tree, pool), given.blocks // SEQUENCE
+    shortfall = EvictParams(num_tokens=SEQUENCE * BLOCK)
+
+    def insert(key: RadixKey) -> None:
+        new = tree.insert(InsertParams(key=key, value=pool.alloc(SEQUENCE)))
+        tree.unlock(tree.lock(new.last_device_node))
+
+    def drawn() -> RadixKey:
+        return RadixKey(array("q", draw.integers(1, VOCABULARY, SEQUENCE * BLOCK).tobytes()))
+
+    for i in range(number):
+        key = drawn()
+        insert(key)
+        if i % max(1, number // given.found) == 0:
+            stored.append(key)
+    gc.freeze()
+    found, replaced = array("d"), array("d")
+    for i in range(3000):
+        key = stored[i % len(stored)]
+        t = perf_counter()
+        match = tree.match(MatchPrefixParams(key=key))
+        lock = tree.lock(match.last_device_node)
+        tree.indices(match.last_device_node)
+        tree.unlock(lock)
+        found.append(perf_counter() - t)
+        assert match.device_prefix_len == SEQUENCE * BLOCK
+    for _ in range(500):
+        key = drawn()
+        t = perf_counter()
+        tree.evict(shortfall)
+        insert(key)
+        replaced.append(perf_counter() - t)
+    emit(PEERS[given.tree], "hit", 1e6 * percentile(found, 0.5), "us", blocks=given.blocks)
+    emit(PEERS[given.tree], "replace", 1e6 * percentile(replaced, 0.5), "us", blocks=given.blocks)
+
+
+BENCHES = {
+    "request": bench_request,
+    "leaves": bench_leaves,
+    "memory": bench_memory,
+    "scaling": bench_scaling,
+}
 
 
 def main() -> None:
@@ -173,6 +217,7 @@ def main() -> None:
     parser.add_argument("--tree", default="rust", choices=PEERS)
     parser.add_argument("--blocks", type=int, help="default: 100 000; for memory a million")
     parser.add_argument("--leaves", type=int, default=50_000)
+    parser.add_argument("--found", type=int, default=500, help="sequences that scaling asks again")
     parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args()
     given.blocks = given.blocks or (1_000_000 if given.what == "memory" else LRU_POOL)

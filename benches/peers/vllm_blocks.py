@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+from array import array
 from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from benches.measure import Clock, emit, percentile, resident_bytes
-from benches.workload import BLOCK, LRU_POOL, RUNNING, SEED, VOCABULARY, Trace
+from benches.workload import BLOCK, LRU_POOL, RUNNING, SEED, SEQUENCE, VOCABULARY, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -162,11 +163,53 @@ def bench_memory(given: argparse.Namespace) -> None:
     emit(PEER, "memory", grown / stored, "B", **context)
 
 
+def bench_scaling(given: argparse.Namespace) -> None:
+    """A full pool of sequences of 32 blocks: one found and freed; one replaced. Hashes are ready.
+
+    A found request has one token more than its sequence, because the last token is always computed;
+    its block comes from `asked` spare ones, so that no found sequence is evicted for it.
+    """
+    asked, number, length = 3000, given.blocks // SEQUENCE, SEQUENCE * BLOCK
+    draw, manager = np.random.default_rng(given.seed), new_manager(given.blocks + asked + 1)
+    stored: list[list[int]] = []
+
+    def ready(name: int, tokens: list[int]) -> Request:
+        return Request(str(name), tokens, SAMPLING, None, block_hasher=block_hashes)
+
+    def insert(request: Request) -> None:
+        assert manager.allocate_slots(request, length) is not None
+        manager.free(request)
+
+    for i in range(number):
+        tokens = draw.integers(1, VOCABULARY, size=length).tolist()
+        insert(ready(i, tokens))
+        if i % max(1, number // given.found) == 0:
+            stored.append(tokens)
+    gc.freeze()
+    found, replaced = array("d"), array("d")
+    for i in range(asked):
+        request = ready(number + i, [*stored[i % len(stored)], 1])
+        t = perf_counter()
+        hit, cached, _ = manager.get_computed_blocks(request)
+        assert manager.allocate_slots(request, 1, cached, hit) is not None
+        manager.free(request)
+        found.append(perf_counter() - t)
+        assert cached == length
+    for i in range(500):
+        request = ready(number + asked + i, draw.integers(1, VOCABULARY, size=length).tolist())
+        t = perf_counter()
+        insert(request)
+        replaced.append(perf_counter() - t)
+    emit(PEER, "hit", 1e6 * percentile(found, 0.5), "us", blocks=given.blocks)
+    emit(PEER, "replace", 1e6 * percentile(replaced, 0.5), "us", blocks=given.blocks)
+
+
 BENCHES = {
     "request": bench_request,
     "leaves": bench_leaves,
     "decode": bench_decode,
     "memory": bench_memory,
+    "scaling": bench_scaling,
 }
 
 
@@ -175,6 +218,7 @@ def main() -> None:
     parser.add_argument("what", choices=BENCHES)
     parser.add_argument("--blocks", type=int, help="default: 100 000; for memory a million")
     parser.add_argument("--leaves", type=int, default=50_000)
+    parser.add_argument("--found", type=int, default=500, help="sequences that scaling asks again")
     parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args()
     given.blocks = given.blocks or (1_000_000 if given.what == "memory" else LRU_POOL)

@@ -2,15 +2,12 @@
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from benches import against, scaling
+from benches import against
 from benches.core import __main__ as door
 from benches.core import referee, report
 from benches.core.goals import GOALS
@@ -282,19 +279,6 @@ def test_the_clock_adds_parts_per_request():
     clock.next()
     assert clock.us("a", "b").tolist() == pytest.approx([2.0, 4.0, 5.0])
     assert percentile(np.arange(100.0), 0.99) == 99.0
-
-
-@given(st.lists(st.floats(-9, 9), min_size=1, max_size=9), st.floats(0.01, 2))
-def test_labels_of_a_picture_keep_their_order_and_do_not_touch(ends, apart):
-    named = {str(i): end for i, end in enumerate(ends)}
-    at = scaling.spread(named, apart)
-    order = sorted(named, key=named.__getitem__)
-    heights = [at[name] for name in order]
-    assert all(over - under >= apart * 0.999 for under, over in pairwise(heights))
-    assert sum(heights) == pytest.approx(sum(ends), abs=1e-6)
-    far = [abs(a - b) >= apart for a, b in pairwise(sorted(ends))]
-    if all(far):
-        assert at == pytest.approx(named)
 
 
 @pytest.mark.parametrize("name", ["core", "disk", "transfer"])
