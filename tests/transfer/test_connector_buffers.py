@@ -4,13 +4,12 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from rig import SHAPE, prompt, store
-from test_layerwise import WORLDS, world
+from layer_world import LAYERS, WORLDS, world
+from rig import prompt, store
 
 from kvtrie.errors import NoSpaceError
 from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine, Request
 
-LAYERS = SHAPE.layers
 UNIT = 256
 WAYS = {
     "direct": Layerwise(),
@@ -126,3 +125,30 @@ def test_a_store_without_room_stages_nothing():
         with pytest.raises(NoSpaceError):
             next(engine.store_layer(lease, prompt(1, 3)))
         assert executor.staged_bytes == 0
+
+
+def test_staging_bounds_what_is_ahead():
+    manager, pools = world()
+    one = 12 * 2 * 2 * 4 * 4  # a layer of 12 tokens
+    with (
+        Executor(manager, pools) as executor,
+        LayerwiseEngine(
+            executor, Layerwise(blending=True, look_ahead=9, staging_bytes=2 * one)
+        ) as engine,
+    ):
+        tokens = prompt(1, 3)
+        store(executor, tokens, 1)
+        store(executor, prompt(2, 6), 2)
+        executor.drain()
+        with engine.acquire(tokens, keep=0, load="all") as lease:
+            for _ in engine.retrieve_layer(lease):
+                assert engine.connector.buffer_bytes_in_use <= 2 * one
+        assert engine.connector.buffer_bytes_in_use == 0
+        longer = prompt(5, 6)
+        store(executor, longer, 5)
+        executor.drain()
+        tight = LayerwiseEngine(executor, Layerwise(blending=True, staging_bytes=one))
+        with engine.acquire(longer, keep=0, load="all") as lease:
+            with pytest.raises(NoSpaceError, match="staging has"):
+                list(tight.retrieve_layer(lease))
+            executor.wait(lease)
