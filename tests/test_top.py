@@ -1,18 +1,15 @@
 """`kvtrie top`: from scrapes to a screen, at a given pace, of a replay and of an engine."""
 
 import json
-import sys
 from itertools import pairwise
 
 import pytest
+from commands import refused, run
 from prometheus_client import CollectorRegistry, start_http_server
 from serving import serve, tokens, two_tiers
-from test_cli import refused, run
 
-from kvtrie.cli.scrape import Scrape, quantile
-from kvtrie.cli.screen import draw
+from kvtrie.cli.scrape import quantile
 from kvtrie.cli.top import Pace, watch
-from kvtrie.cli.view import MachineView, TierView, View
 from kvtrie.metrics import Collector
 from kvtrie.sim.trace import write_trace
 from kvtrie.sim.workloads import conversations
@@ -29,14 +26,6 @@ def trace(tmp_path):
     return str(path)
 
 
-def text(drawn, width=140):
-    from rich.console import Console
-
-    console = Console(width=width, record=True, file=sys.stderr)
-    console.print(drawn)
-    return console.export_text()
-
-
 def test_quantiles_lie_between_their_bounds():
     counts = {1.0: 10, 2.0: 30, 5.0: 40, INF: 40}
     assert quantile(0.25, counts, {}) == 1.0
@@ -46,61 +35,6 @@ def test_quantiles_lie_between_their_bounds():
     assert quantile(0.5, {}, {}) is None
     assert quantile(0.5, counts, {1.0: 10, 2.0: 30, 5.0: 30, INF: 30}) == 3.5
     assert quantile(0.9, {1.0: 1, INF: 10}, {}) == 1.0, "what is beyond the last bound is unknown"
-
-
-def test_a_view_is_of_the_time_between_two_scrapes():
-    manager = two_tiers(gpu=2, host=4)
-    collector = Collector(manager)
-    for at in range(4):
-        serve(manager, tokens(2, start=100 * at), now=10**9 * at)
-    before, old = Scrape.of(collector.collect()), manager.stats()
-    for at in range(4, 8):
-        serve(manager, tokens(2, start=300), now=10**9 * at)
-    after, new = Scrape.of(collector.collect()), manager.stats()
-    view = View.between(before, after)
-    (machine,), (gpu, host) = view.machines, view.tiers
-    seconds, step = (new.now - old.now) / 1e9, new.since(old)
-    assert (machine.requests, machine.time) == (4 / seconds, new.now / 1e9)
-    assert gpu.hits == step.tiers["gpu"].hits / step.blocks_wanted > gpu.hits_ever
-    assert gpu.evictions == step.tiers["gpu"].evicted / seconds
-    assert (gpu.used, gpu.slots, gpu.policy) == (1 - new.tiers["gpu"].free / 2, 2, "learned")
-    assert host.stores is not None
-    first = View.between(Scrape({}), after)
-    assert first.machines[0].hits == first.machines[0].hits_ever == machine.hits_ever
-    shown = text(draw(view, "title", 140))
-    assert "title" in shown
-    assert all(word in shown for word in ("gpu", "host", "learned", "evict/s", "100%"))
-    assert "policy" not in text(draw(view, "title", 80), 80)
-    manager.close()
-    closed = View.between(after, Scrape.of(collector.collect()))
-    assert "closed or broken" in text(draw(closed, "title", 140))
-
-
-@pytest.mark.parametrize("width", [80, 140])
-def test_large_figures_fit_a_terminal(width):
-    tier = TierView(
-        machine="0",
-        tier="remote",
-        policy="checkerboard",
-        slots=4_000_000,
-        used=1.0,
-        clean=1.0,
-        hits=1.0,
-        hits_ever=1.0,
-        evictions=99_940.0,
-        age=99.9 * 60,
-        loads=(0.9994, 59.94 * 60),
-        stores=(9.94, 99.94),
-        read=999e6,
-        written=99.9e9,
-    )
-    machine = MachineView("0", up=True, time=9e5, requests=9.99e5, hits=1.0, hits_ever=1.0,
-                          blocks=4_000_000, leases=1000, moves=1000)  # fmt: skip
-    shown = text(draw(View((machine,), (tier,)), "title", width), width)
-    assert "…" not in shown
-    assert shown.count("\n") == 6
-    assert all(figure in shown for figure in ("99.9k", "100%", "999ms 59.9min", "4,000,000 blocks"))
-    assert width == 80 or all(figure in shown for figure in ("999MB", "99.9GB", "checkerboard"))
 
 
 class Time:
@@ -205,18 +139,3 @@ def test_wrong_arguments_are_refused_in_one_line(capsys, trace, tmp_path):
     lost = str(tmp_path / "none" / "top.svg")
     status, _, err = run(capsys, "top", "--replay", trace, *SMALL, "--json", "--svg", lost)
     assert (status, "cannot write" in err) == (2, True)
-
-
-def test_replay_prints_the_last_evictions(capsys, trace):
-    status, out, _ = run(capsys, "replay", trace, *SMALL, "--evictions", "4")
-    assert status == 0
-    head, *rows = out.splitlines()[-5:]
-    assert head.split()[:5] == ["at", "s", "block", "position", "tier"]
-    assert len(rows) == 4
-    replayed = json.loads(run(capsys, "replay", trace, *SMALL, "--evictions", "4", "--json")[1])
-    assert [f"{entry['block']:#x}" for entry in replayed["last_evictions"]] == [
-        row.split()[1] for row in rows
-    ]
-    assert {entry["cause"] for entry in replayed["last_evictions"]} == {"demand"}
-    assert "last_evictions" not in json.loads(run(capsys, "replay", trace, *SMALL, "--json")[1])
-    assert "eviction_log is -1" in refused(capsys, "replay", trace, "--evictions", "-1")
