@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from tinymodels import COMMON, Lossy, some
 from transformers import (
@@ -24,6 +25,8 @@ from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 
 BLOCK = 8
+SIZES = (17, 9, 12)
+"""Tokens of the chunks of most contexts."""
 MODELS = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
@@ -106,3 +109,9 @@ def last_logits(model, ids, cache=None):
 def decoder_of(*args, **kwargs):
     model = model_of(*args, **kwargs)
     return model, Decoder(model)
+
+
+def ids_of(context, prefix=()):
+    """All tokens of a context after a prefix, in one sequence."""
+    parts = [np.asarray(prefix, dtype=np.int64), *(chunk.tokens for chunk in context.chunks)]
+    return torch.from_numpy(np.concatenate([*parts, context.query]))

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from world import DIM, HEADS, LAYERS, SIZE, compute, fill, right, store_of, truth, world
+from world import DIM, HEADS, LAYERS, compute, fill, right, store_of, truth, world
 
 from kvtrie import Scope
 from kvtrie.errors import ConfigError, NoSpaceError
-from kvtrie.fuse import Chunk, Context
+from kvtrie.fuse import Chunk
 
 PREFIX = [901, 902, 903, 904, 905, 906]  # a block and a half
 A, B, C = np.arange(10), np.arange(10) + 100, np.arange(3) + 200
@@ -164,24 +164,3 @@ def test_chunks_that_are_no_tokens_are_refused(executor, bad):
     store = store_of(executor)
     with pytest.raises(ConfigError):
         store.fetch_many(bad)
-
-
-def test_a_context_cuts_text_and_tokenizes_each_piece():
-    class Words:
-        def encode(self, text, *, add_special_tokens):
-            assert not add_special_tokens
-            return [sum(map(ord, word)) for word in text.split()]
-
-    text = "a b\n\nc d\n\n"
-    context = Context.of(Words(), ["x" + text, text], "why", separator="\n\n")
-    assert [len(chunk.tokens) for chunk in context.chunks] == [2, 2, 2, 2]
-    assert context.chunks[1].tokens.tolist() == context.chunks[3].tokens.tolist()
-    sized = Context.of(Words(), "One. Two three four. Fi ve", "why", size=12)
-    assert [len(chunk.tokens) for chunk in sized.chunks] == [1, 2, 3]
-    assert len(Context.of(Words(), "one two", "why").chunks) == 1
-    with pytest.raises(ConfigError, match="query of 0"):
-        Context.of(Words(), "a", "")
-    for wrong in ({"size": 0}, {"separator": ""}, {"size": 3, "separator": "x"}):
-        with pytest.raises(ConfigError):
-            Context.of(Words(), "a", "why", **wrong)
-    assert SIZE == 4

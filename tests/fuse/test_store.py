@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from kvtrie import BlockManager, Lane, ModelShape, Scope, Tier
@@ -137,38 +135,6 @@ def test_a_failed_insert_holds_no_lease(executor):
             fail(lease)
         assert executor.manager.stats().leases == 0
         assert store.lookup([chunk]).found == []
-
-
-DIGESTS = st.lists(
-    st.tuples(st.sampled_from([0, 1, 9]), st.sampled_from([b"a", b"b", b"ab"])),
-    max_size=2,
-    unique_by=lambda pair: pair[0],
-)
-STORES = st.fixed_dictionaries(
-    {
-        "prefix": st.sampled_from([(), (1,), (1, 2), (0x6161,)]),
-        "scope": st.builds(
-            Scope,
-            tenant=st.sampled_from([b"", b"a", b"ab"]),
-            lora=st.sampled_from(["", "a", "b"]),
-            extra=DIGESTS.map(tuple),
-        ),
-    }
-)
-
-
-@settings(max_examples=50)
-@given(STORES, STORES, st.sampled_from([0, 1]))
-def test_two_keys_are_equal_exactly_if_the_chunks_match(mine, theirs, last):
-    """With digests at any offset, 0 too; one after the chunk's end does not change its key."""
-    tiers = [Tier("gpu", blocks=4), Tier("host", blocks=8)]
-    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
-    with Executor(manager, open_pools(SHAPE, tiers, SIZE), workers=0) as executor:
-        one, two = (CacheStore(executor, Given(), **how) for how in (mine, theirs))
-        chunk, other = np.arange(8), np.asarray([*range(7), 7 * last])
-        one.insert(one.fetch(chunk), chunk)
-        assert one.lookup([chunk]).found[0].key == one.key(chunk)
-        assert bool(two.lookup([other]).found) == (two.key(other) == one.key(chunk))
 
 
 def test_a_prefix_that_is_no_token_is_refused(executor):

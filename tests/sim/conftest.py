@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import contextmanager
 
 import pytest
+from hand_run import A, B, write
 
 
 @pytest.fixture
@@ -40,3 +41,9 @@ def ticks(monkeypatch):
         return counts
 
     return counted
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Settings of one machine with a trace of two prompts, the first of which comes again."""
+    return write(tmp_path, (0, A), (1, B), (2, A))

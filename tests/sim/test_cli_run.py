@@ -1,14 +1,8 @@
 """`kvtrie sim run`: its table, and settings and trace lines that it refuses."""
 
 import pytest
-from hand_run import A, B, write
 
 from kvtrie.cli import main
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write(tmp_path, (0, A), (1, B), (2, A))
 
 
 def test_a_person_reads_a_table(config, capsys):

@@ -7,13 +7,7 @@ from hand_run import SECOND, A, B, play, write
 
 from kvtrie.cli import main
 from kvtrie.errors import ConfigError
-from kvtrie.sim.config import TraceSource, read_config
-from kvtrie.sim.requests import trace_requests
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write(tmp_path, (0, A), (1, B), (2, A))
+from kvtrie.sim.config import read_config
 
 
 def waits(lines):
@@ -116,60 +110,6 @@ def test_tokens_can_be_played_one_by_one(config, capsys):
     assert json.loads(capsys.readouterr().out)["requests"] == 3
     assert main(words) == 2
     assert "engine.token_by_token is True" in capsys.readouterr().err
-
-
-def test_goodput_counts_requests_that_meet_all_goals(config, capsys):
-    figures, _ = play(config, capsys, "goals.ttft_ns=64000")
-    assert figures["goodput"] == {"requests": 2, "share": 2 / 3, "per_s": 2 / 2.003016}
-    figures, _ = play(config, capsys, "goals={ttft_ns=3016000, tpot_ns=0}")
-    assert figures["goodput"]["requests"] == 3
-
-
-def test_tokens_after_the_first_have_a_goal_of_their_own(config, capsys):
-    rows = [json.loads(line) for line in config.with_name("t.jsonl").read_text().splitlines()]
-    rows[1]["output_tokens"] = 5
-    config.with_name("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    figures, _ = play(config, capsys, "goals.tpot_ns=999", "tiers.0.blocks=9")
-    assert (figures["tpot_ns"]["p50"], figures["goodput"]["requests"]) == (1000, 2)
-
-
-def test_a_run_costs_its_machines_and_rooms_by_the_hour(config, capsys):
-    # A block is 2**14 bytes, so 2**16 of them are a GiB.
-    figures, _ = play(
-        config,
-        capsys,
-        "tiers.1.blocks=131072",
-        "machines=2",
-        "price={gpu_hour=3.0, gib_hour={host=0.5, disk=9.0}}",
-    )
-    hours = figures["end_ns"] / 3.6e12
-    assert figures["cost"] == {
-        "per_hour": 8.0,
-        "run": 8.0 * hours,
-        "per_million_tokens": 8.0 * hours * 1e6 / 195,
-    }
-
-
-@pytest.mark.parametrize(("apart", "saturated"), [(0.00007, False), (0.00006, True)])
-def test_requests_that_pile_up_saturate_a_run(tmp_path, capsys, apart, saturated):
-    """A request takes 64 us; those that come every 60 us wait ever longer."""
-    prompts = [list(range(64 * at, 64 * at + 64)) for at in range(100)]
-    config = write(tmp_path, *((at * apart, prompt) for at, prompt in enumerate(prompts)))
-    figures, _ = play(config, capsys, "tiers.0.write=never")
-    assert figures["saturated"] is saturated
-    assert figures["waiting"] == ({"half": 4, "end": 8} if saturated else {"half": 1, "end": 1})
-
-
-def test_a_hash_is_as_many_blocks_as_it_has_tokens_for(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    row = {"timestamp": 2, "input_length": 700, "output_length": 9, "hash_ids": [5, 1]}
-    path.write_text(json.dumps(row) + "\n")
-    source = TraceSource(path, "mooncake")
-    rows = [(at, t.tolist(), *rest) for at, t, *rest in trace_requests(source, 512)]
-    assert rows == [(2_000_000, [5, 1], 700, 9, None)]
-    # Hash 5 is the blocks 20 to 23; of hash 1, 188 tokens are there, which begin two blocks.
-    (rows,) = trace_requests(TraceSource(path, "mooncake", output=False), 128)
-    assert (rows[1].tolist(), rows[3]) == ([20, 21, 22, 23, 4, 5], 1)
 
 
 def test_a_path_starts_at_the_settings_folder(tmp_path, monkeypatch):

@@ -1,14 +1,18 @@
-"""A chunk goes to a tier of any kind and is found there by its name, after a restart too."""
+"""Names: a chunk has its own, and is found by it on a tier of any kind, after a restart too."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from world import LAYERS, SHAPE, SIZE, Shelf, fill, right, store_of, truth
 
 from kvtrie import BlockManager, Scope, Tier
 from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.fuse import CacheStore
+from kvtrie.fuse.chunker import Given
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 
@@ -132,3 +136,37 @@ def test_digests_are_not_taken_for_tokens(tmp_path):
         image = store_of(executor, scope=Scope(extra=((0, b"abcd"),)))
         alike = np.frombuffer(b"".join(n.to_bytes(8, "little") for n in (8, 0, 4)) + b"abcd", "<u4")
         assert image.key(A) != store_of(executor).key(np.concatenate((alike, A)))
+
+
+DIGESTS = st.lists(
+    st.tuples(st.sampled_from([0, 1, 9]), st.sampled_from([b"a", b"b", b"ab"])),
+    max_size=2,
+    unique_by=lambda pair: pair[0],
+)
+
+
+STORES = st.fixed_dictionaries(
+    {
+        "prefix": st.sampled_from([(), (1,), (1, 2), (0x6161,)]),
+        "scope": st.builds(
+            Scope,
+            tenant=st.sampled_from([b"", b"a", b"ab"]),
+            lora=st.sampled_from(["", "a", "b"]),
+            extra=DIGESTS.map(tuple),
+        ),
+    }
+)
+
+
+@settings(max_examples=50)
+@given(STORES, STORES, st.sampled_from([0, 1]))
+def test_two_keys_are_equal_exactly_if_the_chunks_match(mine, theirs, last):
+    """With digests at any offset, 0 too; one after the chunk's end does not change its key."""
+    tiers = [Tier("gpu", blocks=4), Tier("host", blocks=8)]
+    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
+    with Executor(manager, open_pools(SHAPE, tiers, SIZE), workers=0) as executor:
+        one, two = (CacheStore(executor, Given(), **how) for how in (mine, theirs))
+        chunk, other = np.arange(8), np.asarray([*range(7), 7 * last])
+        one.insert(one.fetch(chunk), chunk)
+        assert one.lookup([chunk]).found[0].key == one.key(chunk)
+        assert bool(two.lookup([other]).found) == (two.key(other) == one.key(chunk))
