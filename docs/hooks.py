@@ -82,7 +82,7 @@ command.
 
 An object in `tiers`, with some fields of [`Tier`](kvtrie.md#kvtrie.Tier). `kind` is "host" or
 "disk"; "remote" has no back end yet. `write` is "through" by default in a host tier above a disk.
-Sizes are per rank.
+Sizes are those of the server, and its ranks divide them.
 
 {tier}
 ## vLLM: `disk` of `KvtrieOffloadingSpec`

@@ -24,9 +24,7 @@ def test_tiers_are_read_with_sizes_as_json_writes_them(tmp_path):
     assert (tmp_path / "kv").is_dir()
 
 
-def test_sizes_with_units_and_shares_that_the_ranks_of_a_machine_have_together(
-    tmp_path, monkeypatch
-):
+def test_ranks_divide_the_sizes_of_a_server(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     rows = [{"kind": "host", "bytes": "8GB"}, {"kind": "disk", "bytes": "1GiB", "path": "~/kv"}]
     host, disk = Settings.read({"tiers": rows}).tiers
@@ -37,6 +35,11 @@ def test_sizes_with_units_and_shares_that_the_ranks_of_a_machine_have_together(
     rows = [{"kind": "host", "bytes": "25%"}, {"kind": "disk", "bytes": "50%", "path": "~/kv"}]
     tiers = Settings.read({"tiers": rows}, ranks=2).tiers
     assert [tier.bytes for tier in tiers] == [125, 1250]
+    rows = [{"kind": "host", "bytes": "8GB"}, {"kind": "disk", "bytes": "1GiB", "path": "~/kv"}]
+    tiers = Settings.read({"tiers": rows}, ranks=4).tiers
+    assert [tier.bytes for tier in tiers] == [2 * 10**9, 1 << 28]
+    with pytest.raises(ConfigError, match="bytes of tier 0 is 3, 4 to"):
+        Settings.read({"tiers": [{"kind": "host", "bytes": 3}]}, ranks=4)
 
 
 @pytest.mark.parametrize(

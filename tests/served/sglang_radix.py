@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
 from kvtrie import BlockManager
-from kvtrie.engines.sglang import KvtrieRadixCache, plugin
+from kvtrie.engines.sglang import KvtrieRadixCache, plugin, radix
 from kvtrie.errors import ConfigError
 
 PAGE = Pool.page_size
@@ -46,13 +46,16 @@ def key(pages, tail=0, salt=None, extra=None):
     return RadixKey(array("q", ids + [7] * tail), extra, cache_salt=salt)
 
 
-def test_the_plug_in_registers_the_name():
+def test_the_plug_in_registers_the_name(monkeypatch):
+    lines = []
+    monkeypatch.setattr(radix._LOG, "info", lambda line, *more: lines.append(line % more))
     plugin.register()
     plugin.register()
     assert registry.registered_radix_cache_backends().count("kvtrie") == 1
 
     class Context:
         is_hybrid_swa = is_hybrid_ssm = enable_hierarchical_cache = False
+        tp_rank, tp_size = 0, 1
         params = CacheInitParams(
             disable=False, req_to_token_pool=None, token_to_kv_pool_allocator=Pool(8),
             page_size=PAGE,
@@ -61,6 +64,12 @@ def test_the_plug_in_registers_the_name():
     Context.params.token_to_kv_pool_allocator.size = 8 * PAGE
     made = registry.get_radix_cache_factory("kvtrie")(Context)
     assert isinstance(made, KvtrieRadixCache)
+    assert lines == [
+        f"kvtrie: gpu {8 * PAGE} tokens; block {PAGE} tokens; 1 rank; policy {made._policy}"
+    ]
+    Context.tp_rank = 1
+    registry.get_radix_cache_factory("kvtrie")(Context)
+    assert len(lines) == 1  # one line per server
     default = inspect.signature(BlockManager).parameters
     assert (made._policy, made._objective) == (default["policy"].default, "cost")
     Context.params.eviction_policy_config = {"policy": "flat", "objective": "hits"}

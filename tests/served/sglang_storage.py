@@ -18,9 +18,11 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
+from kvtrie.engines.sglang import storage as storage_module
 from kvtrie.engines.sglang import weights
 from kvtrie.engines.sglang.weights import UPDATES
 from kvtrie.errors import ConfigError
+from kvtrie.tiers.keyed_disk import KeyedDisk
 
 PAGE, PAGES = 8, 32
 
@@ -116,6 +118,29 @@ def test_pages_go_and_come_and_are_found_after_a_restart(tmp_path):
     elsewhere = opened(tmp_path, model_name="another path of the same weights")
     assert elsewhere.exists(keys[0])
     elsewhere.close()
+
+
+def test_the_first_rank_logs_the_disk_of_the_server(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(storage_module._LOG, "info", lambda line, *more: lines.append(line % more))
+    storage = opened(tmp_path)
+    assert storage.set("a", HostPool().get_data_page(0))
+    assert storage.set("b", HostPool().get_data_page(8))
+    storage.close()
+    lines.clear()
+    opened(tmp_path, tp_size=2, extra={"blocks": None, "bytes": "2MB"}).close()
+    (line,) = [one for one in lines if one.startswith("kvtrie: disk")]
+    assert "; block 8 tokens; 2 ranks" in line
+    assert "0 % filled by an earlier run;" in line
+    slots = KeyedDisk(
+        tmp_path / "half", meaning="x", size=2 * 3 * PAGE * 4 * 2, bytes=1_000_000
+    ).store.slots
+    assert f"= {slots * PAGE:,} tokens".replace(",", " ") in line
+    lines.clear()
+    opened(tmp_path, tp_rank=1, tp_size=2).close()
+    assert not [one for one in lines if "disk" in one]
+    opened(tmp_path).close()
+    assert "16 % filled by an earlier run;" in lines[-1]  # 2 of 12 pages
 
 
 def test_pages_of_other_weights_are_not_found(tmp_path, model):

@@ -70,6 +70,7 @@ USED = {
         "page_size",
         "eviction_policy_config",
         "token_to_kv_pool_allocator",
+        "pp_rank",
     ),
     (f"{_CACHE}.allocator", "BaseTokenToKVPoolAllocator"): ("size", "free_segment"),
     (_BASE, "MatchPrefixParams"): ("key",),
@@ -92,6 +93,8 @@ USED = {
         "is_hybrid_swa",
         "is_hybrid_ssm",
         "enable_hierarchical_cache",
+        "tp_size",
+        "tp_rank",
     ),
     (_STORAGE, "HiCacheStorageConfig"): (
         "is_mla_model",

@@ -109,8 +109,12 @@ def test_the_command_before_and_after_a_restart(tmp_path):
         assert len(answer.split()) == 8
         assert found == 0
         assert first.ask() == (answer, 9 * BLOCK)
-        assert "kvtrie: rank 0 keeps" in first.end()
+        log = first.end()
+        assert log.count("kvtrie: host ") == 1  # one line per server
+        assert ", 0 % filled by an earlier run; block" in log
     with Command(tmp_path, model) as second:
         assert second.ask() == (answer, 9 * BLOCK)
         metrics = second.get("/metrics")
+        filled = re.search(r", (\d+) % filled by an earlier run; block", second.end())
+        assert int(filled[1]) >= 0
     assert re.search(r'vllm:kvtrie_found_tokens_total\{.*tier="disk".*\} 288\.0', metrics)

@@ -18,6 +18,7 @@ from kvtrie import __version__
 from kvtrie.cli import (
     demo,
     disk,
+    doctor,
     finetune,
     fuse,
     generate,
@@ -48,6 +49,7 @@ _COMMANDS = {
     "stats": show.STATS,
     "top": top.COMMAND,
     "disk": disk.COMMAND,
+    "doctor": doctor.COMMAND,
     "profile": profile.COMMAND,
     **launch.COMMANDS,
 }

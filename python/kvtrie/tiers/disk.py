@@ -29,6 +29,7 @@ from kvtrie.errors import ConfigError, TransferError
 from kvtrie.shape import require_fingerprint
 from kvtrie.sizes import all_disk, check_exists
 from kvtrie.tiers.block_format import BlockFormat
+from kvtrie.tiers.other_stores import count_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -260,6 +261,11 @@ class DiskStorage:
                 raise
         self._log()
 
+    def other_blocks(self) -> int:
+        """Return the number of blocks of other models, or of other layouts, in the folder."""
+        ours = _without_rank(self.store.about)
+        return count_others(self.store.folder.parent, lambda about: _without_rank(about) == ours)
+
     def wall(self) -> int:
         """The wall clock in nanoseconds."""
         return self._clock()
@@ -318,3 +324,12 @@ def _about(model: ModelShape, layout: Layout, block_tokens: int, rank: int) -> s
         about["groups"] = [group.identity() for group in model.groups]
     about |= {"block_tokens": block_tokens, "rank": rank, "layout": layout.digest().hex()}
     return json.dumps(about, sort_keys=True)
+
+
+def _without_rank(about: str) -> dict[str, Any] | str:
+    """The meaning of a store without its rank; the text itself if no tier wrote it."""
+    try:
+        fields = json.loads(about)
+    except ValueError:
+        return about
+    return {name: value for name, value in fields.items() if name != "rank"}

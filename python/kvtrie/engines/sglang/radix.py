@@ -31,6 +31,7 @@ from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.argument import shown, text, whole, word
 from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.sglang.events import PublishedPages
+from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.scope import Scope
 from kvtrie.tier import DEFAULT_POLICY
@@ -127,7 +128,16 @@ class KvtrieRadixCache(RadixCache):
                 "are what it may have"
             )
         # SGLang's own policy is not asked, and would refuse these keys.
-        return cls(replace(context.params, eviction_policy_config=None), **given)
+        made = cls(replace(context.params, eviction_policy_config=None), **given)
+        if not context.tp_rank and not context.params.pp_rank:
+            made.log_start(context.tp_size)
+        return made
+
+    def log_start(self, ranks: int) -> None:
+        """Log the cache of a server once, as its first rank has it."""
+        gpu = [OpenTier("gpu", 0, self._blocks)]
+        line = startup_line(gpu, block_tokens=self.page_size, ranks=ranks, policy=self._policy)
+        log_startup(_LOG, line, startup_warnings(gpu))
 
     def reset(self) -> None:
         """Forget all; SGLang takes the pages back by itself."""

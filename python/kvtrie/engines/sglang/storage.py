@@ -19,10 +19,12 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from kvtrie.argument import folder, shown, whole
 from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.sglang.weights import identity, watch
+from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_disk
 from kvtrie.sizes import size as size_of
 from kvtrie.tiers.keyed_disk import KeyedDisk
+from kvtrie.tiers.other_stores import count_others
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,14 +82,15 @@ class KvtrieHiCache(HiCacheStorage):
         page = mem_pool_host.get_dummy_flat_data_page()
         size = page.numel() * page.element_size()
         blocks, path = self._extra.get("blocks"), folder("path", self._extra["path"])
-        # The ranks of a machine share what is free.
-        ranks = max(self._config.tp_size, 1)
+        # A size is that of the server.
+        ranks = max(self._config.tp_size, 1) * max(self._config.pp_size, 1)
         room = self._extra.get("bytes")
         if room is not None:
-            room = size_of("bytes", room, of=lambda: free_disk(path) // ranks)
+            room = size_of("bytes", room, ranks, of=lambda: free_disk(path)) // ranks
+        weights = f"weights {identity()}"  # which all ranks ask for at once
         self._disk = KeyedDisk(
             path,
-            meaning=f"{_meaning(self._config, mem_pool_host, page)} weights {identity()}",
+            meaning=f"{_meaning(self._config, mem_pool_host, page)} {weights}",
             size=size,
             durability=self._extra.get("durability", "flush"),
             bytes=room,
@@ -97,7 +100,23 @@ class KvtrieHiCache(HiCacheStorage):
             reason = self._disk.store.refusal
             self._disk.close()
             raise ConfigError(f"the folder {path} cannot be written: {reason}")
+        if not self._config.tp_rank and not self._config.pp_rank:
+            self._log_start(self._disk, path, ranks, weights)
         watch(self)
+
+    def _log_start(self, disk: KeyedDisk, path: str, ranks: int, weights: str) -> None:
+        """Log the disk of a server once, as its first rank has it."""
+        tier = OpenTier(
+            "disk",
+            disk.store.slots * disk.store.layer_bytes * ranks,
+            disk.store.slots,
+            found=len(disk),
+            others=count_others(disk.store.folder.parent, lambda about: weights in about),
+            path=path,
+        )
+        tokens = int(self.mem_pool_host.page_size)
+        line = startup_line([tier], block_tokens=tokens, ranks=ranks)
+        log_startup(_LOG, line, startup_warnings([tier]))
 
     def register_mem_host_pool_v2(self, host_pool: HostKVCache, host_pool_name: str) -> None:
         """Refuse pools other than that of KV.

@@ -25,6 +25,7 @@ from kvtrie.engines.vllm.metrics import MetricsExporter
 from kvtrie.engines.vllm.model import ServedModel, window_cost
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
+from kvtrie.engines.vllm.start_line import log_start
 from kvtrie.engines.vllm.vllm_events import VllmNaming, events_of
 from kvtrie.engines.vllm.vllm_metrics import KvtrieProm, KvtrieStats
 from kvtrie.engines.vllm.watch import watch
@@ -133,8 +134,6 @@ class KvtrieConnector(KVConnectorBase_V1):
         opened = {stage * wide + rank: one.opened for (stage, rank), one in metadata.items()}
         if len(opened) != ranks:
             raise ConfigError(f"{len(opened)} of {ranks} workers have reported their tiers")
-        if self._cost:
-            _LOG.warning("kvtrie: %s", self._cost)
         weights = combined(opened[rank].weights for rank in sorted(opened))
         self._scheduler = SchedulerConnector(
             self._settings,
@@ -142,6 +141,7 @@ class KvtrieConnector(KVConnectorBase_V1):
             opened,
             naming=VllmNaming(self._hashed) if self._settings.events else None,
         )
+        log_start(self._settings, self._model, opened, self._scheduler.manager, self._cost)
         watch(self)
 
     def doubt_weights(self) -> None:

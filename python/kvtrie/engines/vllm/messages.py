@@ -62,8 +62,12 @@ class Opened:
         rooms: blocks of each tier below vLLM's memory.
         rows: label and slot of the whole blocks that its disk found again; None without a disk.
         weights: the digest of the weights that it has loaded.
+        others: blocks of another model in the folder of its disk.
+        pinned: whether its host memory is locked.
     """
 
     rooms: list[int]
     rows: list[tuple[bytes, int]] | None = None
     weights: bytes = b""
+    others: int = 0
+    pinned: bool = False

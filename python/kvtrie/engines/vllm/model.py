@@ -116,9 +116,10 @@ def window_cost(model: ModelConfig) -> str:
     if not short:
         return ""
     return (
-        f"{len(short)} of {len(seen)} layers attend to {max(short)} tokens at most, and vLLM keeps "
-        f"all tokens of them beside a connector: a request of {longest} tokens takes "
-        f"{len(seen) * longest / sum(seen):.1f} times the memory"
+        f"{len(short)} of {len(seen)} layers attend to {max(short)} tokens at most, and vLLM "
+        "switches its hybrid cache manager off with a connector, so it keeps all tokens of these "
+        f"layers: a request of {longest} tokens takes {len(seen) * longest / sum(seen):.1f} times "
+        "the memory"
     )
 
 

@@ -44,8 +44,8 @@ class Settings:
     """Settings of a server, from `kv_connector_extra_config`.
 
     Attributes:
-        tiers: the tiers below the GPU, per rank: a host tier, or a host and a disk tier. None is
-            one host tier of a quarter of the free memory.
+        tiers: the tiers below the GPU: a host tier, or a host and a disk tier. A size is that of
+            the server, and here of a rank. None is one host tier of a quarter of the free memory.
         policy: the policy that ranks blocks for eviction.
         objective: what policies by value save: the "cost" of computing blocks again, or "hits".
         layerwise: whether each layer is loaded just before a step reads it; makes vLLM use
@@ -69,7 +69,7 @@ class Settings:
 
         Args:
             extra: what the configuration says.
-            ranks: how many processes share what a tier's `"25%"` is of.
+            ranks: how many processes share the sizes of the server's tiers.
 
         Raises:
             ConfigError: an unknown key or word, a number that cannot be, tiers out of order, or a
@@ -128,7 +128,7 @@ def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
     if row.get("path") is not None:
         row["path"] = folder(f"path of tier {at}", row["path"])
     if row.get("bytes") is not None:
-        row["bytes"] = size(f"bytes of tier {at}", row["bytes"], of=_share(row, ranks))
+        row["bytes"] = size(f"bytes of tier {at}", row["bytes"], ranks, of=_free(row)) // ranks
     tier = Tier(**row)
     if tier.kind == "disk" and tier.path is None:
         raise ConfigError("a disk tier needs a path, the folder of its files")
@@ -137,12 +137,12 @@ def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
     return tier
 
 
-def _share(row: Mapping[str, Any], ranks: int) -> Callable[[], int] | None:
-    """The bytes that a share of a tier is of: those of the machine, divided among its ranks."""
+def _free(row: Mapping[str, Any]) -> Callable[[], int] | None:
+    """The bytes of the machine that a share of a tier is of."""
     if row["kind"] == "host":
-        return lambda: free_memory() // ranks
+        return free_memory
     path = row.get("path")
-    return None if path is None else lambda: free_disk(path) // ranks
+    return None if path is None else lambda: free_disk(path)
 
 
 def _writable(folder: str) -> None:

@@ -141,7 +141,7 @@ class WorkerConnector:
         self._reports: list[MoveReport] = []
         self._copied = DeviceReports(self.gpu.device)
         self._bad: set[int] = set()
-        _LOG.info(
+        _LOG.debug(
             "kvtrie: rank %d keeps %s blocks of %d bytes in %s",
             rank,
             self._rooms,
@@ -151,12 +151,16 @@ class WorkerConnector:
 
     def opened(self) -> Opened:
         """Return the tiers and weights that the scheduler needs before the first request."""
+        pinned = self.gpu.device.type == "cuda"
         if self.disk is None:
-            return Opened(self._rooms)
+            return Opened(self._rooms, pinned=pinned)
         rows = list(self.disk.recall())
         whole = (0, self.gpu.layers)
         return Opened(
-            self._rooms, [(label, slot) for label, slot, *had in rows if (*had,) == whole]
+            self._rooms,
+            [(label, slot) for label, slot, *had in rows if (*had,) == whole],
+            others=self.disk.other_blocks(),
+            pinned=pinned,
         )
 
     def store(self, orders: StepOrders) -> None:

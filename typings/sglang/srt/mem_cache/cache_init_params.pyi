@@ -10,3 +10,4 @@ class CacheInitParams:
     page_size: int
     eviction_policy_config: dict[str, Any] | None
     token_to_kv_pool_allocator: BaseTokenToKVPoolAllocator
+    pp_rank: int

@@ -14,3 +14,5 @@ class TreeCacheBuildContext:
     is_hybrid_swa: bool
     is_hybrid_ssm: bool
     enable_hierarchical_cache: bool
+    tp_size: int
+    tp_rank: int

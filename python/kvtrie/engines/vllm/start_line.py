@@ -1,0 +1,64 @@
+"""The start-up line of a vLLM server, out of what its workers have opened.
+
+Cost: once per server.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvtrie import BlockManager
+    from kvtrie.engines.vllm.messages import Opened
+    from kvtrie.engines.vllm.model import ServedModel
+    from kvtrie.engines.vllm.settings import Settings
+
+__all__ = ["log_start"]
+
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+
+
+def log_start(
+    settings: Settings,
+    model: ServedModel,
+    opened: Mapping[int, Opened],
+    manager: BlockManager,
+    warning: str,
+) -> None:
+    """Log the tiers of a server, and warnings about its machine.
+
+    Args:
+        settings: the operator's settings, with sizes of one rank.
+        model: the KV that is served.
+        opened: the tiers of each worker.
+        manager: the manager over them, with the blocks that disks have from earlier runs.
+        warning: a warning about the model; "" for none.
+    """
+    # Latent KV is kept once for all tensor-parallel ranks of a stage.
+    parts = model.stages if model.alike else model.ranks
+    each = parts * model.shape.block_bytes(model.block_tokens)
+    tiers = manager.stats().tiers
+    paths = {tier.kind: tier.path for tier in settings.tiers or ()}
+    lines = [
+        OpenTier(
+            kind,
+            tiers[kind].slots * each,
+            tiers[kind].slots,
+            found=tiers[kind].slots - tiers[kind].free,
+            others=max(one.others for one in opened.values()) if kind == "disk" else 0,
+            path=paths.get(kind),
+            pinned=kind == "host" and any(one.pinned for one in opened.values()),
+        )
+        for kind in ("host", "disk")
+        if kind in tiers
+    ]
+    line = startup_line(
+        lines, block_tokens=model.block_tokens, ranks=model.ranks, policy=settings.policy
+    )
+    warnings = startup_warnings(lines, gpu_blocks=model.blocks)
+    log_startup(_LOG, line, [*warnings, warning] if warning else warnings)

@@ -1,0 +1,110 @@
+"""The machine: file systems, limits and kernel features that tiers depend on.
+
+Invariant: a function that finds nothing returns None or "", and never raises for a system that does
+not report something. Cost: one small file each; `direct_io` writes and removes a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import resource
+import secrets
+from pathlib import Path
+
+__all__ = [
+    "IN_MEMORY",
+    "ON_NETWORK",
+    "direct_io",
+    "file_system",
+    "io_uring",
+    "locked_limit",
+    "nvidia_driver",
+]
+
+IN_MEMORY = ("tmpfs", "ramfs")
+"""Types of file systems whose files are in memory."""
+ON_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs")
+"""Types of file systems whose files are on another machine."""
+
+_SETUP = 425  # the number of the call io_uring_setup, on every architecture
+_PARAMETERS = 120  # bytes of its struct io_uring_params
+_OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
+
+
+def file_system(folder: str | Path, root: Path = Path("/")) -> str:
+    """Return the type of the file system of a folder, as "ext4", "tmpfs" or "nfs4".
+
+    A folder that does not exist has that of the next one above. "" if it is not known.
+    """
+    try:
+        there = Path(os.path.realpath(folder))
+        rows = (root / "proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return ""
+    best, kind = -1, ""
+    for row in rows:
+        fields, _, rest = row.partition(" - ")
+        mount = fields.split(" ")[4]
+        for code, char in _OCTAL.items():
+            mount = mount.replace(code, char)
+        # A later mount on one point hides the earlier one.
+        if len(mount) >= best and there.is_relative_to(mount):
+            best, kind = len(mount), rest.split(" ")[0]
+    return kind
+
+
+def locked_limit() -> int | None:
+    """Return the bytes of memory that this process may lock; None if there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def nvidia_driver(root: Path = Path("/")) -> str:
+    """Return the version of NVIDIA's driver; "" if there is none."""
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+    words = text.splitlines()[0].split() if text else []
+    return next((word for word in words if word[0].isdigit() and "." in word), "")
+
+
+def direct_io(folder: Path) -> str:
+    """Return the reason why a folder takes no writes past the page cache; "" if it does.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    file = folder / f".kvtrie-{secrets.token_hex(8)}"
+    try:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return "the file system refuses O_DIRECT"
+    finally:
+        file.unlink(missing_ok=True)
+    try:
+        with mmap.mmap(-1, 4096) as page:
+            os.pwrite(handle, page, 0)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return "the file system refuses direct writes of 4096 bytes"
+    finally:
+        os.close(handle)
+    return ""
+
+
+def io_uring() -> str:
+    """Return the reason why this process gets no io_uring from the kernel; "" if it does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parameters = ctypes.create_string_buffer(_PARAMETERS)
+    handle = libc.syscall(_SETUP, 1, parameters)
+    if handle >= 0:
+        os.close(handle)
+        return ""
+    return os.strerror(ctypes.get_errno())

@@ -1,0 +1,68 @@
+"""The line that a vLLM server logs at its start, from what its workers have opened."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from vllm_engine import BLOCKS, SIZE, Engine, served
+
+from kvtrie.engines.vllm.settings import Settings
+from kvtrie.engines.vllm.start_line import log_start
+
+HOST, DISK = 6, 64
+
+
+def lines(caplog, engine, folder, *, warning="", **more):
+    """The lines of a server over these workers."""
+    rows = [{"kind": "host", "blocks": HOST}]
+    if folder:
+        rows.append({"kind": "disk", "blocks": DISK, "path": str(folder)})
+    model = served("ab", **{"ranks": 1, "stages": 1, "alike": False} | more)
+    opened = {rank: worker.opened() for rank, worker in enumerate(engine.workers)}
+    caplog.clear()
+    caplog.set_level("INFO", "vllm.kvtrie")
+    log_start(Settings.read({"tiers": rows}), model, opened, engine.scheduler.manager, warning)
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def test_one_line_and_a_warning_about_a_host_smaller_than_the_gpu_cache(caplog):
+    engine = Engine("", 1, 1, 0)
+    line, small, window = lines(caplog, engine, "", warning="about windows")
+    tokens = HOST * SIZE
+    assert line == (
+        "INFO",
+        # A block has 1 KiB: 2 layers, 4 tokens, 2 heads, K and V of 8 numbers, float32.
+        f"kvtrie: host 6.0 KiB = {tokens} tokens; block {SIZE} tokens; 1 rank; policy learned",
+    )
+    assert small[0] == "WARNING"
+    assert f"{HOST} blocks and the GPU cache {BLOCKS}" in small[1]
+    assert window == ("WARNING", "kvtrie: about windows")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_restart_says_how_full_the_disk_is(caplog, tmp_path, ranks):
+    draw = random.Random(1)
+    with_disk = Engine(tmp_path, ranks, 1, 0)
+    first = lines(caplog, with_disk, tmp_path, ranks=ranks)[0][1]
+    assert "0 % filled by an earlier run;" in first
+    assert f"{ranks} rank" in first
+    assert (f"({ranks} x " in first) == (ranks > 1)
+    for at in range(4):
+        with_disk.add(f"{at}", [draw.randrange(250) for _ in range(4 * SIZE)], 1)
+    with_disk.drain()
+    with_disk.close()
+    other = Engine(tmp_path, ranks, 1, 0)
+    stats = other.scheduler.manager.stats().tiers["disk"]
+    assert (kept := stats.slots - stats.free) > 4
+    second = lines(caplog, other, tmp_path, ranks=ranks)[0][1]
+    assert f"{100 * kept // DISK} % filled by an earlier run;" in second
+    other.close()
+
+
+def test_blocks_of_another_model_are_counted(caplog, tmp_path):
+    engine = Engine(tmp_path, 1, 1, 0)
+    opened = {0: replace(engine.workers[0].opened(), others=1204)}
+    engine.workers[0].opened = lambda: opened[0]
+    assert "(1 204 blocks of another model ignored)" in lines(caplog, engine, tmp_path)[0][1]

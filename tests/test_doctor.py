@@ -1,0 +1,119 @@
+"""`kvtrie doctor`: one line per property of the machine, and a command for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import platform
+
+import pytest
+
+from kvtrie.cli import doctor, main
+from kvtrie.cli.doctor import Check, checks
+from kvtrie.errors import ConfigError
+
+GB = 10**9
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sets what the checks find; by default a sound machine with a GPU."""
+
+    def set_machine(**found):
+        values = {
+            "free_memory": 40 * GB, "all_memory": 64 * GB, "locked_limit": None,
+            "nvidia_driver": "570.86", "all_disk": 32 * GB, "free_disk": 500 * GB,
+            "file_system": "ext4", "direct_io": "", "io_uring": "",
+        } | found  # fmt: skip
+        versions = {"torch": "2.13.0", "vllm": "0.32.1+cpu"} | values.pop("versions", {})
+        monkeypatch.setattr(doctor, "_version", versions.get)
+        for name, value in values.items():
+            monkeypatch.setattr(doctor, name, answers(value))
+
+    return set_machine
+
+
+def answers(value):
+    def answer(*_):
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    return answer
+
+
+def found(tmp_path, engine="vllm"):
+    return {check.name: check for check in checks(engine, tmp_path)}
+
+
+def test_a_sound_machine_has_no_warning_and_exit_status_0(machine, tmp_path, capsys):
+    machine()
+    assert {check.state for check in found(tmp_path).values()} == {"ok"}
+    assert main(["doctor", "--disk", str(tmp_path), "--engine", "vllm"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("ok ") for line in lines)
+    assert f"Python         {platform.python_version()}" in lines[0]
+    assert "vllm           0.32.1+cpu, tested" in lines[2]
+    assert not any("fix:" in line for line in lines)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "state", "said", "fix"),
+    [
+        ({"versions": {"vllm": None}}, "vllm", "error", "not installed", "vllm==0.32.*"),
+        ({"versions": {"vllm": "0.31.9"}}, "vllm", "error", "unsupported", "vllm==0.32.*"),
+        ({"versions": {"vllm": "0.33.0rc1"}}, "vllm", "warning", "newer than the tested", "0.32"),
+        ({"versions": {"vllm": "0.40.0"}}, "vllm", "warning", "newer than all", "0.32"),
+        ({"versions": {"torch": None}}, "torch", "warning", "not installed", "kvtrie[hf]"),
+        ({"versions": {"torch": "2.9.1"}}, "torch", "warning", "2.10 wanted", "torch>=2.10"),
+        ({"nvidia_driver": ""}, "NVIDIA driver", "ok", "uses the CPU", ""),
+        ({"free_memory": GB // 2}, "free memory", "error", "0.5 GB of 64.0 GB", "--memory"),
+        ({"free_memory": ConfigError("none")}, "free memory", "warning", "none", "--host"),
+        ({"locked_limit": 8 << 20}, "locked memory", "warning", "8 MiB", "ulimit -l unlimited"),
+        ({"locked_limit": 8 << 20, "nvidia_driver": ""}, "locked memory", "ok", "8 MiB", ""),
+        ({"locked_limit": 32 * GB}, "locked memory", "ok", "limit", ""),
+        ({"all_disk": 64 << 20}, "shared memory", "warning", "64 MiB", "--shm-size"),
+        ({"all_disk": ConfigError("no folder")}, "shared memory", "error", "no folder", "mount"),
+        ({"file_system": "tmpfs"}, "disk", "warning", "on tmpfs, which is memory", "local disk"),
+        ({"file_system": "nfs4"}, "disk", "warning", "on nfs4, a network", "local disk"),
+        ({"free_disk": 10**8}, "disk space", "error", "0.1 GB free", "another folder"),
+        ({"free_disk": ConfigError("gone")}, "disk space", "error", "gone", "chown"),
+        ({"direct_io": "no direct"}, "O_DIRECT", "warning", "page cache", "ext4/xfs"),
+        ({"direct_io": PermissionError(13, "denied")}, "O_DIRECT", "error", "denied", "chmod"),
+        ({"io_uring": "not permitted"}, "io_uring", "warning", "threads", "io_uring_disabled=0"),
+    ],
+)  # fmt: skip
+def test_each_fault_has_its_line(machine, tmp_path, change, name, state, said, fix):
+    machine(**change)
+    check = found(tmp_path)[name]
+    assert check.state == state
+    assert said in check.found
+    assert fix in check.fix
+    assert bool(check.fix) == (state != "ok")
+
+
+def test_an_error_is_exit_status_1_and_json_has_every_line(machine, capsys):
+    machine(free_memory=1)
+    assert main(["doctor", "--engine", "vllm", "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [Check(**row) for row in rows] == list(checks("vllm"))
+
+
+def test_engines_that_are_not_installed_are_left_out_unless_they_are_wanted(machine):
+    machine()
+    assert "sglang" not in {check.name for check in checks()}
+    assert "vllm" in {check.name for check in checks()}
+    (check,) = [check for check in checks("sglang") if check.name == "sglang"]
+    assert (check.state, check.fix) == ("error", "pip install 'sglang==0.5.23'")
+
+
+def test_a_folder_that_cannot_be_is_refused_in_one_line(capsys):
+    assert main(["doctor", "--disk", "s3://x"]) == 2
+    assert "s3:// is not supported" in capsys.readouterr().err
+
+
+def test_this_machine(tmp_path, capsys):
+    main(["doctor", "--disk", str(tmp_path / "none" / "yet")])
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} <= {"ok", "warning", "error"}
+    assert not list(tmp_path.iterdir())
