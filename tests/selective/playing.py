@@ -14,6 +14,16 @@ from kvtrie.selective import make_cache
 BATCH, GROUPS, HEADS, DIM = 2, 2, 4, 16
 SIZES = {"batch": BATCH, "kv_heads": GROUPS, "query_heads": HEADS, "head_dim": DIM}
 
+SEVEN = ("dense", "lastrec", "h2o", "qh2o", "h2o-vlen", "qh2o-vlen", "h2o-orig")
+SMALL = ("keydiff", "knorm", "tova", "snapkv", "expected", "h2o-decay", "random")
+MIXES = ("mix-h2o+keydiff", "mix-tova+h2o-vlen", "mix-snapkv+random")
+BUFFERS = ("default", "torch-quantized8", "torch-quantized4", "int8", "fp8")
+SCORING = [*SEVEN[2:], *SMALL, *MIXES]
+# `h2o-orig` chooses once for a whole batch, and `dense` not at all.
+CHOOSING = [
+    name for name in (*SEVEN, *SMALL) if name[0] != "q" if name not in {"h2o-orig", "dense"}
+]
+
 
 def step(generator, new, *, batch=BATCH, groups=GROUPS, heads=HEADS, dim=DIM):
     draw = [torch.randn(batch, n, new, dim, generator=generator) for n in (heads, groups, groups)]

@@ -1,4 +1,4 @@
-"""A user's policies on each base, and buffers that give their memory back."""
+"""A user's policies on each base."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from decoders import make
 from playing import SIZES, step
 
-from kvtrie.errors import ClosedError, ConfigError
+from kvtrie.errors import ConfigError
 from kvtrie.kernels import attend_causal
 from kvtrie.selective import (
     AttnWeightsKVCache,
@@ -175,32 +175,3 @@ def test_a_log_may_note_more():
     for new in log.steps:
         other(*step(generator, new))
     assert torch.equal(other.token_pos, cache.token_pos)
-
-
-def test_what_is_no_policy_has_no_name():
-    for what in (int, AttnWeightsReplayLog, "h2o"):
-        with pytest.raises(ConfigError, match="policy is"):
-            register("nothing", what)
-    with pytest.raises(ConfigError, match="'h2o' cannot be a policy's name"):
-        register("h2o", Young)
-
-
-@pytest.mark.parametrize("buffers", BUFFERS)
-def test_buffers_give_their_memory_back_and_take_it_again(buffers):
-    made = {"cache_length": 8, "dtype": torch.float32, **SIZES}
-    cache, other = (make_cache(f"h2o-{buffers}", **made) for _ in range(2))
-    generator = torch.Generator().manual_seed(5)
-    for new in (8, 3):
-        given = step(generator, new)
-        cache(*given)
-        other(*given)
-    held, size = cache.state(), cache.buffers.nbytes
-    held = ({name: each.clone() for name, each in held[0].items()}, held[1])
-    cache.buffers.deallocate()
-    with pytest.raises(ClosedError, match="call allocate"):
-        cache.keys_values()
-    cache.buffers.allocate()
-    assert cache.buffers.nbytes == size
-    cache.load_state(*held)
-    given = step(generator, 4)
-    assert torch.equal(cache(*given), other(*given))
