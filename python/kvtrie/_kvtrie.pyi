@@ -64,6 +64,8 @@ __all__ = [
     "TierStats",
     "Transmission",
     "Unpriced",
+    "ValueFolder",
+    "ValueFormat",
     "__version__",
     "hashed_line",
 ]
@@ -242,6 +244,23 @@ class BlockManager:
         Raises:
             ConfigError: a token is out of range, or the scope was first used with another
                 structure.
+        """
+
+    def keys(self, tokens: _Tokens, *, scope: Scope | None = None) -> NDArray[np.uint8]:
+        """The content keys of the full blocks of a sequence, cached or not.
+
+        A key is a hash of the model's fingerprint, the scope and all tokens and digests up to the
+        end of the block: equal in every process with the same fingerprint and block size.
+
+        Args:
+            tokens: the sequence.
+            scope: the scope of its blocks.
+
+        Returns:
+            `(blocks, 32)`, without the tokens after the last full block.
+
+        Raises:
+            ConfigError: the model has no fingerprint.
         """
 
     def acquire(
@@ -1969,6 +1988,94 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as dictionaries of numbers, for JSON; histograms as `Histogram.as_dict`."""
+
+@final
+class ValueFormat:
+    """Names and checksums of one rank's blocks in a shared store.
+
+    A value is a header of `header_bytes`, then the layers at fixed offsets. Checksums are XXH3-128,
+    or keyed BLAKE3-128 with a secret. Calls leave the interpreter to other threads while they hash.
+
+    Attributes:
+        header_bytes: bytes of a header, in whole pages.
+        value_bytes: bytes of a value.
+    """
+
+    def __new__(
+        cls,
+        *,
+        layers: int,
+        layer_bytes: int,
+        block_tokens: int,
+        meaning: bytes,
+        secret: bytes | None = None,
+    ) -> Self: ...
+    @property
+    def header_bytes(self) -> int: ...
+    @property
+    def value_bytes(self) -> int: ...
+    def layer_at(self, layer: int) -> int:
+        """Offset of a layer in a value."""
+
+    def names(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The names `(blocks, 32)` of blocks by their content keys `(blocks, 32)`."""
+
+    def headers(
+        self, blocks: Sequence[tuple[bytes, bytes, NDArray[np.uint8]]]
+    ) -> list[tuple[bytes, str | None]]:
+        """The headers of blocks, given as key, label and all layers.
+
+        Returns:
+            A header and None for each, or no bytes and the reason.
+        """
+
+    def verify(
+        self,
+        blocks: Sequence[tuple[bytes, NDArray[np.uint8], tuple[int, int], NDArray[np.uint8]]],
+    ) -> list[str | None]:
+        """Verifies blocks that were read, given as key, header, layers and memory.
+
+        Returns:
+            The difference for each, or None.
+        """
+
+@final
+class ValueFolder:
+    """Values in the files of a folder, as `kvtrie.tiers.remote.folder` uses them.
+
+    Calls leave the interpreter to other threads. Times are nanoseconds that are left. Results are
+    pairs of an outcome and a reason.
+    """
+
+    def __new__(
+        cls,
+        folder: str | PathLike[str],
+        *,
+        header_bytes: int,
+        value_bytes: int,
+        ttl: int | None = None,
+        io: str = "direct",
+    ) -> Self: ...
+    def path(self, name: bytes) -> Path:
+        """The file of a value."""
+
+    def exists_many(self, names: Sequence[bytes], left: int) -> list[tuple[str, str]]:
+        """Whether there are values of these names."""
+
+    def get_many(
+        self,
+        values: Sequence[tuple[bytes, NDArray[np.uint8], int, NDArray[np.uint8]]],
+        left: int,
+    ) -> list[tuple[str, str]]:
+        """Reads values, given as name, memory of the header, offset and memory of the layers."""
+
+    def put_many(
+        self, values: Sequence[tuple[bytes, bytes, NDArray[np.uint8]]], left: int
+    ) -> list[tuple[str, str]]:
+        """Writes values that are absent, given as name, header and memory."""
+
+    def remove_many(self, names: Sequence[bytes]) -> list[tuple[str, str]]:
+        """Removes values."""
 
 @final
 class Simulation:

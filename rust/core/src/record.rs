@@ -108,15 +108,33 @@ pub fn scope_key(fingerprint: &str, block_tokens: u32, tenant: &[u8], lora: &str
     *hasher.finalize().as_bytes()
 }
 
-/// Keys of the blocks of a sequence of plain tokens, chained to the key of its scope. The iterator
-/// hashes each one on demand.
+/// Keys of the full blocks of a sequence of plain tokens, chained to the key of its scope. The
+/// iterator hashes each one on demand.
 pub fn keys_of(
     scope: BlockKey,
     tokens: &[Token],
     block_tokens: usize,
 ) -> impl Iterator<Item = BlockKey> + '_ {
-    tokens.chunks_exact(block_tokens).scan(scope, |parent, tokens| {
-        *parent = chained(*parent, tokens, &[]);
+    keys_with(scope, tokens, block_tokens, Vec::new())
+}
+
+/// As [`keys_of`], of a sequence with digests at token offsets, in any order of offsets.
+pub fn keys_with(
+    scope: BlockKey,
+    tokens: &[Token],
+    block_tokens: usize,
+    mut digests: Vec<(u64, Vec<u8>)>,
+) -> impl Iterator<Item = BlockKey> + '_ {
+    digests.sort_by_key(|digest| digest.0);
+    let mut digests = digests.into_iter().peekable();
+    let blocks = tokens.chunks_exact(block_tokens).zip((0_u64..).step_by(block_tokens));
+    blocks.scan(scope, move |parent, (tokens, start)| {
+        let mut own = Vec::new();
+        while let Some((at, digest)) = digests.next_if(|next| next.0 < start + tokens.len() as u64)
+        {
+            own.push((u32::try_from(at - start).expect("an offset in a block"), digest));
+        }
+        *parent = chained(*parent, tokens, &own);
         Some(*parent)
     })
 }
@@ -278,7 +296,7 @@ fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Label, Record, ScopeOwner, Standing, Wanted, scope_key};
+    use super::{Label, Record, ScopeOwner, Standing, Wanted, keys_with, scope_key};
     use crate::block::Structure;
 
     fn records() -> impl Strategy<Value = Record> {
@@ -325,6 +343,27 @@ mod tests {
         fn decoding_any_bytes_is_safe(bytes in prop::collection::vec(any::<u8>(), 0..99)) {
             if let Some(record) = Record::decode(&bytes) {
                 prop_assert_eq!(record.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn keys_of_a_sequence_are_those_of_its_records(
+            tokens in prop::collection::vec(0_u32..9, 0..30),
+            digests in prop::collection::btree_map(0_u64..40, any::<u8>(), 0..6),
+            size in 1_usize..6,
+        ) {
+            let given: Vec<_> = digests.iter().rev().map(|(&at, &one)| (at, vec![one])).collect();
+            let mut parent = scope_key("model", 4, b"", "");
+            let found: Vec<_> = keys_with(parent, &tokens, size, given).collect();
+            prop_assert_eq!(found.len(), tokens.len() / size);
+            for (block, (key, tokens)) in found.iter().zip(tokens.chunks_exact(size)).enumerate() {
+                let start = (block * size) as u64;
+                let own = digests.range(start..start + size as u64);
+                let own = own.map(|(&at, &one)| (u32::try_from(at - start).unwrap(), vec![one]));
+                let digests = own.collect();
+                let record = Record { parent, scope: None, tokens: tokens.to_vec(), digests };
+                prop_assert_eq!(*key, record.key());
+                parent = record.key();
             }
         }
 

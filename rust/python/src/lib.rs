@@ -26,6 +26,7 @@ mod moves;
 mod number;
 mod plan;
 mod record;
+mod remote;
 mod routing;
 mod scope;
 mod settings;
@@ -55,6 +56,7 @@ mod _kvtrie {
         moves::{Move, Moves},
         plan::{Plan, Span},
         record::{Committed, Eviction, Explanation, Failed, Transmission, Unpriced},
+        remote::{ValueFolder, ValueFormat},
         simulation::Simulation,
         stats::{LaneStats, Stats, TierStats},
     };

@@ -10,7 +10,7 @@ use kvtrie_core::error::Result;
 use kvtrie_core::manager::{self, Acquire, DropOrder, LoadMode, Manager, Outcome};
 use kvtrie_core::policy;
 use kvtrie_core::trie::Query;
-use numpy::{IntoPyArray, PyArray1};
+use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -200,6 +200,27 @@ impl BlockManager {
             self.shared.call(py, |manager| look(manager, &all))?
         };
         Ok(found.into_iter().map(|found| self.found(found, now.0)).collect())
+    }
+
+    /// Content keys of the full blocks of a sequence, cached or not.
+    #[pyo3(signature = (tokens, *, scope=None))]
+    fn keys<'py>(
+        &self,
+        tokens: &Bound<'py, PyAny>,
+        scope: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Bound<'py, PyArray2<u8>>> {
+        let py = tokens.py();
+        self.named(py, "the keys of blocks")?;
+        let scope = crate::scope::scope(scope)?;
+        let tokens = Tokens::new(tokens)?;
+        let keys = if tokens.as_slice().len() > LONG {
+            let tokens = tokens.into_vec()?;
+            self.shared.long(py, |manager| manager.keys(&scope, &tokens))?
+        } else {
+            self.shared.call(py, |manager| manager.keys(&scope, tokens.as_slice()))?
+        };
+        let blocks = keys.len();
+        keys.into_flattened().into_pyarray(py).reshape([blocks, 32])
     }
 
     /// Matches a prompt, pins the blocks that its plan reuses or loads, and allocates the rest; or

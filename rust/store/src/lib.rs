@@ -8,7 +8,8 @@
 //! Modules depend on one another in one direction: nouns (`error`, `settings`, `meta`, `claim`,
 //! `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` on `regular`, `ring` and
 //! `threads`, `faults`, `quarantine`, `segment`), indexes (`table`, `scan`, `manifest`), and the
-//! store with its operations (`open`, `read`, `write`, `rows`, `verify`, `gc`).
+//! store with its operations (`open`, `read`, `write`, `rows`, `verify`, `gc`). The values of a
+//! shared store are apart: `value` is their format, `value_folder` keeps them in files.
 
 mod claim;
 mod device;
@@ -36,6 +37,8 @@ mod store;
 mod system;
 mod table;
 mod threads;
+mod value;
+mod value_folder;
 mod verify;
 mod work;
 mod write;
@@ -53,6 +56,8 @@ pub use rows::{KeptBlock, StoredBlock, UsedBlock};
 pub use settings::{Durability, PAGE, SEGMENT, Settings};
 pub use store::Store;
 pub use system::{QueueKind, System};
+pub use value::ValueFormat;
+pub use value_folder::{Outcome, ValueFolder, ValueRead, ValueWrite};
 pub use verify::{Finding, Progress};
 pub use work::{Bytes, Op, Work};
 pub use write::BlockWrite;

@@ -18,7 +18,7 @@ pub const SEGMENT: u64 = 1 << 30;
 pub(crate) const SPARE: u64 = 64 << 10;
 
 /// Bytes of a record beyond its tokens: parent, scope, digests.
-const RECORD_ROOM: u64 = 1024;
+pub(crate) const RECORD_ROOM: u64 = 1024;
 
 /// Longest `about`. Every budget includes it, so that its length costs no blocks.
 const MOST_ABOUT: usize = 16 << 10;
@@ -188,7 +188,7 @@ impl Settings {
 }
 
 /// Converts a size that fits the memory of a 64-bit machine.
-fn small(bytes: u64) -> usize {
+pub(crate) fn small(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 

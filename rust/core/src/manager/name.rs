@@ -6,13 +6,27 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::block::BlockId;
-use crate::record::{BlockKey, Label, Record, ScopeOwner, Standing, scope_key};
+use crate::block::{BlockId, Token};
+use crate::error::Result;
+use crate::record::{BlockKey, Label, Record, ScopeOwner, Standing, keys_with, scope_key};
+use crate::scope::Scope;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
 
 impl Manager {
+    /// Content keys of the full blocks of a sequence, cached or not. Cost: one hash per block.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Config`] for tokens that could be taken for digests.
+    pub fn keys(&self, scope: &Scope, tokens: &[Token]) -> Result<Vec<BlockKey>> {
+        self.open()?;
+        self.scopes.digests.check(scope, tokens)?;
+        let first = self.scope_key(&scope.tenant, &scope.lora);
+        let size = self.block_tokens();
+        Ok(keys_with(first, tokens, size, scope.extra.clone()).collect())
+    }
+
     /// Content hash of a block: over the model, the scope and all tokens up to its end.
     // Keys are chained: hash downwards from the nearest ancestor whose key is cached.
     pub(crate) fn key(&mut self, block: BlockId) -> BlockKey {
