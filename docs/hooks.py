@@ -36,6 +36,7 @@ PACKAGES = (
     "kvtrie",
     "kvtrie.transfer",
     "kvtrie.tiers",
+    "kvtrie.tiers.remote",
     "kvtrie.engines.transformers",
     "kvtrie.engines.sessions",
     "kvtrie.engines.vllm",

@@ -33,6 +33,7 @@ __all__ = [
     "salt",
     "shown",
     "text",
+    "url",
     "whole",
     "word",
 ]
@@ -44,6 +45,8 @@ PAIR = 2
 _PAIR = 2
 _SHORT_BITS = 300
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_USER = re.compile(r"(?<=[/:])([^/:@]*)(:[^@]*)?@")
 _Kind = TypeVar("_Kind")
 
 
@@ -211,6 +214,34 @@ def _local(name: str, url: str, scheme: str) -> str:
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
         raise ConfigError(f"{name} is {shown(url)}, file:///path wanted, on this machine")
     return os.fsdecode(unquote_to_bytes(parts.path))
+
+
+class Url(str):
+    """A URL, which `repr` shows without its password."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(masked(self))
+
+
+def masked(url: str) -> str:
+    """A URL with its password replaced, for messages."""
+    head, at, tail = url.rpartition("@")
+    return _USER.sub(r"\1:***@", f"{head}{at}") + tail if at else url
+
+
+def url(name: str, given: object) -> Url:
+    """A text that begins with a scheme.
+
+    Raises:
+        ConfigError: no text, or no scheme.
+    """
+    found = text(name, given)
+    if _URL.match(found) is None:
+        found = masked(found)
+        raise ConfigError(f"{name} is {found!r}, a URL wanted: 'folder:{found}' is a folder")
+    return Url(found)
 
 
 def few(name: str, given: object, most: int) -> tuple[Any, ...]:

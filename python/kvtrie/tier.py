@@ -10,7 +10,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from kvtrie._kvtrie import DiskStore
-from kvtrie.argument import flag, folder, instance, put, real, shown, text, whole, word
+from kvtrie.argument import (
+    flag,
+    folder,
+    instance,
+    put,
+    real,
+    shown,
+    text,
+    url,
+    whole,
+    word,
+)
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
 from kvtrie.sizes import forgotten, free_disk, free_memory, size
@@ -33,6 +44,9 @@ _SPEED = {
     "remote": (1e9, 1_000_000),
 }
 _MOST_BLOCKS = 2**32 - 2
+_WORKERS = {"disk": 2, "remote": 4}
+_MOST_WORKERS = 1024
+_MOST_TRUST = 1e9  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +83,8 @@ class Lane:
 class Tier:
     """A storage level of one machine, with its budget.
 
-    Pools, storages and executors read `path`, `io_budget`, `layout`, `durability` and `io`; the
-    manager does not.
+    Pools, storages and executors read `path`, `io_budget`, `layout`, `durability`, `io` and
+    everything after it; the manager does not.
 
     Attributes:
         kind: "gpu", "host", "disk" or "remote".
@@ -78,7 +92,8 @@ class Tier:
         bytes: room in bytes, rounded down to whole blocks; also as "8GB" (10^9), "512MiB" (2^20),
             or "25%" of what is free when the tier is made: of host memory, or of the disk together
             with what is in `path`. It is an int afterwards.
-        path: the folder in which a disk tier keeps its files.
+        path: the folder in which a disk tier keeps its files, or the URL of a remote tier's store;
+            None if the caller has its own storage.
         owner: allocator of the slots: "kvtrie"; "engine" for a first tier whose slots the engine
             allocates and names by `Lease.bind`; "none" if there are no bytes.
         write: when blocks are copied to the next tier: "back" when they are evicted or ahead of
@@ -101,6 +116,15 @@ class Tier:
             of the process, "fsync" the loss of power.
         io: "direct" moves a disk's bytes between device and memory without the system's page
             cache, where the file system allows it; "buffered" uses the cache.
+        workers: threads of the storage of a disk or remote tier, which no other tier waits for;
+            None is 2 for disk and 4 for remote.
+        write_limit: bytes of writes to a remote tier that may be in flight, at least one block;
+            None is an eighth of host memory.
+        trust_s: seconds for which a remote block that was found is used without asking again;
+            None is 60.
+        lookup: "all" asks the remote store for blocks of other processes; "local" uses only those
+            that this process wrote or read. None is "all".
+        secret_file: a file with the secret that keys a remote store's names and checksums.
 
     Raises:
         ConfigError: no room or room stated twice, an unknown word, a number that cannot be.
@@ -124,6 +148,11 @@ class Tier:
     layout: Layout | None = None
     durability: Literal["none", "flush", "fsync"] = "flush"
     io: Literal["direct", "buffered"] = "direct"
+    workers: int | None = None
+    write_limit: int | str | None = None
+    trust_s: float | None = None
+    lookup: Literal["all", "local"] | None = None
+    secret_file: str | None = None
 
     def __post_init__(self) -> None:
         words = {
@@ -136,7 +165,12 @@ class Tier:
         for name, (given, allowed) in words.items():
             word(f"{name} of a tier", given, allowed)
         if self.path is not None:
-            put(self, path=folder(f"path of tier {self.kind!r}", self.path))
+            what = f"path of tier {self.kind!r}"
+            local = self.kind != "remote"
+            if local and str(self.path).lower().startswith("folder:"):
+                raise ConfigError(f"{what} is {shown(self.path)}: folder: is for tier 'remote'")
+            put(self, path=folder(what, self.path) if local else url(what, self.path))
+        self._check_storage()
         self._check_room()
         self._check_shares()
         self._check_parts()
@@ -157,6 +191,32 @@ class Tier:
         for name, of in (("bytes", self._free()), ("io_budget", None)):
             if (given := getattr(self, name)) is not None:
                 put(self, **{name: size(f"{name} of tier {self.kind!r}", given, of=of)})
+
+    def _check_storage(self) -> None:
+        what = f"of tier {self.kind!r}"
+        if self.workers is not None:
+            if self.kind not in _WORKERS:
+                raise ConfigError(f"workers is given {what}: only a disk or remote tier has any")
+            put(self, workers=whole(f"workers {what}", self.workers, 1, _MOST_WORKERS))
+        for name in ("write_limit", "trust_s", "lookup", "secret_file"):
+            if getattr(self, name) is not None and self.kind != "remote":
+                raise ConfigError(f"{name} is given {what}: only a remote tier has one")
+        if self.write_limit is not None:
+            put(self, write_limit=size(f"write_limit {what}", self.write_limit))
+        if self.trust_s is not None:
+            name = f"trust_s {what}"
+            trust = real(name, self.trust_s, 0, _MOST_TRUST)
+            if not trust:
+                raise ConfigError(f"{name} is 0, above 0 wanted")
+            put(self, trust_s=trust)
+        if self.lookup is not None:
+            word(f"lookup {what}", self.lookup, ("all", "local"))
+        if self.secret_file is not None:
+            put(self, secret_file=folder(f"secret_file {what}", self.secret_file))
+
+    def threads(self) -> int:
+        """Threads of its storage; 0 for memory."""
+        return self.workers or _WORKERS.get(self.kind, 0)
 
     def _free(self) -> Callable[[], int] | None:
         """The free bytes that a share of this tier is of, if it can be known."""

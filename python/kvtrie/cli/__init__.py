@@ -25,6 +25,7 @@ from kvtrie.cli import (
     launch,
     longcontext,
     profile,
+    remote,
     replay,
     show,
     sim,
@@ -50,6 +51,7 @@ _COMMANDS = {
     "top": top.COMMAND,
     "disk": disk.COMMAND,
     "doctor": doctor.COMMAND,
+    "remote": remote.COMMAND,
     "profile": profile.COMMAND,
     **launch.COMMANDS,
 }

@@ -17,6 +17,7 @@ from kvtrie.tiers.engine_pool import EnginePool
 from kvtrie.tiers.gpu import default_device, gpu_pool
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.pool import Pool
+from kvtrie.tiers.remote.storage import RemoteStorage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +124,10 @@ def open_pools(
     ranks: int = 1,
     staging: int = 0,
 ) -> tuple[Pool | Storage | None, ...]:
-    """Pools and storages of tiers: memory for `gpu` and `host`, files for a `disk` with a path.
+    """Pools and storages of tiers.
+
+    Memory for `gpu` and `host`, files for a `disk` with a path, a shared store for a `remote` with
+    a URL as its path.
 
     Args:
         model: the shape whose KV is kept.
@@ -163,6 +167,9 @@ def open_pools(
         if tier.owner == "kvtrie" and tier.kind == "disk" and tier.path is not None:
             storage = DiskStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
             pools.append(storage)
+        elif tier.owner == "kvtrie" and tier.kind == "remote" and tier.path is not None:
+            remote = RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
+            pools.append(remote)
         elif tier.owner != "kvtrie" or tier.kind in ("disk", "remote"):
             pools.append(None)
         elif tier.kind == "gpu":

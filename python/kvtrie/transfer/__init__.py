@@ -6,6 +6,7 @@ Nothing here chooses a slot, a victim or an order; it only obeys, and reports.
 from kvtrie.transfer.dispatch import Dispatch
 from kvtrie.transfer.executor import Executor
 from kvtrie.transfer.layerwise import Layerwise, LayerwiseEngine, Request
+from kvtrie.transfer.prefetch import Prefetched
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.runner import Runner
 
@@ -15,6 +16,7 @@ __all__ = [
     "Layerwise",
     "LayerwiseEngine",
     "MoveReport",
+    "Prefetched",
     "Request",
     "Runner",
 ]

@@ -20,6 +20,7 @@ from kvtrie.tiers import BlockFormat, HasBlockFormat, NotesUses, PersistentStora
 from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
 from kvtrie.transfer.feedback import Feedback
+from kvtrie.transfer.prefetch import Prefetcher
 from kvtrie.transfer.report import Progress
 from kvtrie.transfer.runner import Runner
 from kvtrie.transfer.used_blocks import UsedBlocks
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Buffer
 
-    from kvtrie import BlockManager, Index, Lease, Moves
+    from kvtrie import BlockManager, Index, Lease, Moves, Scope
     from kvtrie.tiers import Storage
     from kvtrie.transfer.job import Job
+    from kvtrie.transfer.prefetch import Prefetched
 
 __all__ = ["Executor", "Progress"]
 
@@ -176,6 +179,7 @@ class Executor:
             if isinstance(pool, NotesUses)
         }
         self._notes: dict[int, DeadlineCall] = {}
+        self._prefetcher = Prefetcher(manager, self.runner)
 
     def __enter__(self) -> Self:
         return self
@@ -261,6 +265,32 @@ class Executor:
         with self._section:
             self.runner.schedule.budget.set(tier, rate)
             self._section.notify_all()
+
+    def prefetch(
+        self,
+        tokens: Sequence[int] | NDArray[np.integer] | Buffer,
+        *,
+        scope: Scope | None = None,
+        deadline_s: float,
+    ) -> Prefetched:
+        """Ask the shared store for the blocks after the local match, and bring them to host.
+
+        `acquire` never asks a store: call this before it for prompts of which another process may
+        have computed a part. Blocks that the store has are marked as resident on tier `remote`; a
+        load that is then late or fails is computed instead.
+
+        Args:
+            tokens: the prompt.
+            scope: the scope of its blocks.
+            deadline_s: seconds after which the call returns, above 0.
+
+        Returns:
+            Counts of blocks; all 0 without a remote tier that `open_pools` opened.
+
+        Raises:
+            ConfigError: a deadline that is not above 0 and finite, a model without a fingerprint.
+        """
+        return self._prefetcher.prefetch(tokens, scope, deadline_s)
 
     def flush(self) -> None:
         """Copy down the blocks that are only on a tier above, as far as there is room, and wait.

@@ -79,6 +79,7 @@ class Runner:
     Attributes:
         section: the lock of all that follows.
         schedule: jobs that wait and run.
+        on_call: whether one thread copies, and only during a call that waits.
         claimed: by lease, loads that a layer-wise engine carries out itself and has not begun.
         threads: the workers.
 
@@ -127,7 +128,7 @@ class Runner:
         devices = (pool.device for pool in self.pools if isinstance(pool, Pool))
         cuda = next((device for device in devices if device.type == "cuda"), None)
         self._compute = None if cuda is None else torch.cuda.current_stream(cuda)
-        self._on_call = workers == 0
+        self.on_call = workers == 0
         self._given: list[Job] = []
         self.threads = [
             threading.Thread(
@@ -318,7 +319,7 @@ class Runner:
                 news = self.poll(before)
                 if done():
                     return
-                if self._on_call:
+                if self.on_call:
                     self._give()
                 if news:
                     continue
@@ -363,7 +364,7 @@ class Runner:
             with self.section:
                 self._expire()
                 jobs, self._given = self._given, []
-                if not self._on_call:
+                if not self.on_call:
                     jobs = self._next(worker)
                 if not jobs:
                     if self._closed or self._broken is not None:
@@ -452,7 +453,7 @@ class Runner:
     def _stream(self) -> torch.cuda.Stream | None:
         """A thread's copy stream on a GPU: its own, or the caller's where it copies on call."""
         compute = self._compute
-        return compute if compute is None or self._on_call else torch.cuda.Stream(compute.device)
+        return compute if compute is None or self.on_call else torch.cuda.Stream(compute.device)
 
     def _give(self) -> None:
         """With `workers=0`: hand the next jobs to the thread, if it has nothing to do.

@@ -1,0 +1,83 @@
+"""Breaker: a circuit breaker, so that a store that fails costs no more than a probe now and then.
+
+    CLOSED ──3 failures in a row──> OPEN ──after 1 s, 2 s, … 60 s──> PROBING ──ok──> CLOSED
+                                     ^                                  │
+                                     └───────────── failure ────────────┘
+
+Invariant: while it is open no call is made, and while it probes exactly one is. Cost: a comparison.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Breaker"]
+
+_NS = 1_000_000_000
+_FAILURES = 3
+_FIRST_NS = _NS
+_MOST_NS = 60 * _NS
+
+
+class Breaker:
+    """A circuit breaker.
+
+    Args:
+        clock: nanoseconds, monotone.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._interval = _FIRST_NS
+        self._next: int | None = None  # when the next probe may go; None while it is closed
+        self._probing = False
+
+    @property
+    def state(self) -> Literal["closed", "open", "probing"]:
+        """The state now."""
+        with self._lock:
+            if self._next is None:
+                return "closed"
+            return "probing" if self._probing else "open"
+
+    def allows(self) -> bool:
+        """Whether a call may be made; if so, `note` has to follow."""
+        with self._lock:
+            if self._next is None:
+                return True
+            if self._probing or self._clock() < self._next:
+                return False
+            self._probing = True
+            return True
+
+    def note(self, *, ok: bool) -> bool:
+        """Note the end of a call; return whether it opened or closed the breaker."""
+        with self._lock:
+            was_open = self._next is not None
+            if ok:
+                self._failures, self._interval, self._next = 0, _FIRST_NS, None
+                self._probing = False
+                return was_open
+            self._failures += 1
+            # A call that began before the breaker opened says nothing new.
+            if was_open and not self._probing:
+                return False
+            if was_open:
+                self._interval = min(2 * self._interval, _MOST_NS)
+            elif self._failures < _FAILURES:
+                return False
+            self._next = self._clock() + self._interval
+            self._probing = False
+            return not was_open
+
+    def open(self) -> None:
+        """Open it at once: the store did not answer when it was opened."""
+        with self._lock:
+            self._failures = _FAILURES
+            self._next = self._clock() + self._interval

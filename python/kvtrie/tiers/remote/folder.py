@@ -1,0 +1,171 @@
+"""The back end `folder:`: one file per value in 256 subfolders of a folder that machines may share.
+
+`folder:/path?ttl=SECONDS&io=direct`. A file is written under a staging name and linked under its
+own when it is complete, so several machines use a folder on NFS, Lustre or Weka without locks. With
+`ttl`, a hit refreshes a file's time at most once per half of it, and `kvtrie remote gc` removes
+files that are older. Invariant: no file is changed after it was linked. Cost: one open per block;
+bytes go straight between the file and pool memory, without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from kvtrie._kvtrie import ValueFolder
+from kvtrie.argument import folder as path_of
+from kvtrie.argument import word
+from kvtrie.errors import ConfigError
+from kvtrie.tiers.remote.protocol import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kvtrie._kvtrie import ValueFormat
+    from kvtrie.tiers.remote.protocol import Get, Outcome, Put
+    from kvtrie.tiers.remote.url import RemoteUrl
+
+__all__ = ["FolderStore", "Removed", "collect"]
+
+_NS = 1_000_000_000
+_YEARS = 100 * 365 * 86_400.0
+_STAGING = "staging"
+_DEAD_S = 3_600.0  # a writer that has not linked its file for an hour is dead
+_NAME = 64
+_TTL = "ttl"
+
+
+class FolderStore:
+    """Values in the files of a folder.
+
+    Args:
+        url: `folder:` and a path; options `ttl` in seconds and `io`, "direct" or "buffered".
+        form: the format of the values.
+
+    Raises:
+        ConfigError: no path, an unknown option, a folder that cannot be written.
+    """
+
+    def __init__(self, url: RemoteUrl, form: ValueFormat) -> None:
+        url.only((_TTL, "io"))
+        ttl = _ttl(url)
+        io = word(f"option io of {url.scheme}:", url.options.get("io", "direct"), _IO)
+        self._form = form
+        self._files = ValueFolder(
+            folder_of(url),
+            header_bytes=form.header_bytes,
+            value_bytes=form.value_bytes,
+            ttl=None if ttl is None else int(ttl * _NS),
+            io=io,
+        )
+
+    def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
+        """Whether there are files of these names with the length of a value."""
+        return _results(self._files.exists_many(list(names), _left(deadline)))
+
+    def get_many(self, rows: Sequence[Get], deadline: int) -> list[Result]:
+        """Read headers and layers."""
+        at = self._form.layer_at
+        wanted = [(row.name, row.header, at(row.layers[0]), row.memory) for row in rows]
+        return _results(self._files.get_many(wanted, _left(deadline)))
+
+    def put_many(self, rows: Sequence[Put], deadline: int) -> list[Result]:
+        """Write values that are absent."""
+        values = [(row.name, row.header, row.memory) for row in rows]
+        return _results(self._files.put_many(values, _left(deadline)))
+
+    def remove_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
+        """Remove files."""
+        del deadline
+        return _results(self._files.remove_many(list(names)))
+
+    def path(self, name: bytes) -> Path:
+        """The file of a value."""
+        return self._files.path(name)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+
+_IO = ("direct", "buffered")
+
+
+def folder_of(url: RemoteUrl) -> str:
+    """The folder of a URL.
+
+    Raises:
+        ConfigError: a host, or no path.
+    """
+    if url.host or url.user or not url.path:
+        raise ConfigError(f"{url} names no folder: folder:/path wanted")
+    return path_of("the path of folder:", url.path)
+
+
+def _ttl(url: RemoteUrl) -> float | None:
+    return url.seconds(_TTL, 1.0, _YEARS)
+
+
+def _left(deadline: int) -> int:
+    return max(0, deadline - time.monotonic_ns())
+
+
+def _results(found: Iterable[tuple[str, str]]) -> list[Result]:
+    return [Result(cast("Outcome", outcome), reason) for outcome, reason in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Files that `collect` removed.
+
+    Attributes:
+        expired: values older than the time to live.
+        staged: files of writers that ended before they linked them.
+        bytes: bytes of both.
+        kept: values that are left.
+    """
+
+    expired: int
+    staged: int
+    bytes: int
+    kept: int
+
+
+def collect(url: RemoteUrl, *, now: float | None = None, dead_s: float = _DEAD_S) -> Removed:
+    """Remove expired values and stale staging files of a folder that others may be using.
+
+    Args:
+        url: the folder; without its option `ttl` no value expires.
+        now: seconds of the wall clock; None is now.
+        dead_s: age from which a staging file is stale.
+
+    Raises:
+        ConfigError: no such folder.
+    """
+    url.only((_TTL, "io"))
+    root, ttl = Path(folder_of(url)), _ttl(url)
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder")
+    now = time.time() if now is None else now
+    expired, size = 0, 0
+    kept = 0
+    for file in root.glob("[0-9a-f][0-9a-f]/*"):
+        if len(file.parent.name + file.name) != _NAME:
+            continue
+        gone = 0 if ttl is None else _remove(file, now - ttl)
+        expired, size, kept = expired + (gone > 0), size + gone, kept + (gone == 0)
+    stale = [_remove(file, now - dead_s) for file in root.glob(f"{_STAGING}/*")]
+    return Removed(expired, sum(gone > 0 for gone in stale), size + sum(stale), kept)
+
+
+def _remove(file: Path, before: float) -> int:
+    """Remove a file last refreshed before a time; its bytes, at least 1, or 0 if it stays."""
+    try:
+        found = file.stat()
+        if found.st_mtime >= before:
+            return 0
+        file.unlink()
+    except OSError:  # another process removes too, or owns it
+        return 0
+    return max(1, found.st_size)

@@ -1,0 +1,121 @@
+"""RemoteUrl: the place of a shared store and its options, read from a URL.
+
+Invariant: a password is in the fields and never in `str` or `repr`; an unknown option is refused by
+name. Cost: one parse when a tier is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+
+from kvtrie.argument import masked, real, shown
+from kvtrie.argument import url as url_of
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Self
+
+__all__ = ["RemoteUrl"]
+
+_MASK = "***"
+_FLAGS = {"0": False, "1": True}
+_COMMON = ("strict",)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteUrl:
+    """A parsed URL.
+
+    Attributes:
+        scheme: the back end.
+        host: the host, without user and port; empty for a folder.
+        port: the port, or None.
+        user: the user name, or empty.
+        password: the password, or empty.
+        path: the path, as written after the host.
+        options: the options after `?`, by name.
+    """
+
+    scheme: str
+    host: str = ""
+    port: int | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+    path: str = ""
+    options: dict[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def parse(cls, name: str, given: object) -> Self:
+        """Read a URL.
+
+        Args:
+            name: the setting, for messages.
+            given: the text.
+
+        Raises:
+            ConfigError: no text, no scheme, a port that is no number, an option without a value or
+                given twice.
+        """
+        url = url_of(name, given)
+        try:
+            parts = urlsplit(url)
+            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+            port, host = parts.port, parts.hostname or ""
+        except ValueError as error:
+            raise ConfigError(f"{name} is {masked(url)!r}: {error}") from None
+        options = dict(pairs)
+        if len(options) < len(pairs):
+            raise ConfigError(f"{name} names an option twice: {', '.join(key for key, _ in pairs)}")
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        scheme, path = url.partition(":")[0].lower(), unquote(parts.path)
+        return cls(scheme, host, port, user, password, path, options)
+
+    def __str__(self) -> str:
+        """The URL, with its password masked."""
+        place = f"[{self.host}]" if ":" in self.host else self.host
+        place += "" if self.port is None else f":{self.port}"
+        if self.user or self.password:
+            place = f"{self.user}{f':{_MASK}' if self.password else ''}@{place}"
+        options = "&".join(f"{key}={value}" for key, value in self.options.items())
+        if not place:
+            return f"{self.scheme}:{self.path}{f'?{options}' if options else ''}"
+        return urlunsplit((self.scheme, place, self.path, options, ""))
+
+    @property
+    def strict(self) -> bool:
+        """Whether a store that is unreachable at opening is an error."""
+        return self.flag("strict")
+
+    def only(self, names: Collection[str]) -> None:
+        """Raise if there are other options than these and `strict`.
+
+        Raises:
+            ConfigError: an unknown option.
+        """
+        known = (*names, *_COMMON)
+        for name in self.options:
+            if name not in known:
+                raise ConfigError(
+                    f"{self.scheme}: has no option {shown(name)}: {', '.join(known)} are known"
+                )
+
+    def flag(self, name: str) -> bool:
+        """The option of that name, 0 or 1; 0 if it is not given."""
+        given = self.options.get(name, "0")
+        if given not in _FLAGS:
+            raise ConfigError(f"option {name} of {self.scheme}: is {shown(given)}, 0 or 1 wanted")
+        return _FLAGS[given]
+
+    def seconds(self, name: str, low: float, high: float) -> float | None:
+        """The option of that name in seconds, or None."""
+        given = self.options.get(name)
+        if given is None:
+            return None
+        try:
+            number: object = float(given)
+        except ValueError:
+            number = given
+        return real(f"option {name} of {self.scheme}:", number, low, high)

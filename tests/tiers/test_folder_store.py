@@ -1,0 +1,211 @@
+"""The back end `folder:` under an executor: blocks of one process found by another, and damage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvtrie import BlockManager, ConfigError, ModelShape, Tier
+from kvtrie.tiers import open_pools
+from kvtrie.tiers.remote import RemoteUrl
+from kvtrie.tiers.remote.folder import Removed, collect
+from kvtrie.transfer import Executor
+
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=8, fingerprint="folder")
+SIZE = 4
+PROMPT = list(range(6 * SIZE))
+
+
+def world(url, *, gpu=8, host=8, write="through", **settings):
+    """An executor whose host writes every block to the store at once."""
+    tiers = [
+        Tier("gpu", blocks=gpu, write=write),
+        Tier("host", blocks=host, write=write),
+        Tier("remote", blocks=10_000_000, path=url, **settings),
+    ]
+    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
+    pools = open_pools(SHAPE, tiers, SIZE)
+    return Executor(manager, pools, deadline_s=30.0)
+
+
+def kv_of(tokens):
+    """The KV that a prefill of these tokens gives, as far as a test needs one."""
+    generator = torch.Generator().manual_seed(sum(tokens))
+    return torch.randn(SHAPE.layers, 2, len(tokens), 2, 8, generator=generator)
+
+
+def rows(pool, lease, tokens):
+    table, at = pool.table(lease.slots(0)), torch.arange(tokens)
+    return [(layer[at // SIZE], at % SIZE) for layer in table]
+
+
+def compute(executor, tokens):
+    """Answer a prompt that is not cached, and write it down to the store."""
+    manager, pool = executor.manager, executor.pools[0]
+    with manager.acquire(tokens, now=executor.clock(), keep=0) as lease:
+        assert lease.matched == 0
+        executor.wait(lease)
+        for where, kv in zip(rows(pool, lease, len(tokens)), kv_of(tokens), strict=True):
+            pool.scatter(*where, *kv)
+        lease.commit(tokens, now=executor.clock())
+    executor.drain()
+
+
+def fetch(executor, tokens):
+    """Tokens of a prompt that came from a cache, whose KV is as it was computed."""
+    manager, pool = executor.manager, executor.pools[0]
+    with manager.acquire(tokens, now=executor.clock(), keep=0, load="all") as lease:
+        executor.wait(lease)
+        found, want = lease.matched, kv_of(tokens)
+        for layer, where in enumerate(rows(pool, lease, found)):
+            for kv, at in zip(pool.gather(*where), want[layer], strict=True):
+                assert torch.equal(kv, at[:found])
+    manager.audit()
+    return found
+
+
+def test_one_process_writes_and_another_finds(tmp_path):
+    url = f"folder:{tmp_path}/kv"
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_folder_store import PROMPT, compute, world\n"
+        f"with world({url!r}) as executor:\n    compute(executor, PROMPT)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with world(url) as executor:
+        assert fetch(executor, PROMPT) == 0
+        found = executor.prefetch(PROMPT, deadline_s=30.0)
+        assert (found.asked, found.found, found.refuted, found.late) == (6, 6, 0, 0)
+        executor.drain()
+        match = executor.manager.lookup(PROMPT, now=executor.clock(), keep=0)
+        assert match.standing("host") == 6
+        assert fetch(executor, PROMPT) == len(PROMPT)
+        assert executor.pools[2].stats().results == {("exists", "ok"): 6, ("get", "ok"): 6}
+
+
+def values(folder):
+    return sorted(file for file in Path(folder).glob("??/*") if file.is_file())
+
+
+def flip(file, others):
+    del others
+    value = bytearray(file.read_bytes())
+    value[-1] ^= 1
+    file.write_bytes(value)
+
+
+def cut(file, others):
+    del others
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def swap(file, others):
+    file.write_bytes(others[0].read_bytes())
+
+
+def empty(file, others):
+    del others
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [flip, cut, swap, empty, lambda file, _: file.unlink()])
+def test_a_damaged_value_is_a_miss_and_is_written_again(tmp_path, damage):
+    url = f"folder:{tmp_path}/kv"
+    with world(url) as executor:
+        compute(executor, PROMPT)
+    with world(url) as executor:
+        storage = executor.pools[2]
+        names = storage._names(executor.manager.keys(PROMPT))
+        third, fourth = (Path(storage._open().path(names[at])) for at in (2, 3))
+        executor.prefetch(PROMPT[: 2 * SIZE], deadline_s=30.0)
+        executor.drain()
+        # The first answer is given before the value is broken.
+        storage.find(executor.manager.keys(PROMPT), 2**62)
+        damage(third, [fourth])
+        found = executor.prefetch(PROMPT, deadline_s=30.0)
+        assert found.found == 4
+        executor.drain()
+        assert fetch(executor, PROMPT) == 2 * SIZE
+        lost = storage.stats()
+        assert lost.results["get", "damaged" if damage.__name__ != "<lambda>" else "missing"] == 1
+        assert lost.refuted == 1
+        assert not third.exists()
+        assert executor.prefetch(PROMPT, deadline_s=30.0).refuted == 1
+    with world(url) as executor:
+        assert executor.prefetch(PROMPT, deadline_s=30.0).found == 2
+
+
+def test_local_eviction_removes_nothing_from_the_store(tmp_path):
+    url = f"folder:{tmp_path}/kv"
+    tiers = {"gpu": 6, "host": 6}
+    with world(url, **tiers) as executor:
+        for start in range(5):
+            compute(executor, [start * 1000 + token for token in PROMPT])
+        match = executor.manager.lookup(PROMPT, now=executor.clock(), keep=0)
+        assert match.standing("gpu") == match.standing("host") == 0
+        assert len(values(tmp_path / "kv")) == 30
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        world(f"folder:{tmp_path}/kv")
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
+    (tmp_path / "kv").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        world(f"folder:{tmp_path}/kv")
+
+
+def test_gc_removes_expired_values_and_stale_staging_files(tmp_path):
+    url = f"folder:{tmp_path}/kv"
+    with world(url) as executor:
+        compute(executor, PROMPT)
+    folder = tmp_path / "kv"
+    now = time.time()
+    stale, fresh = folder / "staging" / "1-1-0", folder / "staging" / "2-2-0"
+    for file, age in ((stale, 7200), (fresh, 10), (values(folder)[0], 100)):
+        file.touch()
+        os.utime(file, (now - age, now - age))
+    (folder / "README").write_text("kept")
+    size = values(folder)[0].stat().st_size
+    plain = RemoteUrl.parse("url", url)
+    assert collect(plain, now=now) == Removed(expired=0, staged=1, bytes=1, kept=6)
+    found = collect(RemoteUrl.parse("url", f"{url}?ttl=50"), now=now)
+    assert (found.expired, found.staged, found.bytes, found.kept) == (1, 0, size, 5)
+    assert fresh.exists()
+    assert (folder / "README").exists()
+    with pytest.raises(ConfigError, match="is no folder"):
+        collect(RemoteUrl.parse("url", f"folder:{tmp_path}/none"))
+
+
+def test_prefetch_without_a_store_finds_nothing():
+    tiers = [Tier("gpu", blocks=8), Tier("host", blocks=8)]
+    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
+    with Executor(manager, open_pools(SHAPE, tiers, SIZE)) as executor:
+        assert executor.prefetch(PROMPT, deadline_s=1.0) == (0, 0, 0, 0)
+        for bad in (0, -1.0, float("inf"), float("nan")):
+            with pytest.raises(ConfigError, match="deadline_s"):
+                executor.prefetch(PROMPT, deadline_s=bad)
+
+
+def test_a_prompt_larger_than_a_quarter_of_host_is_brought_in_steps(tmp_path):
+    url = f"folder:{tmp_path}/kv"
+    prompt = list(range(32 * SIZE))
+    with world(url, gpu=40, host=40) as executor:
+        compute(executor, prompt)
+    with world(url, gpu=40, host=40) as executor:
+        found = executor.prefetch(np.array(prompt), deadline_s=30.0)
+        assert found.found == 32
+        executor.drain()
+        match = executor.manager.lookup(prompt, now=executor.clock(), keep=0)
+        assert match.standing("host") == 32
