@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtrie import ModelShape, Tier, sizes
-from kvtrie.argument import folder
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import all_disk, all_memory, check_exists, free_disk, free_memory, size
 from kvtrie.tiers import DiskStorage, open_pools
@@ -57,7 +56,7 @@ def test_a_size_is_its_number_times_its_unit(number, unit):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("8", "with a unit; did you mean '8GB'"),
         ("8e9", "with a unit$"),
@@ -80,8 +79,8 @@ def test_a_size_is_its_number_times_its_unit(number, unit):
         ([8], "a whole number"),
     ],
 )
-def test_what_is_no_size_is_refused_by_what_it_is(given, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_no_size_is_refused_by_what_it_is(given, message):
+    with pytest.raises(ConfigError, match=message):
         size("bytes", given)
 
 
@@ -194,52 +193,6 @@ def test_more_than_there_is_is_refused_before_anything_is_made(tmp_path):
     with pytest.raises(ConfigError, match="which is 0 blocks of 4096"):
         Tier("host", bytes="4KB").room(SHAPE, 16)
     check_exists("a pool", 8, 0, "a system that does not tell")
-
-
-@pytest.mark.parametrize(
-    ("given", "path"),
-    [
-        ("~/kv", "{home}/kv"),
-        ("~", "{home}"),
-        ("./~", "./~"),
-        ("file:///data/kv", "/data/kv"),
-        ("FILE://localhost/data/k%20v", "/data/k v"),
-        ("/data/a:b", "/data/a:b"),
-        ("kv", "kv"),
-    ],
-)
-def test_paths(monkeypatch, tmp_path, given, path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    path = path.format(home=tmp_path)
-    assert folder("path", given) == path
-    assert Tier("disk", blocks=4, path=given).path == path
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("$HOME/kv", "variables are not expanded"),
-        ("/data/${USER}", "variables are not expanded"),
-        ("s3://bucket/kv", "s3:// is not supported"),
-        ("redis://host:6379", "redis:// is not supported"),
-        ("https://host/kv", "https:// is not supported"),
-        ("file://host/kv", "on this machine"),
-        ("file:///kv?x=1", "on this machine"),
-        ("file://", "a path wanted"),
-        ("file:///a%00b", "a path wanted"),
-        ("~nobody-of-that-name/kv", "no such user"),
-    ],
-)
-def test_what_is_no_path_here_is_refused_by_name(tmp_path, monkeypatch, given, said):
-    monkeypatch.chdir(tmp_path)
-    for refuse in (
-        lambda: Tier("disk", blocks=4, path=given),
-        lambda: DiskStorage(given, SHAPE, 4, 16),
-        lambda: KeyedDisk(given, meaning="a model", size=4096, blocks=4),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            refuse()
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_in_a_home_folder_is_there(monkeypatch, tmp_path):
