@@ -14,19 +14,14 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.engines.transformers import fingerprint
 from kvtrie.engines.vllm import settings as vllm_settings
 from kvtrie.engines.vllm.settings import Settings
-from kvtrie.tiers import open_pools
-from kvtrie.transfer import Executor
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -108,9 +103,8 @@ def settings_of(words: list[str], folder: Path) -> Settings:
     return Settings.read(extra)
 
 
-@contextmanager
 def readme_names():
-    """Objects that README.md takes as open: a model, an executor of its KV, and ids."""
+    """Objects that README.md takes as given: a model and ids."""
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=32,
@@ -123,11 +117,7 @@ def readme_names():
         pad_token_id=0,
     )
     model = LlamaForCausalLM(config).eval()
-    shape = ModelShape.from_config(config, fingerprint=fingerprint(model))
-    tiers = [Tier("gpu", blocks=16), Tier("host", blocks=16)]
-    manager = BlockManager(shape, tiers, block_tokens=8)
-    with Executor(manager, open_pools(shape, tiers, block_tokens=8)) as executor:
-        yield {"model": model, "executor": executor, "ids": torch.arange(1, 41)[None]}
+    return {"model": model, "ids": torch.arange(1, 41)[None]}
 
 
 def named(pages: list[Path]) -> list:
@@ -137,11 +127,10 @@ def named(pages: list[Path]) -> list:
 @pytest.mark.parametrize("page", named([page for page in PAGES if blocks(page, "python")]))
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with readme_names() if page.name == "README.md" else nullcontext({}) as given:
-        names = {"__name__": "__main__", **given}
-        for line, code in blocks(page, "python"):
-            padded = "\n" * line + code  # so that a traceback names the page's own line
-            exec(compile(padded, str(page), "exec"), names)  # noqa: S102
+    names = {"__name__": "__main__", **(readme_names() if page.name == "README.md" else {})}
+    for line, code in blocks(page, "python"):
+        padded = "\n" * line + code  # so that a traceback names the page's own line
+        exec(compile(padded, str(page), "exec"), names)  # noqa: S102
 
 
 @pytest.mark.parametrize("command", commands())

@@ -29,12 +29,14 @@ from kvtrie.engines.arrival import Arrival
 from kvtrie.engines.decoder import Decoder
 from kvtrie.engines.fingerprint import fingerprint, require_same
 from kvtrie.engines.guard import Guard, named, remainder, states
+from kvtrie.engines.opening import close_executor, open_executor
 from kvtrie.engines.recovery import recover
 from kvtrie.engines.rope import RopeLimits
 from kvtrie.engines.step import Step
 from kvtrie.engines.trial import trial
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError, TransferError
 from kvtrie.shape import ModelShape
+from kvtrie.tier import DEFAULT_POLICY
 from kvtrie.tiers import Pool
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from kvtrie import Lease
     from kvtrie.transfer import Executor
 
-__all__ = ["Decoder", "KvtrieCache", "fingerprint"]
+__all__ = ["Decoder", "KvtrieCache", "OpenModel", "fingerprint", "open"]
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="Callable[..., Any]")
@@ -497,6 +499,104 @@ class KvtrieCache(Cache):
                 )
             fresh.append(ids[max(0, row.lease.tokens - start) :])
         return fresh
+
+
+class OpenModel:
+    """A model and the tiers of its KV, as `open` makes it.
+
+    Leaving `with` stores the blocks that are not on disk yet and closes the tiers, also after an
+    exception.
+
+    Attributes:
+        model: the model.
+        executor: carries out the moves of the tiers.
+        scope: whose KV caches share.
+    """
+
+    def __init__(self, model: PreTrainedModel, executor: Executor, scope: Scope | None) -> None:
+        self.model, self.executor, self.scope = model, executor, scope
+        self._open = True
+
+    def cache(
+        self,
+        ids: torch.Tensor,
+        *,
+        reserve: int = 0,
+        attention_mask: torch.Tensor | None = None,
+        sessions: Sequence[str] | None = None,
+    ) -> KvtrieCache:
+        """Return a cache for `generate` over prompts; its arguments are those of `KvtrieCache`.
+
+        Raises:
+            ClosedError: the tiers are closed.
+        """
+        if not self._open:
+            raise ClosedError("the tiers of the model are closed: open them again")
+        return KvtrieCache(
+            self.model,
+            self.executor,
+            ids,
+            attention_mask=attention_mask,
+            reserve=reserve,
+            scope=self.scope,
+            sessions=sessions,
+        )
+
+    def close(self) -> None:
+        """Store blocks that are not on disk yet, and close the tiers. Twice does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self.executor.save()
+        finally:
+            close_executor(self.executor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open(  # noqa: A001 - read as `transformers.open`
+    model: PreTrainedModel,
+    *,
+    host: int | str | None = "8GB",
+    disk: str | None = None,
+    gpu: int | str | None = None,
+    block_tokens: int = 16,
+    policy: str = DEFAULT_POLICY,
+    scope: Scope | None = None,
+) -> OpenModel:
+    """Open tiers for the KV of a model, with the blocks that an earlier process left on its disk.
+
+    The shape and the fingerprint come from the model. One line on standard error has the sizes.
+
+    Args:
+        model: the model, on the device where it will run.
+        host: size of host memory; None for none.
+        disk: folder and size of the disk, as `kv:200GB`; None for none.
+        gpu: size of the first tier, in the memory of the model's device; None is a quarter of what
+            is free there.
+        block_tokens: tokens per block.
+        policy: the policy that ranks blocks for eviction.
+        scope: whose KV may be shared, by all caches.
+
+    Raises:
+        ConfigError: a size, path or policy that cannot be, a model whose KV no tier holds, or a
+            folder that another process writes to.
+        TransferError: the folder cannot be read or made.
+    """
+    executor = open_executor(
+        model, host=host, disk=disk, gpu=gpu, block_tokens=block_tokens, policy=policy
+    )
+    return OpenModel(model, executor, scope)
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,131 @@
+"""An executor for a model of transformers, derived from the model and a few sizes.
+
+Invariant: a call that fails leaves no folder locked and no thread. Cost: the memory of the tiers,
+touched once, and the digest of the weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.argument import instance
+from kvtrie.engines.fingerprint import fingerprint
+from kvtrie.engines.startup import OpenTier, startup_line, startup_warnings
+from kvtrie.errors import ConfigError
+from kvtrie.sizes import free_memory, path_and_size, size
+from kvtrie.tiers import DiskStorage, open_pools
+from kvtrie.transfer import Executor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedModel
+
+    from kvtrie.tiers import Pool, Storage
+
+__all__ = ["close_executor", "open_executor"]
+
+_LOG = logging.getLogger(__name__)
+_SHARE = "25%"
+
+
+def open_executor(
+    model: PreTrainedModel,
+    *,
+    host: int | str | None,
+    disk: str | None,
+    gpu: int | str | None,
+    block_tokens: int,
+    policy: str,
+) -> Executor:
+    """Open tiers for the KV of a model, with the blocks that its disk has.
+
+    Args:
+        model: the model, on the device where it will run.
+        host: size of host memory; None for no such tier.
+        disk: folder and size of the disk, as `kv:200GB`; None for no disk.
+        gpu: size of the first tier; None is a quarter of the free memory of the model's device.
+        block_tokens: tokens per block.
+        policy: the policy that ranks blocks for eviction.
+
+    Raises:
+        ConfigError: a size or path that cannot be, a model whose KV no tier holds, a folder that
+            another process writes to.
+        TransferError: the folder cannot be read or made.
+    """
+    instance("model", model, torch.nn.Module)
+    dtype = str(model.dtype).removeprefix("torch.")
+    shape = ModelShape.from_config(model.config, dtype=dtype, fingerprint=fingerprint(model))
+    device = model.device
+    tiers = [Tier("gpu", bytes=size("gpu", gpu or _SHARE, of=lambda: _free(device)))]
+    if host is not None:
+        tiers.append(Tier("host", bytes=host))
+    if disk is not None:
+        path, room = path_and_size("disk", disk)
+        tiers.append(Tier("disk", bytes=room, path=path))
+    manager = BlockManager(shape, tiers, block_tokens=block_tokens, policy=policy)
+    pools = open_pools(shape, tiers, block_tokens)
+    try:
+        _check_written(pools)
+        executor = Executor(manager, pools)
+    except BaseException:
+        _close(pools)
+        raise
+    try:
+        executor.restore()
+        _report(executor, tiers, policy)
+    except BaseException:
+        close_executor(executor)
+        raise
+    return executor
+
+
+def close_executor(executor: Executor) -> None:
+    """End the threads of an executor and give its folders back. Closing twice does nothing."""
+    executor.close()
+    _close(executor.pools)
+
+
+def _check_written(pools: Sequence[Pool | Storage | None]) -> None:
+    for pool in pools:
+        if isinstance(pool, DiskStorage) and pool.read_only:
+            folder = pool.store.folder.parent
+            raise ConfigError(f"the folder {folder} cannot be written: {pool.store.refusal}")
+
+
+def _close(pools: Sequence[Pool | Storage | None]) -> None:
+    for pool in pools:
+        if isinstance(pool, DiskStorage):
+            pool.close()
+
+
+def _free(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+
+
+def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
+    """Print the start-up line on standard error, and log warnings."""
+    manager = executor.manager
+    stats, tokens = manager.stats().tiers, manager.block_tokens
+    disks = [pool for pool in executor.pools if isinstance(pool, DiskStorage)]
+    lines = [
+        OpenTier(
+            tier.kind,
+            tier.room_bytes(manager.model, tokens),
+            stats[tier.kind].slots,
+            found=stats[tier.kind].slots - stats[tier.kind].free,
+            others=sum(disk.other_blocks() for disk in disks) if tier.kind == "disk" else 0,
+            path=tier.path,
+            pinned=tier.kind == "host" and torch.cuda.is_available(),
+        )
+        for tier in tiers
+    ]
+    sys.stderr.write(startup_line(lines, block_tokens=tokens, policy=policy) + "\n")
+    for warning in startup_warnings(lines[1:], gpu_blocks=lines[0].blocks):
+        _LOG.warning("kvtrie: %s", warning)

@@ -1,0 +1,112 @@
+"""`open` for transformers: four lines give what forty gave, and a restart finds the blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tinymodels import some
+
+from kvtrie import Scope
+from kvtrie.engines import transformers
+from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.errors import ClosedError, ConfigError
+
+IDS = some(1, 1, 40)
+SIZES = {"host": "2MB", "gpu": "1MB", "block_tokens": 8}
+
+
+def answer(model, kv, ids=IDS, **more):
+    """Tokens that a model generates over tiers, and the tokens that it found."""
+    with kv.cache(ids, reserve=8, **more) as cache:
+        assert isinstance(cache, KvtrieCache)
+        found = cache.get_seq_length()
+        tokens = model.generate(ids, past_key_values=cache, max_new_tokens=8, do_sample=False)
+    return tokens[0, ids.shape[1] :].tolist(), found
+
+
+@pytest.fixture
+def plain(llama):
+    """The tokens without a cache of ours."""
+    return llama.generate(IDS, max_new_tokens=8, do_sample=False)[0, IDS.shape[1] :].tolist()
+
+
+def test_a_restart_finds_the_blocks_that_leaving_has_saved(llama, plain, tmp_path, capfd):
+    disk = f"{tmp_path}/kv:20MB"
+    with transformers.open(llama, disk=disk, **SIZES) as kv:
+        assert answer(llama, kv) == (plain, 0)
+        assert answer(llama, kv) == (plain, 32)  # the last token's block is computed
+    first = capfd.readouterr().err
+    assert first.count("\n") == 1
+    assert first.startswith("kvtrie: gpu ")
+    assert ", 0 % filled by an earlier run; block 8 tokens; 1 rank; policy learned\n" in first
+    with transformers.open(llama, disk=disk, **SIZES) as kv:
+        stats = kv.executor.manager.stats().tiers["disk"]
+        assert stats.slots - stats.free >= 5
+        # The plan computes blocks of a model as small as this, so the loads are asked for.
+        lease = kv.executor.manager.acquire(
+            IDS[0].numpy(), now=kv.executor.clock(), load="all", keep=1
+        )
+        assert lease.matched == 32
+        lease.release()
+    assert f", {100 * (stats.slots - stats.free) // stats.slots} % filled" in capfd.readouterr().err
+
+
+def test_leaving_saves_and_closes_after_an_exception_too(llama, tmp_path):
+    disk = f"{tmp_path}/kv:20MB"
+    kv = transformers.open(llama, disk=disk, **SIZES)
+    with pytest.raises(ZeroDivisionError), kv:
+        _ = answer(llama, kv)[1] / 0
+    with pytest.raises(ClosedError, match="are closed"):
+        kv.cache(IDS)
+    kv.close()
+    with transformers.open(llama, disk=disk, **SIZES) as again:
+        stats = again.executor.manager.stats().tiers["disk"]
+        assert stats.slots - stats.free >= 5
+
+
+def test_without_a_disk_and_with_a_scope(llama, plain):
+    with transformers.open(llama, scope=Scope(tenant=b"a"), policy="lru", **SIZES) as kv:
+        assert answer(llama, kv)[0] == plain
+        assert answer(llama, kv, sessions=["chat"])[1] == 32
+        assert not kv.executor.manager.lookup(IDS[0].numpy(), now=0).tokens
+        assert list(kv.executor.manager.stats().tiers) == ["gpu", "host"]
+        assert kv.executor.manager.stats().tiers["gpu"].policy == "lru"
+    with transformers.open(llama, host=None, gpu="1MB") as kv:
+        assert list(kv.executor.manager.stats().tiers) == ["gpu"]
+
+
+def test_the_first_tier_has_a_quarter_of_the_free_memory_of_the_device(llama, monkeypatch):
+    monkeypatch.setattr("kvtrie.engines.opening.free_memory", lambda: 8_000_000)
+    with transformers.open(llama, host="1MB") as kv:
+        tier = kv.executor.manager.tiers[0]
+        assert tier.room(kv.executor.manager.model, 16) == tier.bytes // (
+            kv.executor.manager.model.block_bytes(16)
+        )
+        assert tier.bytes == 2_000_000
+
+
+def test_wrong_values_are_refused_and_leave_the_folder_free(llama, tmp_path):
+    disk = f"{tmp_path}/kv:20MB"
+    for wrong, said in (
+        ({"host": "8G"}, "the units are"),
+        ({"disk": "kv"}, "disk is 'kv', PATH:SIZE wanted"),
+        ({"gpu": "0%"}, "gpu is '0%'"),
+        ({"policy": "best"}, "best"),
+        ({"block_tokens": 0}, "block_tokens"),
+        ({"host": "3B"}, "tier 'host' has 3 bytes"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            transformers.open(llama, **{**SIZES, "disk": disk, **wrong})
+    with pytest.raises(ConfigError, match="model is 7"):
+        transformers.open(7)
+    kv = transformers.open(llama, disk=disk, **SIZES)
+    with kv, pytest.raises(ConfigError, match="cannot be written"):
+        transformers.open(llama, disk=disk, **SIZES)
+    transformers.open(llama, disk=disk, **SIZES).close()
+
+
+def test_the_model_has_no_hooks_left(llama):
+    with transformers.open(llama, **SIZES) as kv:
+        answer(llama, kv)
+    assert not any(module._forward_pre_hooks for module in llama.modules())
+    assert torch.is_grad_enabled()
