@@ -1,10 +1,11 @@
 # ruff: noqa: PYI021 - native classes have no source that could carry these docstrings
 """Native classes of kvtrie; import them from `kvtrie`.
 
-Times are integer nanoseconds on the caller's monotone clock, below 2**63; one below the latest
-seen is taken as that one and counted, and so is one more than a day beyond it until the next call
-bears it out. A tier is named by its index in the manager's list or by its
-kind. A block is named by its handle, a `uint64` that dies with the block, or by a `MatchedBlock`.
+Times are integer nanoseconds on the caller's monotone clock, below 2**63. A time below the latest
+one seen counts as that one (`Stats.clamped`), and so does a time more than a day beyond it until
+the next call confirms it (`Stats.doubted`). A tier is named by its index in the manager's list or
+by its kind. A block is named by its handle, a `uint64` that is valid until the block is removed, or
+by a `MatchedBlock`.
 
 Every call can raise, in addition to the errors it lists: `ConfigError` for a wrong argument (its
 message has the numbers), `ClosedError` once the manager is closed, `InvariantError` once it is
@@ -132,7 +133,7 @@ class BlockManager:
         epsilon: float = 0.015625,
         objective: Literal["cost", "balanced", "hits"] = "cost",
     ) -> Self:
-        """Makes a manager without a block.
+        """Make a manager without a block.
 
         Args:
             model: the shape of the model whose KV is kept.
@@ -140,12 +141,12 @@ class BlockManager:
             block_tokens: tokens of one block.
             policy: which copies leave first, one of `policies()`; a tier may have its own. The
                 default learns how soon each kind of block comes back.
-            cost: what computing a token again costs. With "python" it is what `set_costs` says,
-                and the default until then.
+            cost: cost of computing a token again, relative to one without context. With "python"
+                `set_costs` gives it per block; until then the default applies.
             structure: "leaf-only" keeps every cached prefix whole; "holes" lets any block go and
                 has the engine recompute it. A scope may have its own.
-            drop_order: layers of a last copy that leave first: "shallow" ones, or by "seed", as
-                the source document has it, the back ones.
+            drop_order: layers of a last copy that leave first: the first ones with "shallow", the
+                last ones with "seed".
             token_weight: real tokens for each given one; above 1 for traces of block hashes.
             machine: this machine's number.
             ranks: tensor-parallel ranks, 1 to 64; a move is done when all have reported it.
@@ -187,10 +188,10 @@ class BlockManager:
 
     @property
     def generation(self) -> int:
-        """A number that stays as long as every lookup finds what it found.
+        """Counter that increments whenever the result of a lookup may have changed.
 
-        While it does not change, a lookup of the same tokens in the same scope gives the same
-        blocks and copies, except for predicted times; a scheduler need not repeat it for a waiting
+        While it is the same, a lookup of the same tokens in the same scope gives the same blocks
+        and copies, except for predicted times; a scheduler need not repeat it for a waiting
         request. Increments whenever a block is added, removed or changes its residency. May also
         increment spuriously. Costs O(1).
 
@@ -277,7 +278,7 @@ class BlockManager:
         deadline: int | None = None,
         layerwise: bool = False,
     ) -> Lease:
-        """Looks a prompt up, pins what its plan reuses or loads, and makes room, or does nothing.
+        """Look a prompt up, pin what its plan reuses or loads, and make room, or do nothing.
 
         Args:
             tokens: the prompt.
@@ -310,7 +311,7 @@ class BlockManager:
         """
 
     def moves(self, limit: int | None = None) -> Moves:
-        """Takes moves to carry out, each exactly once, in topological order.
+        """Take moves to carry out, each exactly once, in topological order.
 
         A move must not start on any rank before the one that it names as `after` has been completed
         well on all of them; if that one failed, the move has failed with it and is not to be
@@ -332,7 +333,7 @@ class BlockManager:
         hung: bool = False,
         cancelled: bool = False,
     ) -> int:
-        """Takes a report about moves: only from then on do their copies count.
+        """Take a report about moves: their copies count from then on.
 
         Reporting a move again changes nothing.
 
@@ -358,7 +359,7 @@ class BlockManager:
         """
 
     def failed(self) -> list[Failed]:
-        """Takes the tokens that will not be where a plan said, since the last call.
+        """Take the tokens that will not be where a plan placed them, since the last call.
 
         The plan, `matched` and `slots` of every lease named here are to be read again. The latest
         4096 rows are kept; older ones are counted in `Stats.failed_lost`. A lease's own `plan` is
@@ -366,26 +367,39 @@ class BlockManager:
         """
 
     def predict(self, ids: _Ids, *, now: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Predicted times at which moves have brought their first and their last layer.
+        """Predict the times at which the first and the last layer of moves arrive.
+
+        Args:
+            ids: the moves.
+            now: the time.
 
         Returns:
             Two arrays of nanoseconds, `uint64[n]`; a move that has ended is ready now.
+
+        Raises:
+            ConfigError: a move that was never handed out.
         """
 
     def transmit(
         self, lane: str, tokens: int, *, now: int, layers: int | None = None
     ) -> Transmission:
-        """Starts a transmission on a lane by hand: a simulator's source of times.
+        """Put a transmission into a lane's queue, without a move: for simulators.
 
         Args:
             lane: the lane's name.
-            tokens: how many given tokens' KV.
+            tokens: number of tokens whose KV is sent.
             now: the time; the transmission starts after everything in the lane's queue.
-            layers: how many layers of it; None means all.
+            layers: number of layers of it; None means all.
+
+        Returns:
+            Its predicted times: `latency_ns + bytes / bytes_per_s` after the queue.
+
+        Raises:
+            ConfigError: there is no lane of that name, or the model has fewer layers.
         """
 
     def set_lane(self, lane: Lane) -> None:
-        """Takes what a lane has turned out to do, for all predictions from now on.
+        """Set the measured bandwidth and latency of a lane, for all predictions from now on.
 
         Queued transmissions keep their predicted times; lanes of one name are one; `shares` stays
         as it was.
@@ -398,7 +412,7 @@ class BlockManager:
         """
 
     def saw_lane(self, lane: str, *, busy_ns: int) -> None:
-        """Counts time in which a lane was seen to carry something, for `LaneStats.busy_ns`.
+        """Count time in which a lane was busy, for `LaneStats.busy_ns`.
 
         For engines that copy by themselves; an `Executor` reports it.
 
@@ -423,7 +437,7 @@ class BlockManager:
         scope: Scope | None = None,
         skip: int = 0,
     ) -> NDArray[np.uint64]:
-        """Sets or clears the presence of a sequence's full blocks on a tier, without a move.
+        """Set or clear the presence of a sequence's full blocks on a tier, without a move.
 
         Of `ready`, `first` and `per_layer`, two give the third by
         `first + (layers - 1) * per_layer == ready`.
@@ -474,7 +488,7 @@ class BlockManager:
         """
 
     def pin_copies(self, blocks: _Ids, tier: _Tier, *, now: int) -> int:
-        """Keeps copies on their tier, while another machine reads them; takes no slot above.
+        """Keep copies on their tier, while another machine reads them; takes no slot above.
 
         Args:
             blocks: handles of blocks that are there whole.
@@ -489,7 +503,12 @@ class BlockManager:
         """
 
     def unpin_copies(self, pin: int, *, now: int) -> None:
-        """Ends a pin; ending it twice does nothing."""
+        """End a pin. Ending it twice, or one that never was, does nothing.
+
+        Args:
+            pin: what `pin_copies` returned.
+            now: the time.
+        """
 
     def commit_many(
         self,
@@ -526,7 +545,7 @@ class BlockManager:
         """
 
     def load_index(self, index: Index, tier: _Tier | None = None, *, now: int) -> int:
-        """Rebuilds what a tier held.
+        """Rebuild what a tier held.
 
         Each row is verified by the chain of keys from its scope to its block. Rows that cannot be
         used are left out: of another model, after a missing block, in a slot that is taken, no
@@ -546,18 +565,21 @@ class BlockManager:
         """
 
     def flush(self, *, now: int) -> int:
-        """Copies blocks that are on no lower tier to the next tier, before a shutdown.
+        """Copy blocks that are on no lower tier to the next tier, before a shutdown.
 
         The youngest goes first, parents before their children, and nothing younger leaves for
         it, so that a disk holds whole prefixes afterwards. Bytes move one tier at a time: carry
         the moves out and flush again, once per tier. `Executor.flush` does that.
 
+        Args:
+            now: the time.
+
         Returns:
-            How many moves began.
+            Number of moves that began.
         """
 
     def hint(self, hints: Iterable[Hint], *, now: int) -> list[HintReply]:
-        """Takes what an engine or an agent knows of the future; see `kvtrie.hint`.
+        """Take what an engine or an agent knows of the future; see `kvtrie.hint`.
 
         All hints are looked at before the first one counts. They are soft: nothing but a lease
         pins, and no request fails that would go through without them. Without any hint, those
@@ -611,7 +633,7 @@ class BlockManager:
     def set_costs(
         self, ids: int | Iterable[int] | NDArray[np.uint64], costs: Iterable[float], *, now: int
     ) -> int:
-        """Sets the cost of computing a token of each block again, in any unit that all share.
+        """Set the cost of computing a token of each block again, in any unit that all share.
 
         It replaces the cost model's number: under `retention` a block is worth uses x cost / idle,
         under `flat` cost / idle. Policies that keep state per block use it from the block's next
@@ -650,7 +672,9 @@ class BlockManager:
     def cost(
         self, layer: int, block: int, session_blocks: int, context: int, *, tier: _Tier = 0
     ) -> float:
-        """The cost of one layer of a block that is demoted, by the code that ranks victims.
+        """Return the cost of one layer of a block that is demoted, as the tier's policy ranks it.
+
+        It is in the unit of `Cost`, with the policy's weights of the layer and of the position.
 
         Args:
             layer: the layer.
@@ -658,18 +682,31 @@ class BlockManager:
             session_blocks: blocks of the session.
             context: tokens before the block.
             tier: whose policy.
+
+        Raises:
+            ConfigError: there is no such layer or tier, or the session has fewer blocks.
         """
 
     def sessions(self, *, scope: Scope | None = None) -> list[tuple[str, int, NDArray[np.uint64]]]:
-        """Every named session of a scope: its name, its length in blocks and its living blocks.
+        """Return every named session of a scope.
 
-        A session stays while a lease of it is held or a block of its path is cached, until a hint
-        releases it; of those without a lease at most eight end in one block, and the one that was
-        used the longest time ago is forgotten.
+        A session is kept while a lease of it is held or a block of its path is cached, until a hint
+        releases it. Of those without a lease at most eight end in one block; beyond that the least
+        recently used one is forgotten.
+
+        Args:
+            scope: whose sessions.
+
+        Returns:
+            Name, length in blocks, and handles of its cached blocks, `uint64[n]`, of each.
         """
 
     def layer_tiers(self, block: _Block) -> NDArray[np.int8]:
-        """The fastest tier that holds each layer of a block, `int8[layers]`; -1 where none does."""
+        """Return the fastest tier that holds each layer of a block, `int8[layers]`; -1 for none.
+
+        Raises:
+            ConfigError: the block is not cached.
+        """
 
     def stats(self) -> Stats:
         """Counters of requests, tiers and lanes, and what is held now, at one moment.
@@ -687,7 +724,7 @@ class BlockManager:
         """
 
     def take_events(self) -> list[Event]:
-        """Takes the events since the last call; only as many are remembered as `events` says.
+        """Take the events since the last call; only as many are remembered as `events` says.
 
         Events of residency, replayed in order, give the valid layers of every copy, whichever way
         it came or went; a copy that is leaving counts as gone. Those of one time that are taken
@@ -699,7 +736,7 @@ class BlockManager:
         """The whole state, readable; equal for equal states. Neither times nor counters count."""
 
     def reset(self) -> None:
-        """Forgets all blocks and the time: the next call may come with any.
+        """Forget all blocks and the time: the next call may have any time.
 
         Settings and counters stay, lanes are idle, and resident blocks count as evicted.
 
@@ -708,14 +745,14 @@ class BlockManager:
         """
 
     def audit(self) -> None:
-        """Checks every invariant from scratch; for tests.
+        """Check every invariant from scratch; for tests.
 
         Raises:
             InvariantError: one is broken; every later call raises it too.
         """
 
     def close(self) -> None:
-        """Ends the manager: leases are gone, and later calls raise `ClosedError`."""
+        """End the manager: leases are gone, and later calls raise `ClosedError`."""
 
 @final
 class Lease:
@@ -773,19 +810,26 @@ class Lease:
         Returns:
             `uint32[blocks]`, or `uint32[layers, blocks]` on a tier with layer slots; 2**32 - 1
             where a block is not on that tier, or its slot is not bound.
+
+        Raises:
+            ConfigError: there is no such tier.
         """
 
     def reserve(self, tokens: int, *, now: int) -> None:
-        """Makes room for `tokens` more tokens after those held, unless there is room already.
+        """Make room for more tokens after those held, unless there is room already.
 
         A tail that is shared with a fork is copied first: see `after`.
+
+        Args:
+            tokens: number of tokens that the next commits will add.
+            now: the time.
 
         Raises:
             NoSpaceError: the first tier cannot hold them.
         """
 
     def bind(self, first_block: int, slots: _Ids) -> None:
-        """Names the slots of a tier that the engine owns.
+        """Name the slots of a tier that the engine owns.
 
         Args:
             first_block: index of the first block on the lease's path.
@@ -802,7 +846,7 @@ class Lease:
         *,
         now: int,
     ) -> NDArray[np.uint64]:
-        """Starts the loads that `acquire(load="none")` or `resume(load="none")` left out.
+        """Start the loads that `acquire(load="none")` or `resume(load="none")` left out.
 
         Args:
             layers: from this layer to before that one; all by default. Blocks of which a part is
@@ -821,7 +865,7 @@ class Lease:
         """
 
     def store_ahead(self, blocks: tuple[int, int] | None = None, *, now: int) -> NDArray[np.uint64]:
-        """Starts the stores of blocks that the engine will write, and commit later.
+        """Start the stores of blocks that the engine will write, and commit later.
 
         For a first tier that the engine owns. `commit` adopts the copies instead of starting
         stores. Copies of blocks that are stored already are freed, as are those that `release`,
@@ -847,42 +891,57 @@ class Lease:
         """
 
     def drop_ahead(self, *, now: int) -> None:
-        """Takes back what `store_ahead` started and `commit` has not taken over.
+        """Take back what `store_ahead` started and `commit` has not taken over.
 
         Other tokens will be written than was thought.
         """
 
     def commit(self, new_tokens: _Tokens, *, now: int) -> Committed:
-        """Appends tokens whose KV is written; full blocks are cached from then on.
+        """Append tokens whose KV is written; full blocks are cached from then on.
 
         The first commit also confirms that what the plan says to recompute is written. It may be
         empty.
+
+        Args:
+            new_tokens: the tokens, which follow those held; their KV is in the lease's slots.
+            now: the time.
+
+        Returns:
+            Handles of the new blocks, and the slots of blocks that others committed first.
 
         Raises:
             ConfigError: no room for the tokens, or moves of `after` have not ended.
         """
 
     def truncate(self, tokens: int, *, now: int) -> None:
-        """Keeps the first `tokens` tokens. Blocks after them stay cached.
+        """Keep the first `tokens` tokens. Blocks after them stay cached.
 
         A cut inside a block needs `reserve` before the next commit, which copies its front.
+
+        Args:
+            tokens: number of tokens that the lease holds afterwards.
+            now: the time.
 
         Raises:
             ConfigError: the lease holds fewer.
         """
 
     def fork(self, n: int, *, now: int) -> list[Lease]:
-        """`n` further leases over the same tokens, sharing all blocks.
+        """Make further leases over the same tokens, sharing all blocks.
 
         All of them, this one too, need `reserve` before the next commit, which copies a partial
         block.
+
+        Args:
+            n: number of leases.
+            now: the time.
 
         Raises:
             ConfigError: something of the plan is still to be loaded or computed.
         """
 
     def suspend(self, to: _Kind = "host", *, now: int) -> NDArray[np.uint64]:
-        """Gives the memory back and keeps the tokens; never fails for want of room.
+        """Give the memory back and keep the tokens; never fails for want of room.
 
         Args:
             to: kind of the second tier; what has room there is written, the rest is dropped.
@@ -896,7 +955,7 @@ class Lease:
         """
 
     def resume(self, reserve: int = 0, *, now: int, load: _Load = "plan") -> Plan:
-        """Plans again for a suspended lease; blocks that are not `matched` must be committed again.
+        """Plan again for a suspended lease; blocks that are not `matched` must be committed again.
 
         Args:
             reserve: number of tokens after its end to make room for.
@@ -909,7 +968,7 @@ class Lease:
         """
 
     def release(self, *, now: int | None = None) -> NDArray[np.uint64]:
-        """Ends the lease; its blocks stay cached. Releasing twice does nothing.
+        """End the lease; its blocks stay cached. Releasing twice does nothing.
 
         Args:
             now: the time; None is the latest one that the manager has seen.
@@ -1048,6 +1107,9 @@ class Plan:
 
         Args:
             layer: the model layer; None gives the positions of all layers together.
+
+        Raises:
+            ConfigError: the model does not have that layer.
         """
 
     def ready(self, layer: int) -> int:
@@ -1056,6 +1118,12 @@ class Plan:
         A span of `n` blocks and `l` layers counts as `n` equal transmissions in a row: layer `i` of
         it is there at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`. 0 if nothing is
         reused or loaded.
+
+        Args:
+            layer: the model layer.
+
+        Raises:
+            ConfigError: the model does not have that layer.
         """
 
 @final
@@ -1219,7 +1287,27 @@ class Moves:
 
 @final
 class Move:
-    """One move: copy layers of a block from slot to slot. `Moves` describes the fields."""
+    """One move: copy layers of a block from slot to slot.
+
+    Attributes:
+        id: its id, never used twice.
+        kind: `Moves.LOAD`, `Moves.STORE` or `Moves.COPY`.
+        lease: the lease that asked for it, or the first that waits for it; 0 for none.
+        block: handle of the block; 2**64 - 1 for one that is partial, or not committed yet.
+        key: content hash of the block, 32 bytes; zeros unless a disk or remote tier takes part.
+        src: index of the tier to read.
+        dst: index of the tier to write.
+        src_slot: slot to read: a layer slot if that tier has them.
+        dst_slot: slot to write: a layer slot if that tier has them.
+        group: layer group.
+        layer_lo: first layer.
+        layer_hi: the last layer plus 1.
+        after: the move that must have completed well, on all ranks, before this one starts on any;
+            0 for none.
+        tokens: tokens of the block that are valid: fewer than a block only for a copy.
+        label: bytes that a disk or remote tier keeps with the block; empty for any other
+            destination.
+    """
 
     @property
     def id(self) -> int: ...
@@ -1292,7 +1380,7 @@ class DiskStore:
     ) -> Self: ...
     @staticmethod
     def inspect(folder: str | PathLike[str]) -> DiskStore:
-        """Opens the store whose own folder this is, as its manifest describes it."""
+        """Open the store whose own folder this is, as its manifest describes it."""
 
     @staticmethod
     def stores(folder: str | PathLike[str]) -> list[tuple[Path, str | None]]:
@@ -1333,7 +1421,7 @@ class DiskStore:
         *,
         depth: int = 8,
     ) -> list[str | None]:
-        """Reads blocks as `read` does, given as its arguments, up to `depth` of them at once.
+        """Read blocks as `read` does, given as its arguments, up to `depth` of them at once.
 
         Returns for each the reason of its failure, or None.
         """
@@ -1345,7 +1433,7 @@ class DiskStore:
         *,
         depth: int = 8,
     ) -> list[str | None]:
-        """Writes blocks as `write` does, given as its arguments, up to `depth` of them at once.
+        """Write blocks as `write` does, given as its arguments, up to `depth` of them at once.
 
         Returns for each the reason of its failure, or None.
         """
@@ -1353,7 +1441,7 @@ class DiskStore:
     def read(
         self, key: bytes, slot: int, layers: tuple[int, int], memory: NDArray[np.uint8]
     ) -> None:
-        """Reads layers of a block into `memory`, `uint8[layers, layer_bytes]`, and proves them."""
+        """Read layers of a block into `memory`, `uint8[layers, layer_bytes]`, and verify them."""
 
     def write(
         self,
@@ -1364,16 +1452,16 @@ class DiskStore:
         label: bytes,
         wall: int,
     ) -> None:
-        """Writes layers of a block from `memory`; `wall` is the wall clock in nanoseconds."""
+        """Write layers of a block from `memory`; `wall` is the wall clock in nanoseconds."""
 
     def index(self, wall: int) -> Index:
         """Index of the blocks here, with ages as of `wall`."""
 
     def save(self, index: Index, wall: int) -> None:
-        """Keeps exactly the blocks of an index; every other slot is free afterwards."""
+        """Keep exactly the blocks of an index; every other slot is free afterwards."""
 
     def note_uses(self, index: Index, wall: int) -> int:
-        """Persists ages and uses of the blocks of an index, for the next process.
+        """Persist ages and uses of the blocks of an index, for the next process.
 
         All else stays. Rows that name another block than the slot has are left out. Nothing is
         synced: a power loss may lose the noted ages and uses, never a block.
@@ -1401,7 +1489,7 @@ class DiskStore:
     def verify(
         self, progress: Callable[[int, int], object] | None = None
     ) -> list[tuple[int, bytes, str]]:
-        """Reads and proves every block, and removes what is damaged where it may write.
+        """Read and verify every block, and remove what is damaged where it may write.
 
         For tests: it is one call, which Ctrl-C does not end. People use `kvtrie disk verify`, which
         goes block by block.
@@ -1414,19 +1502,19 @@ class DiskStore:
         """
 
     def gc(self) -> int:
-        """Gives back what free slots and dead entries take; returns how many bytes."""
+        """Give back what free slots and dead entries take; return the number of bytes."""
 
     def remove(self, slot: int) -> None:
-        """Frees a slot."""
+        """Free a slot."""
 
     def sync(self) -> None:
-        """Makes everything that was written durable."""
+        """Make everything that was written durable."""
 
     def reasons(self) -> list[str]:
-        """Takes the reasons for which blocks were skipped or removed since the last call."""
+        """Take the reasons for which blocks were skipped or removed since the last call."""
 
     def close(self) -> None:
-        """Writes what is still in memory and gives the lock back. Closing twice does nothing."""
+        """Write what is still in memory and give the lock back. Closing twice does nothing."""
 
 @final
 class Index:
@@ -1750,7 +1838,14 @@ class Histogram:
     @property
     def sum(self) -> int: ...
     def quantile(self, share: float) -> int:
-        """The time that this share of all, 0 to 1, did not exceed; 0 if none was recorded."""
+        """Return the time that a share of all times did not exceed, in nanoseconds; 0 without any.
+
+        Args:
+            share: 0 to 1, as 0.99 for the 99th percentile.
+
+        Raises:
+            ConfigError: a share below 0 or above 1.
+        """
 
     def up_to(self, bounds: Iterable[SupportsIndex]) -> list[int]:
         """Number of times that were at most as long as each bound.
@@ -2033,7 +2128,7 @@ class ValueFormat:
         self,
         blocks: Sequence[tuple[bytes, NDArray[np.uint8], tuple[int, int], NDArray[np.uint8]]],
     ) -> list[str | None]:
-        """Verifies blocks that were read, given as key, header, layers and memory.
+        """Verify blocks that were read, given as key, header, layers and memory.
 
         Returns:
             The difference for each, or None.
@@ -2067,15 +2162,15 @@ class ValueFolder:
         values: Sequence[tuple[bytes, NDArray[np.uint8], int, NDArray[np.uint8]]],
         left: int,
     ) -> list[tuple[str, str]]:
-        """Reads values, given as name, memory of the header, offset and memory of the layers."""
+        """Read values, given as name, memory of the header, offset and memory of the layers."""
 
     def put_many(
         self, values: Sequence[tuple[bytes, bytes, NDArray[np.uint8]]], left: int
     ) -> list[tuple[str, str]]:
-        """Writes values that are absent, given as name, header and memory."""
+        """Write values that are absent, given as name, header and memory."""
 
     def remove_many(self, names: Sequence[bytes]) -> list[tuple[str, str]]:
-        """Removes values."""
+        """Remove values."""
 
 @final
 class Simulation:
@@ -2127,7 +2222,7 @@ class Simulation:
         logged: bool = False,
         objective: Literal["cost", "balanced", "hits"] = "cost",
     ) -> Self:
-        """Makes machines without a block.
+        """Make machines without a block.
 
         Args:
             model: as for `BlockManager`, as are `tiers`, `block_tokens`, `token_weight`, `policy`,
@@ -2187,7 +2282,7 @@ class Simulation:
     def over(
         manager: BlockManager, *, load: Literal["plan", "all", "none"] = "all", running: int = 1
     ) -> Simulation:
-        """Makes one machine with a given manager, whose engine computes in no time.
+        """Make one machine with a given manager, whose engine computes in no time.
 
         Moves end when the manager predicted.
 
@@ -2233,7 +2328,7 @@ class Simulation:
         best: int = 0,
         tell: Callable[..., object] | None = None,
     ) -> None:
-        """Plays requests to their end; other threads run Python during it.
+        """Play requests to their end; other threads run Python during it.
 
         Args:
             requests: `(arrival_ns, tokens, input_tokens, output_tokens, session)`, in order of

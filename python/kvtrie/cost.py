@@ -79,23 +79,27 @@ class Cost:
 
     @classmethod
     def default(cls, model: ModelShape) -> Cost:
-        """`1 + context / 10 700`, where attention costs as much as all else at 10 700 tokens.
+        """Return `1 + context / 10 700`: attention costs as much as all else at 10 700 tokens.
 
-        Measured on A100s in the Pensieve paper (Section 4.3.1).
+        The ratio is that of the Pensieve paper (Section 4.3.1), measured on A100s.
+
+        Args:
+            model: the model, for `ns_per_token`; see `ns_of`.
         """
         return cls(ns_per_token=cls.ns_of(model))
 
     @classmethod
     def seed(cls) -> Cost:
-        """The source document's constants: alpha .001, beta .01, constant .005."""
+        """Return the constants of kvtrie's specification: alpha .001, beta .01, constant .005."""
         return cls(alpha=0.001, beta=0.01, constant=0.005)
 
     @staticmethod
     def ns_of(model: ModelShape) -> float:
-        """Estimated nanoseconds to prefill one token without context.
+        """Estimate the nanoseconds to prefill one token without context.
 
         `2 * parameters / 100 TFLOP/s` with `parameters = 12 * layers * hidden**2` (4 hidden**2 of
-        attention and 8 of the MLP per layer); 10 000 ns where `hidden` is unknown.
+        attention and 8 of the MLP per layer), as of two operations per parameter and token on a
+        device that reaches 100 TFLOP/s; 10 000 ns where `hidden` is unknown.
         """
         if model.hidden is None:
             return _UNKNOWN_NS

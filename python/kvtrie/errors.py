@@ -23,6 +23,9 @@ class KvtrieError(Exception):
 class NoSpaceError(KvtrieError, MemoryError):
     """A tier cannot hold what was asked for; wait for moves, release leases, or ask for less.
 
+    Args:
+        message: the text, with the numbers in it.
+
     Attributes:
         tier: the tier's kind, e.g. "gpu".
         wanted: slots asked for.
@@ -62,4 +65,4 @@ class ClosedError(KvtrieError, RuntimeError):
 
 
 class TransferError(KvtrieError, OSError):
-    """Bytes could not be moved."""
+    """Bytes could not be moved: a read, write or copy failed, or passed its deadline."""

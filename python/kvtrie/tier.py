@@ -215,7 +215,7 @@ class Tier:
             put(self, secret_file=folder(f"secret_file {what}", self.secret_file))
 
     def threads(self) -> int:
-        """Threads of its storage; 0 for memory."""
+        """Return the number of threads of its storage; 0 for memory."""
         return self.workers or _WORKERS.get(self.kind, 0)
 
     def _free(self) -> Callable[[], int] | None:
@@ -247,21 +247,35 @@ class Tier:
         return lasting and self.owner != "none"
 
     def lanes(self) -> tuple[Lane, Lane]:
-        """The lanes up from here and down to here, defaults filled in."""
+        """Return the lanes up from here and down to here, with the kind's defaults filled in."""
         speed, latency = _SPEED[self.kind]
         read = self.read or Lane(f"{self.kind} read", speed, latency)
         store = self.store or Lane(f"{self.kind} store", speed, latency)
         return read, store
 
     def paced(self, model: ModelShape, block_tokens: int) -> tuple[Lane, Lane]:
-        """The lanes as a manager takes them; see `pace`."""
+        """Return the lanes as a manager takes them; see `pace`.
+
+        Args:
+            model: the model whose KV is kept.
+            block_tokens: tokens of a block.
+
+        Returns:
+            The lane up from here and the lane down to here.
+        """
         read, store = self.lanes()
         return self.pace(read, model, block_tokens), self.pace(store, model, block_tokens)
 
     def pace(self, lane: Lane, model: ModelShape, block_tokens: int) -> Lane:
-        """A lane counted in bytes of the model's own KV, as a manager counts.
+        """Return a lane whose bandwidth is in bytes of the model's own format, as a manager counts.
 
-        Its bandwidth grows by the factor by which the tier's format is smaller.
+        `bytes_per_s * model's bytes of a block / the tier's bytes of a block`: a block in a smaller
+        format takes less time.
+
+        Args:
+            lane: a lane whose bandwidth is in bytes of the tier's format.
+            model: the model whose KV is kept.
+            block_tokens: tokens of a block.
         """
         if self.layout is None:
             return lane
@@ -270,9 +284,13 @@ class Tier:
         return lane if share == 1 else replace(lane, bytes_per_s=speed)
 
     def room(self, model: ModelShape, block_tokens: int) -> int:
-        """Room in blocks for the KV of a model, in the tier's layout, padding counted.
+        """Return the room in blocks for the KV of a model, in the tier's layout, padding counted.
 
         On a disk with a path, all files are counted too.
+
+        Args:
+            model: the model; the bytes are those of one rank.
+            block_tokens: tokens of a block.
 
         Raises:
             ConfigError: `bytes` does not hold a single block, or holds too many.
@@ -292,7 +310,15 @@ class Tier:
         return blocks
 
     def room_bytes(self, model: ModelShape, block_tokens: int) -> int:
-        """Bytes that its blocks take; see `room`."""
+        """Return the bytes that its blocks take on one rank, padding counted.
+
+        Args:
+            model: the model whose KV is kept.
+            block_tokens: tokens of a block.
+
+        Raises:
+            ConfigError: as `room`.
+        """
         blocks = self.room(model, block_tokens)
         return blocks * model.layers * self._layer_bytes(model, block_tokens)
 
