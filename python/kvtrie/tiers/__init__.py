@@ -59,16 +59,28 @@ class Storage(Protocol):
     """
 
     def read(self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor) -> None:
-        """Fill `memory` with layers `[lo, hi)` of the block `key` stored at `slot`."""
+        """Read layers of a block into memory.
+
+        Args:
+            key: the block's content key, 32 bytes.
+            slot: its slot.
+            layers: the first layer, and the last plus 1.
+            memory: uint8 `(layers, bytes of one layer)`.
+        """
         ...
 
     def write(
         self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor, label: bytes
     ) -> None:
-        """Store layers `[lo, hi)` of the block `key` from `memory` at `slot`.
+        """Write layers of a block at a slot.
 
-        `label` is what a later manager needs to find the block again; a storage that outlives the
-        process keeps it with the block, another one may ignore it.
+        Args:
+            key: the block's content key, 32 bytes.
+            slot: its slot.
+            layers: the first layer, and the last plus 1.
+            memory: uint8 `(layers, bytes of one layer)`.
+            label: what a later manager needs to find the block again; a storage that outlives the
+                process keeps it with the block, another one may ignore it.
         """
         ...
 
@@ -124,7 +136,7 @@ def open_pools(
     ranks: int = 1,
     staging: int = 0,
 ) -> tuple[Pool | Storage | None, ...]:
-    """Pools and storages of tiers.
+    """Open the pools and storages of tiers.
 
     Memory for `gpu` and `host`, files for a `disk` with a path, a shared store for a `remote` with
     a URL as its path.

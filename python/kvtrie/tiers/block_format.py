@@ -45,9 +45,13 @@ class BlockFormat:
 
     @classmethod
     def of(cls, model: ModelShape, layout: Layout | None, block_tokens: int) -> BlockFormat:
-        """The format of a model's KV; a layout of None is kvtrie's own.
+        """Return the format of a model's KV.
 
-        Dense, with K and V joined where their widths allow.
+        Args:
+            model: the model.
+            layout: the layout; None is kvtrie's own: dense, with K and V joined where their widths
+                allow.
+            block_tokens: tokens of a block.
 
         Raises:
             ConfigError: layers that do not all keep the same KV.
@@ -60,16 +64,27 @@ class BlockFormat:
         return cls(model.layers, block_tokens, model.rank_heads, model.head_dim, v_head_dim, layout)
 
     def planes(self) -> tuple[int, ...]:
-        """Bytes of one layer of one block in each of the layout's tensors."""
+        """Return the bytes of one layer of one block in each of the layout's tensors."""
         return self.layout.planes(self.block_tokens, self.heads, self.head_dim, self.v_head_dim)
 
     @classmethod
     def first(cls, model: ModelShape, layout: Layout, block_tokens: int) -> BlockFormat:
-        """The format that the first tier must have: a layout with the numbers of the model."""
+        """Return the format that the first tier must have: a layout with the model's dtype.
+
+        Args:
+            model: the model.
+            layout: the layout; its dtype and scales do not count.
+            block_tokens: tokens of a block.
+        """
         return cls.of(model, replace(layout, dtype=model.dtype, scales="none"), block_tokens)
 
     def differences(self, other: BlockFormat, *, but: Collection[str] = ()) -> list[str]:
-        """The fields in which two formats differ, in words: name, value here, value there."""
+        """Return the fields in which two formats differ, as text: name, value here, value there.
+
+        Args:
+            other: the format to compare with.
+            but: names of fields that may differ.
+        """
         mine, theirs = ({**asdict(one), **asdict(one.layout)} for one in (self, other))
         return [
             f"{name} {mine[name]} and {theirs[name]}"

@@ -137,7 +137,7 @@ class DiskStorage:
     def of_tier(
         cls, model: ModelShape, tier: Tier, block_tokens: int, *, rank: int = 0, ranks: int = 1
     ) -> Self:
-        """The files that a tier asks for.
+        """Open the files that a tier asks for.
 
         Args:
             model: the shape whose KV is kept.
@@ -180,7 +180,13 @@ class DiskStorage:
             self.close()
 
     def read(self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor) -> None:
-        """Fill `memory` with layers `[lo, hi)` of the block `key` at `slot`, proved.
+        """Read layers of a block into memory, and verify each of them.
+
+        Args:
+            key: the block's content key, 32 bytes.
+            slot: its slot.
+            layers: the first layer, and the last plus 1.
+            memory: uint8 `(layers, bytes of one layer)`, on any device.
 
         Raises:
             TransferError: the block is not there, is damaged, or the device failed.
@@ -199,7 +205,14 @@ class DiskStorage:
     def write(
         self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor, label: bytes
     ) -> None:
-        """Store layers `[lo, hi)` of the block `key` at `slot`: wholly or not at all.
+        """Write layers of a block at a slot: all of them, or none.
+
+        Args:
+            key: the block's content key, 32 bytes.
+            slot: its slot.
+            layers: the first layer, and the last plus 1.
+            memory: uint8 `(layers, bytes of one layer)`, on any device.
+            label: what `Moves.label` has for it, by which a later process finds the block.
 
         Raises:
             TransferError: the device failed or is full, or this storage is read-only.

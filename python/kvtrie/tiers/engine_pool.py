@@ -116,6 +116,11 @@ class EnginePool(Pool):
     ) -> None:
         """Copy whole units of another pool into the engine's tensors.
 
+        Args:
+            source: the other pool, with joined K and V.
+            source_units: int64 `(n,)`, units of that pool.
+            units: int64 `(n,)`, units of this one, in the same order.
+
         Raises:
             ConfigError: another engine's tensors, or pools that differ in more than the format.
         """
@@ -132,7 +137,16 @@ class EnginePool(Pool):
     def copy_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units of the engine's tensors into a pool of the same layout."""
+        """Copy whole units of the engine's tensors into a pool of the same layout.
+
+        Args:
+            units: int64 `(n,)`, units of this pool.
+            target: the other pool, with joined K and V.
+            target_units: int64 `(n,)`, units of that pool, in the same order.
+
+        Raises:
+            ConfigError: another engine's tensors, or pools that differ in more than the format.
+        """
         self._require(target)
         (plane,) = target.planes
         for layer, rows in self._by_layer(units):
@@ -141,7 +155,16 @@ class EnginePool(Pool):
     def convert_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units into a pool of another format, through dense memory of a piece."""
+        """Copy whole units into a pool of another format, through dense memory of a piece.
+
+        Args:
+            units: int64 `(n,)`, units of this pool.
+            target: the other pool, with joined K and V.
+            target_units: int64 `(n,)`, units of that pool, in the same order.
+
+        Raises:
+            ConfigError: another engine's tensors, or pools that differ in more than the format.
+        """
         self._require(target)
         for piece, dense in self._dense(len(units)):
             near = np.arange(len(units[piece]))

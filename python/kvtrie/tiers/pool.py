@@ -48,6 +48,17 @@ _PAGE = 4096
 class Pool:
     """Memory for the KV of `blocks` blocks.
 
+    Args:
+        model: the shape whose KV is kept; sizes are those of one rank.
+        blocks: number of slots of whole blocks.
+        block_tokens: tokens of a block.
+        layout: layout and number format; None is kvtrie's own, in the model's dtype.
+        layer_slots: whether a slot is one layer of a block.
+        device: device of the memory.
+        pinned: whether host memory is locked for copies by a GPU.
+        spare: blocks of memory beyond those of the slots.
+        memory: uint8, all bytes of the one plane, to use instead of new memory.
+
     Attributes:
         planes: the bytes, uint8 `(units, bytes per unit)`: one tensor, or K's and V's where the
             layout splits them.
@@ -58,7 +69,7 @@ class Pool:
 
     Raises:
         ConfigError: an order of axes other than kvtrie's own, a format that KV of the model cannot
-            be converted to, or numbers that cannot be.
+            be converted to, more bytes than the device has, or numbers that cannot be.
     """
 
     def __init__(
@@ -124,7 +135,19 @@ class Pool:
         pinned: bool,
         spare: int = 0,
     ) -> Pool:
-        """The memory that `tier` asks for, its budget given in blocks or in bytes."""
+        """Allocate the memory that a tier asks for, its budget given in blocks or in bytes.
+
+        Args:
+            model: the shape whose KV is kept.
+            tier: its budget, layout and form of slots.
+            block_tokens: tokens of a block.
+            device: device of the memory.
+            pinned: whether host memory is locked for copies by a GPU.
+            spare: blocks of memory beyond the tier's budget.
+
+        Raises:
+            ConfigError: as of the class, or a budget that holds no block.
+        """
         return cls(
             model,
             tier.room(model, block_tokens),
@@ -148,7 +171,7 @@ class Pool:
 
     @cached_property
     def keys(self) -> torch.Tensor:
-        """K of every token, `(rows, kv_heads, head_dim)`, a view into `planes`.
+        """K of every token, `(rows, kv_heads, head_dim)` in the model's dtype: a view of `planes`.
 
         Raises:
             ConfigError: a quantised pool, which holds codes; `pages` reads them.
@@ -157,18 +180,34 @@ class Pool:
 
     @cached_property
     def values(self) -> torch.Tensor:
-        """V as rows, `(rows, kv_heads, v_head_dim)`; the same memory as `keys` when joined."""
+        """V as rows, `(rows, kv_heads, v_head_dim)`; the same memory as `keys` when joined.
+
+        Raises:
+            ConfigError: as `keys`.
+        """
         return self._numbers(self.planes[-1], self.block_format.heads, self.block_format.v_head_dim)
 
     @cached_property
     def pages(self) -> Pages:
-        """The memory for kernels: a block is a unit, a slot `unit * block_tokens + offset`."""
+        """The memory for kernels: a block is a unit, a slot `unit * block_tokens + offset`.
+
+        Raises:
+            ConfigError: only the engine knows the layout of the bytes.
+        """
         if self.layout.opaque:
             raise ConfigError(f"only {self.layout.opaque!r} knows what the pool's bytes mean")
         return conversion.pages(self.block_format, self.planes, len(self.planes[0]))
 
     def units(self, slot: int, layer_lo: int, layer_hi: int) -> NDArray[np.int64]:
-        """The units of layers `[layer_lo, layer_hi)` of the block (or the one layer) at `slot`.
+        """Return the units of some layers of the block, or of the one layer, at a slot.
+
+        Args:
+            slot: the slot.
+            layer_lo: first layer.
+            layer_hi: the last layer plus 1.
+
+        Returns:
+            int64 `(layer_hi - layer_lo,)`.
 
         Raises:
             ConfigError: more than one layer asked of a layer slot, or a slot beyond the pool.
@@ -186,11 +225,14 @@ class Pool:
         return np.arange(first, first + count, dtype=np.int64)
 
     def layer_units(self, slots: NDArray[np.int64], layer: int) -> NDArray[np.int64]:
-        """The units of one layer of many blocks; of layer slots, the slots themselves.
+        """Return the units of one layer of many blocks; of layer slots, the slots themselves.
 
         Args:
             slots: int64 `(n,)`.
             layer: the layer.
+
+        Returns:
+            int64 `(n,)`.
 
         Raises:
             ConfigError: a slot or a layer beyond the pool.
@@ -235,15 +277,23 @@ class Pool:
         return (self.spare - len(self._free)) * self.layers * self.unit_bytes
 
     def put_back(self, spares: Iterable[int]) -> None:
-        """Give spare blocks back."""
+        """Give spare blocks back that `set_aside` gave."""
         self._free.extend(spares)
 
     def spare_units(self, spares: Sequence[int]) -> NDArray[np.int64]:
-        """The units of the first layer of spare blocks, int64 `(n,)`; other layers follow."""
+        """Return the units of the first layer of spare blocks, int64 `(n,)`; the others follow."""
         return np.asarray(spares, dtype=np.int64) * self.layers
 
     def adopt(self, slots: NDArray[np.integer], spares: NDArray[np.int64]) -> None:
-        """Make the bytes of spare blocks those of slots; what the slots had is spare then."""
+        """Make the bytes of spare blocks those of slots; the slots' former memory is spare then.
+
+        Args:
+            slots: `(n,)`.
+            spares: int64 `(n,)`, as `set_aside` gave them.
+
+        Raises:
+            ConfigError: the pool has no spare blocks.
+        """
         if self._place is None:
             raise ConfigError("a pool without spare blocks adopts none")
         had = self._place[slots].tolist()
@@ -251,7 +301,7 @@ class Pool:
         self._free.extend(had)
 
     def table(self, slots: NDArray[np.uint32]) -> torch.Tensor:
-        """The units of a block table, int64 `(layers, blocks)` on the pool's device.
+        """Return the units of a block table, int64 `(layers, blocks)` on the pool's device.
 
         Args:
             slots: uint32 `(blocks,)`, or `(layers, blocks)` where the pool has layer slots.
@@ -292,13 +342,20 @@ class Pool:
     def scatter(
         self, units: torch.Tensor, offsets: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Write K `(n, kv_heads, head_dim)` and V of single tokens; arguments as in `gather`."""
+        """Write K and V of single tokens.
+
+        Args:
+            units: int64 `(n,)`, the unit of each token at the wanted layer.
+            offsets: int64 `(n,)`, the token's place in its block.
+            keys: K `(n, kv_heads, head_dim)` in the model's dtype.
+            values: V `(n, kv_heads, v_head_dim)` in the model's dtype.
+        """
         self.keys.index_copy_(0, units * self._key_rows + offsets, keys)
         shifted = units * self._value_rows + offsets + self._value_shift
         self.values.index_copy_(0, shifted, values)
 
     def view(self, unit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one unit, `(block_tokens, kv_heads, dim)` each, without a copy."""
+        """Return K and V of one unit, `(block_tokens, kv_heads, dim)` each, without a copy."""
         key, value = unit * self._key_rows, unit * self._value_rows + self._value_shift
         return (
             self.keys[key : key + self.block_tokens],
@@ -311,6 +368,11 @@ class Pool:
         """Copy whole units from another pool (or this one); on a GPU without waiting.
 
         Numbers in another format are converted.
+
+        Args:
+            source: the other pool.
+            source_units: int64 `(n,)`, units of that pool.
+            units: int64 `(n,)`, units of this one, in the same order.
 
         Raises:
             ConfigError: pools whose layouts differ in more than the format.
@@ -325,14 +387,26 @@ class Pool:
     def copy_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units into a pool of the same layout, as they are; see `copy_from`."""
+        """Copy whole units into a pool of the same layout, as they are; see `copy_from`.
+
+        Args:
+            units: int64 `(n,)`, units of this pool.
+            target: the other pool.
+            target_units: int64 `(n,)`, units of that pool, in the same order.
+        """
         for plane, other in zip(self.planes, target.planes, strict=True):
             copy_rows(plane, units, other, target_units)
 
     def convert_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units into a pool of another format; see `copy_from`."""
+        """Copy whole units into a pool of another format; see `copy_from`.
+
+        Args:
+            units: int64 `(n,)`, units of this pool.
+            target: the other pool.
+            target_units: int64 `(n,)`, units of that pool, in the same order.
+        """
         conversion.convert(self, units, target, target_units)
 
     def _numbers(self, plane: torch.Tensor, heads: int, dim: int) -> torch.Tensor:

@@ -53,7 +53,7 @@ class Dispatch:
         """The moves that every rank may carry out now, in the manager's order.
 
         Args:
-            now: the time, for reports of moves that are not wanted any more.
+            now: the time in nanoseconds, for reports of moves that are not wanted any more.
         """
         able = [one for one in self._waiting.values() if not self._open(int(one.after[0]))]
         for move in able:
@@ -70,8 +70,16 @@ class Dispatch:
 
         A move that has ended on this rank already is not reported again.
 
+        Args:
+            rank: the rank, from 0 on.
+            reports: what the rank's `Runner.reports` returned.
+            now: the time, nanoseconds.
+
         Returns:
             The moves that have failed by it, those that waited for them included.
+
+        Raises:
+            ConfigError: a report that contradicts an earlier one.
         """
         failed: set[int] = set()
         bit, out, hung = 1 << rank, self._out, self._hung
@@ -100,7 +108,13 @@ class Dispatch:
         return failed | self._lose(failed)
 
     def tell(self, rank: int, reports: Iterable[MoveReport], now: int) -> set[int]:
-        """Call `on_reports`, by its former name, which the next release removes."""
+        """Call `on_reports` by its former name, which the next release removes.
+
+        Args:
+            rank: as of `on_reports`.
+            reports: as of `on_reports`.
+            now: as of `on_reports`.
+        """
         warnings.warn("Dispatch.tell is on_reports", DeprecationWarning, stacklevel=2)
         return self.on_reports(rank, reports, now)
 

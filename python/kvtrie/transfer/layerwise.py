@@ -335,7 +335,14 @@ class LayerwiseEngine:
         return committed
 
     def buffer(self, lease: Lease, layer: int) -> LayerBuffer:
-        """With `blending`: the match of a lease at the layer that was waited for last.
+        """Return, with `blending`, the match of a lease at the layer that was waited for last.
+
+        Args:
+            lease: a lease whose loads are open.
+            layer: the layer.
+
+        Returns:
+            K `(tokens, kv_heads, head_dim)` and V in the order of the tokens.
 
         Raises:
             ConfigError: nothing is retrieved for that lease, or not into buffers.
@@ -430,7 +437,7 @@ class LayerwiseEngine:
         yield loads.tokens
 
     def wanted(self, layer: int) -> int:
-        """Return the layer that has to be there for this one to compute."""
+        """Return the index of the layer that has to be there for this one to compute."""
         return layer if self.settings.use_layerwise else self.layers - 1
 
     def _ahead(self, tokens: int) -> int:

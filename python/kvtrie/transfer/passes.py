@@ -74,9 +74,15 @@ class PassTable:
 
     @classmethod
     def of(cls, cells: Iterable[tuple[int, int, float]]) -> PassTable:
-        """The table of measured cells (context, tokens, nanoseconds), one for each pair.
+        """Return the table of measured cells (context, tokens, nanoseconds), one for each pair.
 
-        More tokens or more context cost no less: what falls is noise, and is raised.
+        More tokens or more context cost no less: a time that falls is noise, and is raised.
+
+        Args:
+            cells: for each context and each size one cell.
+
+        Raises:
+            ConfigError: a pair of context and size without a cell.
         """
         cells = list(cells)
         contexts = sorted({context for context, _, _ in cells})
@@ -187,7 +193,15 @@ def time_decodes(
 
 
 def time_device(dtype: str, *, repeats: int) -> Device:
-    """Measure copies and matrix products of a torch format on the device of a `gpu` tier."""
+    """Measure copies and matrix products on the device of a `gpu` tier.
+
+    A copy of 64 MiB counts as read and written; a product of two square matrices of side 1024 as
+    `2 * 1024**3` operations. The median of the runs counts.
+
+    Args:
+        dtype: torch's name of the format of the matrices.
+        repeats: runs of each; fewer, at least two, once they have taken more than two seconds.
+    """
     device = default_device()
     source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -309,7 +309,12 @@ class Runner:
         stuck: str,
         before: Callable[[], object] | None = None,
     ) -> None:
-        """Block until moves have brought something about; looks again when any gets further.
+        """Block until a condition holds; it is checked again after each change of a move.
+
+        Args:
+            done: the condition, called in the section.
+            stuck: text of the error.
+            before: called first each time, in the section.
 
         Raises:
             TransferError: with the text `stuck`, if no move is left that could bring it about.
@@ -373,7 +378,13 @@ class Runner:
             self._carry_out(jobs, stream)
 
     def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
-        """Report a running job: ended well, failed, or given up by its lease."""
+        """Report the end of a running job and start the jobs that waited for it.
+
+        Args:
+            job: the job.
+            error: why it failed; None if it ended well.
+            cancelled: its lease gave it up: neither source nor destination is to blame.
+        """
         with self.section:
             self.schedule.running.remove(job)
             self.schedule.queue.done(job)
@@ -404,7 +415,15 @@ class Runner:
         hung: bool = False,
         cancelled: bool = False,
     ) -> None:
-        """From within the section: pass news on to the sink, or keep it for `reports`."""
+        """Pass a report on to the sink, or keep it for `reports`; call it in the section.
+
+        Args:
+            ids: the moves.
+            layers_done: number of layers that have arrived, for moves that still run.
+            error: why the moves failed; None if they did not.
+            hung: they passed the deadline and still run.
+            cancelled: they failed and never started.
+        """
         if self._sink is None:
             each = tuple(map(int, ids))
             self._outbox.append(MoveReport(each, layers_done, error, hung, cancelled))
@@ -430,7 +449,14 @@ class Runner:
         layers: int,
         error: str | None,
     ) -> None:
-        """Call back with progress, outside the section: the callback takes its own time."""
+        """Call the progress callback; not in the section, as the callback may take long.
+
+        Args:
+            ids: the moves.
+            layers_done: number of layers copied.
+            layers: number of layers of each move.
+            error: why they failed; None if they did not.
+        """
         if self._progress is None or not len(ids):
             return
         each, left = tuple(map(int, ids)), self.schedule.left()
