@@ -1,4 +1,4 @@
-"""The tables of the pages of benchmarks and evaluations, from the records in `benches/results`.
+"""The tables of documentation pages, from the records in `benches/results`.
 
     python -m benches.tables
 
@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benches.pages import write_part
+from benches.policies import page as policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs/benchmarks.md"
 EVALUATIONS = ROOT / "docs/evaluations.md"
+POLICIES = ROOT / "docs/policies.md"
 RESULTS = ROOT / "benches/results"
 EVALUATED = ("formats", "eval_fusion", "eval_train", "selective_eval", "reproductions")
 LEFT_OUT = {
@@ -210,12 +212,15 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "eval_fusion": eval_fusion,
     "eval_train": eval_train,
     "selective_eval": selective_eval,
+    "policies": lambda record: policies.page(record, grid),
 }
 """By record: the function that renders its table."""
 
 
 def page(name: str) -> Path:
     """The page that has the table of a record."""
+    if name == "policies":
+        return POLICIES
     return EVALUATIONS if name in EVALUATED else BENCHMARKS
 
 

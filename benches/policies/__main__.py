@@ -8,9 +8,10 @@ rows are left out. Figures are per cent of all prompts. `belady` is a bound on h
 fingerprints lose. Where libcachesim is installed its lru, fifo and lfu serve the same single
 blocks, and must agree; its ARC, S3-FIFO, LIRS and GDSF serve them too, for comparison. The mode
 `engine` is a host tier below an engine that evicts its own tier by lru and stores every block; the
-mode `short` plays single blocks (`short.py`).
-Rows are written as they come, the leaf-only ones of one tier first.
-Cost: an hour on two cores; `--seeds 1 --modes 1` takes a quarter of one.
+mode `short` plays single blocks (`short.py`). Last come the shares of lru's room in which the
+default policy is as good (`equal.py`).
+The first seeds of all modes are played first. A record is written every minute; `--resume` plays
+what it lacks. Cost: two hours on one core, a seed of it half an hour after the first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import json
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, astuple
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -27,6 +29,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from benches import tables
+from benches.pages import write_part
 from benches.policies import short
 from benches.policies.cells import (
     BALANCED,
@@ -46,6 +50,7 @@ from benches.policies.cells import (
     play,
     policies,
 )
+from benches.policies.equal import Equal, Share, questions, share_of
 from benches.policies.goals import goals_of
 from benches.policies.show import show
 from benches.policies.traces import AGENTS, COMMON, SEEDS, Source, engine_room, rooms_of, sources
@@ -56,6 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RESULTS = Path(__file__).parents[1] / "results" / "policies.json"
+Key = tuple[str | int, ...]
 COMPARED = ("learned", "lru", "flat", "retention")
 MODES = (
     ("leaf-only", 1),
@@ -66,6 +72,7 @@ MODES = (
     ("holes", 2),
 )
 WIDE = 150
+EVERY_S = 60
 
 
 def jobs_of(given: argparse.Namespace, structure: str, tiers: int) -> Iterator[Job]:
@@ -134,12 +141,80 @@ def verify(rows: list[Row]) -> list[str]:
     return wrong
 
 
-def text_of(rows: list[Row]) -> str:
-    """The record: the rows, a line each, and the goals that they reach or miss."""
-    goals = [{**asdict(goal), "ok": goal.ok} for goal in goals_of(rows)]
-    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
-    goal_lines = ",\n".join(json.dumps(goal) for goal in goals)
-    return f'{{"goals": [\n{goal_lines}\n], "rows": [\n{lines}\n]}}\n'
+def text_of(rows: list[Row], shares: list[Share]) -> str:
+    """The record: date, goals that are reached or missed, shares of rooms, rows; a line each."""
+    goals = [{**asdict(goal), "ok": goal.ok} for goal in goals_of(rows, shares)]
+    parts = {"goals": goals, "shares": map(asdict, shares), "rows": map(asdict, rows)}
+    text = f'{{"date": "{datetime.now(UTC).date().isoformat()}"'
+    for name, lines in parts.items():
+        text += f', "{name}": [\n' + ",\n".join(map(json.dumps, lines)) + "\n]"
+    return text + "}\n"
+
+
+def keep(path: Path, rows: list[Row], shares: list[Share]) -> None:
+    """Write the record and, if it is the project's, its tables in the documentation."""
+    new = path.with_suffix(".new")
+    new.write_text(text_of(rows, shares))
+    new.replace(path)
+    if path == RESULTS:
+        write_part(tables.page("policies"), "policies", tables.rendered("policies"))
+
+
+def before(path: Path | None) -> dict[Key, Row | Share]:
+    """What a record already has, by the key of its job."""
+    if path is None or not path.exists():
+        return {}
+    record = json.loads(path.read_text())
+    found: list[Row | Share] = [Row(**row) for row in record["rows"]]
+    found += [Share(**share) for share in record["shares"]]
+    return {key_of(one): one for one in found}
+
+
+def key_of(one: Job | Equal | Row | Share) -> Key:
+    """Trace, seed, room, structure, tiers, and the policy of a cell."""
+    if isinstance(one, Equal):
+        one = one.lru
+        return (one.source.name, one.source.seed, one.room, one.structure, one.tiers)
+    if isinstance(one, Job):
+        source = one.source
+        return (source.name, source.seed, one.room, one.structure, one.tiers, one.policy)
+    return astuple(one)[: 6 if isinstance(one, Row) else 5]
+
+
+def answer(asked: Job | Equal) -> Row | Share:
+    """Play a cell, or find a share."""
+    return share_of(asked) if isinstance(asked, Equal) else play(asked)
+
+
+def _all(
+    jobs: list[Job | Equal], path: Path | None, console: Console, *, workers: int, resume: bool
+) -> tuple[list[Row], list[Share]]:
+    """Play the jobs, seed by seed, and write the record as they come."""
+    done = before(path) if resume else {}
+    order = {key_of(job): job for job in jobs}
+    left = sorted((key for key in order if key not in done), key=lambda key: key[1])
+
+    def found() -> tuple[list[Row], list[Share]]:
+        known = [done[key] for key in order if key in done]
+        return (
+            [one for one in known if isinstance(one, Row)],
+            [one for one in known if isinstance(one, Share)],
+        )
+
+    begun = written = perf_counter()
+    with ProcessPoolExecutor(workers) as pool:
+        running = {pool.submit(answer, order[key]): key for key in left}
+        for count, one in enumerate(as_completed(running), 1):
+            done[running[one]] = one.result()
+            now = perf_counter()
+            if now - written > EVERY_S or count == len(left):
+                console.print(f"{count}/{len(left)}, {now - begun:.0f} s")
+                written = now
+                if path is not None:
+                    keep(path, *found())
+    if path is not None:
+        keep(path, *found())
+    return found()
 
 
 def main() -> int:
@@ -156,6 +231,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, choices=range(1, SEEDS + 1))
     parser.add_argument("--modes", type=int, help="the number of them, leaf-only first")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--resume", action="store_true", help="play what the record lacks")
     parser.add_argument("--exact", action="store_true", help="also exact ghosts, which is slow")
     given = parser.parse_args()
     given.requests = given.requests or (60 if given.quick else 10_000)
@@ -170,26 +246,17 @@ def main() -> int:
     given.check = find_spec("libcachesim") is not None
     if not given.check:
         console.print("libcachesim is not installed: the independent check is left out.")
-    rows: list[Row] = []
-    with ProcessPoolExecutor(given.workers) as pool:
-        for structure, tiers in MODES[: given.modes]:
-            jobs = list(jobs_of(given, structure, tiers))
-            begun, running = perf_counter(), {pool.submit(play, job): job for job in jobs}
-            done: dict[Job, Row] = {}
-            for one in as_completed(running):
-                done[running[one]] = one.result()
-                if len(done) % 20 == 0 or len(done) == len(jobs):
-                    seconds = perf_counter() - begun
-                    console.print(
-                        f"{structure}, tiers {tiers}: {len(done)}/{len(jobs)}, {seconds:.0f} s"
-                    )
-            rows += [done[job] for job in jobs]
-            if path is not None:
-                path.write_text(text_of(rows))
+    jobs: list[Job | Equal] = []
+    for structure, tiers in MODES[: given.modes]:
+        jobs += jobs_of(given, structure, tiers)
+    if not given.quick:
+        played = sources(given.trace, given.sessions, given.seeds, given.requests)
+        jobs += [asked for source in played for asked in questions(source)]
+    rows, shares = _all(jobs, path, console, workers=given.workers, resume=given.resume)
     if given.json:
-        sys.stdout.write(text_of(rows))
+        sys.stdout.write(text_of(rows, shares))
     else:
-        show(rows, Console(width=None if sys.stdout.isatty() else WIDE))
+        show(rows, shares, Console(width=None if sys.stdout.isatty() else WIDE))
     wrong = verify(rows)
     for line in wrong:
         console.print(line)

@@ -33,7 +33,7 @@ CHECKED = {"lru": "LRU", "fifo": "FIFO", "lfu": "LFU"}
 BASELINES = ("ARC", "S3FIFO", "LIRS", "GDSF")
 HITS = ", hits"
 BALANCED = ", balanced"
-ENDS = ", ends told"
+ENDS = ", ends hinted"
 # Blocks of the second tier for each of the first.
 BELOW = 4
 # The same below an engine that evicts by its own lru and stores every block.
@@ -57,7 +57,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Results of a job, in per cent; None if not measured."""
+    """Results of a job, in per cent; None if not measured.
+
+    Attributes:
+        refused: requests that did not fit on the first tier, and so found nothing.
+    """
 
     trace: str
     seed: int
@@ -69,6 +73,7 @@ class Row:
     hits: float
     tokens: float | None = None
     check: float | None = None
+    refused: int | None = None
 
 
 def play(job: Job) -> Row:
@@ -104,7 +109,8 @@ def play(job: Job) -> Row:
     with_ends = ENDS in job.policy
     size, running = job.source.block_tokens, job.source.running
     played = replay(requests, manager, block_tokens=size, ends=with_ends, running=running)
-    return Row(*head, 100 * played.cost_rate, 100 * played.hit_rate, 100 * played.token_rate)
+    found = (100 * played.cost_rate, 100 * played.hit_rate, 100 * played.token_rate)
+    return Row(*head, *found, refused=played.refused)
 
 
 def _tiers(job: Job, policy: str) -> list[Tier]:

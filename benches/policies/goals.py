@@ -6,7 +6,7 @@ Invariant: a goal whose rows were not played is left out. Cost: none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benches.policies.cells import BALANCED, ENDS, ENGINE, HITS, LEAVES, SHORT
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from benches.policies.cells import Row
+    from benches.policies.equal import Share
 
 Key = tuple[str, int]
 
@@ -40,12 +41,12 @@ class Figures:
     """Figures of one mode by policy, trace and room: the mean over seeds."""
 
     def __init__(self, rows: Iterable[Row], structure: str, tiers: int) -> None:
-        self._all: dict[str, dict[Key, list[tuple[float, float]]]] = {}
+        self._all: dict[str, dict[Key, dict[int, tuple[float, float]]]] = {}
         for row in rows:
             if (row.structure, row.tiers) == (structure, tiers) and row.cost_saved is not None:
                 cells = self._all.setdefault(row.policy, {})
                 figures = (row.cost_saved, row.hits)
-                cells.setdefault((row.trace, row.room), []).append(figures)
+                cells.setdefault((row.trace, row.room), {})[row.seed] = figures
 
     def policies(self) -> list[str]:
         """All that have a row."""
@@ -57,12 +58,8 @@ class Figures:
 
     def cell(self, policy: str, key: Key) -> tuple[float, float]:
         """Cost saved and hits of a cell."""
-        costs, hits = zip(*self._all[policy][key], strict=True)
+        costs, hits = zip(*self._all[policy][key].values(), strict=True)
         return fmean(costs), fmean(hits)
-
-    def spread(self, policy: str, key: Key) -> float:
-        """Standard deviation of the cost saved over the seeds."""
-        return pstdev(cost for cost, _ in self._all[policy][key])
 
     def trace(self, policy: str, name: str) -> tuple[float, float]:
         """Means over the rooms of a trace."""
@@ -75,8 +72,29 @@ class Figures:
         means = [self.trace(policy, name) for name in names]
         return fmean(cost for cost, _ in means), fmean(hits for _, hits in means)
 
+    def above(self, policy: str, other: str) -> dict[Key, tuple[float, float]]:
+        """Cost saved and hits more than another policy's, by trace and room, of the same seeds."""
+        found: dict[Key, tuple[float, float]] = {}
+        for key, mine in self._all.get(policy, {}).items():
+            theirs = self._all.get(other, {}).get(key, {})
+            seeds = mine.keys() & theirs.keys()
+            if seeds:
+                found[key] = (
+                    fmean(mine[seed][0] - theirs[seed][0] for seed in seeds),
+                    fmean(mine[seed][1] - theirs[seed][1] for seed in seeds),
+                )
+        return found
 
-def goals_of(rows: list[Row]) -> list[Goal]:
+    def gain(self, policy: str, other: str) -> tuple[float, float]:
+        """The means, over traces of equal weight, of what a policy is above another one."""
+        traces: dict[str, list[tuple[float, float]]] = {}
+        for (trace, _), gap in self.above(policy, other).items():
+            traces.setdefault(trace, []).append(gap)
+        means = [(mean_of(gaps, 0), mean_of(gaps, 1)) for gaps in traces.values()]
+        return mean_of(means, 0), mean_of(means, 1)
+
+
+def goals_of(rows: list[Row], shares: Iterable[Share] = ()) -> list[Goal]:
     """All goals whose rows are there."""
     found: list[Goal] = []
     for structure in ("leaf-only", "holes"):
@@ -87,9 +105,36 @@ def goals_of(rows: list[Row]) -> list[Goal]:
             if (structure, tiers) == ("leaf-only", 1):
                 found += _main(figures)
             else:
-                gap = figures.mean("learned")[0] - figures.mean("lru")[0]
+                gap = figures.gain("learned", "lru")[0]
                 found.append(Goal(f"{structure}, tiers {tiers}: mean - lru", 0, gap))
-    return found + _engine(Figures(rows, ENGINE, 2)) + _short(rows)
+    return found + _engine(Figures(rows, ENGINE, 2)) + _short(rows) + _rooms(shares)
+
+
+def share_means(shares: Iterable[Share], structure: str) -> dict[str, tuple[float, float]]:
+    """Shares of the room of lru for its cost and its hits, by trace: means over seeds."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for share in shares:
+        if share.structure == structure:
+            found.setdefault(share.trace, []).append((share.cost, share.hits))
+    return {name: (mean_of(each, 0), mean_of(each, 1)) for name, each in found.items()}
+
+
+def mean_of(pairs: Iterable[tuple[float, float]], at: int) -> float:
+    """The mean of the first or of the second figures."""
+    return fmean(pair[at] for pair in pairs)
+
+
+def _rooms(shares: Iterable[Share]) -> list[Goal]:
+    """Room that the default policy leaves free, of that in which lru is as good."""
+    shares = list(shares)
+    found: list[Goal] = []
+    for structure in ("leaf-only", ENGINE):
+        means = share_means(shares, structure)
+        if means:
+            cost, hits = (1 - mean_of(means.values(), at) for at in (0, 1))
+            found.append(Goal(f"{structure}: room left at lru's cost, share", 0.25, cost))
+            found.append(Goal(f"{structure}: room left at lru's hits, share", 0.1, hits))
+    return found
 
 
 def short_figures(rows: Iterable[Row]) -> dict[Key, dict[str, float]]:
@@ -120,17 +165,13 @@ def _engine(figures: Figures) -> list[Goal]:
     """Goals below an engine that evicts by lru, of each objective."""
     found: list[Goal] = []
     for policy in ("learned", "learned" + BALANCED):
-        if not {policy, "lru"} <= set(figures.policies()):
+        gaps = {key: gap[0] for key, gap in figures.above(policy, "lru").items()}
+        if not gaps:
             continue
-        gaps = {
-            key: figures.cell(policy, key)[0] - figures.cell("lru", key)[0]
-            for key in figures.keys(policy)
-        }
         worst = min(gaps, key=gaps.__getitem__)
         where = f"{worst[0]}, {worst[1]} blocks"
         found.append(Goal(f"engine, {policy}: worst row - lru", -0.3, gaps[worst], where))
-        means = zip(figures.mean(policy), figures.mean("lru"), strict=True)
-        cost, hits = (mine - theirs for mine, theirs in means)
+        cost, hits = figures.gain(policy, "lru")
         found.append(Goal(f"engine, {policy}: mean cost - lru", 3.0, cost))
         found.append(Goal(f"engine, {policy}: mean hits - lru", 1.5, hits))
     return found
@@ -143,33 +184,36 @@ def _main(figures: Figures) -> list[Goal]:
     def least(what: str, wanted: float, policy: str, others: tuple[str, ...], part: int) -> None:
         if not {policy, *others} <= measured:
             return
+        above = [figures.above(policy, other) for other in others]
         gaps = {
-            key: figures.cell(policy, key)[part]
-            - max(figures.cell(other, key)[part] for other in others)
+            key: min(gap[key][part] for gap in above)
             for key in figures.keys(policy)
-            if all(key in figures.keys(other) for other in others)
+            if all(key in gap for gap in above)
         }
+        if not gaps:
+            return
         worst = min(gaps, key=gaps.__getitem__)
         found.append(Goal(what, wanted, gaps[worst], f"{worst[0]}, {worst[1]} blocks"))
 
     least("worst row - max(lru, flat)", -1.0, "learned", ("lru", "flat"), 0)
-    least("worst row - lru", -0.6, "learned", ("lru",), 0)
-    for other, wanted in (("lru", 3.0), ("retention", 2.5)):
+    least("worst row - lru", -0.3, "learned", ("lru",), 0)
+    for other, wanted in (("lru", 3.5), ("retention", 2.5)):
         if other in measured:
-            gap = figures.mean("learned")[0] - figures.mean(other)[0]
+            gap = figures.gain("learned", other)[0]
             found.append(Goal(f"mean - {other}", wanted, gap))
-    gap = figures.cell("learned", (COMMON, 30_000))[0] - figures.cell("lru", (COMMON, 30_000))[0]
-    found.append(Goal("common, 30 000 - lru", 8.0, gap))
+    gaps = figures.above("learned", "lru")
+    if (COMMON, 30_000) in gaps:
+        found.append(Goal("common, 30 000 - lru", 8.0, gaps[COMMON, 30_000][0]))
     hits = "learned" + HITS
     if hits in measured:
-        found.append(Goal("hits: mean - lru", 2.5, figures.mean(hits)[1] - figures.mean("lru")[1]))
+        found.append(Goal("hits: mean - lru", 2.5, figures.gain(hits, "lru")[1]))
         least("hits: worst row - lru", -1.5, hits, ("lru",), 1)
     with_ends, large, agents = "learned" + ENDS, (COMMON, 100_000), (AGENTS, 14_000)
-    if {with_ends, LEAVES} <= measured:
-        gap = figures.cell(with_ends, large)[0] - figures.cell(LEAVES, large)[0]
-        found.append(Goal("ends told, common, 100 000 - leaf-Belady", -0.5, gap))
-        if agents in figures.keys(with_ends):
-            lru, best = figures.cell("lru", agents)[0], figures.cell(LEAVES, agents)[0]
-            share = (figures.cell(with_ends, agents)[0] - lru) / (best - lru)
-            found.append(Goal("ends told, agents, 14 000: share of lru to Belady", 0.5, share))
+    gaps = figures.above(with_ends, LEAVES)
+    if large in gaps:
+        found.append(Goal("ends hinted, common, 100 000 - leaf-Belady", -0.5, gaps[large][0]))
+    if agents in gaps and agents in figures.keys("lru"):
+        lru, best = figures.cell("lru", agents)[0], figures.cell(LEAVES, agents)[0]
+        share = (figures.cell(with_ends, agents)[0] - lru) / (best - lru)
+        found.append(Goal("ends hinted, agents, 14 000: share of lru to Belady", 0.5, share))
     return found

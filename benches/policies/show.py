@@ -10,37 +10,48 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from benches.policies.cells import ENGINE
-from benches.policies.goals import Figures, goals_of, short_figures
+from benches.policies.goals import Figures, goals_of, share_means, short_figures
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from benches.policies.cells import Row
+    from benches.policies.equal import Share
+    from benches.policies.goals import Goal
 
 
-def show(rows: list[Row], console: Console) -> None:
-    """Print a table per mode, the goals, and the check."""
+def show(rows: list[Row], shares: list[Share], console: Console) -> None:
+    """Print a table per mode, shares of rooms, the goals, and the check."""
+    tables: list[Table] = []
     for structure in ("leaf-only", "holes", ENGINE):
-        for tiers in (1, 2):
-            figures = Figures(rows, structure, tiers)
-            if figures.policies():
-                console.print(_mode(figures, f"{structure}, tiers {tiers}"))
-    singles = short_figures(rows)
-    if singles:
-        console.print(_short(singles))
-    goals = goals_of(rows)
-    if goals:
-        table = Table(title="goals, per cent")
-        for head in ("goal", "at least", "reached", "where", ""):
-            table.add_column(head, justify="left" if head in {"goal", "where", ""} else "right")
-        for goal in goals:
-            verdict = "ok" if goal.ok else "missed"
-            reached = f"{goal.reached:.2f}"
-            table.add_row(goal.what, f"{goal.wanted:.2f}", reached, goal.where, verdict)
+        modes = [(tiers, Figures(rows, structure, tiers)) for tiers in (1, 2)]
+        tables += [
+            _mode(figures, f"{structure}, tiers {tiers}")
+            for tiers, figures in modes
+            if figures.policies()
+        ]
+    if singles := short_figures(rows):
+        tables.append(_short(singles))
+    for structure in ("leaf-only", ENGINE):
+        if means := share_means(shares, structure):
+            tables.append(_rooms(means, structure))
+    if goals := goals_of(rows, shares):
+        tables.append(_goals(goals))
+    if checked := [row for row in rows if row.check is not None]:
+        tables.append(_checked(checked))
+    for table in tables:
         console.print(table)
-    checked = [row for row in rows if row.check is not None]
-    if checked:
-        console.print(_checked(checked))
+
+
+def _goals(goals: list[Goal]) -> Table:
+    """Goals, and whether each is reached."""
+    table = Table(title="goals, per cent")
+    for head in ("goal", "at least", "reached", "where", ""):
+        table.add_column(head, justify="left" if head in {"goal", "where", ""} else "right")
+    for goal in goals:
+        verdict = "ok" if goal.ok else "missed"
+        table.add_row(goal.what, f"{goal.wanted:.2f}", f"{goal.reached:.2f}", goal.where, verdict)
+    return table
 
 
 def _checked(rows: list[Row]) -> Table:
@@ -51,6 +62,16 @@ def _checked(rows: list[Row]) -> Table:
     for row in rows:
         pair = (f"{row.hits:.4f}", f"{row.check:.4f}")
         table.add_row(row.trace, str(row.room), row.policy, *pair)
+    return table
+
+
+def _rooms(means: dict[str, tuple[float, float]], structure: str) -> Table:
+    """Shares of the room of lru: a row per trace."""
+    table = Table(title=f"{structure}: share of lru's room at its cost, at its hits")
+    for head in ("trace", "cost", "hits"):
+        table.add_column(head, justify="left" if head == "trace" else "right")
+    for name, (cost, hits) in means.items():
+        table.add_row(name, f"{cost:.2f}", f"{hits:.2f}")
     return table
 
 

@@ -26,6 +26,9 @@ PUBLISHED_ROOM = 5859
 AGENT_ROOMS = (4_000, 14_000, 40_000)
 COMMON_ROOMS = (30_000, 100_000)
 SEEDS = 3
+# Nanoseconds between requests of the common trace. Storing a prompt through takes 6 ms: if requests
+# come faster, the first tier fills with blocks that are being written, and requests are refused.
+APART = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def common(seed: int, requests: int) -> list[TraceRequest]:
         prompt_blocks = ask // BLOCK
         made.append(
             TraceRequest(
-                at=at * 1_000_000,
+                at=at * APART,
                 input_tokens=SYSTEM_TOKENS + ask,
                 output_tokens=end - ask,
                 blocks=np.concatenate([head, own[:prompt_blocks]]),
