@@ -72,7 +72,7 @@ _SHORT = _Short()
 
 
 def shown(given: object) -> str:
-    """A value as a message shows it: short, whatever it is."""
+    """Return a value as a message shows it: short, whatever it is."""
     try:
         return _SHORT.repr(given)
     except Exception:  # noqa: BLE001 - a value that cannot be shown is still to be named
@@ -80,7 +80,7 @@ def shown(given: object) -> str:
 
 
 def whole(name: str, given: object, low: int, high: int) -> int:
-    """An integer `low` to `high`, which may be written as a whole float (`8e9`).
+    """Return an integer `low` to `high`, which may be written as a whole float (`8e9`).
 
     Raises:
         ConfigError: another number, a bool, or no number.
@@ -102,7 +102,7 @@ def whole(name: str, given: object, low: int, high: int) -> int:
 
 
 def real(name: str, given: object, low: float, high: float, *, open_end: bool = False) -> float:
-    """A finite number `low` to `high`, or below `high` with `open_end`.
+    """Return a finite number `low` to `high`, or below `high` with `open_end`.
 
     Raises:
         ConfigError: another number, a bool, or no number.
@@ -123,7 +123,7 @@ def real(name: str, given: object, low: float, high: float, *, open_end: bool = 
 
 
 def text(name: str, given: object) -> str:
-    """A str that can be written as UTF-8.
+    """Return a str that can be written as UTF-8.
 
     Raises:
         ConfigError: no str, lone surrogates, or more than 65 535 bytes.
@@ -140,7 +140,7 @@ def text(name: str, given: object) -> str:
 
 
 def salt(name: str, given: object) -> bytes:
-    """Bytes that distinguish tenants or adapters.
+    """Return the bytes that distinguish tenants or adapters.
 
     Raises:
         ConfigError: no bytes, or more than 65 535.
@@ -178,7 +178,7 @@ def flag(name: str, given: object) -> bool:
 
 
 def folder(name: str, given: object) -> str:
-    """A path that the file system can name: `~` is expanded, and so is `file://`.
+    """Return a path that the file system can name: `~` is expanded, and so is `file://`.
 
     Raises:
         ConfigError: no path, or one that cannot be encoded; another scheme, a variable, an unknown
@@ -226,13 +226,13 @@ class Url(str):
 
 
 def masked(url: str) -> str:
-    """A URL with its password replaced, for messages."""
+    """Return a URL with its password replaced, for messages."""
     head, at, tail = url.rpartition("@")
     return _USER.sub(r"\1:***@", f"{head}{at}") + tail if at else url
 
 
 def url(name: str, given: object) -> Url:
-    """A text that begins with a scheme.
+    """Return a text that begins with a scheme.
 
     Raises:
         ConfigError: no text, or no scheme.
@@ -261,7 +261,7 @@ def few(name: str, given: object, most: int) -> tuple[Any, ...]:
 
 
 def pairs(name: str, given: object, most: int) -> tuple[tuple[Any, Any], ...]:
-    """The items of a sequence of at most `most` pairs.
+    """Return the items of a sequence of at most `most` pairs.
 
     Raises:
         ConfigError: no sequence, too many items, or one that is no pair.
@@ -273,7 +273,7 @@ def pairs(name: str, given: object, most: int) -> tuple[tuple[Any, Any], ...]:
 
 
 def instance(name: str, given: object, kind: type[_Kind]) -> _Kind:
-    """A value of a class.
+    """Return a value of a class.
 
     Raises:
         ConfigError: one of another class.

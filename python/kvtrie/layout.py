@@ -99,7 +99,7 @@ class Layout:
     def planes(
         self, block_tokens: int, kv_heads: int, head_dim: int, v_head_dim: int | None = None
     ) -> tuple[int, ...]:
-        """Bytes that one layer of one block takes in each of the layout's tensors.
+        """Return the bytes that one layer of one block takes in each of the layout's tensors.
 
         Padding keeps rows whole: a plane is a multiple of both `alignment` and a token's row, so
         tokens of all layers and blocks are evenly spaced and one index reaches any of them. With

@@ -57,7 +57,7 @@ def size(
     *,
     of: Callable[[], int] | None = None,
 ) -> int:
-    """Bytes from a number or a text.
+    """Return the bytes from a number or a text.
 
     Args:
         name: the setting, for messages.
@@ -77,7 +77,7 @@ def size(
 
 
 def path_and_size(name: str, given: object) -> tuple[str, str]:
-    """The two parts of a `PATH:SIZE` as people write a disk, `/kv:200GB`.
+    """Return the two parts of a `PATH:SIZE` as people write a disk, `/kv:200GB`.
 
     Args:
         name: the setting, for messages.
@@ -98,7 +98,7 @@ def forgotten(given: float) -> str:
 
 
 def is_share(given: object) -> bool:
-    """Whether a size is a share of what is free."""
+    """Return whether a size is a share of what is free."""
     return isinstance(given, str) and given.strip().endswith("%")
 
 
@@ -139,7 +139,7 @@ def check_exists(name: str, wanted: int, there: int, where: str) -> None:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory that are free, or would be if they were asked for.
+    """Return the bytes of memory that are free, or would be if they were asked for.
 
     Those of the process's control group where it has fewer.
 
@@ -174,7 +174,7 @@ def free_disk(folder: str | Path) -> int:
 
 
 def all_disk(folder: str | Path) -> int:
-    """Bytes of the file system of a folder, taken or not; 0 where it does not say.
+    """Return the bytes of the file system of a folder, taken or not; 0 where it does not say.
 
     Raises:
         ConfigError: the folder cannot be looked at.

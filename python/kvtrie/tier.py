@@ -242,7 +242,7 @@ class Tier:
                 instance(f"{name} of tier {self.kind!r}", given, kind)
 
     def outlives(self) -> bool:
-        """Whether other processes may find what is kept here: a disk with a path, or remote."""
+        """Return whether other processes may find its blocks: a disk with a path, or remote."""
         lasting = self.kind == "remote" or (self.kind == "disk" and self.path is not None)
         return lasting and self.owner != "none"
 

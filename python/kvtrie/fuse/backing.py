@@ -60,7 +60,7 @@ class Tensors:
         """A buffer has been filled; nothing is left to be done."""
 
     def restore(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffer of a layer with what `keep` was given."""
+        """Return the buffer of a layer with what `keep` was given."""
         return self.read(layer, tokens)
 
     def done(self) -> None:
@@ -153,7 +153,7 @@ class Leased:
             self.write(layer, places, keys[places], values[places])
 
     def restore(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffer of a layer, filled with what `keep` was given."""
+        """Return the buffer of a layer, filled with what `keep` was given."""
         for buffer, rows in zip(self.buffer(layer, tokens), self.read(layer, tokens), strict=True):
             buffer.copy_(rows)
         return self.buffer(layer, tokens)

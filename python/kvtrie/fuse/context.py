@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
     """Makes text into tokens, as those of transformers do."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The tokens of a text, without those that begin or end a sequence."""
+        """Return the tokens of a text, without those that begin or end a sequence."""
         ...
 
 
@@ -125,7 +125,7 @@ class Context:
         separator: str | None = None,
         size: int | None = None,
     ) -> Self:
-        """A context of strings, whose pieces become tokens one by one.
+        """Return a context of strings, whose pieces become tokens one by one.
 
         Args:
             tokenizer: the model's.

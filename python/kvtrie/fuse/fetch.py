@@ -52,6 +52,10 @@ class Fetch:
         order: for each chunk that was asked for, the index of its part.
         prefix: the store's prefix as a part; None if there is none.
         layers: layers of the model.
+
+    Raises:
+        ConfigError: KV of another number of layers, or a scope in which holes may be.
+        NoSpaceError: the first tier has no room for all of them; none is leased then.
     """
 
     def __init__(
@@ -131,7 +135,15 @@ class Fetch:
                 yield part
 
     def past(self, part: Part, layer: int) -> LayerBuffer:
-        """K and V of an absent part's sequence before `part.start`, `(start, heads, dim)` each."""
+        """Return K and V of an absent part's sequence before `part.start`.
+
+        Args:
+            part: which, as `absent` yielded it.
+            layer: the layer.
+
+        Returns:
+            K `(start, kv_heads, head_dim)` and V `(start, kv_heads, v_head_dim)`.
+        """
         return self._gather(part, layer, 0, part.start)
 
     def write(self, part: Part, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -157,9 +169,13 @@ class Fetch:
         self._pool.scatter(rows, offsets, keys.to(dtype), values.to(dtype))
 
     def keep(self, part: Part) -> None:
-        """Keep a part all of whose layers were written: from now on others find it too.
+        """Commit a part all of whose layers were written: from now on other requests find it.
+
+        Args:
+            part: which, as `absent` yielded it.
 
         Raises:
+            ConfigError: the part was not to be computed.
             NoSpaceError: another request has taken the room of the chunks that waited for this
                 prefix. Close the fetch.
         """
@@ -215,13 +231,19 @@ class Fetch:
     def read(
         self, part: Part, layer: int, out: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> LayerBuffer:
-        """K and V of a part's own tokens at the layer that was waited for, or one before it.
+        """Return K and V of a part's own tokens at the layer that was waited for, or one before it.
 
         Args:
             part: which.
             layer: the layer.
             out: K `(n, heads, head_dim)` and V to copy to, as a slice of a context's buffer; by
                 default they are new, and the caller's. Those of a given part are as it was given.
+
+        Returns:
+            K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)`.
+
+        Raises:
+            ConfigError: the layer was not waited for, or the fetch is closed.
         """
         if part.state == "given":
             buffer = LayerBuffer(*part.given[layer])

@@ -210,7 +210,7 @@ class Fusion:
         return Quality(max(0.0, 1 - off * share), how)
 
     def finish(self, fates: Mapping[int, str]) -> FusionLog:
-        """The log.
+        """Return the log.
 
         Args:
             fates: by the identity of a piece, what it was before it was computed alone.

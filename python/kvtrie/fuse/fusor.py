@@ -63,7 +63,14 @@ _RANK_DEPTHS = (0.4, 0.65)
 
 
 class Fused:
-    """One fused sequence, as long as it is open; a context manager.
+    """One fused sequence, as long as it is open; a context manager. `Fusor.fuse` makes it.
+
+    Args:
+        fusion: the run, which has ended.
+        memory: memory of the fused cache.
+        cache: the engine's cache over that memory.
+        log: the record of the run.
+        quality: the estimate of its result.
 
     Attributes:
         ids: int64 `(1, T)`, prefix, chunks and query, on the decoder's device.

@@ -78,10 +78,10 @@ def pass_gate(decoder: DecoderLayers, ids: torch.Tensor) -> None:
 
 @torch.no_grad()
 def rotation_error(decoder: DecoderLayers, ids: torch.Tensor) -> float:
-    """The largest error of keys turned from the start of a sequence to its end, of their norm.
+    """Return the largest relative error of keys rotated from a sequence's start to its end.
 
     Keys of the first 16 tokens at positions from 0 on, computed as those of a short chunk are, are
-    turned to the last positions of `len(ids)` tokens and compared with keys computed there; at
+    rotated to the last positions of `len(ids)` tokens and compared with keys computed there; at
     layer 0 and the first layer of each further set of tables. A token whose key is zero, as a
     padding token's may be, says nothing.
     """

@@ -87,16 +87,16 @@ class DecoderLayers(Protocol):
         ...
 
     def ropes(self, length: int) -> Sequence[Rope | None]:
-        """Per layer the tables that turn its keys in a sequence of `length` tokens.
+        """Return per layer the tables that rotate its keys in a sequence of `length` tokens.
 
-        cos and sin are fp32 `(length, width / 2)` without any scale, so that R(q) R(p)^-1 turns a
-        key from position p to q (RoFormer, equation 15). None for a layer whose keys do not turn;
-        layers that turn alike have one object.
+        cos and sin are fp32 `(length, width / 2)` without any scale, so that R(q) R(p)^-1 rotates a
+        key from position p to q (RoFormer, equation 15). None for a layer whose keys are not
+        rotated; layers with equal tables have one object.
         """
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Hidden states `(n, hidden)` before layer 0 of tokens, int64 `(n,)`."""
+        """Return the hidden states `(n, hidden)` before layer 0 of tokens, int64 `(n,)`."""
         ...
 
     def layer(
@@ -116,8 +116,8 @@ class DecoderLayers(Protocol):
             hidden: `(n, hidden)`, states before it.
             positions: int64 `(n,)`, ascending, of the tokens.
             length: tokens of the sequence, which are the keys.
-            merge: takes the tokens' K `(n, kv_heads, head_dim)`, turned to their positions, and V;
-                gives those of the whole sequence, in the order of positions.
+            merge: takes the tokens' K `(n, kv_heads, head_dim)`, rotated to their positions, and V;
+                returns those of the whole sequence, in the order of positions.
             weights: fp32 `(length,)`; the attention to each key, summed over the tokens and all
                 query heads, is added. None does not compute it.
 
@@ -129,11 +129,29 @@ class DecoderLayers(Protocol):
     def project(
         self, index: int, hidden: torch.Tensor, positions: torch.Tensor, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K `(n, kv_heads, head_dim)`, turned, and V of a layer before it runs."""
+        """Return K and V of some tokens at a layer, without running it.
+
+        Args:
+            index: which layer.
+            hidden: `(n, hidden)`, states before it.
+            positions: int64 `(n,)`, to which K is rotated.
+            length: tokens of the sequence, which decides the tables of some models.
+
+        Returns:
+            K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)`.
+        """
         ...
 
     def values(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """V `(n, kv_heads, v_head_dim)` of a layer before it runs: its norm and `v_proj` alone."""
+        """Return V of some tokens at a layer: only its norm and `v_proj` run.
+
+        Args:
+            index: which layer.
+            hidden: `(n, hidden)`, states before it.
+
+        Returns:
+            V `(n, kv_heads, v_head_dim)`.
+        """
         ...
 
     def prefill(self, ids: torch.Tensor) -> torch.Tensor:
@@ -145,5 +163,10 @@ class DecoderLayers(Protocol):
         ...
 
     def cache(self, kv: FusedMemory, length: int) -> Any:  # noqa: ANN401 - each engine has its own
-        """Return the engine's cache object of the first `length` tokens, which it appends to."""
+        """Return the engine's cache object over a fused cache.
+
+        Args:
+            kv: the memory, to which the engine appends.
+            length: number of tokens that it has.
+        """
         ...

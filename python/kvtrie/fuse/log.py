@@ -110,7 +110,7 @@ class FusionLog:
         return self.grid[:, slice(*self.span)]
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it but the grid, as JSON takes it."""
+        """Return all fields but the grid, for JSON."""
         return {
             "chunks": [chunk._asdict() for chunk in self.chunks],
             "ratio": self.ratio,
@@ -146,7 +146,7 @@ class Stopwatch:
             self._mark()
 
     def read(self) -> dict[Part, int]:
-        """Nanoseconds by part; on a GPU it waits for what has been handed over."""
+        """Return nanoseconds by part; on a GPU this waits for the work that was submitted."""
         if self._cuda and self._marks:
             self._marks[-1][1].synchronize()
         total: dict[Part, int] = {}

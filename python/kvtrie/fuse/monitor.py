@@ -78,7 +78,7 @@ class Monitor:
         self.probe = whole("probe", self.probe, 0, _MOST)
 
     def samples(self) -> bool:
-        """Whether to compare the next request with a full prefill: each 1 / rate-th is."""
+        """Return whether to compare the next request with a full prefill: each 1 / rate-th is."""
         self._credit += self.rate
         if self._credit < 1 - 1e-9:
             return False
@@ -86,7 +86,7 @@ class Monitor:
         return True
 
     def ratio(self, base: float) -> float:
-        """A ratio with what is added to it now."""
+        """Return a ratio with what is added to it now."""
         return min(1.0, base + self.extra)
 
     def saw(self, quality: Quality) -> None:

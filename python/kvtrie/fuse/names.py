@@ -86,7 +86,7 @@ class Names:
         return np.pad(sequence, (0, -len(sequence) % self._block_tokens), constant_values=FILLER)
 
     def key(self, tokens: NDArray[np.int64]) -> bytes:
-        """The name of a chunk."""
+        """Return the name of a chunk."""
         name = self._begun(len(tokens))
         name.update(_bytes(tokens))
         return _sealed(name, len(tokens))
@@ -101,12 +101,12 @@ class Names:
             self._seen.popitem(last=False)
 
     def get(self, key: bytes) -> NDArray[np.int64] | None:
-        """The tokens of a chunk, if it is remembered."""
+        """Return the tokens of a chunk, if it is remembered."""
         seen = self._seen.get(key)
         return None if seen is None else seen.astype(np.int64)
 
     def recall(self, key: bytes, indices: Iterable[Index]) -> NDArray[np.int64] | None:
-        """The tokens of a chunk by what is there of it; None if nothing of it is there.
+        """Return the tokens of a chunk by what is there of it; None if nothing of it is there.
 
         Args:
             key: its name.

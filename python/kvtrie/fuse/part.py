@@ -41,6 +41,10 @@ class Part:
         tiers: number of its tokens that were found, without the prefix, by the kind of the tier
             they come from.
         blocks: number of its blocks that were found, by the kind of the tier.
+        given: K `(n, kv_heads, head_dim)` and V per layer of a part that is "given".
+        lease: holds its blocks; None for one that is given, or waits for the prefix.
+        loads: the loads of its lease that have not ended; None without any.
+        rows: int64 `(layers, blocks)`, the first tier's units of its sequence.
     """
 
     tokens: NDArray[np.int64]
@@ -54,7 +58,7 @@ class Part:
     given: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
     lease: Lease | None = None
     loads: LayerLoads | None = None
-    rows: torch.Tensor | None = None  # units by layer and position of the sequence
+    rows: torch.Tensor | None = None
 
     @property
     def found(self) -> int:
@@ -62,7 +66,12 @@ class Part:
         return sum(self.tiers.values())
 
     def see_origin(self, plan: Plan, manager: BlockManager) -> None:
-        """Note where its tokens and blocks come from: the slowest tier of any layer counts."""
+        """Note the tiers that its tokens and blocks come from: the slowest one of any layer counts.
+
+        Args:
+            plan: the plan of its lease.
+            manager: the manager of the lease.
+        """
         slowest = np.full(len(self.sequence), -1, dtype=np.int64)
         for span in plan.spans:
             if span.action != "recompute":

@@ -61,7 +61,7 @@ def none(among: Candidates, count: int) -> torch.Tensor:  # noqa: ARG001 - as al
 
 
 def every(among: Candidates, count: int) -> torch.Tensor:  # noqa: ARG001 - as all ways
-    """All, at any ratio: a full prefill of all but the exact chunks."""
+    """Return all tokens, at any ratio: a full prefill of all but the exact chunks."""
     return torch.arange(len(among), device=among.positions.device)
 
 
@@ -72,7 +72,7 @@ def random(among: Candidates, count: int) -> torch.Tensor:
 
 
 def first(among: Candidates, count: int) -> torch.Tensor:
-    """The first tokens of each chunk, equally many of each as far as it has them."""
+    """Return the first tokens of each chunk, equally many of each as far as it has them."""
     return torch.argsort(among.within, stable=True)[:count]
 
 
@@ -104,7 +104,7 @@ WAYS: dict[str, Select] = {
 
 
 def way(named: str | Select) -> Select:
-    """The function of a name, "first+question" say; a function is its own.
+    """Return the selection of a name such as "first+question"; a function is returned as it is.
 
     Raises:
         ConfigError: a name that is not known.

@@ -93,14 +93,30 @@ class CacheStore:
         self._before = self._manager.stats()
 
     def chunks(self, text: Any) -> list[NDArray[np.int64]]:  # noqa: ANN401 - whatever it cuts
-        """Cut a text into chunks with the store's chunker."""
+        """Cut a text into chunks with the store's chunker.
+
+        Args:
+            text: tokens, or whatever the chunker takes.
+
+        Returns:
+            The tokens of each chunk, int64 `(n,)`.
+
+        Raises:
+            ConfigError: the chunker gave numbers that are no tokens.
+        """
         return [as_tokens("chunk", chunk) for chunk in self._chunker(text)]
 
     def key(self, chunk: Tokens) -> bytes:
-        """The name of a chunk: a hash of all that decides what matches it.
+        """Return the name of a chunk: a 32-byte hash of all that decides what matches it.
 
         That is the model, the scope (tenant, adapter, digests within the chunk), the prefix and the
         chunk's tokens.
+
+        Args:
+            chunk: its tokens.
+
+        Raises:
+            ConfigError: numbers that are no tokens.
         """
         return self._names.key(as_tokens("chunk", chunk))
 
@@ -139,7 +155,14 @@ class CacheStore:
         return self._names.scope_of(tokens)
 
     def sequence(self, chunk: Tokens = ()) -> NDArray[np.int64]:
-        """Return the stored tokens of a chunk, int64: prefix, chunk, filler to a block's end."""
+        """Return the stored tokens of a chunk: prefix, chunk, filler to a block's end.
+
+        Args:
+            chunk: its tokens; none gives the prefix.
+
+        Returns:
+            int64 `(blocks * block_tokens,)`.
+        """
         return self._names.sequence(as_tokens("chunk", chunk))
 
     def lookup(self, text: Any) -> Lookup:  # noqa: ANN401 - whatever the chunker cuts
@@ -278,7 +301,7 @@ class CacheStore:
             self._manager.hint(hints, now=self.executor.clock())
 
     def evictions(self, limit: int | None = None) -> list[Eviction]:
-        """The manager's eviction log: what left which tier, when, why, and where to."""
+        """Return the manager's eviction log: what left which tier, when, why, and where to."""
         return self._manager.evictions(limit)
 
     def feedback(self) -> ChunkFeedback:

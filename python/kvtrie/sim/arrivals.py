@@ -74,7 +74,12 @@ class Arrivals:
 
 
 def thoughts(mean_s: float, seed: int) -> Iterator[int]:
-    """Times to think in ns without end, exponential with this mean."""
+    """Yield times to think in ns without end, exponential with a mean; 0 for a mean of 0.
+
+    Args:
+        mean_s: the mean in seconds.
+        seed: of the draws.
+    """
     rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
     while True:
         yield round(rng.expovariate(1 / mean_s) * _NS) if mean_s else 0

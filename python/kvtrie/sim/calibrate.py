@@ -62,7 +62,7 @@ class Fit:
 
 
 def read_seen(path: Path) -> NDArray[np.float64]:
-    """The times that requests took, in the order of the trace.
+    """Return the times that requests took, in the order of the trace.
 
     Args:
         path: JSON lines with `arrival_ns`, `first_token_ns` and `end_ns`, as `run --requests`

@@ -75,7 +75,7 @@ class HitCurve:
 
 
 def lru_curve(paths: Iterable[BlockPath]) -> HitCurve:
-    """The curve of requests that run one after the other."""
+    """Return the curve of requests that run one after the other."""
     order = np.empty(0, dtype=np.int64)  # ids, the latest used first
     distance = np.empty(0, dtype=np.int64)
     own = np.zeros(1, dtype=bool)  # by id: of the running request's blocks
@@ -103,7 +103,7 @@ def lru_curve(paths: Iterable[BlockPath]) -> HitCurve:
 
 
 def paths_of(config: SimulationConfig, skipped: Skipped | None = None) -> Iterator[BlockPath]:
-    """The requests of a config's trace, as `lru_curve` takes them.
+    """Yield the requests of a config's trace, as `lru_curve` takes them.
 
     Args:
         config: the settings.

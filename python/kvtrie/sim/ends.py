@@ -16,7 +16,7 @@ __all__ = ["last_ones", "with_ends"]
 
 
 def last_ones(sessions: Iterable[str | None]) -> set[int]:
-    """Places in a trace of the last request of each session.
+    """Return the indices in a trace of the last request of each session.
 
     Args:
         sessions: of each request, in the trace's order; None for one without.
@@ -26,6 +26,6 @@ def last_ones(sessions: Iterable[str | None]) -> set[int]:
 
 
 def with_ends(requests: Iterable[RequestRow], last: set[int]) -> Iterator[RowWithEnd]:
-    """Requests, each with whether its session ends with it."""
+    """Yield each request, with whether its session ends with it."""
     for at, request in enumerate(requests):
         yield (*request, at in last)

@@ -35,9 +35,21 @@ class Counts:
     """Sums and times over the requests of a run; times in the order of arrival.
 
     Attributes:
+        requests: requests of the trace.
+        refused: requests that did not fit on the first tier.
+        input_tokens: tokens of all prompts.
+        output_tokens: tokens of the answers of the requests that were served.
+        hit_tokens: tokens of prompts found, by kind of tier, and from a "peer".
+        saved_ns: nanoseconds that computing them would have taken, by the same names.
+        computed_tokens: tokens of prompts that were computed.
+        stalled_ns: nanoseconds that requests waited for copies, in all.
+        suspended: number of times that a running request was suspended.
+        first_arrival: the first arrival, in ns.
+        last_arrival: the last arrival, in ns.
         arrived: arrivals of the requests that were served, in ns; with `first_arrival` and
             `last_arrival` those of all.
-        ttft, whole: from arrival to first and last token, in ns, of the same requests.
+        ttft: from arrival to the first token, in ns, of the same requests.
+        whole: from arrival to the last token, in ns, of the same requests.
         per_token: mean ns from token to token, of answers of two tokens and more.
         good: requests that met the goals.
     """
@@ -61,11 +73,16 @@ class Counts:
 
 
 def figures_of(config: SimulationConfig, simulation: Simulation, counts: Counts) -> dict[str, Any]:
-    """The figures of a run: times in ns with mean and nearest-rank quantiles, None without any.
+    """Return the figures of a run: times in ns with mean and nearest-rank quantiles, or None.
 
     Hits of tiers are in blocks; a block that came from a peer was loaded from the host and counts
-    there, in `hit_tokens` and `saved_ns` as `peer`. `saved_ns` is how long computing what was found
-    would have taken.
+    there, in `hit_tokens` and `saved_ns` as `peer`. `saved_ns` is how long computing the tokens
+    that were found would have taken.
+
+    Args:
+        config: the settings, for goals and prices.
+        simulation: the machines after the run.
+        counts: what `play` counted.
     """
     return {
         "requests": counts.requests,

@@ -47,7 +47,7 @@ class Cell:
 def grid(
     path: Path, changes: Iterable[str], over: Iterable[str], option: str = "--over"
 ) -> list[Cell]:
-    """The combinations of values, the last key's changing first.
+    """Return the combinations of values, the last key's changing first.
 
     Args:
         path: a file of settings.
@@ -77,7 +77,7 @@ def grid(
 
 
 def variation(path: Path, changes: Iterable[str], option: str) -> Callable[[dict[str, Any]], Cell]:
-    """A way to make cells of a file of settings: from values by key, which it checks.
+    """Return a way to make cells of a file of settings: from values by key, which it checks.
 
     Args:
         path: the file.

@@ -46,7 +46,7 @@ def headline(figures: dict[str, Any]) -> dict[str, float | None]:
 def ratios(
     first: dict[str, float | None], other: dict[str, float | None]
 ) -> dict[str, float | None]:
-    """Each headline of a run over the same one of the first; None where one is missing or 0."""
+    """Return each headline of a run over that of the first; None where one is missing or 0."""
     return {
         name: value / base if (base := first[name]) and value is not None else None
         for name, value in other.items()
@@ -54,7 +54,7 @@ def ratios(
 
 
 def row_of(values: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    """All of a run in one row: what was set, then its figures with dots between keys.
+    """Return all of a run in one row: what was set, then its figures with dots between keys.
 
     The keys of tiers and lanes are their kind and name.
     """

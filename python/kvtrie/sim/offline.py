@@ -33,7 +33,11 @@ class _HasBlocks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OfflineHits:
-    """Which blocks of each request were found, as indices into its path."""
+    """Result of an offline cache.
+
+    Attributes:
+        blocks: of each request the blocks that were found, as indices into its path.
+    """
 
     blocks: tuple[tuple[int, ...], ...]
 
@@ -44,7 +48,13 @@ class OfflineHits:
 
 
 def most_hits(requests: Sequence[_HasBlocks], capacity: int) -> OfflineHits:
-    """The most hits that a cache of `capacity` blocks can have.
+    """Return the most hits that a cache of some capacity can have.
+
+    Belady's rule (MIN, 1966): the block whose next use is farthest leaves.
+
+    Args:
+        requests: in order; only the ids of their blocks count.
+        capacity: blocks.
 
     Raises:
         ConfigError: a request is longer than `capacity`.
@@ -77,7 +87,13 @@ def _evict(cached: dict[int, int], farthest: list[tuple[int, int]]) -> None:
 
 
 def leaves_first(requests: Sequence[_HasBlocks], capacity: int) -> OfflineHits:
-    """A cache of whole prefixes that gives up the last block whose next use is farthest.
+    """Return the hits of a cache of whole prefixes, in which only last blocks may leave.
+
+    The last block whose next use is farthest leaves first.
+
+    Args:
+        requests: in order; only the ids of their blocks count.
+        capacity: blocks.
 
     Raises:
         ConfigError: a request is longer than `capacity`.

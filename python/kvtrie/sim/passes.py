@@ -54,9 +54,14 @@ class Passes:
         prefill: tuple[Sequence[int], Sequence[int], NDArray[np.float64]],
         decode: tuple[Sequence[int], Sequence[int], NDArray[np.float64]],
     ) -> Passes:
-        """From times of whole steps: contexts, counts, nanoseconds `(contexts, counts)`.
+        """Return step times from measured times of whole steps.
 
         Times that decrease along an axis are noise, and are raised.
+
+        Args:
+            base: nanoseconds of a step without tokens.
+            prefill: contexts, numbers of tokens, and nanoseconds `(contexts, numbers)`.
+            decode: mean contexts, numbers of requests, and nanoseconds `(contexts, numbers)`.
 
         Raises:
             ConfigError: axes that do not ascend, times of another shape, below 0 or above 13 days.
@@ -64,7 +69,7 @@ class Passes:
         return cls(round(base), _grid(base, *prefill), _grid(base, *decode))
 
     def price(self) -> tuple[int, Grid, Grid]:
-        """As `Simulation(price=...)` takes it."""
+        """Return base, prefill and decode in nanoseconds, as `Simulation(price=...)` takes them."""
         return self.base, self.prefill, self.decode
 
     def cost(self) -> Cost:
@@ -94,7 +99,7 @@ def _grid(
 
 
 def read_passes(path: Path) -> Passes:
-    """The step times in a file of `kvtrie profile`.
+    """Return the step times in a file of `kvtrie profile`.
 
     A step's fixed time is that of the smallest pass. A file without decodes of several requests has
     each take what one token takes beyond it.

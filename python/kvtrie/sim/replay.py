@@ -45,7 +45,7 @@ class TierFigures:
         kind: which tier.
         blocks: its room.
         hits: blocks that requests found here.
-        clean: evictions of copies that stood elsewhere too.
+        clean: evictions of copies that another tier had too.
         demoted: evictions that were written to the next tier.
         dropped: evictions of last copies.
     """
@@ -74,10 +74,10 @@ class Replayed:
         cost_saved: the part of it that the blocks found save.
         waited_s: seconds that requests waited for their loads, in all.
         tiers: per tier, fastest first.
-        evicted: blocks that were there once and had left.
-        diverged: blocks that nobody asked for before, where the session's prompt before had others;
-            None for a trace without sessions.
-        turns: by turn, the last one and all behind it together.
+        evicted: requested blocks that were cached once and had left.
+        diverged: new blocks at places where the session's prompt before had other blocks; None for
+            a trace without sessions.
+        turns: by turn, the last one and all after it together.
     """
 
     requests: int
@@ -131,7 +131,7 @@ def open_manager(
     eviction_log: int = 0,
     objective: Literal["cost", "balanced", "hits"] = "cost",
 ) -> BlockManager:
-    """A manager without bytes whose tokens are block hashes.
+    """Return a manager without bytes whose tokens are block hashes.
 
     Times are those of a model of 8 billion parameters in bfloat16.
 
@@ -177,8 +177,8 @@ def replay(
         load: "all" loads whatever a lower tier holds; "plan" computes again what is sooner
             computed, which then is no hit.
         block_tokens: as for `open_manager`; tokens and costs are counted by it.
-        ends: tell the manager when a session has had its last request, by `Release`.
-        running: so many requests hold their blocks at a time; the others have ended.
+        ends: hint `Release` to the manager with the last request of each session.
+        running: number of requests that hold their blocks at a time; the others have ended.
 
     A request that does not fit on the first tier counts as refused.
     """
@@ -229,9 +229,14 @@ def replay(
 
 
 def prompt_cost(blocks: int, block_tokens: int) -> float:
-    """Cost of the first blocks of a prompt, in tokens without context.
+    """Return the cost of the first blocks of a prompt, in tokens without context.
 
-    Each token counts as if it were its block's first.
+    `t * (n + alpha * t * n * (n - 1) / 2)` for n blocks of t tokens, with `Cost().alpha`: each
+    token counts as if it were its block's first.
+
+    Args:
+        blocks: number of blocks.
+        block_tokens: tokens of a block.
     """
     return block_tokens * (blocks + Cost().alpha * block_tokens * blocks * (blocks - 1) / 2)
 

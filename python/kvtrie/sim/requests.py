@@ -43,7 +43,7 @@ def trace_requests(
     skipped: Skipped | None = None,
     most: int = MOST_BLOCKS,
 ) -> Iterator[RequestRow]:
-    """The requests of a trace, in its order.
+    """Yield the requests of a trace, in its order.
 
     Args:
         source: the trace.
@@ -65,7 +65,7 @@ def block_requests(
     skipped: Skipped | None = None,
     most: int = MOST_BLOCKS,
 ) -> Iterator[TraceRequest]:
-    """The requests of a trace as ids of blocks, equal if the prompts are up to there.
+    """Yield the requests of a trace as ids of blocks, equal if the prompts are up to there.
 
     Args:
         source: the trace. Of one with tokens, each block that differs is remembered.

@@ -29,7 +29,7 @@ _KINDS = ("gpu", "host", "disk")
 
 
 def open_simulation(config: SimulationConfig, *, logged: bool = False) -> Simulation:
-    """The machines of a run, checked and without a block.
+    """Return the machines of a run, checked and without a block.
 
     Args:
         config: the settings.
@@ -104,7 +104,19 @@ def play(
     on_decision: Callable[[dict[str, Any]], object] | None = None,
     best: int = 0,
 ) -> Counts:
-    """Play requests through a simulation and count what became of them."""
+    """Play requests through a simulation and count their hits, tokens and times.
+
+    Args:
+        config: the settings, for tiers and goals.
+        simulation: the machines, as `open_simulation` made them.
+        requests: in the order of arrival.
+        on_request: called with each request's line, in the order of arrival; times in ns.
+        on_decision: called with a line of `sim.decisions` for each decision of the router.
+        best: machines that were not chosen in each decision, the best ones first.
+
+    Raises:
+        ConfigError: a request that arrives before the one above it.
+    """
     kinds = [*(tier.kind for tier in config.tiers), "peer"]
     none = {**dict.fromkeys((*_KINDS, *kinds), 0), "peer": 0}
     counts = Counts()

@@ -36,7 +36,13 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A room and its range, both ends included."""
+    """A room and its range.
+
+    Attributes:
+        name: the key of the room in the settings, as `tiers.1.blocks`.
+        low: the smallest value.
+        high: the largest value.
+    """
 
     name: str
     low: int
@@ -62,7 +68,7 @@ class Sized:
 
 
 def axis_of(stated: str) -> Axis:
-    """An axis from `KEY=LOW:HIGH`.
+    """Return an axis from `KEY=LOW:HIGH`.
 
     Raises:
         ConfigError: anything else.
@@ -76,7 +82,7 @@ def axis_of(stated: str) -> Axis:
 
 
 def goal_of(stated: str) -> tuple[str, float]:
-    """A goal from `ttft_p99_ns=N`.
+    """Return a goal from `ttft_p99_ns=N`.
 
     Raises:
         ConfigError: another figure, or no number.
@@ -118,7 +124,7 @@ class Sizes:
     )
 
     def cheapest(self) -> Sized | None:
-        """The cheapest rooms; None if the largest miss a goal.
+        """Return the cheapest rooms; None if the largest miss a goal.
 
         Raises:
             ConfigError: settings that cannot be.

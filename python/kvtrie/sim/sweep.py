@@ -65,7 +65,19 @@ def iter_sweep(
     executor: Executor | None = None,
     results: Path | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """As `sweep`, with `(place, figures)` as they come; what is left stops with the iterator."""
+    """Run each config once, and yield each result as it comes; closing the iterator stops the rest.
+
+    Args:
+        configs: as of `sweep`.
+        executor: as of `sweep`.
+        results: as of `sweep`.
+
+    Yields:
+        The index of a config and its figures.
+
+    Raises:
+        ConfigError: as of `sweep`.
+    """
     places: dict[str, list[int]] = {}
     for at, config in enumerate(configs):
         places.setdefault(digest_of(config), []).append(at)
@@ -84,7 +96,7 @@ def iter_sweep(
 
 
 def digest_of(config: SimulationConfig) -> str:
-    """A digest of all that decides a run's figures: settings, the trace's bytes and the version.
+    """Return a digest of what decides a run's figures: settings, trace bytes and version.
 
     Raises:
         ConfigError: a trace that cannot be read.

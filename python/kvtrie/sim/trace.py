@@ -112,7 +112,15 @@ def iter_trace(
 
 
 def write_trace(path: Path, requests: Iterable[TraceRequest]) -> None:
-    """Write a trace that `read_trace` reads; times are rounded down to milliseconds."""
+    """Write a trace that `read_trace` reads; times are rounded down to milliseconds.
+
+    Args:
+        path: the file, which is replaced.
+        requests: in the order of arrival.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     with writing_text(path) as file:
         for request in requests:
             row: dict[str, Any] = {
@@ -127,7 +135,7 @@ def write_trace(path: Path, requests: Iterable[TraceRequest]) -> None:
 
 
 def session_of(row: dict[str, Any]) -> str | None:
-    """The conversation that a line names, if it does.
+    """Return the conversation that a line names, if it does.
 
     Raises:
         ConfigError: neither a word nor a whole number, or two names that differ.

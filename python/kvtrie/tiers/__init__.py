@@ -110,7 +110,7 @@ class PersistentStorage(Storage, Protocol):
     """A storage whose blocks are found again by a later process."""
 
     def recall(self) -> Index:
-        """The index of the blocks that are still there, for `BlockManager.load_index`."""
+        """Return the index of the blocks that are still there, for `BlockManager.load_index`."""
         ...
 
     def keep(self, index: Index) -> None:

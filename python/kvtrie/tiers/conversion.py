@@ -60,7 +60,7 @@ class Units(Protocol):
 
 
 def pages(fmt: BlockFormat, memory: Sequence[torch.Tensor], units: int) -> Pages:
-    """All units of some memory as blocks of one layer: a token of any layer has a slot."""
+    """Return all units of some memory as blocks of one layer: a token of any layer has a slot."""
     return Pages.of(
         memory,
         fmt.layout,

@@ -258,7 +258,7 @@ class DiskStorage:
         return reasons
 
     def recall(self) -> Index:
-        """The index of the blocks that are here, with ages as of now."""
+        """Return the index of the blocks that are here, with ages as of now."""
         index = self.store.index(self._clock())
         self._log()
         return index
@@ -280,7 +280,7 @@ class DiskStorage:
         return count_others(self.store.folder.parent, lambda about: _without_rank(about) == ours)
 
     def wall(self) -> int:
-        """The wall clock in nanoseconds."""
+        """Return the wall clock in nanoseconds."""
         return self._clock()
 
     def note_uses(self, index: Index, wall: int | None = None) -> None:

@@ -134,7 +134,7 @@ class KeyOrder:
             self._manager.hint([hint], now=self._clock())
 
     def ages(self, keys: Iterable[bytes]) -> list[tuple[int, int]]:
-        """Nanoseconds since the last use, and number of uses, of keys that are there."""
+        """Return nanoseconds since the last use, and number of uses, of keys that are there."""
         blocks = [self._handles[key] for key in keys]
         index = self._manager.index(0, now=self._clock(), blocks=blocks)
         return list(zip(index.age.tolist(), index.uses.tolist(), strict=True))

@@ -85,7 +85,7 @@ class SharedMemory:
 
     @classmethod
     def open(cls, address: Address) -> SharedMemory:
-        """The memory that another process, or this one, has made.
+        """Return the memory that another process, or this one, has made.
 
         Raises:
             ConfigError: there is none at the address, or another one than was made.

@@ -22,7 +22,7 @@ __all__ = ["misaddressed"]
 
 
 def misaddressed(moves: Moves, pools: Sequence[Pool | Storage | None]) -> dict[int, str]:
-    """The rows of `moves` that these pools cannot serve, with the reason.
+    """Return the rows of `moves` that these pools cannot serve, with the reason.
 
     A storage keeps its own count of slots and raises when it is read or written.
     """

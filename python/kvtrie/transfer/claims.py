@@ -61,12 +61,12 @@ class Claims:
             raise
 
     def claimable(self, lease: int) -> bool:
-        """Whether `claim` has any job to give."""
+        """Return whether `claim` has any job to give."""
         with self._section.lock:
             return bool(self._runner.claimed.get(lease))
 
     def claim(self, lease: int) -> list[Job]:
-        """The loads of a claimed lease that have been handed out since the last call."""
+        """Return the loads of a claimed lease that have been handed out since the last call."""
         with self._section:
             self._runner.take()
             jobs = self._runner.claimed.get(lease, [])
@@ -96,7 +96,7 @@ class Claims:
                 self.disclaim(lease)
 
     def leases_of(self, ids: Collection[int]) -> set[int]:
-        """The leases that have claimed any of these moves."""
+        """Return the leases that have claimed any of these moves."""
         with self._section.lock:
             wanted = set(ids)
             running = (job for job in self._schedule.running if job.lease)
@@ -105,7 +105,7 @@ class Claims:
             return {job.lease for job in jobs if job.lease}
 
     def startable(self, job: Job) -> bool:
-        """Whether `begin` would not block."""
+        """Return whether `begin` would not block."""
         with self._section.lock:
             return job.state is not JobState.WAITING or self._schedule.queue.free(job)
 
@@ -180,7 +180,7 @@ class Claims:
         self._runner.until(done, stuck, self.sweep)
 
     def layer_there(self, ids: Collection[int], layer: int) -> bool:
-        """Whether each of these moves, of which none has ended, has brought this layer."""
+        """Return whether each of these moves, of which none has ended, has brought this layer."""
         with self._section.lock:
             left = set(ids)
             for job in self._schedule.running if left else ():
@@ -189,7 +189,7 @@ class Claims:
             return not left
 
     def stalled(self, ids: Collection[int]) -> bool:
-        """Whether moves, of which none has ended, wait for claimed jobs alone.
+        """Return whether moves, of which none has ended, wait for claimed jobs alone.
 
         Some of them have not been handed out, and the runner's threads have nothing to do.
         """
@@ -199,6 +199,6 @@ class Claims:
             return not busy and len(self._schedule.unended(set(ids))) < len(ids)
 
     def quiet(self) -> bool:
-        """Whether no load runs that a lease awaits."""
+        """Return whether no load runs that a lease awaits."""
         with self._section.lock:
             return not self._schedule.loading()

@@ -156,7 +156,7 @@ class BufferedConnector(PagedConnector):
         return super().staged_bytes + self.buffer_bytes_in_use
 
     def buffer_bytes(self, tokens: int) -> int:
-        """Bytes of one layer's buffer."""
+        """Return the bytes of one layer's buffer."""
         rows = (self.pool.keys, self.pool.values)
         return sum(tokens * row.shape[1] * row.shape[2] * row.element_size() for row in rows)
 

@@ -50,7 +50,7 @@ class Dispatch:
         return list(self._waiting.values())
 
     def take(self, now: int) -> list[Moves]:
-        """The moves that every rank may carry out now, in the manager's order.
+        """Return the moves that every rank may carry out now, in the manager's order.
 
         Args:
             now: the time in nanoseconds, for reports of moves that are not wanted any more.

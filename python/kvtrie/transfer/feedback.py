@@ -86,7 +86,7 @@ class _Sums:
         return True
 
     def fit(self) -> Lane:
-        """The lane with the fitted speed; the latency stays as declared if periods are alike."""
+        """Return the lane with the fitted speed; with equal periods the latency stays declared."""
         det = self.cc * self.bb - self.cb * self.cb
         latency = float(self.lane.latency_ns)
         if det > 1e-3 * self.cc * self.bb:
@@ -159,7 +159,7 @@ class Feedback:
         self.layers.append(sight)
 
     def lanes(self) -> dict[str, Lane]:
-        """The lanes that were measured, with their fitted speeds."""
+        """Return the lanes that were measured, with their fitted speeds."""
         return {name: sums.fit() for name, sums in self._lanes.items() if sums.periods}
 
     def error_ns(self) -> float | None:

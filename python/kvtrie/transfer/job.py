@@ -145,7 +145,7 @@ class Job:
                 del column[at]
 
     def adjoins(self, layers: tuple[int, int]) -> bool:
-        """Whether that is a single layer next to the single layers of this job."""
+        """Return whether that is a single layer next to the single layers of this job."""
         single = all(hi - lo == 1 for lo, hi in (self.layers, layers))
         return single and layers[0] in {min(self.firsts) - 1, max(self.firsts) + 1}
 
@@ -189,7 +189,7 @@ class Job:
         )
 
     def joins(self, first: Job) -> bool:
-        """Whether it may go in one call with a job that is batchable."""
+        """Return whether it may go in one call with a job that is batchable."""
         same = self.tiers == first.tiers and self.urgency == first.urgency
         return same and self.store == first.store and self.batchable
 

@@ -57,7 +57,7 @@ class Timing:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Timing:
-        """The timing of some runs.
+        """Return the timing of some runs.
 
         Raises:
             ConfigError: fewer than two.

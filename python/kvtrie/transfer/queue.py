@@ -66,7 +66,7 @@ class Queue:
     def pop(
         self, may: Callable[[Job], bool] | None = None, joining: Job | None = None
     ) -> Job | None:
-        """The job to start next, which leaves the queue.
+        """Return the job to start next, which leaves the queue.
 
         Args:
             may: whether a job may start now; None allows all.
@@ -82,7 +82,7 @@ class Queue:
         return None
 
     def free(self, job: Job) -> bool:
-        """Whether a claimed job may start."""
+        """Return whether a claimed job may start."""
         return job in self._claimed
 
     def take(self, job: Job) -> None:
@@ -99,7 +99,7 @@ class Queue:
             self._ready[job.urgency][job] = None
 
     def job_of(self, ident: int) -> Job | None:
-        """The job that waits here with a move."""
+        """Return the job that waits here with a move."""
         return self._jobs().get(ident)
 
     def _jobs(self) -> dict[int, Job]:
@@ -155,7 +155,7 @@ class Queue:
         self._advance(job)
 
     def blocked_by(self, job: Job) -> list[int]:
-        """The moves that wait for a job's place."""
+        """Return the moves that wait for a job's place."""
         line = self._lines.get(job.place, []) if job.place else []
         return [ident for other in line if other is not job for ident in other.ids.tolist()]
 

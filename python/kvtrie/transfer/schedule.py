@@ -76,7 +76,7 @@ class Schedule:
         return self.budget.free_at(job) <= now
 
     def loading(self) -> bool:
-        """Whether a load runs that a lease awaits."""
+        """Return whether a load runs that a lease awaits."""
         return any(
             job.urgency == Urgency.DEMAND and not job.store and job.state is JobState.COPYING
             for job in self.running

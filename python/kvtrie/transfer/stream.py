@@ -248,7 +248,7 @@ class Current:
         self.waits = 0
 
     def record(self) -> StreamEvent:
-        """The point where the computation is now."""
+        """Return the point where the computation is now."""
         event = StreamEvent()
         event.mark(None if self._device is None else torch.cuda.current_stream(self._device))
         return event

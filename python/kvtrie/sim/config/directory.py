@@ -13,7 +13,7 @@ _LATEST_NS = 2**63 - 1
 
 
 def directory_of(table: Table) -> dict[str, Any]:
-    """The argument of `Simulation` that says how late events arrive; None asks every manager."""
+    """Return how late events arrive, in ns, for `Simulation`; None asks every manager."""
     delay_ns = None
     if table.word("kind", ("exact", "events")) == "events":
         delay_ns = table.number("delay_ns", 0, 0, _LATEST_NS)

@@ -20,7 +20,7 @@ __all__ = ["change", "put", "read_document", "toml_of", "value_at", "values_of"]
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Return the tables of a TOML file.
 
     Raises:
         ConfigError: a file that cannot be read.
@@ -47,7 +47,7 @@ def change(document: dict[str, Any], stated: str) -> None:
 
 
 def values_of(stated: str, option: str) -> tuple[str, list[Any]]:
-    """The key and the values of `KEY=VALUE,VALUE`, each TOML or a word.
+    """Return the key and the values of `KEY=VALUE,VALUE`, each TOML or a word.
 
     Raises:
         ConfigError: no key, or no value.
@@ -87,7 +87,7 @@ def put(document: dict[str, Any], name: str, value: object, stated: str) -> None
 
 
 def value_at(document: dict[str, Any], name: str, stated: str) -> Any:  # noqa: ANN401
-    """The value at a key with dots; an error begins with `stated`.
+    """Return the value at a key with dots; an error begins with `stated`.
 
     Raises:
         ConfigError: there is none.
@@ -102,7 +102,7 @@ def value_at(document: dict[str, Any], name: str, stated: str) -> Any:  # noqa: 
 
 
 def toml_of(value: object) -> str:
-    """A value of a document as TOML on one line."""
+    """Return a value of a document as TOML on one line."""
     if isinstance(value, dict):
         pairs = cast("dict[str, Any]", value).items()
         return f"{{{', '.join(f'{key} = {toml_of(each)}' for key, each in pairs)}}}"

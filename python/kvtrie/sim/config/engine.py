@@ -14,7 +14,7 @@ __all__ = ["engine_of"]
 
 
 def engine_of(table: Table, machines: int) -> dict[str, Any]:
-    """The arguments of `Simulation` that an engine runs by."""
+    """Return the engine's arguments of `Simulation`."""
     kind = table.word("kind", ("serial", "continuous", "disaggregated"))
     more: dict[str, Any] = {"engine": kind, "wait": table.word("wait", ("all", "layer"))}
     if kind != "serial":

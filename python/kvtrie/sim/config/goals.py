@@ -27,7 +27,7 @@ class Goals:
 
 
 def goals_of(table: Table) -> Goals | None:
-    """The goals of a table, None if it states none."""
+    """Return the goals of a table, None if it states none."""
     goals = Goals(
         ttft_ns=table.number("ttft_ns", _MOST_NS, 0, _MOST_NS),
         tpot_ns=table.number("tpot_ns", _MOST_NS, 0, _MOST_NS),

@@ -18,7 +18,7 @@ __all__ = ["lanes_of"]
 
 
 def lanes_of(table: Table, folder: Path = Path()) -> dict[str, Lane]:
-    """The lanes of a file of `kvtrie profile`, by name as `host read`; none without a path.
+    """Return the lanes of a file of `kvtrie profile`, by name as `host read`; none without a path.
 
     A relative path starts at `folder` if the file is there.
 

@@ -31,7 +31,7 @@ def block_tokens_of(table: Table, trace: TraceSource) -> int:
 
 
 def manager_of(table: Table) -> dict[str, Any]:
-    """The arguments of `Simulation` that a manager decides by; `cost` only if it is given."""
+    """Return the managers' arguments of `Simulation`; `cost` only if it is given."""
     more: dict[str, Any] = {
         "keep": table.number("keep", 1, 0, _MOST),
         "load": table.word("load", ("all", "plan", "none")),

@@ -15,7 +15,7 @@ __all__ = ["peers_of"]
 
 
 def peers_of(table: Table, engine: str) -> dict[str, Any]:
-    """The arguments of `Simulation` that the lane between two machines is for."""
+    """Return the arguments of `Simulation` about the lane between two machines."""
     lookup_all = table.word("lookup", ("own", "all")) == "all"
     stated = {"name": "peers", **table.some("bytes_per_s", "latency_ns", "shares")}
     table.close()

@@ -41,7 +41,7 @@ class Rent:
 
 
 def rent_of(table: Table) -> Rent | None:
-    """The prices of a table, None if it states none."""
+    """Return the prices of a table, None if it states none."""
     gpu_hour = table.real("gpu_hour", 0.0, 0, _MOST)
     kinds = table.table("gib_hour")
     gib_hour = {kind: kinds.real(kind, 0.0, 0, _MOST) for kind in _KINDS}

@@ -16,7 +16,7 @@ _MOST_WEIGHT = 2**32 - 1
 
 
 def router_of(table: Table) -> dict[str, Any]:
-    """The arguments of `Simulation` that requests are sent by."""
+    """Return the router's arguments of `Simulation`."""
     kind = table.word("kind", _KINDS)
     router: Any = kind
     if kind == "locality":

@@ -29,20 +29,20 @@ class Table:
         self._allowed: list[str] = []
 
     def take(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - any TOML value
-        """The value of a key, unchecked."""
+        """Return the value of a key, unchecked."""
         self._allowed.append(key)
         return self._left.pop(key, default)
 
     def key(self, key: str) -> str:
-        """The name of a key with those of the tables around it."""
+        """Return the name of a key with those of the tables around it."""
         return f"{self._name}.{key}" if self._name else key
 
     def number(self, key: str, default: int, low: int, high: int) -> int:
-        """A whole number `low` to `high`."""
+        """Return a whole number `low` to `high`."""
         return whole(self.key(key), self.take(key, default), low, high)
 
     def real(self, key: str, default: float, low: float, high: float) -> float:
-        """A number `low` to `high`."""
+        """Return a number `low` to `high`."""
         return real(self.key(key), self.take(key, default), low, high)
 
     def word(self, key: str, allowed: tuple[str, ...]) -> str:
@@ -54,11 +54,11 @@ class Table:
         return flag(self.key(key), self.take(key, default))
 
     def text(self, key: str, default: str) -> str:
-        """A str."""
+        """Return a str."""
         return text(self.key(key), self.take(key, default))
 
     def table(self, key: str) -> Table:
-        """A table below this one, empty if it is not given."""
+        """Return a table below this one, empty if it is not given."""
         return Table(self.key(key), self.take(key, {}))
 
     def some(self, *keys: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Table:
 
 
 def made(name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """An object of a settings class, from keys that are its arguments."""
+    """Return an object of a settings class, from keys that are its arguments."""
     try:
         return make(**given)
     except ConfigError as error:
@@ -88,5 +88,5 @@ def made(name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> Any: 
 
 
 def plain(kind: type[Any], *but: str) -> tuple[str, ...]:
-    """The names of a settings class that a table may have as keys."""
+    """Return the names of a settings class that a table may have as keys."""
     return tuple(field.name for field in dataclasses.fields(kind) if field.name not in but)

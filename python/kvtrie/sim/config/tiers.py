@@ -20,7 +20,7 @@ _MOST_TIERS = 16
 
 
 def tiers_of(given: object, lanes: Mapping[str, Lane]) -> tuple[Tier, ...]:
-    """The tiers of a list of tables, one to four of them.
+    """Return the tiers of a list of tables, one to four of them.
 
     Args:
         given: the list.

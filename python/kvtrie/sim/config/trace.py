@@ -88,7 +88,7 @@ class TraceSource:
 
 
 def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
-    """The trace that a table names; a relative path starts at `folder` if the file is there."""
+    """Return the trace of a table; a relative path starts at `folder` if the file is there."""
     kind = table.word("format", (*FORMATS, *FAMILIES, *_GENERATORS))
     output = table.flag("output", default=True)
     ends = table.flag("ends", default=False)

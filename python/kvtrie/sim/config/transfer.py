@@ -11,7 +11,7 @@ __all__ = ["transfer_of"]
 
 
 def transfer_of(top: Table) -> dict[str, Any]:
-    """The arguments of `Simulation` that moves are carried by."""
+    """Return the arguments of `Simulation` about carrying out moves."""
     return {
         "transfer": top.word("transfer", ("executor", "predicted")),
         "moves_per_job": top.number("moves_per_job", 64, 1, 2**31 - 1),

@@ -101,7 +101,7 @@ def checked(
     parse: Callable[[str], _Parsed],
     skipped: Skipped | None,
 ) -> Iterator[_Parsed]:
-    """Each line as `parse` reads it.
+    """Yield each line as `parse` reads it.
 
     Args:
         path: for the messages.
@@ -135,6 +135,11 @@ class Ascending:
     """The times of a trace, which may not go back.
 
     A time counts from when it is taken, so a line that is left out sets none.
+
+    Args:
+        name: of the field, for the message.
+        unit: of the field, for the message.
+        ns: nanoseconds of that unit.
     """
 
     def __init__(self, name: str, unit: str = "", ns: int = 1) -> None:
@@ -142,7 +147,11 @@ class Ascending:
         self._last = 0
 
     def take(self, at: int) -> int:
-        """A time in ns that is not before the last one."""
+        """Return a time in ns that is not before the last one.
+
+        Raises:
+            ConfigError: it is before the last one.
+        """
         if at < self._last:
             found, last = at, self._last
             if self._ns > 1:
@@ -156,7 +165,7 @@ class Ascending:
 
 
 def row_of(line: str) -> dict[str, Any]:
-    """The JSON object of a line.
+    """Return the JSON object of a line.
 
     Raises:
         ConfigError: it is none.
@@ -173,6 +182,10 @@ def row_of(line: str) -> dict[str, Any]:
 def check_blocks(blocks: int, most: int) -> None:
     """Refuse a prompt before its blocks are made.
 
+    Args:
+        blocks: number of its blocks.
+        most: the most that are allowed.
+
     Raises:
         ConfigError: more blocks than `most`.
     """
@@ -183,7 +196,12 @@ def check_blocks(blocks: int, most: int) -> None:
 
 
 def name_unread(path: Path, row: dict[str, Any]) -> None:
-    """Log the fields of a line that other simulators read and this one does not, once a file."""
+    """Log the fields of a line that other simulators read and this one does not, once a file.
+
+    Args:
+        path: the file.
+        row: the line.
+    """
     unread = tuple(name for name in _UNREAD if name in row)
     if unread:
         _warn(path, unread)
@@ -201,7 +219,11 @@ def _warn(path: Path, unread: tuple[str, ...]) -> None:
 
 
 def ids_of(name: str, given: object) -> NDArray[np.uint32]:
-    """A list of at least one integer below 2**32.
+    """Return a list of at least one integer below 2**32 as uint32 `(n,)`.
+
+    Args:
+        name: of the field, for the message.
+        given: its value.
 
     Raises:
         ConfigError: another value; it names the place.

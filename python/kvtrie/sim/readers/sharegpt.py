@@ -83,7 +83,7 @@ def sharegpt_requests(
     seed: int = 0,
     skipped: Skipped | None = None,
 ) -> Iterator[RequestRow]:
-    """The requests of a file of conversations, in order of time.
+    """Yield the requests of a file of conversations, in order of time.
 
     Args:
         path: the file.
@@ -106,7 +106,7 @@ def in_turns(
     think_s: float,
     seed: int,
 ) -> Iterator[RequestRow]:
-    """Requests of conversations in order of time.
+    """Yield requests of conversations in order of time.
 
     Args:
         conversations: turns in order; their times are not read.

@@ -47,7 +47,12 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-
 
 
 class Prompts:
-    """Makes up the block ids of prompts of which only lengths are known."""
+    """Block ids of prompts whose tokens are not known: a session's prompt begins with the last one.
+
+    Args:
+        block_tokens: tokens of a block.
+        most: the most blocks of a prompt.
+    """
 
     def __init__(self, block_tokens: int, most: int = MOST_BLOCKS) -> None:
         self._block = block_tokens
@@ -56,7 +61,16 @@ class Prompts:
         self._sessions: OrderedDict[str, tuple[NDArray[np.uint32], int]] = OrderedDict()
 
     def of(self, session: str | None, prompt: int, answer: int) -> NDArray[np.uint32]:
-        """The blocks of a prompt, whose answer becomes part of its session."""
+        """Return the blocks of a prompt, uint32 `(n,)`; its answer becomes part of its session.
+
+        Args:
+            session: the conversation; None for a single request.
+            prompt: number of tokens of the prompt.
+            answer: number of tokens of the answer.
+
+        Raises:
+            ConfigError: the prompt has more than `most` blocks.
+        """
         check_blocks(-(-(prompt + (answer if session else 0)) // self._block), self._most)
         whole_blocks, rest = divmod(prompt, self._block)
         text, tokens = self._sessions.pop(session, (self._fresh(0), 0)) if session else (None, 0)
@@ -80,7 +94,7 @@ class Prompts:
 def azure_requests(
     path: Path, block_tokens: int, skipped: Skipped | None = None, most: int = MOST_BLOCKS
 ) -> Iterator[RequestRow]:
-    """The Azure LLM inference traces: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`.
+    """Yield requests of Azure's LLM traces: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`.
 
     Times are dates; the first line that can be is at 0.
 
@@ -108,9 +122,9 @@ def azure_requests(
 def burstgpt_requests(
     path: Path, block_tokens: int, skipped: Skipped | None = None, most: int = MOST_BLOCKS
 ) -> Iterator[RequestRow]:
-    """The BurstGPT traces: `Timestamp`, `Request tokens`, `Response tokens`, perhaps `Session ID`.
+    """Yield requests of BurstGPT: `Timestamp`, `Request tokens`, `Response tokens`, `Session ID`.
 
-    Times are seconds. A request that failed has an answer of 0 tokens.
+    Times are seconds; `Session ID` is optional. A request that failed has an answer of 0 tokens.
 
     Args:
         path: the file.

@@ -33,7 +33,7 @@ _LATEST = 2**63 - 1
 
 
 def token_requests(path: Path, skipped: Skipped | None = None) -> Iterator[RequestRow]:
-    """The requests of a file of token ids.
+    """Yield the requests of a file of token ids.
 
     Args:
         path: the file.

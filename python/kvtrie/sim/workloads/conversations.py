@@ -26,7 +26,7 @@ def conversations(
     turn_blocks: int = 3,
     block_tokens: int = 512,
 ) -> list[TraceRequest]:
-    """A small trace of interleaved conversations, in whole blocks.
+    """Return a small trace of interleaved conversations, in whole blocks.
 
     Args:
         seed: of all choices.

@@ -39,11 +39,11 @@ class Text:
         self.path.extend(next(self.ids) for _ in range(whole))
 
     def fork(self) -> Text:
-        """A sequence that begins with the full blocks of this one."""
+        """Return a sequence that begins with the full blocks of this one."""
         return Text(self.ids, list(self.path))
 
     def request(self, at: float, answer: int) -> TraceRequest:
-        """A prompt of all of it."""
+        """Return a prompt of all of it."""
         partial = [next(self.ids)] if self.rest or not self.path else []
         return TraceRequest(
             at=int(at * NS_PER_S),
@@ -60,11 +60,11 @@ class Draw:
     rng: random.Random
 
     def length(self, median: float, spread: float) -> int:
-        """A log-normal length, at least 1."""
+        """Return a log-normal length, at least 1."""
         return max(1, round(self.rng.lognormvariate(math.log(median), spread)))
 
     def seconds(self, median: float, spread: float) -> float:
-        """A log-normal time."""
+        """Return a log-normal time."""
         return self.rng.lognormvariate(math.log(median), spread)
 
     def happens(self, share: float) -> bool:
@@ -72,7 +72,7 @@ class Draw:
         return self.rng.random() < share
 
     def turns(self, mean: float) -> int:
-        """A geometric number, at least 1."""
+        """Return a geometric number, at least 1."""
         return 1 + int(math.log(1 - self.rng.random()) / math.log(1 - 1 / mean))
 
     def popular(self, number: int) -> int:

@@ -40,5 +40,5 @@ class Family:
         )
 
     def made(self, seed: int) -> Iterator[TraceRequest]:
-        """The requests, in order of time."""
+        """Yield the requests, in order of time."""
         return iter(FAMILIES[self.name](requests=self.requests, seed=seed))

@@ -79,7 +79,7 @@ class Segments:
         )
 
     def made(self, block_tokens: int, seed: int) -> Iterator[RequestRow]:
-        """The requests, as ids of blocks.
+        """Yield the requests, as ids of blocks.
 
         Raises:
             ConfigError: a segment is no whole number of blocks.

@@ -63,7 +63,7 @@ class ShareGptLike:
         )
 
     def made(self, block_tokens: int, seed: int) -> Iterator[RequestRow]:
-        """The requests, as ids of blocks."""
+        """Yield the requests, as ids of blocks."""
         turns = in_turns(
             self._conversations(Prompts(block_tokens), seed),
             self.arrivals.opened(seed),
