@@ -209,3 +209,10 @@ def test_a_prompt_larger_than_a_quarter_of_host_is_brought_in_steps(tmp_path):
         executor.drain()
         match = executor.manager.lookup(prompt, now=executor.clock(), keep=0)
         assert match.standing("host") == 32
+
+
+def test_blocks_are_written_ahead_of_need_with_write_back(tmp_path):
+    with world(f"folder:{tmp_path}/kv", gpu=8, host=16, write="back") as executor:
+        for start in range(6):
+            compute(executor, [start * 1000 + token for token in PROMPT])
+        assert len(values(tmp_path / "kv")) >= 12

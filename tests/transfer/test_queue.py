@@ -359,3 +359,18 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
+
+
+def test_jobs_of_a_storage_have_a_separate_order():
+    queue = Queue(split=True)
+    jobs = [job(1), job(2, place=(1, 0)), job(3, place=(2, 0)), job(4, place=(1, 5), after=1)]
+    for one in jobs:
+        queue.add(one)
+    assert queue.pop(storage=1) is jobs[1]
+    assert queue.pop(storage=1) is None
+    assert [one.ids.tolist() for one in queue.of_storage(1)] == [[4]]
+    assert queue.pop(storage=2) is jobs[2]
+    assert queue.pop() is jobs[0]
+    assert queue.ended(1, ok=True) == []
+    assert queue.pop() is None
+    assert queue.pop(storage=1) is jobs[3]

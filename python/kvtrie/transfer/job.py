@@ -15,6 +15,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache, partial
+from inspect import signature
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     from kvtrie import Move, Moves
 
-__all__ = ["Job", "Place", "Urgency", "group", "read_together", "run_together"]
+__all__ = ["Job", "Place", "Urgency", "group", "read_together", "run_together", "takes_deadline"]
 
 _LOAD, _STORE = 0, 1
 _STAGING = threading.local()
@@ -110,6 +112,11 @@ class Job:
                 f"a job of {len(self.ids)} moves cannot go from {self.state.value} to {state.value}"
             )
         self.state = state
+
+    @property
+    def storage(self) -> int | None:
+        """The storage that it reads or writes; None between pools."""
+        return None if self.place is None else self.place[0]
 
     @property
     def begun(self) -> bool:
@@ -248,18 +255,42 @@ class Job:
         return _plane(pool)[int(units[0]) : int(units[-1]) + 1]
 
 
-def run_together(jobs: Sequence[Job]) -> list[str | None]:
+def run_together(jobs: Sequence[Job], deadline: int | None = None) -> list[str | None]:
     """Move the blocks of jobs that join the first one in one call of their storage.
+
+    Args:
+        jobs: the jobs.
+        deadline: of the whole call in nanoseconds of `time.monotonic_ns`, for a storage that takes
+            one; None for no end.
 
     Returns:
         Of each job, why it failed, or None.
     """
     first = jobs[0]
     if first.store and isinstance(first.target, Batched):
-        return first.target.write_many([(*job.row(), job.labels[0]) for job in jobs])
+        write = _timed(first.target, first.target.write_many, deadline)
+        return write([(*job.row(), job.labels[0]) for job in jobs])
     if not first.store and isinstance(first.source, Batched):
-        return first.source.read_many([job.row() for job in jobs])
+        read = _timed(first.source, first.source.read_many, deadline)
+        return read([job.row() for job in jobs])
     raise TransferError("this storage moves one block a call")
+
+
+def takes_deadline(storage: object) -> bool:
+    """Whether a storage takes one deadline for a whole call of several blocks."""
+    return isinstance(storage, Batched) and _has_deadline(type(storage))
+
+
+@cache
+def _has_deadline(kind: type[Batched]) -> bool:
+    calls = (kind.read_many, kind.write_many)
+    return all("deadline" in signature(call).parameters for call in calls)
+
+
+def _timed(
+    storage: Batched, call: Callable[..., list[str | None]], deadline: int | None
+) -> Callable[..., list[str | None]]:
+    return partial(call, deadline=deadline) if takes_deadline(storage) else call
 
 
 def read_together(jobs: Sequence[Job], layer: int) -> list[str | None]:

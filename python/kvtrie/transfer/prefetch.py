@@ -78,7 +78,8 @@ class Prefetcher:
         deadline_s: float,
     ) -> Prefetched:
         """As `Executor.prefetch`."""
-        seconds = real("deadline_s", deadline_s, 0, _MOST_S)
+        with self._runner.section:  # refuses a fork
+            seconds = real("deadline_s", deadline_s, 0, _MOST_S)
         if not seconds:
             raise ConfigError("deadline_s is 0, above 0 wanted")
         deadline = self._clock() + int(seconds * _NS)

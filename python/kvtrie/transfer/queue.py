@@ -2,8 +2,9 @@
 
 Jobs that a lease awaits come before prefetches, and both before stores that no job waits for.
 Priority inheritance: a job and its dependencies get the urgency of the job that waits for them.
-Jobs at one slot of a storage run one at a time, in the order of arrival. Claimed loads wait here
-for their turn too, but their engine takes them by name.
+Jobs of each storage may have a separate order. Jobs at one slot of a storage run one at a time, in
+the order of arrival. Claimed loads wait here for their turn too, but their engine takes them by
+name.
 Invariant: a job leaves the queue once: to run, cancelled, or because its `after` has failed.
 Cost: constant per job and step, except for cancelling, which visits every job.
 """
@@ -31,13 +32,16 @@ class Queue:
     """Jobs by urgency, and those that wait for a move of another one.
 
     It is not locked: its owner is.
+
+    Args:
+        split: whether jobs of each storage have a separate order, so that other jobs never queue
+            behind them.
     """
 
-    def __init__(self) -> None:
-        # In the order in which they became free to start with that urgency.
-        self._ready: dict[Urgency, OrderedDict[Job, None]] = {
-            urgency: OrderedDict() for urgency in Urgency
-        }
+    def __init__(self, *, split: bool = False) -> None:
+        self._split = split
+        # By storage and urgency, in the order in which they became free to start.
+        self._ready: dict[int | None, dict[Urgency, OrderedDict[Job, None]]] = {}
         self._claimed: OrderedDict[Job, None] = (
             OrderedDict()
         )  # ready too, for the engines that have claimed them
@@ -64,15 +68,20 @@ class Queue:
             self._offer(job)
 
     def pop(
-        self, may: Callable[[Job], bool] | None = None, joining: Job | None = None
+        self,
+        may: Callable[[Job], bool] | None = None,
+        joining: Job | None = None,
+        storage: int | None = None,
     ) -> Job | None:
         """Return the job to start next, which leaves the queue.
 
         Args:
             may: whether a job may start now; None allows all.
             joining: if given, return the job only if it joins this one; otherwise it stays.
+            storage: the storage whose job it is, None for a job between pools; without `split`, it
+                means nothing.
         """
-        for jobs in self._ready.values():
+        for jobs in self._ready.get(storage if self._split else None, {}).values():
             for job in jobs:
                 if may is None or may(job):
                     if joining is not None and not job.joins(joining):
@@ -96,7 +105,7 @@ class Queue:
             del self._claimed[job]
         job.lease = 0
         if free:
-            self._ready[job.urgency][job] = None
+            self._ready_with(job)[job] = None
 
     def job_of(self, ident: int) -> Job | None:
         """Return the job that waits here with a move."""
@@ -124,7 +133,19 @@ class Queue:
 
     def _of_state(self, job: Job) -> OrderedDict[Job, None]:
         """The ordered set that a job is in while it may start."""
-        return self._claimed if job.lease else self._ready[job.urgency]
+        return self._claimed if job.lease else self._ready_with(job)
+
+    def _ready_with(self, job: Job) -> OrderedDict[Job, None]:
+        """The ready jobs of a job's storage and urgency."""
+        storage = job.storage if self._split else None
+        if storage not in self._ready:
+            self._ready[storage] = {urgency: OrderedDict() for urgency in Urgency}
+        return self._ready[storage][job.urgency]
+
+    def of_storage(self, storage: int | None) -> list[Job]:
+        """All jobs of a storage, those that wait for a move included; None without `split`."""
+        jobs = dict.fromkeys(self._jobs().values())
+        return [job for job in jobs if not self._split or job.storage == storage]
 
     def awaited(self, ids: NDArray[np.uint64]) -> list[int]:
         """Those of the moves that something here waits for."""
@@ -234,12 +255,13 @@ class Queue:
     def _raise(self, job: Job, urgency: Urgency) -> None:
         """Raise a job that waits for no move, or the one that has its place before it."""
         first = self._lines[job.place][0] if job.place is not None else job
-        if first.urgency > urgency and first in self._ready[first.urgency]:
-            del self._ready[first.urgency][first]
+        if first.urgency > urgency and first in self._ready_with(first):
+            del self._ready_with(first)[first]
             first.urgency = urgency
-            self._ready[urgency][first] = None
+            self._ready_with(first)[first] = None
 
     def __iter__(self) -> Iterator[Job]:
         """The jobs that could start now, the most urgent first."""
-        for jobs in self._ready.values():
-            yield from jobs
+        for urgency in Urgency:
+            for ready in self._ready.values():
+                yield from ready[urgency]

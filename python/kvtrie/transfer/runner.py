@@ -5,8 +5,10 @@ other process moves arrive by `submit`, and `reports` are sent back to the manag
 Invariant: a move starts only after its `after` has ended well; each move is reported exactly once
 as done or failed; one that still runs when it is reported failed is reported again when it ends;
 nothing waits for a device beyond the deadline; no store of the background starts while a load runs
-that a lease awaits. Cost: one lock, held for bookkeeping and calls of the sink (microseconds),
-never for a copy.
+that a lease awaits. Each storage has its own threads and queue: one that hangs keeps only its own
+threads and slots, and copies between pools never wait for it. A store to a remote tier that a
+request would wait for is not carried out: eviction never waits for a shared store. Cost: one lock,
+held for bookkeeping and calls of the sink (microseconds), never for a copy.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import threading
 import time
 import weakref
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ import torch
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import HasBlockFormat, Pool, agree
 from kvtrie.transfer.addresses import misaddressed
-from kvtrie.transfer.job import Job, Urgency, group, run_together
+from kvtrie.transfer.job import Job, Urgency, group, run_together, takes_deadline
 from kvtrie.transfer.job_state import JobState
 from kvtrie.transfer.report import MoveReport, Progress
 from kvtrie.transfer.schedule import Schedule
@@ -49,7 +51,15 @@ __all__ = ["Runner"]
 _LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
 _MOST_FAILED = 1 << 16  # ids of failed moves, for later ones that name them as `after`
+_WORKERS = 2  # threads of a storage of which no tier says how many
+_SHARE = 8  # of host memory, for writes in flight to a remote tier
 _DEPENDS = "the move that it waits for has failed"
+
+
+@runtime_checkable
+class _CountsDrops(Protocol):
+    def count_dropped(self, blocks: int) -> None:
+        """Count blocks that were evicted before the store had them."""
 
 
 class Runner:
@@ -65,7 +75,8 @@ class Runner:
             are not in this process.
         tiers: the manager's tiers, for their `io_budget` and their names; without them nothing is
             limited.
-        workers: threads; on a GPU each has a separate copy stream. With 0, one thread copies, and
+        workers: threads that copy between pools; on a GPU each has a separate copy stream. Each
+            storage has `Tier.workers` threads more. With 0, one thread carries out all jobs, and
             only during a call that waits.
         deadline_s: seconds that a job may run before its moves are reported failed. None waits for
             ever.
@@ -110,12 +121,17 @@ class Runner:
             for at, pool in enumerate(pools)
             if isinstance(pool, HasBlockFormat)
         )
+        limits = _write_limits(pools, tiers)
         self.pools = tuple(pools)
         self.clock = clock
         self.deadline_ns = None if deadline_s is None else int(deadline_s * _NS)
         self.moves_per_job = moves_per_job
         self.section = Section()
-        self.schedule = Schedule(tiers)
+        self.on_call = workers == 0
+        self.schedule = Schedule(tiers, split=not self.on_call, limits=limits)
+        self._remote = frozenset(
+            at for at, tier in enumerate(tiers) if tier.kind == "remote" and not memory[at]
+        )
         self.claimed: dict[int, list[Job]] = {}
         self._layers_per_report = layers_per_report
         self._progress = progress
@@ -128,17 +144,22 @@ class Runner:
         devices = (pool.device for pool in self.pools if isinstance(pool, Pool))
         cuda = next((device for device in devices if device.type == "cuda"), None)
         self._compute = None if cuda is None else torch.cuda.current_stream(cuda)
-        self.on_call = workers == 0
         self._given: list[Job] = []
+        counts: dict[int | None, int] = {None: workers or 1}
+        if not self.on_call:
+            storages = [at for at, pool in enumerate(pools) if pool is not None and not memory[at]]
+            counts |= {at: tiers[at].threads() if tiers else _WORKERS for at in storages}
         self.threads = [
             threading.Thread(
                 target=_work,
-                args=(weakref.ref(self), self._stream()),
-                name=f"kvtrie-transfer-{index}",
+                args=(weakref.ref(self), self._stream(), storage),
+                name=f"kvtrie-{'transfer' if storage is None else f'tier{storage}'}-{index}",
                 daemon=True,
             )
-            for index in range(workers or 1)
+            for storage, count in counts.items()
+            for index in range(count)
         ]
+        self._threads_of = counts
         for thread in self.threads:
             thread.start()
 
@@ -344,6 +365,8 @@ class Runner:
         if not len(moves):
             return False
         self.accept(moves)
+        while self._refuse_awaited_stores() and len(moves := self._sink.more()):
+            self.accept(moves)
         return True
 
     def accept(self, moves: Moves) -> None:
@@ -358,8 +381,29 @@ class Runner:
                 claimed[job.lease].append(job)
         self.section.notify_all()
 
-    def attend(self, stream: torch.cuda.Stream | None) -> Ticket | None:
+    def _refuse_awaited_stores(self) -> bool:
+        """Fail stores to a remote tier for whose slots others wait; whether there were any.
+
+        The manager then drops the block: a shared store may take any time.
+        """
+        queue = self.schedule.queue
+        awaited: dict[int, list[int]] = {}
+        for job in queue if self._remote else ():
+            remote = job.store and job.tiers[1] in self._remote
+            if remote and (job.urgency < Urgency.BACKGROUND or queue.awaited(job.ids)):
+                awaited.setdefault(job.tiers[1], []).extend(job.ids.tolist())
+        for tier, ids in awaited.items():
+            if isinstance(pool := self.pools[tier], _CountsDrops):
+                pool.count_dropped(len(ids))
+            self.cancel(ids, "eviction does not wait for a shared store", blame=True)
+        return bool(awaited)
+
+    def attend(self, stream: torch.cuda.Stream | None, storage: int | None = None) -> Ticket | None:
         """Carry out, as one of the threads, the jobs that may start.
+
+        Args:
+            stream: the thread's copy stream on a GPU.
+            storage: the storage whose jobs it carries out; None for copies between pools.
 
         Returns:
             The ticket to wait for before there may be more; None if there never will be.
@@ -370,7 +414,7 @@ class Runner:
                 self._expire()
                 jobs, self._given = self._given, []
                 if not self.on_call:
-                    jobs = self._next(worker)
+                    jobs = self._next(worker, storage)
                 if not jobs:
                     if self._closed or self._broken is not None:
                         return None
@@ -491,19 +535,20 @@ class Runner:
             self._given = self._next(thread)
             self.section.notify_all()
 
-    def _next(self, worker: threading.Thread) -> list[Job]:
+    def _next(self, worker: threading.Thread, storage: int | None = None) -> list[Job]:
         now = self.clock()
-        jobs = self.schedule.next(worker, self.moves_per_job, now)
+        jobs = self.schedule.next(worker, self.moves_per_job, now, storage)
         if self._sink is not None:
             for job in jobs:
                 self._sink.began(job, now)
         return jobs
 
     def _carry_out(self, jobs: Sequence[Job], stream: torch.cuda.Stream | None) -> None:
-        if len(jobs) > 1:
+        job = jobs[0]
+        storage = job.target if job.store else job.source
+        if len(jobs) > 1 or (job.batchable and takes_deadline(storage)):
             self._carry_out_together(jobs)
             return
-        job = jobs[0]
         try:
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 if stream is not None and job.event is not None:
@@ -521,11 +566,17 @@ class Runner:
     def _carry_out_together(self, jobs: Sequence[Job]) -> None:
         kind = TransferError.__name__
         try:
-            errors = run_together(jobs)
+            errors = run_together(jobs, self._deadline(jobs[0]))
         except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
             errors, kind = [str(caught)] * len(jobs), type(caught).__name__
         for job, why in zip(jobs, errors, strict=True):
             self.end(job, None if why is None else f"{kind}: {why}")
+
+    def _deadline(self, job: Job) -> int | None:
+        """When a running job is past its deadline, in nanoseconds of the monotonic clock."""
+        if self.deadline_ns is None:
+            return None
+        return time.monotonic_ns() + job.started_ns + self.deadline_ns - self.clock()
 
     def _advance(self, job: Job, layers_done: int) -> None:
         """Report the layers that a running job has copied so far."""
@@ -557,8 +608,8 @@ class Runner:
     def _give_up(self) -> bool:
         """Cancel the moves that hanging jobs keep from starting; return whether there were any.
 
-        Those are the moves that wait for the same slot of a storage and, while every worker hangs,
-        all waiting moves.
+        Those are the moves that wait for the same slot of a storage and, while every thread of a
+        storage hangs, or every thread that copies between pools, all moves that wait for it.
         """
         queue = self.schedule.queue
         hung = [job for job in self.schedule.running if job.state is JobState.LATE]
@@ -566,17 +617,22 @@ class Runner:
             return False
         blocked = [ident for job in hung for ident in queue.blocked_by(job)]
         gone = self.cancel(blocked, "the move before it at its place hangs")
-        if len({job.worker for job in hung} - {None}) == len(self.threads):
+        for storage, count in self._threads_of.items():
+            late = [job for job in hung if self.on_call or job.storage == storage]
+            if len({job.worker for job in late} - {None}) < count:
+                continue
+            waiting = queue.of_storage(storage)
             # An awaited store is blamed: a manager would otherwise ask for another block's in its
             # place, then for that of the first again, without end.
             awaited = [
                 ident
-                for job in queue
-                if job.store and job.urgency == Urgency.DEMAND
+                for job in waiting
+                if job.store and job.urgency == Urgency.DEMAND and not job.after
                 for ident in job.ids.tolist()
             ]
             why = "every worker hangs"
-            gone += self.cancel(awaited, why, blame=True) + self.cancel(None, why)
+            gone += self.cancel(awaited, why, blame=True)
+            gone += self.cancel([ident for job in waiting for ident in job.ids.tolist()], why)
         return gone > 0
 
     def _expire(self) -> bool:
@@ -604,10 +660,30 @@ def _name(at: int, tiers: Sequence[Tier]) -> str:
     return f"tier {at} ({tiers[at].kind})" if at < len(tiers) else f"tier {at}"
 
 
-def _work(ref: weakref.ref[Runner], stream: torch.cuda.Stream | None) -> None:
+def _write_limits(pools: Sequence[Pool | Storage | None], tiers: Sequence[Tier]) -> dict[int, int]:
+    """Most bytes of writes in flight by remote tier, by default an eighth of host memory.
+
+    Raises:
+        ConfigError: a limit below one block.
+    """
+    limits: dict[int, int] = {}
+    memory = [pool for pool in pools if isinstance(pool, Pool) and pool.device.type == "cpu"]
+    for at, tier in enumerate(tiers):
+        if tier.kind != "remote" or not memory:
+            continue
+        host = memory[-1]
+        block = host.layers * host.unit_bytes
+        limit = int(tier.write_limit or max(block, host.blocks * block // _SHARE))
+        if limit < block:
+            raise ConfigError(f"write_limit is {limit} bytes, at least one block of {block} wanted")
+        limits[at] = limit
+    return limits
+
+
+def _work(ref: weakref.ref[Runner], stream: torch.cuda.Stream | None, storage: int | None) -> None:
     """A thread's loop: it refers to its runner only while it works, so that one may be dropped."""
     while (runner := ref()) is not None:
-        ticket = runner.attend(stream)
+        ticket = runner.attend(stream, storage)
         del runner
         if ticket is None:
             return

@@ -16,7 +16,7 @@ from kvtrie.transfer.queue import Queue
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvtrie.tier import Tier
     from kvtrie.transfer.job import Job
@@ -31,6 +31,8 @@ class Schedule:
 
     Args:
         tiers: their `io_budget` limits jobs that no lease awaits.
+        split: whether each storage has its own threads.
+        limits: bytes of writes that may be in flight, by storage.
 
     Attributes:
         queue: jobs that have not started.
@@ -38,22 +40,34 @@ class Schedule:
         budget: what jobs may take that no lease awaits.
     """
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
-        self.queue = Queue()
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        *,
+        split: bool = False,
+        limits: Mapping[int, int] | None = None,
+    ) -> None:
+        self.queue = Queue(split=split)
+        self._split = split
+        self._limits = dict(limits or {})
         self.running: list[Job] = []
         self.budget = Budget(tiers)
 
-    def next(self, worker: threading.Thread, limit: int, now: int) -> list[Job]:
+    def next(
+        self, worker: threading.Thread, limit: int, now: int, storage: int | None = None
+    ) -> list[Job]:
         """Start the next job, or several that go in one call of their storage.
 
         Args:
             worker: the thread that will run them.
             limit: the most jobs.
             now: the time.
+            storage: the storage whose thread it is; None for a thread that copies between pools.
         """
         jobs: list[Job] = []
         while len(jobs) < limit:
-            job = self.queue.pop(lambda one: self._may(one, now), jobs[0] if jobs else None)
+            joining = jobs[0] if jobs else None
+            job = self.queue.pop(lambda one: self._may(one, now), joining, storage)
             if job is None:
                 break
             jobs.append(job)
@@ -68,19 +82,31 @@ class Schedule:
         return jobs
 
     def _may(self, job: Job, now: int) -> bool:
+        limit = self._limits.get(job.tiers[1]) if job.store else None
+        if limit is not None:
+            busy = self.writing(job.tiers[1])
+            if busy and busy + job.bytes > limit:
+                return False
         if job.urgency == Urgency.DEMAND:
             return True
         # Both directions at once slow each other down: an awaited load goes alone.
-        if job.store and self.loading():
+        if job.store and self.loading(job.storage):
             return False
         return self.budget.free_at(job) <= now
 
-    def loading(self) -> bool:
-        """Return whether a load runs that a lease awaits."""
+    def loading(self, storage: int | None = None) -> bool:
+        """Return whether a load runs that a lease awaits; of one storage, if each has threads."""
         return any(
-            job.urgency == Urgency.DEMAND and not job.store and job.state is JobState.COPYING
+            job.urgency == Urgency.DEMAND
+            and not job.store
+            and job.state is JobState.COPYING
+            and (not self._split or job.storage == storage)
             for job in self.running
         )
+
+    def writing(self, storage: int) -> int:
+        """Bytes of writes to a storage in flight, those past their deadline included."""
+        return sum(job.bytes for job in self.running if job.store and job.tiers[1] == storage)
 
     def left(self) -> int:
         """Moves that have not ended."""

@@ -19,6 +19,9 @@ use crate::text::{choice, chosen, text};
 /// Limit of tiers; the core checks how they combine.
 const MOST_TIERS: usize = 16;
 
+/// `free_low` above a remote tier with a path, if none is set.
+const WRITTEN_AHEAD: f64 = 0.25;
+
 /// The arguments that shape blocks and tiers.
 pub(crate) struct Given<'a, 'py> {
     pub(crate) model: &'a Bound<'py, PyAny>,
@@ -52,7 +55,16 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
             given.block_tokens, given.token_weight
         )));
     }
-    let tiers = given.tiers.iter().map(|tier| spec(tier, given)).collect::<PyResult<_>>()?;
+    let mut tiers =
+        given.tiers.iter().map(|tier| spec(tier, given)).collect::<PyResult<Vec<_>>>()?;
+    if let [.., above, last] = &mut tiers[..]
+        && last.kind == Kind::Remote
+        && given.tiers[given.tiers.len() - 1].getattr("path")?.is_truthy()?
+        && above.free_low == 0.0
+    {
+        // Eviction does not wait for a shared store, so blocks are written before they must leave.
+        above.free_low = WRITTEN_AHEAD;
+    }
     let layer_bytes = model.call_method1("layer_bytes", (given.real_tokens()?,))?;
     Ok(Settings {
         fingerprint: model.call_method0("identity")?.extract()?,

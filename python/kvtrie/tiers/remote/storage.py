@@ -76,6 +76,8 @@ class RemoteStats:
         bytes_written: bytes of values that are in the store after a put.
         breaker: state of the circuit breaker.
         refuted: beliefs that turned out to be wrong.
+        dropped: blocks that were evicted before the store had them, by the outcome of the latest
+            put that failed, or `late` if none did.
     """
 
     results: dict[tuple[str, Outcome], int]
@@ -83,6 +85,7 @@ class RemoteStats:
     bytes_written: int
     breaker: Literal["closed", "open", "probing"]
     refuted: int
+    dropped: dict[Outcome, int]
 
 
 class RemoteStorage:
@@ -142,6 +145,8 @@ class RemoteStorage:
         self._results: Counter[tuple[str, Outcome]] = Counter()
         self._bytes = [0, 0]
         self._refuted = 0
+        self._dropped: Counter[Outcome] = Counter()
+        self._why_not: Outcome = "late"  # the reason why blocks are not written
         self._closed = False
         self._store = store
         if store is None:
@@ -286,6 +291,8 @@ class RemoteStorage:
                 self._beliefs.confirm(name)
                 self._count_bytes(1, block[3].nbytes)
         self._count("put", found)
+        failed = [one for one in found if one.outcome != "ok"]
+        self._why_not = failed[-1].outcome if failed else "late"
         return _reasons(found)
 
     def find(
@@ -326,12 +333,22 @@ class RemoteStorage:
             size = min(2 * size, _ASKED_MOST)
         return Found(blocks, asked, refuted, late)
 
+    def count_dropped(self, blocks: int) -> None:
+        """Count blocks that were evicted before the store had them."""
+        with self._lock:
+            self._dropped[self._why_not] += blocks
+
     def stats(self) -> RemoteStats:
         """The counters now."""
         with self._lock:
             read, written = self._bytes
             return RemoteStats(
-                dict(self._results), read, written, self.breaker.state, self._refuted
+                dict(self._results),
+                read,
+                written,
+                self.breaker.state,
+                self._refuted,
+                dict(self._dropped),
             )
 
     def close(self) -> None:
