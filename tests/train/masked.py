@@ -132,3 +132,9 @@ def compare(model, settings, seed, grad=None, *, padded=False, width=None, total
     loss = tool.gradients(ids, targets, attention_mask=mask)
     found = worst(grads(model), expected)
     return max(found, abs(loss.item() - truth.item()))
+
+
+def ran(model, settings, grad=None, *, scale=1.0, width=30):
+    tool = LongContextGradients(model, make_head("next_token_prediction", model), settings, grad)
+    ids = drawn(3, total=60)
+    return tool.gradients(ids, ids[:, -width:], scale), grads(model), tool

@@ -1,10 +1,9 @@
-"""Runs: all modes, going on, several processes, and what is refused."""
+"""Runs: all modes, going on, several processes, and a loss that is no number."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from masked import drawn, grads, make, worst
-from peft import PeftModel
 from safetensors.torch import load_file
+from tuning import run, tuned, words
 
 from kvtrie.errors import ConfigError
 from kvtrie.selective import CacheSettings
@@ -25,38 +24,14 @@ from kvtrie.train import (
     LoraSettings,
     OptimizerSettings,
     Recall,
-    Run,
     TrainSettings,
-    finetune,
     make_head,
 )
 from kvtrie.train.optimisers import OPTIMISERS, make_optimizer
-from kvtrie.train.plan import figures
 from kvtrie.train.residence import Offloaded
 from kvtrie.train.run import MODES
 from kvtrie.train.saved import Saved
 from kvtrie.train.steps import Steps
-
-CACHE = CacheSettings("h2o-default", 32, 8)
-
-
-def words(text):
-    return [1 + sum(map(ord, word)) % 96 for word in text.split()]
-
-
-def run(folder, mode="finetune_long_lora", **more):
-    given = {
-        "kv_cache": CACHE,
-        "train": TrainSettings(micro_batch_size=2, max_steps=3, save_interval=2),
-        "eval": EvalSettings(final_validation=False),
-        "optimizer": OptimizerSettings(learning_rate=1e-2),
-    }
-    return Run(out_dir=str(folder), mode=mode, **(given | more))
-
-
-def tuned(folder, mode="finetune_long_lora", seed=0, write=lambda _: None, **more):
-    data = Recall(cases=14, words=60, facts=3)
-    return finetune(make(seed=seed), data, run(folder, mode, **more), tokens=words, write=write)
 
 
 @pytest.fixture(scope="module")
@@ -136,31 +111,6 @@ def test_a_line_may_stand_for_several_steps(tmp_path):
     assert steps == ["2", "4"]
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's own
-def test_adapters_are_what_peft_opens(tmp_path):
-    found = tuned(tmp_path)
-    folder = tmp_path / "step-00000003" / "adapter"
-    opened = PeftModel.from_pretrained(make(), str(folder)).eval()
-    ids = drawn(1)
-    with torch.no_grad():
-        assert torch.equal(opened(ids).logits, found.model.eval()(ids).logits)
-        merged = Saved(tmp_path).merged(make())
-        assert (merged(ids).logits - opened(ids).logits).abs().max() < 1e-4
-
-
-def test_a_head_of_classes_is_trained_and_found_again(tmp_path):
-    found = tuned(tmp_path, head_model="seq_classification")
-    torch.manual_seed(9)
-    head = make_head("seq_classification", make(), list(range(8)))
-    before = head.linear.weight.clone()
-    Saved(tmp_path).load_head(3, head)
-    assert not torch.equal(head.linear.weight, before)
-    assert found.steps == 3
-    assert not any(
-        weight.requires_grad for weight in found.model.get_output_embeddings().parameters()
-    )
-
-
 def test_layers_on_their_way_have_the_same_gradients():
     model, ids = make(), drawn(3)
     head = make_head("seq_classification", model, [1, 2, 3])
@@ -197,56 +147,6 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch):
     assert Saved(tmp_path).steps() == [2]
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path):
-    tuned(tmp_path / "a")
-    with pytest.raises(ConfigError, match="fingerprint"):
-        tuned(tmp_path / "a", seed=1, resume=True)
-    with pytest.raises(ConfigError, match="mode"):
-        tuned(tmp_path / "a", "finetune_long_full", resume=True)
-    with pytest.raises(ConfigError, match="no run"):
-        tuned(tmp_path / "b", resume=True)
-
-
-def test_a_folder_without_room_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(ConfigError, match="has room for 0 MB"):
-        tuned(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"train": TrainSettings(micro_batch_size=4, global_batch_size=6)}, "6 is no multiple"),
-        ({"mode": "finetune_offload_lora", "devices": 2}, "devices is 2"),
-        ({"head_model": "x"}, "head_model is one of"),
-        ({"verbose": "loud"}, "verbose is one of"),
-        ({"record_gpu_memory_kind": 4}, "record_gpu_memory_kind is 4"),
-        ({"devices": 2}, "devices is 2, and 1 processes"),
-        ({"record_gpu_memory_snapshots": 9}, "no CUDA device"),
-    ],
-)
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is there")
-def test_runs_that_cannot_be(tmp_path, given, said):
-    with pytest.raises(ConfigError, match=said):
-        tuned(tmp_path, **{"mode": "finetune_long_lora"} | given)
-
-
-def test_settings_of_runs_that_cannot_be():
-    for kind, given, said in (
-        (TrainSettings, {"epochs": 0}, "train.epochs is 0"),
-        (EvalSettings, {"interval": 0}, "eval.interval is 0"),
-        (LoraSettings, {"query": False, "value": False}, "LoRA without a map"),
-        (LoraSettings, {"r": 0}, "lora.r is 0"),
-        (OptimizerSettings, {"name": "Lion"}, "optimizer is one of"),
-        (OptimizerSettings, {"adam_betas": (0.9,)}, "two numbers"),
-        (OptimizerSettings, {"momentum": 0.9}, "AdamW has no argument momentum"),
-        (OptimizerSettings, {"name": "SGD", "eps": 1e-8}, "SGD has no argument eps"),
-        (OptimizerSettings, {"name": "Adam", "rmsprop_alpha": 0.9}, "no argument rmsprop_alpha"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            kind(**given)
-
-
 def test_optimisers_take_what_they_are_given():
     weight = torch.nn.Parameter(torch.zeros(3))
     for name, kind in OPTIMISERS.items():
@@ -279,7 +179,8 @@ def test_two_processes_have_the_gradients_of_one(tmp_path, monkeypatch):
         port = str(free.getsockname()[1])
     env = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
     script = "import sys, test_finetune as t; t.shared(sys.argv[1], 2)"
-    there = {"RANK": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.getenv("PYTHONPATH")])])
+    there = {"RANK": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     other = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "two")], env=os.environ | env | there
     )
@@ -308,22 +209,6 @@ def test_devices_are_processes_of_torchrun(tmp_path):
         found.append(load_file(str(out / "step-00000002/adapter/adapter_model.safetensors")))
     one, two = found
     assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-6
-
-
-def test_a_plan_says_what_checkpoints_take():
-    model, ids = make(), drawn(3, size=2, total=100)
-    for grad in (
-        GradientSettings(),
-        GradientSettings(2, 0.5),
-        GradientSettings(1, 1.0, "torch-quantized8", "torch-quantized4"),
-    ):
-        cache = CacheSettings("h2o-default", 24, 6)
-        tool = LongContextGradients(model, make_head("next_token_prediction", model), cache, grad)
-        for width in (1, 40):
-            tool.gradients(ids, ids[:, -width:])
-            grads(model)
-            made = Run(out_dir="x", kv_cache=cache, grad=grad, train=TrainSettings(2))
-            assert figures(model, made, 100, targets=width).checkpoints == tool.checkpoint_bytes
 
 
 @pytest.mark.parametrize(("bits", "least"), [(8, 0.999), (4, 0.95)])
