@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from kvtrie.fuse.layers import FusedMemory, Merge
+    from kvtrie.fuse.backing import FusedMemory
+    from kvtrie.fuse.layers import Merge
 
 __all__ = ["Decoder"]
 

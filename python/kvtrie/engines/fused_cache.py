@@ -14,7 +14,7 @@ from transformers import Cache
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvtrie.fuse.layers import FusedMemory
+    from kvtrie.fuse.backing import FusedMemory
 
 __all__ = ["FusedCache"]
 

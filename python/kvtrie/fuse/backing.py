@@ -10,7 +10,7 @@ one scatter per write; over tensors none but growth.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -21,10 +21,42 @@ if TYPE_CHECKING:
     from kvtrie import Lease
     from kvtrie.transfer import Executor
 
-__all__ = ["Leased", "Tensors"]
+__all__ = ["FusedMemory", "Leased", "Tensors"]
 
 _ROOM = 128
 """Tokens that tensors grow by at least."""
+
+
+class FusedMemory(Protocol):
+    """K and V of a sequence that can grow: the memory of a fused cache."""
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        ...
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` tokens in all.
+
+        Raises:
+            NoSpaceError: there is no room.
+            ClosedError: the fused cache is closed.
+        """
+        ...
+
+    def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K `(tokens, kv_heads, head_dim)` and V of the first tokens at a layer, not to be changed.
+
+        Raises:
+            ClosedError: the fused cache is closed.
+        """
+        ...
+
+    def write(
+        self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Put K `(n, kv_heads, head_dim)` and V at positions, int64 `(n,)`, that are reserved."""
+        ...
 
 
 class Tensors:

@@ -15,43 +15,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from kvtrie.fuse.backing import FusedMemory
     from kvtrie.kernels import Rope
 
     Merge: TypeAlias = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-__all__ = ["DecoderLayers", "FusedMemory"]
-
-
-class FusedMemory(Protocol):
-    """K and V of a sequence that can grow: the memory of a fused cache."""
-
-    @property
-    def layers(self) -> int:
-        """Layers of the model."""
-        ...
-
-    def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` tokens in all.
-
-        Raises:
-            NoSpaceError: there is no room.
-            ClosedError: the fused cache is closed.
-        """
-        ...
-
-    def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K `(tokens, kv_heads, head_dim)` and V of the first tokens at a layer, not to be changed.
-
-        Raises:
-            ClosedError: the fused cache is closed.
-        """
-        ...
-
-    def write(
-        self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        """Put K `(n, kv_heads, head_dim)` and V at positions, int64 `(n,)`, that are reserved."""
-        ...
+__all__ = ["DecoderLayers"]
 
 
 class DecoderLayers(Protocol):
