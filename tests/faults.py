@@ -204,7 +204,7 @@ def below_the_files(cases, kills):
         return "cargo is not on the path\n", False
     tests = ("--test", "faults", "--test", "campaign", "--test", "kill")
     test = ("-p", "kvtrie-store", *tests, "--", "--ignored", "--nocapture")
-    told = subprocess.run(
+    ran = subprocess.run(
         [cargo, "test", "--quiet", *test],
         cwd=ROOT,
         env={**os.environ, "KVTRIE_FAULTS": str(cases), "KVTRIE_KILLS": str(kills)},
@@ -212,8 +212,8 @@ def below_the_files(cases, kills):
         text=True,
         check=False,
     )
-    went_well = told.returncode == 0
-    return told.stdout if went_well else told.stdout + told.stderr, went_well
+    went_well = ran.returncode == 0
+    return ran.stdout if went_well else ran.stdout + ran.stderr, went_well
 
 
 def table_of(rows):

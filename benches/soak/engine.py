@@ -37,7 +37,7 @@ HEADS = SHAPE.kv_heads, SHAPE.head_dim
 WORDS = SHAPE.kv_heads * SHAPE.head_dim * 2 // 8
 AT_ONCE = 4
 WORKERS = 2
-TOLD = 5
+MOST_REPORTED = 5
 PATIENCE_S = 60.0
 
 
@@ -162,7 +162,7 @@ class Engine:
         self._note([f"request {self.requests}: {reason}" for reason in unplanned])
 
     def _note(self, what: Sequence[str]) -> None:
-        self.what = (self.what + list(what))[:TOLD]
+        self.what = (self.what + list(what))[:MOST_REPORTED]
 
     def _rows(self, lease: Lease, which: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Units and offsets of some tokens; `which` is bool `(layers, tokens)`."""
@@ -186,7 +186,7 @@ class Engine:
                 {(token // SIZE, layer) for token, layer in zip(at, layers, strict=True)}
             )
             self.wrong += len(wrong)
-            places = [f"block {block}, layer {layer}" for block, layer in wrong[:TOLD]]
+            places = [f"block {block}, layer {layer}" for block, layer in wrong[:MOST_REPORTED]]
             self._note([f"request {self.requests}: other bytes in {place}" for place in places])
 
 

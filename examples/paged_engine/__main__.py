@@ -50,7 +50,7 @@ def _run(given: argparse.Namespace) -> int:
             if given.audit:
                 manager.audit()
             if not given.json:
-                _say(_line(step, report))
+                _print(_line(step, report))
 
         with closing(ranks):
             scheduler = Scheduler(manager, ranks, time.monotonic_ns)
@@ -59,9 +59,9 @@ def _run(given: argparse.Namespace) -> int:
         return _end(str(error), 1)
     verdict = chats.judge(model, answered, reports)
     if given.json:
-        _say(json.dumps(verdict | {"steps": [asdict(one) for one in reports]}))
+        _print(json.dumps(verdict | {"steps": [asdict(one) for one in reports]}))
     else:
-        _say(_sentence(verdict))
+        _print(_sentence(verdict))
     return 0 if verdict["ok"] else 1
 
 
@@ -80,7 +80,7 @@ def _sentence(verdict: dict[str, Any]) -> str:
     return f"All tokens are right, to a margin of {verdict['margin']:.3f}. Seen: {seen}."
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 

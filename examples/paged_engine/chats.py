@@ -114,14 +114,14 @@ def serve(
 ) -> tuple[dict[str, list[int]], list[StepReport]]:
     """Every turn to its end; `look` sees each step. The tokens of every turn, and the reports."""
     random = np.random.default_rng(0)
-    said = {one.name: random.integers(1, _VOCABULARY, one.words).tolist() for one in _TURNS}
+    new_tokens = {one.name: random.integers(1, _VOCABULARY, one.words).tolist() for one in _TURNS}
     answered = {"": random.integers(1, _VOCABULARY, _SYSTEM).tolist()}
     coming = list(_TURNS)
     requests: dict[str, ChatRequest] = {}
     reports: list[StepReport] = []
     while coming or not scheduler.idle:
         for turn in [one for one in coming if one.step <= len(reports) and one.follows in answered]:
-            prompt = answered[turn.follows] + said[turn.name]
+            prompt = answered[turn.follows] + new_tokens[turn.name]
             requests[turn.name] = ChatRequest(turn.name, prompt, len(prompt) + turn.answer)
             scheduler.submit(requests[turn.name])
             coming.remove(turn)
@@ -145,7 +145,7 @@ def judge(model: Any, answered: dict[str, list[int]], reports: list[StepReport])
     for turn in _TURNS:
         tokens = answered[turn.name]
         prompt = torch.tensor([tokens[: -turn.answer]])
-        told = model.generate(
+        generated = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=turn.answer,
@@ -153,9 +153,9 @@ def judge(model: Any, answered: dict[str, list[int]], reports: list[StepReport])
             output_logits=True,
             return_dict_in_generate=True,
         )
-        if told.sequences[0].tolist() != tokens:
+        if generated.sequences[0].tolist() != tokens:
             wrong.append(turn.name)
-        best = torch.cat(told.logits).topk(2).values
+        best = torch.cat(generated.logits).topk(2).values
         margins.append(float((best[:, 0] - best[:, 1]).min()))
     seen: Counter[str] = Counter()
     for report in reports:

@@ -56,8 +56,8 @@ class Ranks:
             self.close()
         # A rank that only lost its neighbour exits with status 0.
         ends = [(one.name, one.pid, one.exitcode) for one in self.processes if one.exitcode]
-        told = [f"{name} (process {pid}) ended with status {status}" for name, pid, status in ends]
-        raise RankLostError(", ".join(told) or "the workers hung up")
+        ended = [f"{name} (process {pid}) ended with status {status}" for name, pid, status in ends]
+        raise RankLostError(", ".join(ended) or "the workers hung up")
 
     def close(self) -> None:
         """Hang up, and wait for the processes to end. Closing twice does nothing."""
