@@ -28,6 +28,9 @@ _MOST_SECRET = 1 << 16
 # Scheme: module, class, extra.
 _OWN = {
     "folder": ("kvtrie.tiers.remote.folder", "FolderStore", ""),
+    "redis": ("kvtrie.tiers.remote.redis", "RedisStore", "redis"),
+    "rediss": ("kvtrie.tiers.remote.redis", "RedisStore", "redis"),
+    "unix": ("kvtrie.tiers.remote.redis", "RedisStore", "redis"),
 }
 
 

@@ -1,0 +1,192 @@
+"""RESP: requests to and replies from a Redis server, straight between its socket and pool memory.
+
+Invariant: the remaining time is set before every send and receive, so that a whole call keeps one
+deadline; a length is compared before memory is used; after an error the connection is not used
+again. Cost: one system call per piece that the socket has; no copy but of a few KiB per reply.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+
+__all__ = ["LateError", "RefusedError", "Replies", "UnreadableError", "command", "send"]
+
+Part: TypeAlias = "bytes | memoryview"
+
+_NS = 1_000_000_000
+_BUFFER = 4096
+_LINE = 1024
+_SKIPPED = 1 << 16
+_JOINED = 1 << 14  # parts up to this size are sent together
+
+
+class LateError(Exception):
+    """The deadline passed."""
+
+
+class UnreadableError(Exception):
+    """The server closed the connection or sent something that is no reply."""
+
+
+class RefusedError(Exception):
+    """The server answered with an error; its text follows."""
+
+
+def command(*arguments: bytes | Sequence[Part]) -> list[Part]:
+    """The parts of a command; an argument may be several parts."""
+    parts: list[Part] = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        pieces = [argument] if isinstance(argument, bytes) else argument
+        parts += [b"$%d\r\n" % sum(len(piece) for piece in pieces), *pieces, b"\r\n"]
+    return parts
+
+
+def send(sock: socket.socket, parts: Sequence[Part], deadline: int) -> None:
+    """Send parts; small ones together.
+
+    Raises:
+        LateError: the deadline passed; the connection is in the middle of a command.
+        OSError: the connection failed.
+    """
+    small = bytearray()
+    for part in parts:
+        if len(part) <= _JOINED:
+            small += part
+            continue
+        _send(sock, memoryview(small), deadline)
+        small = bytearray()
+        _send(sock, memoryview(part), deadline)
+    _send(sock, memoryview(small), deadline)
+
+
+def _send(sock: socket.socket, rest: memoryview, deadline: int) -> None:
+    while rest:
+        _limit(sock, deadline)
+        try:
+            rest = rest[sock.send(rest) :]
+        except TimeoutError as error:
+            raise LateError from error
+
+
+def _limit(sock: socket.socket, deadline: int) -> None:
+    left = deadline - time.monotonic_ns()
+    if left <= 0:
+        raise LateError
+    sock.settimeout(max(left / _NS, 1e-3))
+
+
+class Replies:
+    """Replies of one connection, in the order of its commands.
+
+    Args:
+        sock: the connection.
+        deadline: of all replies, in nanoseconds of `time.monotonic_ns`.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: int) -> None:
+        self._sock = sock
+        self._deadline = deadline
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._begin = 0
+        self._end: int = 0
+        self.begun = False
+
+    def number(self) -> int:
+        """An integer reply."""
+        line = self._line()
+        if line[:1] != b":":
+            raise UnreadableError(f"an integer wanted, not {line[:20]!r}")
+        return _integer(line)
+
+    def done(self) -> bool:
+        """Whether a command was carried out: `OK`, or null where it was not."""
+        line = self._line()
+        if line == b"+OK":
+            return True
+        if line in {b"$-1", b"_", b"*-1"}:
+            return False
+        raise UnreadableError(f"OK wanted, not {line[:20]!r}")
+
+    def bulk(self, parts: Sequence[memoryview]) -> int | None:
+        """Read a string into memory; its length, or None if there is no such value.
+
+        A string of another length than the memory is read to its end and dropped.
+        """
+        line = self._line()
+        if line in {b"$-1", b"_"}:
+            return None
+        if line[:1] != b"$":
+            raise UnreadableError(f"a string wanted, not {line[:20]!r}")
+        length = _integer(line)
+        if length < 0:
+            raise UnreadableError(f"a string of {length} bytes")
+        if length == sum(len(part) for part in parts):
+            for part in parts:
+                self._fill(part)
+        else:
+            self._skip(length)
+        self._skip(2)
+        return length
+
+    def _line(self) -> bytes:
+        """A line without its end.
+
+        Raises:
+            RefusedError: it is an error.
+        """
+        line = bytearray()
+        while not line.endswith(b"\r\n"):
+            if len(line) > _LINE:
+                raise UnreadableError(f"a line of more than {_LINE} bytes")
+            if self._begin == self._end:
+                self._begin, self._end = 0, self._receive(self._buffer)
+            have = self._buffer[self._begin : self._end].tobytes()
+            # The end may be split between two pieces.
+            start = len(line)
+            line += have
+            end = line.find(b"\r\n", max(0, start - 1))
+            taken = len(have) if end < 0 else end + 2 - start
+            self._begin += taken
+            del line[start + taken :]
+        self.begun = True
+        found = bytes(line[:-2])
+        if found[:1] == b"-":
+            raise RefusedError(found[1:].decode("utf-8", "replace"))
+        return found
+
+    def _fill(self, memory: memoryview) -> None:
+        count = min(len(memory), self._end - self._begin)
+        memory[:count] = self._buffer[self._begin : self._begin + count]
+        self._begin += count
+        rest = memory[count:]
+        while rest:
+            rest = rest[self._receive(rest) :]
+
+    def _skip(self, length: int) -> None:
+        scratch = memoryview(bytearray(min(length, _SKIPPED)))
+        while length:
+            piece = scratch[: min(length, len(scratch))]
+            self._fill(piece)
+            length -= len(piece)
+
+    def _receive(self, memory: memoryview) -> int:
+        _limit(self._sock, self._deadline)
+        try:
+            count: int = self._sock.recv_into(memory)
+        except TimeoutError as error:
+            raise LateError from error
+        if not count:
+            raise UnreadableError("the server closed the connection")
+        return count
+
+
+def _integer(line: bytes) -> int:
+    try:
+        return int(line[1:])
+    except ValueError:
+        raise UnreadableError(f"a number wanted, not {line[:20]!r}") from None
