@@ -63,8 +63,8 @@ def test_vllm_gets_the_settings_of_the_connector(capsys, tmp_path):
     assert words[-4:] == ["--port", "8001", "--host", "::1"]
     events = json.loads(value(words, "--kv-events-config"))
     assert events == {"enable_kv_cache_events": True, "publisher": "zmq"}
-    told = extra(words)
-    assert told == {
+    settings = extra(words)
+    assert settings == {
         "tiers": [
             {"kind": "host", "bytes": "8GB"},
             {"kind": "disk", "bytes": "20MiB", "path": f"{tmp_path}/kv"},
@@ -74,7 +74,7 @@ def test_vllm_gets_the_settings_of_the_connector(capsys, tmp_path):
         "events": True,
     }
     assert not (tmp_path / "kv").exists()
-    host, disk = Settings.read(told).tiers
+    host, disk = Settings.read(settings).tiers
     assert (host.bytes, disk.bytes) == (8 * 10**9, 20 << 20)
 
 
@@ -83,22 +83,22 @@ def test_without_a_host_a_quarter_of_the_free_memory_is_taken(capsys):
 
 
 def test_a_share_is_taken_once_for_all_processes(capsys):
-    told = extra(printed(capsys, "vllm", "m", "--host", "50%"))
-    assert told["tiers"] == [{"kind": "host", "bytes": FREE // 2}]
+    settings = extra(printed(capsys, "vllm", "m", "--host", "50%"))
+    assert settings["tiers"] == [{"kind": "host", "bytes": FREE // 2}]
 
 
 @pytest.mark.parametrize("flag", ["--data-parallel-size=4", "-dp 4", "--data_parallel_size 4"])
 def test_data_parallel_servers_share_the_host_memory(capsys, flag):
-    told = extra(printed(capsys, "vllm", "m", "--host", "8GB", "--", *flag.split()))
-    assert told["tiers"] == [{"kind": "host", "bytes": 2 * 10**9}]
+    settings = extra(printed(capsys, "vllm", "m", "--host", "8GB", "--", *flag.split()))
+    assert settings["tiers"] == [{"kind": "host", "bytes": 2 * 10**9}]
     err = refused(capsys, "vllm", "m", "--disk", "kv:2GB", "--", *flag.split())
     assert "4 data-parallel servers" in err
 
 
 def test_a_relative_folder_is_that_of_the_working_folder(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = extra(printed(capsys, "vllm", "m", "--disk", "kv:2MB"))
-    assert told["tiers"][1]["path"] == str(tmp_path / "kv")
+    settings = extra(printed(capsys, "vllm", "m", "--disk", "kv:2MB"))
+    assert settings["tiers"][1]["path"] == str(tmp_path / "kv")
 
 
 def test_a_server_without_plugins_gets_the_module(capsys, monkeypatch):
@@ -122,13 +122,13 @@ def test_sglang_with_a_disk_gets_the_hierarchical_cache(capsys, tmp_path):
     assert "--radix-cache-backend" not in words
     assert value(words, "--hicache-size") == "4"  # whole gigabytes of each of the two ranks
     assert value(words, "--hicache-storage-backend") == "dynamic"
-    told = json.loads(value(words, "--hicache-storage-backend-extra-config"))
-    assert (told["path"], told["bytes"]) == (f"{tmp_path}/kv", "10MB")
-    assert (told["backend_name"], told["class_name"]) == ("kvtrie", "KvtrieHiCache")
+    settings = json.loads(value(words, "--hicache-storage-backend-extra-config"))
+    assert (settings["path"], settings["bytes"]) == (f"{tmp_path}/kv", "10MB")
+    assert (settings["backend_name"], settings["class_name"]) == ("kvtrie", "KvtrieHiCache")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("vllm m -- --kv-transfer-config {}", "kvtrie sets --kv-transfer-config"),
         ("vllm m -- --kv_transfer_config={}", "kvtrie sets --kv-transfer-config"),
@@ -158,8 +158,8 @@ def test_sglang_with_a_disk_gets_the_hierarchical_cache(capsys, tmp_path):
         ("sglang m -- --model-path n", "kvtrie sets --model-path"),
     ],
 )
-def test_wrong_words_are_refused_in_one_line(capsys, words, said):
-    assert said in refused(capsys, *words.split())
+def test_wrong_words_are_refused_in_one_line(capsys, words, message):
+    assert message in refused(capsys, *words.split())
 
 
 def test_an_option_of_the_engine_that_begins_like_ours_is_not_refused(capsys):
@@ -184,7 +184,7 @@ def test_events_that_the_caller_configures_are_not_configured_again(capsys):
 
 FAKE = """#!{python}
 import os, signal, sys
-print(os.getpid(), *sys.argv[1:], sep="\\n", flush=True)
+os.write(1, "\\n".join([str(os.getpid()), *sys.argv[1:], ""]).encode())  # at once
 signal.pause()
 """
 
