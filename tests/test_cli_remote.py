@@ -35,7 +35,7 @@ def test_gc_removes_what_is_old(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("/mnt/kv", "URL is '/mnt/kv', a URL wanted: 'folder:/mnt/kv' is a folder"),
         ("folder:/nowhere/at/all", "/nowhere/at/all is no folder"),
@@ -43,9 +43,9 @@ def test_gc_removes_what_is_old(tmp_path, capsys):
         ("folder:/kv?age=1", "folder: has no option 'age': ttl, io, strict are known"),
     ],
 )
-def test_a_bad_url_is_one_line(capsys, url, said):
+def test_a_bad_url_is_one_line(capsys, url, message):
     status, out, err = run(capsys, "gc", url)
     assert (status, out) == (2, "")
     assert err.startswith("kvtrie remote: ")
-    assert re.search(said, err)
+    assert re.search(message, err)
     assert "hunter2" not in err

@@ -58,7 +58,7 @@ def test_a_sound_machine_has_no_warning_and_exit_status_0(machine, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    ("change", "name", "state", "said", "fix"),
+    ("change", "name", "state", "message", "fix"),
     [
         ({"versions": {"vllm": None}}, "vllm", "error", "not installed", "vllm==0.32.*"),
         ({"versions": {"vllm": "0.31.9"}}, "vllm", "error", "unsupported", "vllm==0.32.*"),
@@ -83,11 +83,11 @@ def test_a_sound_machine_has_no_warning_and_exit_status_0(machine, tmp_path, cap
         ({"io_uring": "not permitted"}, "io_uring", "warning", "threads", "io_uring_disabled=0"),
     ],
 )  # fmt: skip
-def test_each_fault_has_its_line(machine, tmp_path, change, name, state, said, fix):
+def test_each_fault_has_its_line(machine, tmp_path, change, name, state, message, fix):
     machine(**change)
     check = found(tmp_path)[name]
     assert check.state == state
-    assert said in check.found
+    assert message in check.found
     assert fix in check.fix
     assert bool(check.fix) == (state != "ok")
 

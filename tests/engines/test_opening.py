@@ -87,7 +87,7 @@ def test_the_first_tier_has_a_quarter_of_the_free_memory_of_the_device(llama, mo
 
 def test_wrong_values_are_refused_and_leave_the_folder_free(llama, tmp_path):
     disk = f"{tmp_path}/kv:20MB"
-    for wrong, said in (
+    for wrong, message in (
         ({"host": "8G"}, "the units are"),
         ({"disk": "kv"}, "disk is 'kv', PATH:SIZE wanted"),
         ({"gpu": "0%"}, "gpu is '0%'"),
@@ -95,7 +95,7 @@ def test_wrong_values_are_refused_and_leave_the_folder_free(llama, tmp_path):
         ({"block_tokens": 0}, "block_tokens"),
         ({"host": "3B"}, "tier 'host' has 3 bytes"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             transformers.open(llama, **{**SIZES, "disk": disk, **wrong})
     with pytest.raises(ConfigError, match="model is 7"):
         transformers.open(7)

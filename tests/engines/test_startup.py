@@ -57,22 +57,26 @@ def test_a_sound_machine_has_no_warnings():
 
 
 def test_a_host_tier_below_a_larger_gpu_cache_is_named_with_the_size_it_needs():
-    (said,) = warned(HOST, DISK, gpu_blocks=16_384)
-    assert "8 192 blocks and the GPU cache 16 384" in said
-    assert said.endswith("more than 16.0 GiB wanted")
+    (warning,) = warned(HOST, DISK, gpu_blocks=16_384)
+    assert "8 192 blocks and the GPU cache 16 384" in warning
+    assert warning.endswith("more than 16.0 GiB wanted")
 
 
-@pytest.mark.parametrize(("kind", "said"), [("tmpfs", "take memory"), ("nfs4", "on the network")])
-def test_a_disk_that_is_none(kind, said):
+@pytest.mark.parametrize(
+    ("kind", "message"), [("tmpfs", "take memory"), ("nfs4", "on the network")]
+)
+def test_a_disk_that_is_none(kind, message):
     (line,) = warned(HOST, DISK, kind=kind)
     assert f"/kv is on {kind}" in line
-    assert said in line
+    assert message in line
 
 
 def test_a_limit_of_locked_memory_below_the_host_tier():
     pinned = OpenTier("host", 8 << 30, 8192, pinned=True)
-    (said,) = warned(pinned, limit=8 << 20)
-    assert said.startswith("the limit of locked memory is 8.0 MiB, below the host tier of 8.0 GiB")
+    (warning,) = warned(pinned, limit=8 << 20)
+    assert warning.startswith(
+        "the limit of locked memory is 8.0 MiB, below the host tier of 8.0 GiB"
+    )
     assert not warned(pinned, limit=8 << 30)
 
 

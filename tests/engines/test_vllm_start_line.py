@@ -42,7 +42,7 @@ def test_one_line_and_a_warning_about_a_host_smaller_than_the_gpu_cache(caplog):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_restart_says_how_full_the_disk_is(caplog, tmp_path, ranks):
+def test_a_restart_logs_how_full_the_disk_is(caplog, tmp_path, ranks):
     draw = random.Random(1)
     with_disk = Engine(tmp_path, ranks, 1, 0)
     first = lines(caplog, with_disk, tmp_path, ranks=ranks)[0][1]
@@ -55,9 +55,9 @@ def test_a_restart_says_how_full_the_disk_is(caplog, tmp_path, ranks):
     with_disk.close()
     other = Engine(tmp_path, ranks, 1, 0)
     stats = other.scheduler.manager.stats().tiers["disk"]
-    assert (kept := stats.slots - stats.free) > 4
+    assert (stored := stats.slots - stats.free) > 4
     second = lines(caplog, other, tmp_path, ranks=ranks)[0][1]
-    assert f"{100 * kept // DISK} % filled by an earlier run;" in second
+    assert f"{100 * stored // DISK} % filled by an earlier run;" in second
     other.close()
 
 

@@ -20,10 +20,10 @@ def test_the_command_runs_and_what_it_leaves_is_found(tmp_path, capsys):
     more += ["--optimizer", "SGD", "--optimizer.momentum", "0.5", "--verbose", "all"]
     more += ["--optimizer.learning_rate", "0.1"]
     assert main(["finetune_long_lora", "tiny", *data, *cache, *more]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for part in ("step 1/2: loss", "tokens/s", "GB host", "left", "validation behind step 2"):
-        assert part in said
-    assert "weights trained" in said
+        assert part in printed
+    assert "weights trained" in printed
     assert {each.name for each in out.iterdir()} == {
         "loss.png", "metrics.jsonl", "run.json", "step-00000002",
     }  # fmt: skip
@@ -67,14 +67,14 @@ def test_all_keys_may_stand_in_a_file(tmp_path, capsys):
     out = tmp_path / "out"
     words = ["finetune_offload_full", "tiny", "--config", str(file), "--out_dir", str(out)]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "step 1/1: loss" in said
-    assert "SGD, rate 0.1" in said
+    printed = capsys.readouterr().out
+    assert "step 1/1: loss" in printed
+    assert "SGD, rate 0.1" in printed
     assert (out / "step-00000001" / "head.pt").is_file()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["finetune_long_full", "--lora.r", "4"], "trains all weights and takes no --lora"),
         (["finetune_long_lora", "--plan_memory_gb", "4"], "takes effect with --plan only"),
@@ -83,11 +83,11 @@ def test_all_keys_may_stand_in_a_file(tmp_path, capsys):
         (["generate", "--prompt", "a", "--device", "x"], "--device x: no device 'x'"),
     ],
 )
-def test_words_that_would_have_no_effect_are_refused(capsys, words, said):
+def test_words_that_would_have_no_effect_are_refused(capsys, words, message):
     more = [] if words[0] in {"generate", "longcontext_eval"} else ["--out_dir", "none"]
     assert main([words[0], "tiny", *words[1:], *more]) == 2
     err = capsys.readouterr().err
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 

@@ -16,7 +16,7 @@ from kvtrie.train import (
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"train": TrainSettings(micro_batch_size=4, global_batch_size=6)}, "6 is no multiple"),
         ({"mode": "finetune_offload_lora", "devices": 2}, "devices is 2"),
@@ -28,13 +28,13 @@ from kvtrie.train import (
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is there")
-def test_runs_that_cannot_be(tmp_path, given, said):
-    with pytest.raises(ConfigError, match=said):
+def test_runs_that_cannot_be(tmp_path, given, message):
+    with pytest.raises(ConfigError, match=message):
         tuned(tmp_path, **{"mode": "finetune_long_lora"} | given)
 
 
 def test_settings_of_runs_that_cannot_be():
-    for kind, given, said in (
+    for kind, given, message in (
         (TrainSettings, {"epochs": 0}, "train.epochs is 0"),
         (EvalSettings, {"interval": 0}, "eval.interval is 0"),
         (LoraSettings, {"query": False, "value": False}, "LoRA without a map"),
@@ -45,5 +45,5 @@ def test_settings_of_runs_that_cannot_be():
         (OptimizerSettings, {"name": "SGD", "eps": 1e-8}, "SGD has no argument eps"),
         (OptimizerSettings, {"name": "Adam", "rmsprop_alpha": 0.9}, "no argument rmsprop_alpha"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             kind(**given)

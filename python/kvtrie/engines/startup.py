@@ -77,33 +77,33 @@ def startup_warnings(
         kind_of: returns the type of the file system of a folder.
         limit: returns the bytes that this process may lock; None for no limit.
     """
-    said: list[str] = []
+    warnings: list[str] = []
     for tier in tiers:
         if tier.kind == "host" and gpu_blocks is not None and tier.blocks < gpu_blocks:
             wanted = tier.bytes * gpu_blocks // tier.blocks
-            said.append(
+            warnings.append(
                 f"the host tier has {grouped(tier.blocks)} blocks and the GPU cache "
                 f"{grouped(gpu_blocks)}: nearly all of the host tier is also in GPU memory, so it "
                 f"can add almost nothing; more than {size_text(wanted)} wanted"
             )
         locked = limit() if tier.pinned else None
         if locked is not None and locked < tier.bytes:
-            said.append(
+            warnings.append(
                 f"the limit of locked memory is {size_text(locked)}, below the host tier of "
                 f"{size_text(tier.bytes)}: set `ulimit -l unlimited`"
             )
         kind = "" if tier.path is None else kind_of(tier.path)
         if kind in IN_MEMORY:
-            said.append(
+            warnings.append(
                 f"the disk folder {tier.path} is on {kind}: its blocks take memory, and are lost "
                 "when the machine restarts"
             )
         elif kind in ON_NETWORK:
-            said.append(
+            warnings.append(
                 f"the disk folder {tier.path} is on {kind}: its locks and writes depend on a "
                 "server on the network; use a local disk"
             )
-    return said
+    return warnings
 
 
 def log_startup(log: Logger, line: str, warnings: Sequence[str]) -> None:
