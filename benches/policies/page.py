@@ -133,4 +133,4 @@ def rooms(shares: list[Share]) -> list[Line]:
 
 def line(goal: Goal) -> Line:
     """A goal that is missed."""
-    return (goal.what, f"{goal.wanted:g}", f"{goal.reached:.2f}", goal.where or "-")
+    return (goal.what, f"{goal.wanted:g}", f"{goal.reached:.3f}", goal.where or "-")
