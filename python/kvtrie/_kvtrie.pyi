@@ -52,6 +52,7 @@ __all__ = [
     "HintReply",
     "Histogram",
     "Index",
+    "KeptFile",
     "LaneStats",
     "Lease",
     "Match",
@@ -1515,6 +1516,141 @@ class DiskStore:
 
     def close(self) -> None:
         """Write what is still in memory and give the lock back. Closing twice does nothing."""
+
+@final
+class KeptFile:
+    """Table of the slots of a host pool that is a file in memory.
+
+    Attributes:
+        path: its path.
+        about: meaning of its KV, as JSON.
+        layers: layers of a block.
+        layer_bytes: bytes of one layer of a block.
+        block_tokens: tokens of a block.
+        slots: how many blocks it may hold.
+        identity: the digest of `about`.
+        pool: start of the pool in the file, and length of the file.
+        found: whether it is the file of an earlier process.
+        cold: why the blocks of an earlier file cannot be used; None if there was none.
+        descriptors: the one to map, and the one that has the lock, which a fork has to close.
+        sealed: slots that the next process would find.
+        unproved: slots of earlier processes that nothing has proved or written yet.
+        lost: blocks that were lost, by reason.
+    """
+
+    @staticmethod
+    def open(
+        path: str | PathLike[str],
+        *,
+        identity: bytes,
+        about: str,
+        layers: int,
+        layer_bytes: int,
+        block_tokens: int,
+        blocks: int,
+        replace: bool = False,
+    ) -> tuple[KeptFile | None, int | None, bool]:
+        """Opens a file for its only writer, or creates it.
+
+        Returns:
+            The file; None if another process has its lock, then with the id of that process, if
+            known, and whether it has died.
+
+        Raises:
+            ConfigError: no memory file system, another user's file, or one with other content
+                unless `replace`.
+            TransferError: no room.
+        """
+
+    @staticmethod
+    def inspect(path: str | PathLike[str]) -> KeptFile:
+        """Opens a file with the settings of its header and without its lock; for tools."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def about(self) -> str: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def layer_bytes(self) -> int: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def identity(self) -> bytes: ...
+    @property
+    def pool(self) -> tuple[int, int]: ...
+    @property
+    def found(self) -> bool: ...
+    @property
+    def cold(self) -> str | None: ...
+    @property
+    def descriptors(self) -> tuple[int, int | None]: ...
+    @property
+    def sealed(self) -> int: ...
+    @property
+    def unproved(self) -> int: ...
+    @property
+    def lost(self) -> dict[str, int]: ...
+    def begin(
+        self, slots: Sequence[int], keys: Sequence[bytes], layers: tuple[int, int]
+    ) -> list[str | None]:
+        """Marks slots as being written, before the first byte.
+
+        Returns:
+            An error or None for each.
+        """
+
+    def finish(
+        self, slots: Sequence[int], keys: Sequence[bytes], ok: bool
+    ) -> list[tuple[int, int, tuple[int, int]]]:
+        """Notes that copies into slots have ended.
+
+        Returns:
+            Slot, generation and layers of those that can be sealed now.
+        """
+
+    def seal(
+        self,
+        slots: Sequence[tuple[int, int, tuple[int, int], NDArray[np.uint8], bytes]],
+        wall: int,
+    ) -> int:
+        """Seals slots, given with the memory of their layers and their labels; returns how many."""
+
+    def to_prove(self, slot: int) -> tuple[int, int] | None:
+        """The layers over which a slot is to be proved before its first use, if at all.
+
+        Raises:
+            TransferError: it is damaged.
+        """
+
+    def prove(self, slot: int, key: bytes, memory: NDArray[np.uint8]) -> None:
+        """Proves the block of an earlier process by the memory of its layers.
+
+        Raises:
+            TransferError: it is damaged, or another block.
+        """
+
+    def index(self, wall: int, slots: NDArray[np.int64] | None = None) -> Index:
+        """The index of the blocks that are here; `slots` renumbers them, below 0 leaves one out."""
+
+    def note_uses(self, index: Index, wall: int, slots: NDArray[np.int64] | None = None) -> int:
+        """Notes the ages and uses of the blocks of an index, whose slots `slots` renumbers."""
+
+    def blocks(self, wall: int) -> list[tuple[int, bytes, int, int, int, int, bool]]:
+        """Every block as a readable row, as of a `DiskStore`."""
+
+    def verify(self, slot: int, key: bytes) -> None:
+        """Reads a slot through the file and proves it; for tools.
+
+        Raises:
+            TransferError: it is damaged, or another block.
+        """
+
+    def close(self) -> None:
+        """Gives the lock back, once no other call runs. Closing twice does nothing."""
 
 @final
 class Index:

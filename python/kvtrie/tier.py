@@ -84,7 +84,7 @@ class Tier:
     """A storage level of one machine, with its budget.
 
     Pools, storages and executors read `path`, `io_budget`, `layout`, `durability`, `io` and
-    everything after it; the manager does not.
+    everything after it; the manager does not, but for whether bytes outlive it.
 
     Attributes:
         kind: "gpu", "host", "disk" or "remote".
@@ -126,6 +126,9 @@ class Tier:
         lookup: "all" asks the remote store for blocks of other processes; "local" uses only those
             that this process wrote or read. None is "all".
         secret_file: a file with the secret that keys a remote store's names and checksums.
+        keep: path of the file in a memory file system (`/dev/shm`, a tmpfs, hugetlbfs) that is a
+            host tier's memory, so that the next process finds the blocks; None keeps nothing.
+        keep_replace: whether a file of another model, layout or version at `keep` is overwritten.
 
     Raises:
         ConfigError: no room or room stated twice, an unknown word, a number that cannot be.
@@ -154,6 +157,8 @@ class Tier:
     trust_s: float | None = None
     lookup: Literal["all", "local"] | None = None
     secret_file: str | None = None
+    keep: str | None = None
+    keep_replace: bool = False
 
     def __post_init__(self) -> None:
         words = {
@@ -172,6 +177,10 @@ class Tier:
                 raise ConfigError(f"{what} is {shown(self.path)}: folder: is for tier 'remote'")
             put(self, path=folder(what, self.path) if local else url(what, self.path))
         self._check_storage()
+        if self.keep is not None:
+            put(self, keep=folder(f"keep of tier {self.kind!r}", self.keep))
+        put(self, keep_replace=flag(f"keep_replace of tier {self.kind!r}", self.keep_replace))
+        self._check_keep()
         self._check_room()
         self._check_shares()
         self._check_parts()
@@ -219,6 +228,18 @@ class Tier:
         """Return the number of threads of its storage; 0 for memory."""
         return self.workers or _WORKERS.get(self.kind, 0)
 
+    def _check_keep(self) -> None:
+        if self.keep is None:
+            if self.keep_replace:
+                raise ConfigError("keep_replace=True is for a tier with keep='PATH'")
+            return
+        if self.kind != "host" or self.owner != "kvtrie" or self.layer_slots:
+            raise ConfigError(
+                f"keep is {shown(self.keep)}, for a tier of kind 'host' with owner 'kvtrie' and "
+                f"slots of whole blocks, not {self.kind!r}, {self.owner!r} and "
+                f"layer_slots={self.layer_slots}"
+            )
+
     def _free(self) -> Callable[[], int] | None:
         """The free bytes that a share of this tier is of, if it can be known."""
         if self.kind == "host":
@@ -243,8 +264,12 @@ class Tier:
                 instance(f"{name} of tier {self.kind!r}", given, kind)
 
     def outlives(self) -> bool:
-        """Return whether other processes may find its blocks: a disk with a path, or remote."""
-        lasting = self.kind == "remote" or (self.kind == "disk" and self.path is not None)
+        """Return whether other processes may find its blocks: with a path, `keep`, or remote."""
+        lasting = (
+            self.kind == "remote"
+            or (self.kind == "disk" and self.path is not None)
+            or self.keep is not None
+        )
         return lasting and self.owner != "none"
 
     def lanes(self) -> tuple[Lane, Lane]:

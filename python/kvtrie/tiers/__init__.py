@@ -16,6 +16,7 @@ from kvtrie.tiers.disk import DiskStorage
 from kvtrie.tiers.engine_pool import EnginePool
 from kvtrie.tiers.gpu import default_device, gpu_pool
 from kvtrie.tiers.host import host_pool
+from kvtrie.tiers.kept import KeptPool
 from kvtrie.tiers.pool import Pool
 from kvtrie.tiers.remote.storage import RemoteStorage
 
@@ -36,9 +37,11 @@ __all__ = [
     "DiskStorage",
     "EnginePool",
     "HasBlockFormat",
+    "KeptPool",
     "NotesUses",
     "PersistentStorage",
     "Pool",
+    "Recalled",
     "Storage",
     "agree",
     "default_device",
@@ -106,12 +109,21 @@ class Batched(Storage, Protocol):
 
 
 @runtime_checkable
-class PersistentStorage(Storage, Protocol):
-    """A storage whose blocks are found again by a later process."""
+class Recalled(Protocol):
+    """A pool or storage whose blocks are found again by a later process."""
 
     def recall(self) -> Index:
         """Return the index of the blocks that are still there, for `BlockManager.load_index`."""
         ...
+
+    def keep(self, index: Index) -> None:
+        """Persist the blocks of `index`, with their ages and uses."""
+        ...
+
+
+@runtime_checkable
+class PersistentStorage(Storage, Recalled, Protocol):
+    """A storage whose blocks are found again by a later process."""
 
     def keep(self, index: Index) -> None:
         """Persist that exactly the blocks of `index` are here, with their ages and uses."""
@@ -119,7 +131,7 @@ class PersistentStorage(Storage, Protocol):
 
 
 @runtime_checkable
-class NotesUses(PersistentStorage, Protocol):
+class NotesUses(Recalled, Protocol):
     """One that also takes ages and uses while the process runs, which may be killed."""
 
     def note_uses(self, index: Index) -> None:
@@ -156,11 +168,16 @@ def open_pools(
 
     Raises:
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
-            layouts differ, a format that KV cannot be converted to, or a rank that is not there.
-            Nothing is opened then.
+            layouts differ, a format that KV cannot be converted to, a rank that is not there, or
+            `keep` for the first tier. Nothing is opened then.
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
+    if tiers and tiers[0].keep is not None:
+        raise ConfigError(
+            "keep is for a host tier below the first one, whose blocks moves bring: the first tier "
+            "is written by the engine"
+        )
     mine = [
         (at, tier, BlockFormat.of(model, tier.layout, block_tokens))
         for at, tier in enumerate(tiers)
@@ -187,7 +204,9 @@ def open_pools(
         elif tier.kind == "gpu":
             pools.append(gpu_pool(model, tier, block_tokens))
         elif tier.kind == "host":
-            pools.append(host_pool(model, tier, block_tokens, spare=staging))
+            pools.append(
+                host_pool(model, tier, block_tokens, spare=staging, rank=rank, ranks=ranks)
+            )
         else:
             raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
     return tuple(pools)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["DiskStorage"]
+__all__ = ["DiskStorage", "meaning"]
 
 _LOG = logging.getLogger(__name__)
 _UNDER_WAY = 32 << 20  # bytes that a call keeps under way, if its blocks are neither tiny nor huge
@@ -103,7 +103,7 @@ class DiskStorage:
         planes = self.block_format.planes()
         if len(planes) != 1:
             raise ConfigError("a disk keeps K and V of a layer together: use Layout(kv='joined')")
-        about = _about(model, self.block_format.layout, block_tokens, rank)
+        about = meaning(model, self.block_format.layout, block_tokens, rank)
         folder = path_of("the folder of a disk", folder)
         room = blocks * model.layers * planes[0]
         check_exists(f"a disk tier in {folder}", room, all_disk(folder), "its file system")
@@ -328,11 +328,11 @@ def _depth(memory: Sequence[torch.Tensor]) -> int:
     return min(64, max(4, _UNDER_WAY // max(one.nbytes for one in memory)))
 
 
-def _about(model: ModelShape, layout: Layout, block_tokens: int, rank: int) -> str:
-    """All that decides what the bytes mean, as JSON; equal texts are equal meanings."""
+def meaning(model: ModelShape, layout: Layout, block_tokens: int, rank: int) -> str:
+    """Return all that decides what the bytes mean, as JSON; equal texts are equal meanings."""
     fields: dict[str, Any] = asdict(model)
-    meaning = ("layers", "kv_heads", "head_dim", "dtype", "v_head_dim", "latent", "fingerprint")
-    about = {name: fields[name] for name in (*meaning, "tp")}
+    names = ("layers", "kv_heads", "head_dim", "dtype", "v_head_dim", "latent", "fingerprint")
+    about = {name: fields[name] for name in (*names, "tp")}
     if model.grouped:  # stores were named before groups counted
         about["groups"] = [group.identity() for group in model.groups]
     about |= {"block_tokens": block_tokens, "rank": rank, "layout": layout.digest().hex()}

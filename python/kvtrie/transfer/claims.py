@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtrie.errors import ClosedError
+from kvtrie.errors import ClosedError, TransferError
 from kvtrie.transfer.job_state import JobState
 
 if TYPE_CHECKING:
@@ -125,7 +125,20 @@ class Claims:
             self._schedule.queue.take(job)
             self._schedule.running.append(job)
             job.go(JobState.IDLE)
-            return True
+        # What a kept source has is proved when its first layer is copied.
+        if failed := job.mark():
+            error = f"{TransferError.__name__}: {next(iter(failed.values()))}"
+            self.end(job, error)
+            raise TransferError(error)
+        return True
+
+    def prove(self, job: Job) -> list[str]:
+        """Prove what a kept source of a begun job has; fail the moves of damaged blocks.
+
+        Returns:
+            Why moves have failed.
+        """
+        return self._runner.fail(job, job.prove())
 
     def copying(self, job: Job) -> None:
         """Start the deadline of a claimed job, which begins to copy a layer."""

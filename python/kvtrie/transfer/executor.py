@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from kvtrie.argument import whole
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.sizes import size
-from kvtrie.tiers import BlockFormat, HasBlockFormat, NotesUses, PersistentStorage, Pool, agree
+from kvtrie.tiers import BlockFormat, HasBlockFormat, NotesUses, Pool, Recalled, agree
 from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
 from kvtrie.transfer.feedback import Feedback
@@ -314,7 +314,7 @@ class Executor:
         """
         self.flush()
         for tier, pool in enumerate(self.pools):
-            if isinstance(pool, PersistentStorage):
+            if isinstance(pool, Recalled):
                 self._keep(tier, pool)
 
     def restore(self) -> int:
@@ -325,11 +325,21 @@ class Executor:
         """
         with self._section:
             now = self.clock()
-        return sum(
-            self.manager.load_index(pool.recall(), tier, now=now)
-            for tier, pool in enumerate(self.pools)
-            if isinstance(pool, PersistentStorage)
-        )
+        left = {
+            tier: pool.recall()
+            for tier, pool in reversed([*enumerate(self.pools)])
+            if isinstance(pool, Recalled)
+        }
+        found, more, tiers = 0, True, len(left)
+        # A block on one tier may continue a path whose start is on another.
+        while more:
+            loaded = {
+                tier: self.manager.load_index(index, tier, now=now) for tier, index in left.items()
+            }
+            found += sum(loaded.values())
+            left = {tier: index for tier, index in left.items() if loaded[tier] < len(index)}
+            more = bool(left) and tiers > 1 and any(loaded.values())
+        return found
 
     def used(self, blocks: NDArray[np.uint64]) -> None:
         """Record uses of blocks, for tiers that outlive the process.
@@ -390,8 +400,8 @@ class Executor:
         spare = sum(pool.staged_bytes for pool in self.pools if isinstance(pool, Pool))
         return spare + sum(engine.staged_bytes for engine in self._engines)
 
-    def _keep(self, tier: int, pool: PersistentStorage) -> None:
-        """As `PersistentStorage.keep`; with a deadline, a thread that hangs is not joined."""
+    def _keep(self, tier: int, pool: Recalled) -> None:
+        """As `Recalled.keep`; with a deadline, a thread that hangs is not joined."""
         name = f"tier {tier} ({self.manager.tiers[tier].kind})"
         call = None
         with self._section:

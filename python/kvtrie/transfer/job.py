@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from kvtrie.errors import InvariantError, TransferError
-from kvtrie.tiers import Batched, Pool, Storage
+from kvtrie.tiers import Batched, KeptPool, Pool, Storage
 from kvtrie.transfer.job_state import TRANSITIONS, JobState
 from kvtrie.transfer.layer_copies import LayerCopies
 
@@ -164,6 +164,33 @@ class Job:
         self.slots = np.append(self.slots, [[move.src_slot, move.dst_slot]], axis=0)
         self.keys.append(move.key)
         self.labels.append(move.label)
+
+    def prove(self) -> dict[int, str]:
+        """Prove what the source keeps of an earlier process.
+
+        Returns:
+            By move, why its block is a miss.
+        """
+        if not isinstance(self.source, KeptPool):
+            return {}
+        found = self.source.prove(self.slots[:, 0], self.keys)
+        return {int(self.ids[at]): why for at, why in found.items()}
+
+    def mark(self) -> dict[int, str]:
+        """Mark what a target that is kept gets as being written.
+
+        Returns:
+            By move, why its block may not be written.
+        """
+        if not isinstance(self.target, KeptPool):
+            return {}
+        found = self.target.begin(self.slots[:, 1], self.keys, self.layers)
+        return {int(self.ids[at]): why for at, why in found.items()}
+
+    def settle(self, *, ok: bool) -> None:
+        """Note in a target that is kept that the copies have ended."""
+        if isinstance(self.target, KeptPool) and len(self.ids):
+            self.target.finish(self.slots[:, 1], self.keys, self.labels, ok=ok)
 
     def run(self, layers_per_report: int) -> Iterator[int]:
         """Copy the bytes, front layers first.
@@ -335,6 +362,9 @@ def group(
         for at in range(0, len(ids), most):
             job = _job(first, tiers, claimed)
             job.ids, job.slots = ids[at : at + most], slots[at : at + most]
+            if isinstance(job.source, KeptPool) or isinstance(job.target, KeptPool):
+                job.keys = [key.tobytes() for key in part.key[at : at + most]]
+                job.labels = part.label[at : at + most]
             jobs.append(job)
     awaited = {move.after for move in others} - {0}
     left = unended(awaited) | awaited.intersection(moves.id.tolist()) if awaited else awaited

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["LayerGet", "LayerLoads"]
 
 
+class _UnprovedError(TransferError):
+    """A block of an earlier process is damaged."""
+
+
 class LayerGet:
     """One layer of many blocks on its way from storages into host memory.
 
@@ -378,20 +382,36 @@ class LayerLoads:
         each = [job.bytes // (job.layers[1] - job.layers[0]) for job in memory]
         try:
             for job in memory:
+                if job not in self._copies:
+                    self._prove(job)
+            for job in memory:
                 at = layer - job.layers[0]
                 self._copies_of(job).copy(at, at + 1)
             came = True
             if begin is not None and memory:
                 self._load.measure(begin, partial(self._claims.took, memory[0], sum(each)))
         except BaseException as caught:
+            # Of blocks that are damaged the moves have failed; the others may be asked for again.
+            blameless = isinstance(caught, _UnprovedError)
             for job in memory:
                 if job.begun:
-                    self._claims.end(job, f"{type(caught).__name__}: {caught}")
+                    error = f"{type(caught).__name__}: {caught}"
+                    self._claims.end(job, error, cancelled=blameless)
             raise
         finally:
             for job, size in zip(memory, each, strict=True):
                 handed = begin is not None
                 self._claims.copied(job, size if came else 0, layer + 1, handed=handed)
+
+    def _prove(self, job: Job) -> None:
+        """Prove what a kept source has of an earlier process.
+
+        Raises:
+            _UnprovedError: a block is damaged; its move has been reported failed.
+        """
+        reasons = self._claims.prove(job)
+        if reasons:
+            raise _UnprovedError(reasons[0])
 
     def _copies_of(self, job: Job) -> LayerCopies:
         source, pool = job.source, self._connector.pool

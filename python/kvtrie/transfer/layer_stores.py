@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.tiers import Pool
+from kvtrie.tiers import KeptPool, Pool
 from kvtrie.transfer.job import Job
 from kvtrie.transfer.layer_copies import LayerCopies
 
@@ -129,6 +129,10 @@ class LayerStores:
             taken = [spares.pop(slot) for slot in moves.src_slot[down].tolist()]
             self._spares = [*spares.values()]
             self._below.adopt(moves.dst_slot[down], np.asarray(taken, dtype=np.int64))
+            if isinstance(self._below, KeptPool):
+                down_moves = moves[down]
+                keys = [key.tobytes() for key in down_moves.key]
+                self._below.named(down_moves.dst_slot, keys, down_moves.label)
             if not down.all():
                 runner.accept(moves[~down])
             ids = moves.id[down]

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 
-from kvtrie.errors import ConfigError, TransferError
-from kvtrie.tiers import HasBlockFormat, Pool, agree
+from kvtrie.errors import ConfigError, KvtrieError, TransferError
+from kvtrie.tiers import HasBlockFormat, KeptPool, Pool, agree
 from kvtrie.transfer.addresses import misaddressed
 from kvtrie.transfer.job import Job, Urgency, group, run_together, takes_deadline
 from kvtrie.transfer.job_state import JobState
@@ -34,7 +34,7 @@ from kvtrie.transfer.schedule import Schedule
 from kvtrie.transfer.section import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -53,6 +53,7 @@ _NS = 1_000_000_000
 _MOST_FAILED = 1 << 16  # ids of failed moves, for later ones that name them as `after`
 _WORKERS = 2  # threads of a storage of which no tier says how many
 _SHARE = 8  # of host memory, for writes in flight to a remote tier
+_MOST_UNSEALED = 64  # blocks of a kept pool; while more wait, a thread seals between two jobs
 _DEPENDS = "the move that it waits for has failed"
 
 
@@ -143,6 +144,7 @@ class Runner:
         self._broken: BaseException | None = None
         devices = (pool.device for pool in self.pools if isinstance(pool, Pool))
         cuda = next((device for device in devices if device.type == "cuda"), None)
+        self._kept = [pool for pool in self.pools if isinstance(pool, KeptPool)]
         self._compute = None if cuda is None else torch.cuda.current_stream(cuda)
         self._given: list[Job] = []
         counts: dict[int | None, int] = {None: workers or 1}
@@ -415,11 +417,13 @@ class Runner:
                 jobs, self._given = self._given, []
                 if not self.on_call:
                     jobs = self._next(worker, storage)
-                if not jobs:
+                if not jobs and not any(pool.sealable for pool in self._kept):
                     if self._closed or self._broken is not None:
                         return None
                     return self.section.ticket(self.patience())
-            self._carry_out(jobs, stream)
+            if jobs:
+                self._carry_out(jobs, stream)
+            self._seal(_MOST_UNSEALED if jobs else 0)
 
     def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
         """Report the end of a running job and start the jobs that waited for it.
@@ -440,6 +444,7 @@ class Runner:
             if self._sink is not None and not job.lease:
                 brought = job.bytes if error is None else 0
                 self._sink.ended(job, self.clock(), brought=brought)
+            job.settle(ok=error is None)
             self.report(job.ids, error=error, cancelled=cancelled and not late)
             self._release(job.ids, ok=error is None)
             try:
@@ -468,6 +473,8 @@ class Runner:
             hung: they passed the deadline and still run.
             cancelled: they failed and never started.
         """
+        if not len(ids):
+            return
         if self._sink is None:
             each = tuple(map(int, ids))
             self._outbox.append(MoveReport(each, layers_done, error, hung, cancelled))
@@ -550,10 +557,11 @@ class Runner:
             self._carry_out_together(jobs)
             return
         try:
+            self.admit(job)
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 if stream is not None and job.event is not None:
                     stream.wait_event(job.event)
-                for done in job.run(self._layers_per_report):
+                for done in job.run(self._layers_per_report) if len(job.ids) else ():
                     if stream is not None:
                         stream.synchronize()
                     if done < job.layers[1] - job.layers[0]:
@@ -565,8 +573,13 @@ class Runner:
 
     def _carry_out_together(self, jobs: Sequence[Job]) -> None:
         kind = TransferError.__name__
+        for job in jobs:
+            self.admit(job)
+            if not len(job.ids):
+                self.end(job)
+        jobs = [job for job in jobs if len(job.ids)]
         try:
-            errors = run_together(jobs, self._deadline(jobs[0]))
+            errors = run_together(jobs, self._deadline(jobs[0])) if jobs else []
         except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
             errors, kind = [str(caught)] * len(jobs), type(caught).__name__
         for job, why in zip(jobs, errors, strict=True):
@@ -577,6 +590,36 @@ class Runner:
         if self.deadline_ns is None:
             return None
         return time.monotonic_ns() + job.started_ns + self.deadline_ns - self.clock()
+
+    def admit(self, job: Job) -> None:
+        """Prove and mark the blocks of a running job in kept pools, before its first copy.
+
+        Moves of blocks that cannot be used leave the job, and are reported failed.
+        """
+        self.fail(job, job.prove())
+        self.fail(job, job.mark())
+
+    def fail(self, job: Job, failed: Mapping[int, str]) -> list[str]:
+        """Report moves of a running job failed, which leave it; return why."""
+        for ident, why in failed.items():
+            error = f"{TransferError.__name__}: {why}"
+            ids = np.array([ident], dtype=np.uint64)
+            with self.section:
+                job.drop(ident)
+                self.report(ids, error=error)
+                self._release(ids, ok=False)
+                self.section.notify_all()
+            self.report_progress(ids, 0, job.layers[1] - job.layers[0], error)
+        return [*failed.values()]
+
+    def _seal(self, most: int) -> None:
+        """Seal blocks of kept pools, until at most this many wait or, if it is 0, one batch."""
+        for pool in self._kept:
+            try:
+                while pool.unsealed > most and pool.seal() and most:
+                    pass
+            except KvtrieError as error:
+                _LOG.warning("blocks are not kept for the next process: %s", error)
 
     def _advance(self, job: Job, layers_done: int) -> None:
         """Report the layers that a running job has copied so far."""

@@ -82,6 +82,9 @@ pub struct TierSpec {
     pub retained_share: f64,
     /// One slot per layer instead of one per block.
     pub layer_slots: bool,
+    /// Whether its bytes outlive the manager, so that moves name the block; always so for disk and
+    /// remote.
+    pub kept: bool,
     /// The policy on this tier, if not the manager's.
     pub policy: Option<String>,
     /// Lane of blocks that are read from here.

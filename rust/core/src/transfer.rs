@@ -54,9 +54,9 @@ pub struct Move {
     pub lease: LeaseId,
     /// The block; `None` for one that is partial or not committed yet, and so not in the trie.
     pub block: Option<Handle>,
-    /// Content hash of the block; zeros unless a disk or remote tier takes part.
+    /// Content hash of the block; zeros unless a disk, remote or kept tier takes part.
     pub key: BlockKey,
-    /// Record that a disk or remote tier stores with the block; `None` unless it is the
+    /// Record that a disk, remote or kept tier stores with the block; `None` unless it is the
     /// destination.
     pub label: Option<Box<Label>>,
     /// Source tier.

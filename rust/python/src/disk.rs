@@ -132,7 +132,7 @@ impl Drop for DiskStore {
     }
 }
 
-fn raise(error: Error) -> PyErr {
+pub(crate) fn raise(error: Error) -> PyErr {
     match error {
         Error::Config(message) => bad(message),
         other => TransferError::new_err(other.to_string()),
@@ -164,17 +164,17 @@ fn messages(results: Vec<Result<(), Error>>) -> Messages {
     results.into_iter().map(|result| result.err().map(|error| error.to_string())).collect()
 }
 
-fn contiguous() -> PyErr {
+pub(crate) fn contiguous() -> PyErr {
     bad("memory of layers is contiguous")
 }
 
-fn meta(standing: Standing) -> Meta {
+pub(crate) fn meta(standing: Standing) -> Meta {
     let Standing { age, uses, session_blocks, wanted, cost } = standing;
     let (priority, ttl) = Wanted::encode(wanted);
     Meta { age, uses, session_blocks, priority, ttl, cost: cost.unwrap_or(f64::NAN) }
 }
 
-fn key(bytes: &[u8]) -> PyResult<BlockKey> {
+pub(crate) fn key(bytes: &[u8]) -> PyResult<BlockKey> {
     bytes.try_into().map_err(|_| bad(format!("a key has 32 bytes, not {}", bytes.len())))
 }
 

@@ -15,6 +15,7 @@ mod faults;
 mod hint;
 mod histogram;
 mod index;
+mod kept;
 mod kernels;
 mod lease;
 mod line;
@@ -49,6 +50,7 @@ mod _kvtrie {
         hint::HintReply,
         histogram::Histogram,
         index::Index,
+        kept::KeptFile,
         lease::Lease,
         line::hashed_line,
         manager::BlockManager,

@@ -147,7 +147,8 @@ pub(crate) fn require_fingerprint(model: &Bound<'_, PyAny>, what: &str) -> PyRes
 fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
     let word = |name: &str| tier.getattr(name)?.extract::<String>();
     let block = (given.model, given.real_tokens()?);
-    if tier.call_method0("outlives")?.extract()? {
+    let outlives: bool = tier.call_method0("outlives")?.extract()?;
+    if outlives {
         require_fingerprint(given.model, &format!("tier '{}'", word("kind")?))?;
     }
     let (read, store) = tier.call_method1("paced", block)?.extract()?;
@@ -164,6 +165,7 @@ fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
         growth_reserve: tier.getattr("growth_reserve")?.extract()?,
         retained_share: tier.getattr("retained_share")?.extract()?,
         layer_slots: tier.getattr("layer_slots")?.extract()?,
+        kept: outlives,
         policy: tier.getattr("policy")?.extract()?,
         read: lane(&read)?,
         store: lane(&store)?,

@@ -9,7 +9,8 @@
 //! `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` on `regular`, `ring` and
 //! `threads`, `faults`, `quarantine`, `segment`), indexes (`table`, `scan`, `manifest`), and the
 //! store with its operations (`open`, `read`, `write`, `rows`, `verify`, `gc`). The values of a
-//! shared store are apart: `value` is their format, `value_folder` keeps them in files.
+//! shared store are apart: `value` is their format, `value_folder` keeps them in files. So is
+//! `kept`, the table of a host pool in shared memory, which needs no device.
 
 mod claim;
 mod device;
@@ -19,6 +20,7 @@ mod faults;
 mod file;
 mod frame;
 mod gc;
+mod kept;
 mod manifest;
 mod meta;
 mod open;
@@ -48,6 +50,7 @@ pub use error::{Error, Result};
 #[cfg(any(test, feature = "faults"))]
 pub use faults::{Call, Chance, Fault, Faults};
 pub use file::{File, Size};
+pub use kept::{Found, KeptFile, Opened, Owner, Unsealed};
 pub use meta::Meta;
 pub use open::{Listed, stores};
 pub use pages::Pages;

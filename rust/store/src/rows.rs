@@ -220,7 +220,7 @@ fn in_parallel<A: Send, B>(
 
 /// Preorder of the rows, so that a reader follows paths instead of jumping between them. Complete
 /// paths come before broken ones; each index has a flag whether its path is complete.
-fn order(rows: &[StoredBlock]) -> Vec<(u32, bool)> {
+pub(crate) fn order(rows: &[StoredBlock]) -> Vec<(u32, bool)> {
     // Two keys with equal first 8 bytes, if ever, break a path but never confuse blocks.
     let mut known: FxHashMap<u64, u32> = FxHashMap::default();
     known.reserve(rows.len());

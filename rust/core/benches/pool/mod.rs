@@ -37,6 +37,7 @@ pub(crate) fn settings(policy: &str, blocks: u32, number: usize) -> Settings {
         growth_reserve: 0.0,
         retained_share: 0.5,
         layer_slots: false,
+        kept: false,
         policy: None,
         read: lane(&format!("from {}", kind.name())),
         store: lane(&format!("to {}", kind.name())),

@@ -146,7 +146,10 @@ impl Manager {
             MoveKind::Load | MoveKind::Copy => self.tiers[src].read,
             MoveKind::Store => self.tiers[dst].store,
         };
-        let far = |tier: TierId| matches!(self.tiers[tier].spec.kind, Kind::Disk | Kind::Remote);
+        let far = |tier: TierId| {
+            let spec = &self.tiers[tier].spec;
+            spec.kept || matches!(spec.kind, Kind::Disk | Kind::Remote)
+        };
         Route { lane, keyed: far(src) || far(dst), labelled: far(dst) }
     }
 

@@ -56,6 +56,7 @@ pub(crate) fn tier(kind: Kind, blocks: u32) -> TierSpec {
         growth_reserve: 0.0,
         retained_share: 0.5,
         layer_slots: false,
+        kept: false,
         policy: None,
         read: lane("up"),
         store: lane("down"),

@@ -51,6 +51,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
                 retained_share: [0.0, 0.5, 0.5, 1.0][usize::try_from(bit(27, 4)).unwrap()],
                 layer_slots: layer_slots > u64::try_from(at).unwrap()
                     && at < if tiers == 4 { 1 } else { 2 },
+                kept: false,
                 policy: None,
                 read: lane(&format!("up{at}")),
                 store: lane(&format!("down{at}")),

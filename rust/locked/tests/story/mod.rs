@@ -345,6 +345,7 @@ fn settings(seed: u64) -> Settings {
         growth_reserve: 0.0,
         retained_share: 0.5,
         layer_slots: false,
+        kept: false,
         policy: None,
         read: lane(format!("up{at}")),
         store: lane(format!("down{at}")),

@@ -24,7 +24,7 @@ macro_rules! columns {
                 lease: u64;
                 /// Handle of the block; 2**64 - 1 for a partial one.
                 block: u64;
-                /// Content hash of the block, 32 bytes; zeros unless a disk or remote tier takes part.
+                /// Content hash of the block, 32 bytes; zeros unless a disk, remote or kept tier takes part.
                 key: [u8; 32];
                 /// Index of the tier to read.
                 src: u8;

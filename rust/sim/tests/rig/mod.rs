@@ -35,6 +35,7 @@ pub(crate) fn tier(kind: Kind, blocks: u32, write: Write) -> TierSpec {
         growth_reserve: 0.0,
         retained_share: 0.5,
         layer_slots: false,
+        kept: false,
         policy: None,
         read: lane(&format!("{name} read"), 16_384_000, 0),
         store: lane(&format!("{name} store"), 16_384_000, 0),

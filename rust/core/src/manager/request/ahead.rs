@@ -159,6 +159,7 @@ impl Manager {
         self.writes_through(FROM)
             && self.tiers[FROM].spec.admit_after <= 1
             && !matches!(self.tiers[INTO].spec.kind, Kind::Disk | Kind::Remote)
+            && !self.tiers[INTO].spec.kept
     }
 
     /// Whether a copy would not be a hole of a leaf-only scope: after the last block of the path,

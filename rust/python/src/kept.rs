@@ -1,0 +1,331 @@
+//! Table of a kept host pool, for Python.
+//!
+//! Invariant: the pool's bytes are the caller's arrays; checksums are taken without the
+//! interpreter's lock. A file belongs to the process that opened it; in a fork calls fail, and the
+//! table is never dropped. Cost: that of the table's operation.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::{mem, process};
+
+use kvtrie_core::block::Layers;
+use kvtrie_core::manager::Row;
+use kvtrie_core::record::{Label, Standing, Wanted, sound};
+use kvtrie_store::{Error, Found, KeptFile as Table, Meta, Opened, Settings, Unsealed, UsedBlock};
+use numpy::{PyReadonlyArray1, PyReadonlyArray2};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::disk::{contiguous, key, meta, raise, settings};
+use crate::error::{ClosedError, bad};
+use crate::index::{Index, label};
+use crate::number;
+
+/// Row of a listing, as of a `DiskStore`.
+type Listed<'py> = (u32, Bound<'py, PyBytes>, u16, u16, u64, u32, bool);
+
+/// A slot to seal: slot, generation, layers, memory, label.
+type Sealing<'py> = (u32, u64, (u16, u16), PyReadonlyArray2<'py, u8>, Vec<u8>);
+
+/// A slot that can be sealed: slot, generation, layers.
+type Sealable = (u32, u64, (u16, u16));
+
+/// Table of the slots of a host pool that is a file in memory.
+#[pyclass(frozen, module = "kvtrie")]
+pub(crate) struct KeptFile {
+    table: RwLock<Option<Arc<Table>>>,
+    pid: u32,
+    #[pyo3(get)]
+    path: PathBuf,
+    #[pyo3(get)]
+    about: String,
+    #[pyo3(get)]
+    layers: u16,
+    #[pyo3(get)]
+    layer_bytes: usize,
+    #[pyo3(get)]
+    block_tokens: u32,
+    #[pyo3(get)]
+    slots: u32,
+    #[pyo3(get)]
+    identity: [u8; 32],
+    /// The start of the pool in the file, and the file's length.
+    #[pyo3(get)]
+    pool: (u64, u64),
+    /// Whether blocks were found; or the reason why they cannot be used, if there were any.
+    #[pyo3(get)]
+    found: bool,
+    #[pyo3(get)]
+    cold: Option<String>,
+}
+
+impl KeptFile {
+    fn of(table: Table) -> Self {
+        let Settings { identity, about, layers, layer_bytes, block_tokens, blocks, .. } =
+            table.settings().clone();
+        let cold = match table.found() {
+            Found::Cold(reason) => Some(reason.clone()),
+            Found::Blocks | Found::Nothing => None,
+        };
+        Self {
+            pid: process::id(),
+            path: table.path().to_owned(),
+            about,
+            layers,
+            layer_bytes,
+            block_tokens,
+            slots: blocks,
+            identity,
+            pool: table.pool(),
+            found: *table.found() == Found::Blocks,
+            cold,
+            table: RwLock::new(Some(Arc::new(table))),
+        }
+    }
+
+    fn here(&self) -> PyResult<()> {
+        let (pid, here) = (self.pid, process::id());
+        if pid == here {
+            return Ok(());
+        }
+        Err(bad(format!(
+            "{}: process {pid} opened this, and process {here} is a fork of it: open it here",
+            self.path.display()
+        )))
+    }
+
+    fn table(&self) -> PyResult<Arc<Table>> {
+        self.here()?;
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let closed = || ClosedError::new_err(format!("{} is closed", self.path.display()));
+        table.clone().ok_or_else(closed)
+    }
+}
+
+impl Drop for KeptFile {
+    fn drop(&mut self) {
+        if self.here().is_err() {
+            let table = self.table.get_mut().unwrap_or_else(PoisonError::into_inner);
+            mem::forget(table.take());
+        }
+    }
+}
+
+/// Replaces the slots of rows by other numbers; those beyond the numbers are left out.
+fn renumbered(slot: u32, numbers: Option<&[i64]>) -> Option<u32> {
+    let Some(numbers) = numbers else { return Some(slot) };
+    numbers.get(slot as usize).and_then(|&number| u32::try_from(number).ok())
+}
+
+fn array<'a>(numbers: Option<&'a PyReadonlyArray1<'_, i64>>) -> PyResult<Option<&'a [i64]>> {
+    numbers.map(|numbers| numbers.as_slice().map_err(|_| contiguous())).transpose()
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted, not lent")]
+#[pymethods]
+impl KeptFile {
+    /// Opens a file for its only writer, or creates it. None if another process has its lock; then
+    /// with the id of that process, if known, and whether it has died.
+    #[staticmethod]
+    #[pyo3(signature = (
+        path, *, identity, about, layers, layer_bytes, block_tokens, blocks, replace=false
+    ))]
+    fn open(
+        py: Python<'_>,
+        path: PathBuf,
+        identity: &[u8],
+        about: String,
+        #[pyo3(from_py_with = number::layer)] layers: u16,
+        layer_bytes: usize,
+        block_tokens: u32,
+        blocks: u32,
+        replace: bool,
+    ) -> PyResult<(Option<Self>, Option<u32>, bool)> {
+        let settings =
+            settings(identity, about, layers, layer_bytes, block_tokens, blocks, "none")?;
+        let opened = py.detach(|| Table::open(&path, settings, replace)).map_err(raise)?;
+        Ok(match opened {
+            Opened::Kept(table) => (Some(Self::of(*table)), None, false),
+            Opened::Busy(owner) => {
+                (None, owner.map(|owner| owner.process), owner.is_some_and(|owner| owner.dead()))
+            }
+        })
+    }
+
+    /// Opens a file with the settings of its header and without its lock; for tools.
+    #[staticmethod]
+    fn inspect(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        py.detach(|| Table::inspect(&path)).map(Self::of).map_err(raise)
+    }
+
+    /// The descriptor to map, and the one that has the lock, if any: a fork has to close it.
+    #[getter]
+    fn descriptors(&self) -> PyResult<(i32, Option<i32>)> {
+        Ok(self.table()?.descriptors())
+    }
+
+    /// Slots that the next process would find.
+    #[getter]
+    fn sealed(&self) -> PyResult<u32> {
+        Ok(self.table()?.sealed())
+    }
+
+    /// Slots of earlier processes that nothing has proved or written yet.
+    #[getter]
+    fn unproved(&self) -> PyResult<u32> {
+        Ok(self.table()?.unproved())
+    }
+
+    /// Blocks that were lost, by reason.
+    #[getter]
+    fn lost(&self) -> PyResult<BTreeMap<&'static str, u64>> {
+        Ok(self.table()?.lost())
+    }
+
+    /// Marks slots as being written, before the first byte: layers of the block of each key. Returns
+    /// an error or None for each.
+    fn begin(
+        &self,
+        slots: Vec<u32>,
+        keys: Vec<Vec<u8>>,
+        layers: (u16, u16),
+    ) -> PyResult<Vec<Option<String>>> {
+        let (table, layers) = (self.table()?, Layers::new(layers.0, layers.1));
+        let begin = |(slot, key): (u32, Vec<u8>)| {
+            let key = self::key(&key)?;
+            Ok(table.begin(slot, &key, layers).err().map(|error| error.to_string()))
+        };
+        slots.into_iter().zip(keys).map(begin).collect()
+    }
+
+    /// Notes that copies into slots have ended; returns those that can be sealed now.
+    fn finish(&self, slots: Vec<u32>, keys: Vec<Vec<u8>>, ok: bool) -> PyResult<Vec<Sealable>> {
+        let table = self.table()?;
+        let mut sealable = Vec::new();
+        for (slot, key) in slots.into_iter().zip(keys) {
+            if let Some(Unsealed { generation, layers }) = table.finish(slot, &self::key(&key)?, ok)
+            {
+                sealable.push((slot, generation, (layers.lo, layers.hi)));
+            }
+        }
+        Ok(sealable)
+    }
+
+    /// Seals slots, given with the memory of their layers; returns how many were.
+    fn seal(&self, py: Python<'_>, slots: Vec<Sealing<'_>>, wall: u64) -> PyResult<usize> {
+        let table = self.table()?;
+        let given = slots.iter().map(|(slot, generation, layers, memory, label)| {
+            let Label { record, standing } = self::label(label)?;
+            let layers = Layers::new(layers.0, layers.1);
+            let unsealed = Unsealed { generation: *generation, layers };
+            let bytes = memory.as_slice().map_err(|_| contiguous())?;
+            Ok((*slot, unsealed, bytes, record, meta(standing)))
+        });
+        let given = given.collect::<PyResult<Vec<_>>>()?;
+        let sealed = py.detach(|| -> Result<usize, Error> {
+            let mut sealed = 0;
+            for (slot, unsealed, bytes, record, meta) in given {
+                sealed += usize::from(table.seal(slot, unsealed, bytes, &record, &meta, wall)?);
+            }
+            Ok(sealed)
+        });
+        sealed.map_err(raise)
+    }
+
+    /// The layers over which a slot is to be proved before its first use, if at all.
+    fn to_prove(&self, slot: u32) -> PyResult<Option<(u16, u16)>> {
+        let layers = self.table()?.to_prove(slot).map_err(raise)?;
+        Ok(layers.map(|layers| (layers.lo, layers.hi)))
+    }
+
+    /// Proves the block of an earlier process in a slot by the memory of its layers.
+    fn prove(
+        &self,
+        py: Python<'_>,
+        slot: u32,
+        key: &[u8],
+        memory: PyReadonlyArray2<'_, u8>,
+    ) -> PyResult<()> {
+        let (table, key) = (self.table()?, self::key(key)?);
+        let bytes = memory.as_slice().map_err(|_| contiguous())?;
+        py.detach(|| table.prove(slot, &key, bytes)).map_err(raise)
+    }
+
+    /// The index of the blocks that are here; `slots` renumbers them, and leaves out those below 0.
+    #[pyo3(signature = (wall, slots=None))]
+    fn index(
+        &self,
+        py: Python<'_>,
+        wall: u64,
+        slots: Option<PyReadonlyArray1<'_, i64>>,
+    ) -> PyResult<Index> {
+        let (table, slots) = (self.table()?, array(slots.as_ref())?);
+        let rows = py.detach(|| {
+            let row = |row: kvtrie_store::StoredBlock| {
+                let Meta { age, uses, session_blocks, priority, ttl, cost } = row.meta;
+                let wanted = Wanted::found((priority, ttl));
+                let standing = Standing { age, uses, session_blocks, wanted, cost: sound(cost) };
+                let label = Label { record: row.record, standing };
+                Some(Row { label, slot: renumbered(row.slot, slots)?, layers: row.layers })
+            };
+            table.rows(wall).into_iter().filter_map(row).collect::<Vec<_>>()
+        });
+        Ok(Index::from(rows))
+    }
+
+    /// Notes the ages and uses of the blocks of an index; `slots` renumbers the index's. Returns how
+    /// many of them are here.
+    #[pyo3(signature = (index, wall, slots=None))]
+    fn note_uses(
+        &self,
+        py: Python<'_>,
+        index: &Bound<'_, Index>,
+        wall: u64,
+        slots: Option<PyReadonlyArray1<'_, i64>>,
+    ) -> PyResult<usize> {
+        let (table, slots, rows) = (self.table()?, array(slots.as_ref())?, &index.get().0);
+        py.detach(|| {
+            let used = rows.iter().filter_map(|row| {
+                let slot = renumbered(row.slot, slots)?;
+                Some(UsedBlock { slot, record: &row.label.record, meta: meta(row.label.standing) })
+            });
+            let used: Vec<_> = used.collect();
+            table.note_uses(&used, wall)
+        })
+        .map_err(raise)
+    }
+
+    /// Every block as a readable row.
+    fn blocks<'py>(&self, py: Python<'py>, wall: u64) -> PyResult<Vec<Listed<'py>>> {
+        let table = self.table()?;
+        let rows = py.detach(|| table.rows(wall));
+        let listed = rows.into_iter().map(|row| {
+            let (lo, hi) = (row.layers.lo, row.layers.hi);
+            let key = PyBytes::new(py, &row.key);
+            (row.slot, key, lo, hi, row.meta.age, row.meta.uses, row.rooted)
+        });
+        Ok(listed.collect())
+    }
+
+    /// Reads a slot through the file and proves it as the block of a key; for tools.
+    fn verify(&self, py: Python<'_>, slot: u32, key: &[u8]) -> PyResult<()> {
+        let (table, key) = (self.table()?, self::key(key)?);
+        py.detach(|| {
+            let Some(layers) = table.to_prove(slot)? else { return Ok(()) };
+            table.prove(slot, &key, &table.read(slot, layers)?)
+        })
+        .map_err(raise)
+    }
+
+    /// Gives the lock back, once no other call runs. Closing twice does nothing.
+    fn close(&self) -> PyResult<()> {
+        self.here()?;
+        drop(self.table.write().unwrap_or_else(PoisonError::into_inner).take());
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("KeptFile({}, {} slots)", self.path.display(), self.slots)
+    }
+}

@@ -1,0 +1,474 @@
+//! Kept file: the pool of a host tier in a memory file system, and a table of its slots, so that
+//! the next process finds the blocks.
+//!
+//! The pool's bytes are the caller's; this is the table. A slot's life:
+//!
+//! ```text
+//!   empty --begin--> writing --seal--> sealed --begin (another block, or more layers)--> writing
+//!     ^                 |  died: torn     | found by the next process: unproved --prove--> good
+//!     '--finish(failed)-'-----------------'--- bytes that do not give their checksum ------> empty
+//! ```
+//!
+//! Invariant: a slot is `writing` before the first byte of a block is copied into it, and `sealed`
+//! only with the checksum of bytes that no copy has touched since its generation began. So a sealed
+//! entry with a good checksum is that block, and anything else is a miss with a counted reason.
+//! Only the process that holds the lock writes. Cost: a word per copy, a hash over the bytes per
+//! seal and once per block of an earlier process; about 1.2 KB of the file per slot.
+
+mod entry;
+mod head;
+mod map;
+mod open;
+mod rows;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering, fence};
+
+use kvtrie_core::block::Layers;
+use kvtrie_core::record::{BlockKey, Record};
+use rustc_hash::FxHashMap;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::claim::lock;
+use crate::error::{Error, Result};
+use crate::meta::Meta;
+use crate::page::word;
+use crate::settings::Settings;
+use entry::{EMPTY, Entry, SEALED, WRITING, joined, split};
+use head::{ENTRY_FIXED, Places};
+use map::Map;
+
+pub use head::Owner;
+pub use open::Opened;
+
+const UNPROVED: u8 = 1;
+const BAD: u8 = 2;
+
+/// What opening has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// No file: a new one was made.
+    Nothing,
+    /// The file of an earlier process.
+    Blocks,
+    /// A file whose blocks cannot be used, and the reason: it was made again.
+    Cold(String),
+}
+
+/// A slot that is being written.
+#[derive(Debug)]
+struct Pending {
+    generation: u64,
+    key: BlockKey,
+    layers: Layers,
+    writers: u32,
+    failed: bool,
+}
+
+/// Slots that are being written, and those whose block turned out damaged with the key under which
+/// it was looked for, if any.
+#[derive(Debug, Default)]
+struct Slots {
+    pending: FxHashMap<u32, Pending>,
+    bad: FxHashMap<u32, Option<BlockKey>>,
+}
+
+/// Layers of a slot that can be sealed, in a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsealed {
+    /// The generation that `seal` takes.
+    pub generation: u64,
+    /// The layers over whose bytes the checksum is taken.
+    pub layers: Layers,
+}
+
+/// The table of a kept file.
+#[derive(Debug)]
+pub struct KeptFile {
+    path: PathBuf,
+    settings: Settings,
+    places: Places,
+    file: File,
+    lock: Option<File>,
+    map: Map,
+    found: Found,
+    trust: Vec<AtomicU8>,
+    slots: Mutex<Slots>,
+    sealed: AtomicU32,
+    unproved: AtomicU32,
+    lost: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl KeptFile {
+    /// Opens a file for its only writer, and makes it if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: no memory file system, another user's file, or one with other content
+    /// unless `replace`; [`Error::Full`]: no room; the system's errors.
+    pub fn open(path: &Path, settings: Settings, replace: bool) -> Result<Opened> {
+        open::open(&open::absolute(path), settings, replace)
+    }
+
+    /// Opens a file without its lock, to look at it.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: no kept file, or a damaged one; the system's errors.
+    pub fn inspect(path: &Path) -> Result<Self> {
+        open::inspect(&open::absolute(path))
+    }
+
+    fn new(
+        path: &Path,
+        settings: Settings,
+        places: Places,
+        file: File,
+        lock: Option<File>,
+        map: Map,
+        found: Found,
+    ) -> Self {
+        let mut trust = Vec::new();
+        trust.resize_with(settings.blocks as usize, AtomicU8::default);
+        let kept = Self {
+            path: path.to_owned(),
+            settings,
+            places,
+            file,
+            lock,
+            map,
+            found,
+            trust,
+            slots: Mutex::default(),
+            sealed: AtomicU32::new(0),
+            unproved: AtomicU32::new(0),
+            lost: Mutex::default(),
+        };
+        kept.count();
+        kept
+    }
+
+    /// Counts sealed slots and frees those whose writer has died.
+    fn count(&self) {
+        if self.found != Found::Blocks {
+            return;
+        }
+        let (mut sealed, mut torn) = (0, 0);
+        for slot in 0..self.settings.blocks {
+            match split(self.word(slot).load(Ordering::Acquire)) {
+                (_, EMPTY) => {}
+                (_, SEALED) => {
+                    sealed += 1;
+                    self.trust[slot as usize].store(UNPROVED, Ordering::Relaxed);
+                }
+                (generation, _) => {
+                    torn += 1;
+                    self.put(slot, generation, EMPTY);
+                }
+            }
+        }
+        self.sealed.store(sealed, Ordering::Relaxed);
+        self.unproved.store(sealed, Ordering::Relaxed);
+        self.lose("torn", torn);
+    }
+
+    /// The settings; `blocks` are all slots.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What opening has found.
+    #[must_use]
+    pub fn found(&self) -> &Found {
+        &self.found
+    }
+
+    /// The start of the pool in the file, and the length of the file.
+    #[must_use]
+    pub fn pool(&self) -> (u64, u64) {
+        (self.places.pool, self.places.length)
+    }
+
+    /// The descriptor to map, and the one that has the lock, which a fork closes.
+    #[must_use]
+    pub fn descriptors(&self) -> (RawFd, Option<RawFd>) {
+        (self.file.as_raw_fd(), self.lock.as_ref().map(AsRawFd::as_raw_fd))
+    }
+
+    /// Slots that the next process would find.
+    #[must_use]
+    pub fn sealed(&self) -> u32 {
+        self.sealed.load(Ordering::Relaxed)
+    }
+
+    /// Slots of earlier processes that nothing has proved or written yet.
+    #[must_use]
+    pub fn unproved(&self) -> u32 {
+        self.unproved.load(Ordering::Relaxed)
+    }
+
+    /// Blocks that were lost, by reason: `torn`, `entry`, `key`, `checksum` or `record`.
+    #[must_use]
+    pub fn lost(&self) -> BTreeMap<&'static str, u64> {
+        lock(&self.lost).clone()
+    }
+
+    fn lose(&self, reason: &'static str, count: u64) {
+        if count > 0 {
+            *lock(&self.lost).entry(reason).or_default() += count;
+        }
+    }
+
+    fn at(&self, slot: u32) -> usize {
+        self.places.table + slot as usize * self.places.entry
+    }
+
+    fn word(&self, slot: u32) -> &std::sync::atomic::AtomicU64 {
+        self.map.word(self.at(slot))
+    }
+
+    fn put(&self, slot: u32, generation: u64, state: u64) {
+        if self.lock.is_some() {
+            self.word(slot).store(joined(generation, state), Ordering::Release);
+        }
+    }
+
+    fn seed(&self, slot: u32, word_now: u64) -> u64 {
+        word(&self.settings.identity, 0) ^ (u64::from(slot) << 32) ^ word_now.rotate_left(17)
+    }
+
+    fn check_slot(&self, slot: u32) -> Result<()> {
+        if slot < self.settings.blocks {
+            return Ok(());
+        }
+        Err(Error::config(format!("slot {slot}, 0 to {} wanted", self.settings.blocks - 1)))
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.lock.is_some() {
+            return Ok(());
+        }
+        Err(Error::ReadOnly(format!("{}: another process may write here", self.path.display())))
+    }
+
+    /// The entry of a slot that is sealed with this word, if it is good.
+    fn entry(&self, slot: u32, word_now: u64) -> Option<Entry> {
+        let fixed = self.map.read(self.at(slot), ENTRY_FIXED);
+        let length = entry::record_length(&fixed, self.settings.record_bytes())?;
+        let record = self.map.read(self.at(slot) + ENTRY_FIXED, length);
+        let found = entry::decode(&fixed, &record, self.seed(slot, word_now))?;
+        let there = !found.layers.is_empty() && found.layers.hi <= self.settings.layers;
+        there.then_some(found)
+    }
+
+    /// Marks a slot as being written, before the first byte of the block's layers is copied into it.
+    ///
+    /// # Errors
+    /// [`Error::Bad`]: more layers for a block that an earlier process wrote and nothing has proved.
+    pub fn begin(&self, slot: u32, key: &BlockKey, layers: Layers) -> Result<()> {
+        self.check_slot(slot)?;
+        self.writable()?;
+        let Slots { pending, bad } = &mut *lock(&self.slots);
+        let (generation, state) = split(self.word(slot).load(Ordering::Relaxed));
+        let whole = layers == Layers::new(0, self.settings.layers);
+        // The caller may believe that the layers which were damaged are there.
+        if !whole && bad.get(&slot).is_some_and(|bad| bad.is_none_or(|bad| bad == *key)) {
+            return Err(Error::bad(slot, "its bytes were damaged, and only some layers come"));
+        }
+        let before = pending.remove(&slot).filter(|before| before.key == *key && !before.failed);
+        let mut held = before.as_ref().map(|before| before.layers);
+        let trust = &self.trust[slot as usize];
+        if state == SEALED {
+            let entry = self.entry(slot, joined(generation, state));
+            held = entry.filter(|entry| entry.record.key() == *key).map(|entry| entry.layers);
+            if held.is_some() && trust.load(Ordering::Relaxed) != 0 {
+                return Err(Error::bad(slot, "it was not proved before more layers came"));
+            }
+        }
+        let layers = held.and_then(|held| held.join(layers)).unwrap_or(layers);
+        let generation = generation + 1;
+        self.put(slot, generation, WRITING);
+        // The bytes come after the word, for any other process.
+        fence(Ordering::SeqCst);
+        if state == SEALED {
+            self.sealed.fetch_sub(1, Ordering::Relaxed);
+        }
+        if trust.swap(0, Ordering::Relaxed) == UNPROVED {
+            self.unproved.fetch_sub(1, Ordering::Relaxed);
+        }
+        let writers = before.map_or(0, |before| before.writers) + 1;
+        bad.remove(&slot);
+        pending.insert(slot, Pending { generation, key: *key, layers, writers, failed: false });
+        Ok(())
+    }
+
+    /// Notes that a copy into a slot has ended; returns what to seal once no other copy runs there.
+    /// After a failed copy the slot is empty.
+    pub fn finish(&self, slot: u32, key: &BlockKey, ok: bool) -> Option<Unsealed> {
+        let pending = &mut lock(&self.slots).pending;
+        let here = pending.get_mut(&slot).filter(|here| here.key == *key)?;
+        here.writers = here.writers.saturating_sub(1);
+        here.failed |= !ok;
+        if here.writers > 0 {
+            return None;
+        }
+        let Pending { generation, layers, failed, .. } = *here;
+        if failed {
+            pending.remove(&slot);
+            self.put(slot, generation, EMPTY);
+            return None;
+        }
+        Some(Unsealed { generation, layers })
+    }
+
+    /// Seals a slot whose copies have ended: `bytes` are its layers. Returns whether it was: a slot
+    /// that is being written again stays as it is, and so does one whose record is too long.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: another number of bytes, or a record of another block.
+    pub fn seal(
+        &self,
+        slot: u32,
+        unsealed: Unsealed,
+        bytes: &[u8],
+        record: &Record,
+        meta: &Meta,
+        wall: u64,
+    ) -> Result<bool> {
+        self.check_slot(slot)?;
+        let Unsealed { generation, layers } = unsealed;
+        self.check_bytes(layers, bytes)?;
+        let (sum, key, record) = (xxh3_64(bytes), record.key(), record.encode());
+        let mut slots = lock(&self.slots);
+        let pending = &mut slots.pending;
+        let current = |here: &&mut Pending| here.generation == generation && here.writers == 0;
+        let Some(here) = pending.get_mut(&slot).filter(current) else { return Ok(false) };
+        if here.key != key {
+            return Err(Error::config(format!(
+                "the record is not that of the block in slot {slot}"
+            )));
+        }
+        pending.remove(&slot);
+        if record.len() > self.settings.record_bytes() {
+            self.put(slot, generation, EMPTY);
+            drop(slots);
+            self.lose("record", 1);
+            return Ok(false);
+        }
+        let seed = self.seed(slot, joined(generation, SEALED));
+        self.map.write(self.at(slot) + 8, &entry::encode(seed, layers, sum, &record, meta, wall));
+        self.put(slot, generation, SEALED);
+        self.sealed.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    fn check_bytes(&self, layers: Layers, bytes: &[u8]) -> Result<()> {
+        let wanted = usize::from(layers.len()) * self.settings.layer_bytes;
+        if bytes.len() == wanted {
+            return Ok(());
+        }
+        Err(Error::config(format!(
+            "{} bytes of {} layers, {wanted} wanted",
+            bytes.len(),
+            layers.len()
+        )))
+    }
+
+    /// The layers over which a slot of an earlier process is to be proved before its first use;
+    /// `None` if it needs no proof.
+    ///
+    /// # Errors
+    /// [`Error::Bad`]: the slot was not good, or its entry is not.
+    pub fn to_prove(&self, slot: u32) -> Result<Option<Layers>> {
+        self.check_slot(slot)?;
+        match self.trust[slot as usize].load(Ordering::Acquire) {
+            UNPROVED => {}
+            BAD => return Err(Error::bad(slot, "its bytes were damaged")),
+            _ => return Ok(None),
+        }
+        let word_now = self.word(slot).load(Ordering::Acquire);
+        match self.entry(slot, word_now) {
+            Some(entry) => Ok(Some(entry.layers)),
+            None => Err(self.discard(slot, word_now, None, "entry")),
+        }
+    }
+
+    /// Proves the block of an earlier process in a slot: `bytes` are the layers that `to_prove` said.
+    ///
+    /// # Errors
+    /// [`Error::Bad`]: another block, or damaged; the slot is empty then.
+    pub fn prove(&self, slot: u32, key: &BlockKey, bytes: &[u8]) -> Result<()> {
+        let Some(layers) = self.to_prove(slot)? else { return Ok(()) };
+        self.check_bytes(layers, bytes)?;
+        let word_now = self.word(slot).load(Ordering::Acquire);
+        let Some(entry) = self.entry(slot, word_now) else {
+            return Err(self.discard(slot, word_now, None, "entry"));
+        };
+        if entry.record.key() != *key {
+            return Err(self.discard(slot, word_now, Some(*key), "key"));
+        }
+        if xxh3_64(bytes) != entry.sum {
+            return Err(self.discard(slot, word_now, Some(*key), "checksum"));
+        }
+        let trust = &self.trust[slot as usize];
+        let proved = trust.compare_exchange(UNPROVED, 0, Ordering::AcqRel, Ordering::Relaxed);
+        if proved.is_ok() {
+            self.unproved.fetch_sub(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Empties a slot whose block cannot be used, and returns the error that says so.
+    fn discard(
+        &self,
+        slot: u32,
+        word_now: u64,
+        key: Option<BlockKey>,
+        reason: &'static str,
+    ) -> Error {
+        let mut slots = lock(&self.slots);
+        let trust = &self.trust[slot as usize];
+        let first = trust.compare_exchange(UNPROVED, BAD, Ordering::AcqRel, Ordering::Relaxed);
+        if first.is_ok() {
+            self.unproved.fetch_sub(1, Ordering::Relaxed);
+            self.sealed.fetch_sub(1, Ordering::Relaxed);
+            self.lose(reason, 1);
+            slots.bad.insert(slot, key);
+            if self.word(slot).load(Ordering::Relaxed) == word_now {
+                self.put(slot, split(word_now).0, EMPTY);
+            }
+        }
+        let why = match reason {
+            "entry" => "its entry is damaged",
+            "key" => "it holds another block",
+            _ => "its bytes are damaged",
+        };
+        Error::bad(slot, why)
+    }
+
+    /// Reads layers of a slot through the file, for a tool.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn read(&self, slot: u32, layers: Layers) -> Result<Vec<u8>> {
+        self.check_slot(slot)?;
+        let layer = self.settings.layer_bytes as u64;
+        let block = u64::from(self.settings.layers) * layer;
+        let at = self.places.pool + u64::from(slot) * block + u64::from(layers.lo) * layer;
+        let mut bytes = vec![0; usize::from(layers.len()) * self.settings.layer_bytes];
+        self.file
+            .read_exact_at(&mut bytes, at)
+            .map_err(|error| Error::io(format!("reading {}", self.path.display()), error))?;
+        Ok(bytes)
+    }
+}

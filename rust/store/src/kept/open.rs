@@ -1,0 +1,309 @@
+//! Opening of a kept file: its lock, its header, and the room for it.
+//!
+//! ```text
+//!   open, lock -- held by another process --> Busy
+//!     |- header of the same settings, whole file --> Kept, blocks found
+//!     |- empty, damaged, cut or of another size  --> Kept, cold
+//!     '- another model's, version's or no kept file --> refused, or Kept and cold with `replace`
+//! ```
+//!
+//! Invariant: nothing is changed before the lock is held, and what is refused stays as it is. The
+//! header is written last, so a process that dies on the way leaves a file without blocks. The lock
+//! belongs to a descriptor that no mapping shares: a fork gives it up by closing it. Cost: reading
+//! one word per slot, or the allocation of the file.
+
+use std::ffi::OsStr;
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fstatfs, fstatvfs, ftruncate, unlinkat};
+
+use super::head::{self, Head, OWNER, Owner, Places, VERSION};
+use super::map::Map;
+use super::{Found, KeptFile};
+use crate::device::Access;
+use crate::error::{Error, Result};
+use crate::regular;
+use crate::settings::Settings;
+
+/// Longest header that is read.
+const LONGEST: usize = 32 << 10;
+/// File systems whose files are memory: tmpfs, hugetlbfs, ramfs.
+const MEMORY: [u64; 3] = [0x0102_1994, 0x9584_58f6, 0x8584_58f6];
+/// How often a file may be replaced while it is opened.
+const TRIES: usize = 8;
+
+/// Result of opening.
+#[derive(Debug)]
+pub enum Opened {
+    /// The file, locked.
+    Kept(Box<KeptFile>),
+    /// Another process has the lock: the one that the header names, if it names one.
+    Busy(Option<Owner>),
+}
+
+/// A folder and a name in it.
+struct Place<'a> {
+    path: &'a Path,
+    folder: std::os::fd::OwnedFd,
+    name: &'a OsStr,
+}
+
+impl<'a> Place<'a> {
+    fn of(path: &'a Path) -> Result<Self> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Error::config(format!("{} names no file", path.display())));
+        };
+        if path.is_dir() {
+            return Err(Error::config(format!(
+                "{} is a folder: the path of a file in it is wanted",
+                path.display()
+            )));
+        }
+        let folder = regular::folder(parent)
+            .map_err(|error| Error::config(format!("the folder of {}: {error}", path.display())))?;
+        Ok(Self { path, folder, name })
+    }
+
+    fn fail(&self, what: &str, error: io::Error) -> Error {
+        if regular::is_not_regular(&error) || regular::forbidden(&error) {
+            return Error::config(format!("{}: {error}", self.path.display()));
+        }
+        Error::io(format!("{what} {}", self.path.display()), error)
+    }
+
+    fn open(&self, access: Access) -> Result<File> {
+        regular::open(&self.folder, self.name, access, OFlags::empty())
+            .map_err(|error| self.fail("opening", error))
+    }
+
+    /// Whether the name leads to this open file.
+    fn leads_to(&self, file: &File) -> bool {
+        let found =
+            rustix::fs::statat(&self.folder, self.name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
+        match (found, file.metadata()) {
+            (Ok(found), Ok(data)) => (found.st_dev, found.st_ino) == (data.dev(), data.ino()),
+            _ => false,
+        }
+    }
+}
+
+/// Refuses a file system whose files are not memory.
+fn check_memory(at: &Place<'_>) -> Result<()> {
+    let found = fstatfs(&at.folder).map_err(|error| at.fail("looking at", error.into()))?;
+    let kind = u64::try_from(found.f_type).unwrap_or(0) & 0xffff_ffff;
+    if MEMORY.contains(&kind) {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "{} is on a file system of type {kind:#x}, which is not memory: tmpfs (such as /dev/shm) or \
+         hugetlbfs wanted",
+        at.path.display()
+    )))
+}
+
+/// Opens a file for its only writer, and makes it if there is none.
+///
+/// # Errors
+/// [`Error::Config`]: no memory file system, another user's file, one with other content unless
+/// `replace`; [`Error::Full`]: no room; the system's errors.
+pub(super) fn open(path: &Path, settings: Settings, replace: bool) -> Result<Opened> {
+    settings.check()?;
+    let at = Place::of(path)?;
+    check_memory(&at)?;
+    for _ in 0..TRIES {
+        let lock = at.open(Access::Write)?;
+        check_owner(&at, &lock)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Ok(Opened::Busy(owner(&lock)));
+            }
+            Err(TryLockError::Error(error)) => return Err(at.fail("locking", error)),
+        }
+        // It was replaced before the lock was there.
+        if at.leads_to(&lock) {
+            return locked(&at, lock, settings, replace).map(|kept| Opened::Kept(Box::new(kept)));
+        }
+    }
+    Err(Error::config(format!("{} is replaced again and again", path.display())))
+}
+
+/// Opens a file for a tool: without the lock, and without writing.
+pub(super) fn inspect(path: &Path) -> Result<KeptFile> {
+    let at = Place::of(path)?;
+    let file = at.open(Access::Read)?;
+    let length = file.metadata().map_err(|error| at.fail("looking at", error))?.len();
+    let (settings, places) = match head::decode(&start_of(&at, &file)?) {
+        Head::Good(good) => *good,
+        Head::Version(version) => return Err(other_version(path, version)),
+        Head::Empty | Head::Foreign => {
+            return Err(Error::config(format!("{} is no kept file", path.display())));
+        }
+        Head::Damaged => {
+            return Err(Error::config(format!("{}: its header is damaged", path.display())));
+        }
+    };
+    if length < places.length {
+        return Err(Error::config(cut(length, places.length)));
+    }
+    let map = map(&at, &file, &places, false)?;
+    Ok(KeptFile::new(path, settings, places, file, None, map, Found::Blocks))
+}
+
+fn check_owner(at: &Place<'_>, file: &File) -> Result<()> {
+    let data = file.metadata().map_err(|error| at.fail("looking at", error))?;
+    let me = rustix::process::geteuid().as_raw();
+    if data.uid() != me {
+        return Err(Error::config(format!(
+            "{} belongs to user {}, and this process runs as {me}",
+            at.path.display(),
+            data.uid()
+        )));
+    }
+    if data.permissions().mode() & 0o777 != 0o600 {
+        let only_mine = std::fs::Permissions::from_mode(0o600);
+        file.set_permissions(only_mine).map_err(|error| at.fail("changing", error))?;
+    }
+    Ok(())
+}
+
+fn owner(file: &File) -> Option<Owner> {
+    let mut head = [0; 160];
+    file.read_exact_at(&mut head, 0).ok()?;
+    (head[..8] == head::MAGIC).then(|| Owner::decode(&head)).flatten()
+}
+
+fn start_of(at: &Place<'_>, file: &File) -> Result<Vec<u8>> {
+    let mut head = vec![0; LONGEST];
+    let mut filled = 0;
+    while filled < head.len() {
+        match file.read_at(&mut head[filled..], filled as u64) {
+            Ok(0) => break,
+            Ok(more) => filled += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(at.fail("reading", error)),
+        }
+    }
+    head.truncate(filled);
+    Ok(head)
+}
+
+fn other_version(path: &Path, version: u32) -> Error {
+    Error::config(format!(
+        "{} has format {version}, and this version reads {VERSION}",
+        path.display()
+    ))
+}
+
+fn cut(length: u64, wanted: u64) -> String {
+    format!("the file has {length} bytes of {wanted}")
+}
+
+/// Takes a locked file over, or makes it again.
+fn locked(at: &Place<'_>, lock: File, settings: Settings, replace: bool) -> Result<KeptFile> {
+    let page = fstatvfs(&lock).map_err(|error| at.fail("looking at", error.into()))?.f_bsize;
+    let wanted = Places::of(&settings, page);
+    let length = lock.metadata().map_err(|error| at.fail("looking at", error))?.len();
+    let reason = match head::decode(&start_of(at, &lock)?) {
+        Head::Empty => None,
+        Head::Damaged => Some("its header is damaged".to_owned()),
+        Head::Good(good) if good.0.identity == settings.identity => {
+            let (found, places) = *good;
+            if found.blocks != settings.blocks || places != wanted {
+                Some(format!("it was made for {} blocks, now {}", found.blocks, settings.blocks))
+            } else if length < wanted.length {
+                Some(cut(length, wanted.length))
+            } else {
+                let file = at.open(Access::Write)?;
+                let map = map(at, &file, &wanted, true)?;
+                map.write(OWNER, &Owner::this().encode());
+                let lock = Some(lock);
+                return Ok(KeptFile::new(at.path, found, wanted, file, lock, map, Found::Blocks));
+            }
+        }
+        Head::Good(good) if !replace => {
+            return Err(Error::config(format!(
+                "{} keeps the blocks of {}, and those of {} are wanted: give another path, or \
+                 keep_replace=True to lose them",
+                at.path.display(),
+                good.0.about,
+                settings.about
+            )));
+        }
+        Head::Version(version) if !replace => return Err(other_version(at.path, version)),
+        Head::Foreign if !replace => {
+            return Err(Error::config(format!(
+                "{} is not a file that kvtrie made: give another path, or keep_replace=True to \
+                 lose its {length} bytes",
+                at.path.display()
+            )));
+        }
+        Head::Good(_) | Head::Version(_) | Head::Foreign => Some("it was replaced".to_owned()),
+    };
+    make(at, lock, settings, wanted, reason)
+}
+
+/// Makes the file again: allocated, with no block in it.
+fn make(
+    at: &Place<'_>,
+    lock: File,
+    settings: Settings,
+    places: Places,
+    reason: Option<String>,
+) -> Result<KeptFile> {
+    let made = (|| {
+        ftruncate(&lock, 0).map_err(|error| at.fail("emptying", error.into()))?;
+        check_room(at, &lock, &places)?;
+        fallocate(&lock, FallocateFlags::empty(), 0, places.length).map_err(|error| {
+            let what = format!("allocating {} bytes of", places.length);
+            at.fail(&what, error.into())
+        })?;
+        let file = at.open(Access::Write)?;
+        let map = map(at, &file, &places, true)?;
+        Ok((file, map))
+    })();
+    let (file, map) = match made {
+        Ok(made) => made,
+        Err(error) => {
+            // Without blocks it only takes room.
+            let _ = unlinkat(&at.folder, at.name, rustix::fs::AtFlags::empty());
+            return Err(error);
+        }
+    };
+    let head = head::encode(&settings, &places);
+    map.write(8, &head[8..]);
+    map.write(OWNER, &Owner::this().encode());
+    map.write(0, &head[..8]);
+    let found = reason.map_or(Found::Nothing, Found::Cold);
+    Ok(KeptFile::new(at.path, settings, places, file, Some(lock), map, found))
+}
+
+fn check_room(at: &Place<'_>, file: impl AsFd, places: &Places) -> Result<()> {
+    let found = fstatvfs(file).map_err(|error| at.fail("looking at", error.into()))?;
+    let (free, all) = (found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize);
+    // A tmpfs without a limit says 0 blocks.
+    if all == 0 || places.length <= free {
+        return Ok(());
+    }
+    Err(Error::Full(format!(
+        "{} takes {} bytes, and its file system has {free} free of {all}: give the tier fewer \
+         blocks, or make the file system larger (Docker's --shm-size)",
+        at.path.display(),
+        places.length
+    )))
+}
+
+fn map(at: &Place<'_>, file: &File, places: &Places, write: bool) -> Result<Map> {
+    let length = usize::try_from(places.pool)
+        .map_err(|_| Error::config(format!("a table of {} bytes", places.pool)))?;
+    Map::new(file, length, write).map_err(|error| at.fail("mapping", error))
+}
+
+/// The path as it was given, absolute.
+pub(super) fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}

@@ -1,0 +1,92 @@
+//! Listing of a kept file's blocks for a starting process, and notes of their uses.
+//!
+//! Invariant: only sealed and good entries are listed, parents before their children; ages grow by
+//! the wall clock since they were noted. Cost: a hash of the entry and one of the record per block,
+//! on all cores.
+
+use std::sync::atomic::Ordering;
+
+use super::entry::{self, SEALED, STANDING, split};
+use super::{KeptFile, UNPROVED};
+use crate::claim::lock;
+use crate::error::Result;
+use crate::rows::{StoredBlock, UsedBlock, order};
+
+/// Up to this many slots a thread costs more than it saves.
+const FEW: u32 = 10_000;
+
+impl KeptFile {
+    /// All blocks that an earlier process sealed, and none of them is proved yet.
+    #[must_use]
+    pub fn rows(&self, wall_now: u64) -> Vec<StoredBlock> {
+        let slots = self.settings.blocks;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let each = slots.div_ceil(u32::try_from(cores).unwrap_or(1)).max(FEW);
+        let part = |first: u32| -> Vec<StoredBlock> {
+            let slots = first..slots.min(first.saturating_add(each));
+            slots.filter_map(|slot| self.row(slot, wall_now)).collect()
+        };
+        let mut rows = Vec::with_capacity(self.sealed() as usize);
+        if slots <= FEW {
+            rows.extend(part(0));
+        } else {
+            // The threads are the call's own: a child after `fork` has none of its parent's.
+            std::thread::scope(|scope| {
+                let starts = (0..slots).step_by(each as usize);
+                let parts: Vec<_> = starts.map(|first| scope.spawn(move || part(first))).collect();
+                for part in parts {
+                    rows.extend(part.join().expect("decoding does not fail"));
+                }
+            });
+        }
+        let sorted = order(&rows);
+        let row = |(at, rooted)| StoredBlock { rooted, ..std::mem::take(&mut rows[at as usize]) };
+        sorted.into_iter().map(row).collect()
+    }
+
+    fn row(&self, slot: u32, wall_now: u64) -> Option<StoredBlock> {
+        let word_now = self.word(slot).load(Ordering::Acquire);
+        if split(word_now).1 != SEALED {
+            return None;
+        }
+        let Some(found) = self.entry(slot, word_now) else {
+            if self.trust[slot as usize].load(Ordering::Relaxed) == UNPROVED {
+                drop(self.discard(slot, word_now, None, "entry"));
+            }
+            return None;
+        };
+        Some(StoredBlock {
+            slot,
+            key: found.record.key(),
+            layers: found.layers,
+            meta: found.meta.later(wall_now.saturating_sub(found.stamp)),
+            record: found.record,
+            rooted: false,
+        })
+    }
+
+    /// Notes new metadata of some blocks; a slot with another block is left out. Returns how many
+    /// were noted.
+    ///
+    /// # Errors
+    /// [`crate::Error::ReadOnly`], or a slot that does not exist.
+    pub fn note_uses(&self, used: &[UsedBlock<'_>], wall_now: u64) -> Result<usize> {
+        self.writable()?;
+        let mut noted = 0;
+        for used in used {
+            self.check_slot(used.slot)?;
+            let _slots = lock(&self.slots);
+            let word_now = self.word(used.slot).load(Ordering::Relaxed);
+            if split(word_now).1 != SEALED {
+                continue;
+            }
+            let Some(found) = self.entry(used.slot, word_now) else { continue };
+            if found.record == *used.record {
+                let standing = entry::standing(&used.meta, wall_now);
+                self.map.write(self.at(used.slot) + STANDING, &standing);
+                noted += 1;
+            }
+        }
+        Ok(noted)
+    }
+}
