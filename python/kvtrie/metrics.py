@@ -9,7 +9,7 @@ for ten microseconds; nothing in between.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 try:
     from prometheus_client.core import (
@@ -25,11 +25,11 @@ from kvtrie._kvtrie import BlockManager
 from kvtrie.errors import ClosedError, ConfigError, InvariantError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kvtrie._kvtrie import Histogram, Stats, TierStats
 
-__all__ = ["METRICS", "Collector", "Metric"]
+__all__ = ["KEPT_METRICS", "METRICS", "Collector", "Metric", "Serving"]
 
 _Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 _Type: TypeAlias = Literal["counter", "gauge", "histogram"]
@@ -182,25 +182,57 @@ METRICS = (
         "", (*_BY_TIER, "kind"), _NS,
     ),
 )  # fmt: skip
-"""Everything that a `Collector` exports."""
+"""Everything that a `Collector` exports of a manager."""
+
+KEPT_METRICS = (
+    Metric(
+        "kvtrie_host_kept_blocks", "gauge",
+        "Blocks of the host tier that the next process would find",
+        "kept_blocks", _BY_MANAGER,
+    ),
+    Metric(
+        "kvtrie_host_lost_blocks_total", "counter",
+        "Blocks of earlier processes that were misses, by reason",
+        "lost_blocks", (*_BY_MANAGER, "reason"),
+    ),
+)  # fmt: skip
+"""What a `Collector` exports of the pools of an executor, for a host tier with `keep`."""
+
+
+class Serving(Protocol):
+    """A manager with its pools: an `Executor`."""
+
+    manager: BlockManager
+
+    @property
+    def pools(self) -> Sequence[object]:
+        """The pool or storage of each tier."""
+        ...
 
 
 class Collector(_Base):
-    """Exports what managers count.
+    """Exports what managers count, and what kept pools of executors do.
 
     Register it (`prometheus_client.REGISTRY.register(Collector(manager))`), and an exporter such as
     `prometheus_client.start_http_server` shows it. Managers differ by their machine's
     number, tiers by kind and policy.
     """
 
-    def __init__(self, managers: BlockManager | Iterable[BlockManager]) -> None:
-        """Takes one manager or several.
+    def __init__(self, managers: BlockManager | Serving | Iterable[BlockManager | Serving]) -> None:
+        """Takes one manager or executor, or several.
 
         Raises:
             ConfigError: none is given, or two of them have one machine's number.
         """
-        single = isinstance(managers, BlockManager)
-        self._managers = (managers,) if single else tuple(managers)
+        single = isinstance(managers, BlockManager) or hasattr(managers, "manager")
+        given = cast("tuple[Any, ...]", (managers,) if single else tuple(cast("Any", managers)))
+        self._pools: dict[BlockManager, Sequence[Any]] = {
+            one if isinstance(one, BlockManager) else one.manager: getattr(one, "pools", ())
+            for one in given
+        }
+        self._managers = tuple(
+            one if isinstance(one, BlockManager) else one.manager for one in given
+        )
         machines = [manager.machine for manager in self._managers]
         if not machines or len(set(machines)) < len(machines):
             raise ConfigError(f"managers of machines {machines}: each once, and at least one")
@@ -221,6 +253,12 @@ class Collector(_Base):
                 continue
             _put(families["kvtrie_up"], [machine], 1)
             _add(families, stats, machine)
+            for pool in self._pools[manager]:
+                if hasattr(pool, "kept_blocks"):
+                    _put(families["kvtrie_host_kept_blocks"], [machine], pool.kept_blocks)
+                    for reason, count in pool.lost_blocks.items():
+                        family = families["kvtrie_host_lost_blocks_total"]
+                        _put(family, [machine, reason], count)
         return iter(families.values())
 
 
@@ -232,7 +270,7 @@ def _families() -> dict[str, _Family]:
     }
     return {
         metric.name: made[metric.type](metric.name, metric.meaning, labels=metric.labels)
-        for metric in METRICS
+        for metric in (*METRICS, *KEPT_METRICS)
     }
 
 
