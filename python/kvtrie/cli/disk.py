@@ -38,7 +38,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     made: dict[str, argparse.ArgumentParser] = {}
     for name, (summary, run, more) in _ACTIONS.items():
         made[name] = actions.add_parser(name, help=summary, description=summary, epilog=more)
-        made[name].add_argument("folder", type=Path, metavar="FOLDER", help="path of a disk tier")
+        made[name].add_argument(
+            "folder", type=Path, metavar="FOLDER", help="path of a disk tier or of a kept host tier"
+        )
         made[name].add_argument("--json", action="store_true", help="print one JSON document")
         made[name].set_defaults(run=run)
     made["ls"].add_argument("--blocks", action="store_true", help="and every block in them")
@@ -291,5 +293,5 @@ _ACTIONS = {
     ),
 }
 
-COMMAND = ("look at, verify and clean the files of a disk tier", _arguments)
+COMMAND = ("look at, verify and clean the files of disk tiers and kept host tiers", _arguments)
 """The help text of the command, and the function that adds its arguments."""

@@ -1,4 +1,4 @@
-"""Folder: the stores in a disk tier's folder, as `kvtrie disk` looks at them and cleans them.
+"""Folder: stores of disk tiers and files of kept host tiers, as `kvtrie disk` looks at them.
 
 Invariant: a store that another process writes to is only read. A process that starts while one is
 verified or cleaned only reads, as with any writer. No link is followed below the folder.
@@ -15,12 +15,13 @@ import re
 import shutil
 import stat
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie._kvtrie import DiskStore
+from kvtrie._kvtrie import DiskStore, KeptFile
+from kvtrie.cli import kept_file
+from kvtrie.cli.found import Cleaned, Finding, Look, Row, Verified
 from kvtrie.errors import ConfigError, TransferError
 
 if TYPE_CHECKING:
@@ -40,99 +41,30 @@ __all__ = [
     "verify",
 ]
 
-Row: TypeAlias = tuple[int, bytes, int, int, int, int, bool]
-"""A block: slot, key, first layer, one after the last, nanoseconds since its last use, uses, and
-whether all blocks before it are there."""
-
 _REMOVED = re.compile(r"[0-9a-f]{16}\.removed")
 _LINE = 64  # bytes of a lock that are read: it names a process
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The contents of a store.
-
-    Attributes:
-        store: its own folder.
-        about: the meaning of its KV, as JSON.
-        slots: how many blocks it may hold.
-        bytes: the size of its files on the disk.
-        read_only: the reason why no other process may write now; None if one may.
-        rows: its blocks.
-    """
-
-    store: Path
-    about: str
-    slots: int
-    bytes: int
-    read_only: str | None
-    rows: list[Row]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that could not be proved.
-
-    Attributes:
-        slot: the block's slot; None for a part of the manifest that names no block.
-        key: the block's name; None as for the slot.
-        reason: the fault.
-        removed: whether it is gone now.
-    """
-
-    slot: int | None
-    key: bytes | None
-    reason: str
-    removed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """A store after every byte of it was read.
-
-    Attributes:
-        store: its own folder.
-        blocks: how many blocks were read.
-        read_only: why nothing could be removed; None if it could.
-        findings: the records that could not be proved.
-    """
-
-    store: Path
-    blocks: int
-    read_only: str | None
-    findings: list[Finding]
-
-
-@dataclass(frozen=True, slots=True)
-class Cleaned:
-    """A store after it was cleaned.
-
-    Attributes:
-        store: its own folder.
-        freed: bytes by which its files shrank.
-        removed: whether all of it is gone.
-        read_only: why it was left alone; None if it was not.
-    """
-
-    store: Path
-    freed: int
-    removed: bool
-    read_only: str | None
 
 
 def stores(folder: Path) -> tuple[list[Path], list[str]]:
     """The stores in a folder that can be read, and why others cannot be.
 
+    A file of a kept host tier counts as a store, in a folder or named itself.
+
     Raises:
         ConfigError: there is no such folder, or no store in it.
         TransferError: it cannot be read.
     """
+    if kept_file.is_file(folder):
+        KeptFile.inspect(folder).close()
+        return [folder], []
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}")
     found = DiskStore.stores(folder)
-    if not found:
+    kept = [path for path in sorted(folder.iterdir()) if kept_file.is_kept(path)]
+    if not found and not kept:
         raise ConfigError(f"there is no store in {folder}")
-    return [store for store, why in found if why is None], [why for _, why in found if why]
+    good = [store for store, why in found if why is None]
+    return [*good, *kept], [why for _, why in found if why]
 
 
 def look(store: Path, wall: int) -> Look:
@@ -142,6 +74,8 @@ def look(store: Path, wall: int) -> Look:
         ConfigError: it has no good manifest.
         TransferError: it cannot be read.
     """
+    if kept_file.is_file(store):
+        return kept_file.look(store, wall)
     with closing(DiskStore.inspect(store)) as seen:
         rows = seen.blocks(wall)
         return Look(store, seen.about, seen.slots, seen.disk_bytes, _refusal(store), rows)
@@ -163,6 +97,8 @@ def verify(
         ConfigError: it has no good manifest.
         TransferError: it cannot be read, or not be cleaned of what was found.
     """
+    if kept_file.is_file(store):
+        return kept_file.verify(store, wall, watch)
     with closing(_open(store)) as opened:
         rows = opened.blocks(wall)
         skipped = opened.reasons()
@@ -199,6 +135,8 @@ def clean(store: Path, wall: int, older_than: int | None = None) -> Cleaned:
         ConfigError: it has no good manifest.
         TransferError: it cannot be read or written.
     """
+    if kept_file.is_file(store):
+        return kept_file.clean(store, wall, older_than)
     with closing(DiskStore.inspect(store)) as seen:
         before = seen.disk_bytes
     with closing(_open(store)) as opened:
@@ -228,6 +166,8 @@ def finish_removals(folder: Path) -> int:
     Raises:
         TransferError: something of it cannot be removed.
     """
+    if kept_file.is_file(folder):
+        return 0
     left = [path for path in folder.iterdir() if _REMOVED.fullmatch(path.name)]
     return sum(_remove(path) for path in left if _is_folder(path))
 
@@ -270,7 +210,7 @@ def _refusal(store: Path) -> str | None:
         found = lock.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             return f"{lock} is no file of its own; without it the store is read-only"
-        with open(lock, "rb", opener=_without_waiting) as file:
+        with open(lock, "rb", opener=kept_file.without_waiting) as file:
             try:
                 # Shared and for microseconds: a reader does not keep another one from reading.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -280,11 +220,6 @@ def _refusal(store: Path) -> str | None:
     except OSError:
         pass
     return None if os.access(store, os.W_OK) else "nothing may be written here"
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """A descriptor of no link, and of no pipe that waits for its other end."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _damaged(store: DiskStore, rows: Iterable[Row]) -> dict[tuple[int, bytes], str]:
