@@ -14,6 +14,7 @@ from kvtrie._kvtrie import (
     Eviction,
     Explanation,
     Failed,
+    GroupStats,
     HintReply,
     Histogram,
     Index,
@@ -43,6 +44,7 @@ from kvtrie.errors import (
 from kvtrie.hint import Demote, Prefetch, Quota, Release, Retain
 from kvtrie.layer_group import LayerGroup
 from kvtrie.layout import Layout
+from kvtrie.resume import ResumePoints
 from kvtrie.scope import Scope
 from kvtrie.shape import ModelShape
 from kvtrie.tier import Lane, Tier
@@ -59,6 +61,7 @@ __all__ = [
     "Eviction",
     "Explanation",
     "Failed",
+    "GroupStats",
     "HintReply",
     "Histogram",
     "Index",
@@ -79,6 +82,7 @@ __all__ = [
     "Prefetch",
     "Quota",
     "Release",
+    "ResumePoints",
     "Retain",
     "Scope",
     "Span",

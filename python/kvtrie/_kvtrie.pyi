@@ -35,6 +35,7 @@ from typing_extensions import Buffer
 
 from kvtrie.cost import Cost
 from kvtrie.hint import Hint
+from kvtrie.resume import ResumePoints
 from kvtrie.scope import Scope
 from kvtrie.shape import ModelShape
 from kvtrie.tier import Lane, Tier
@@ -49,6 +50,7 @@ __all__ = [
     "Eviction",
     "Explanation",
     "Failed",
+    "GroupStats",
     "HintReply",
     "Histogram",
     "Index",
@@ -133,6 +135,7 @@ class BlockManager:
         reuse: bool = True,
         epsilon: float = 0.015625,
         objective: Literal["cost", "balanced", "hits"] = "cost",
+        resume: ResumePoints | None = None,
     ) -> Self:
         """Make a manager without a block.
 
@@ -165,6 +168,9 @@ class BlockManager:
             objective: what policies by value save: the "cost" of computing blocks again, or "hits",
                 where every block is worth the same and prices are not read. Every tier's policy
                 must have values then: `learned`, `retention`, `flat`, `weighted`.
+            resume: which borders stay resumable in a model of several groups of layers. Each
+                group keeps only what resume points and leases need then, on one tier without bytes
+                (`owner="none"`); None keeps all tokens of all layers.
 
         Raises:
             ConfigError: settings that contradict each other, or a disk with a path or a remote
@@ -2009,6 +2015,21 @@ class Histogram:
     def __ne__(self, other: object, /) -> bool: ...
 
 @final
+class GroupStats:
+    """Slots of one group of layers on a tier."""
+
+    @property
+    def held(self) -> int:
+        """Slots of blocks and states that a resume point or a lease holds.
+
+        Of the first group, all that are not free.
+        """
+
+    @property
+    def released(self) -> int:
+        """Slots that are found until they are taken, before any victim."""
+
+@final
 class LaneStats:
     """Counters of one lane.
 
@@ -2061,6 +2082,8 @@ class TierStats:
         tokens_hit: tokens that requests found here.
         evicted: evictions.
         evictions: evictions by cause.
+        groups: slots of each group of layers, in the model's order, where the manager keeps groups
+            apart; otherwise empty.
         evicted_clean: evictions that were instant because another tier has a copy.
         evicted_dirty: evictions that had to be written first.
         dropped: evictions of last copies.
@@ -2113,6 +2136,8 @@ class TierStats:
     def evicted(self) -> int: ...
     @property
     def evictions(self) -> Mapping[_Cause, int]: ...
+    @property
+    def groups(self) -> list[GroupStats]: ...
     @property
     def evicted_clean(self) -> int: ...
     @property

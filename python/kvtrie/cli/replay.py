@@ -20,6 +20,8 @@ from kvtrie.tier import DEFAULT_POLICY, Tier
 
 if TYPE_CHECKING:
     from kvtrie._kvtrie import BlockManager, Eviction
+    from kvtrie.resume import ResumePoints
+    from kvtrie.shape import ModelShape
     from kvtrie.sim.readers.lines import Skipped
     from kvtrie.sim.replay import Replayed
 
@@ -49,6 +51,25 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--lenient", action="store_true", help="leave out lines that cannot be, and count them"
     )
     add_tiers(parser, several=True)
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="gemma-3-27b, gpt-oss-120b, qwen3-next-80b or llama-3.1-8b, in bfloat16: the room of "
+        "a tier may be bytes then, as gpu=32GiB, and groups of layers keep only what they need",
+    )
+    parser.add_argument(
+        "--groups",
+        choices=("on", "off"),
+        default="on",
+        help="off keeps all layers of all tokens (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--points",
+        type=int,
+        metavar="N",
+        help="resume points: below the tokens of a block how many are kept of a path (default: 1), "
+        "otherwise one every N tokens",
+    )
     parser.add_argument(
         "--ends",
         action="store_true",
@@ -93,7 +114,8 @@ def add_tiers(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         action="append",
         type=_tier,
         metavar="KIND=BLOCKS",
-        help="a tier and its room, fastest first; up to four times (default: gpu=5859)",
+        help="a tier and its room in blocks, or with a model in bytes as 32GiB, fastest first; up "
+        "to four times (default: gpu=5859)",
     )
     more = "; several, with commas, are compared with lru over --rooms" if several else ""
     parser.add_argument(
@@ -125,10 +147,12 @@ def add_tiers(parser: argparse.ArgumentParser, *, several: bool = False) -> None
 
 
 def _tier(text: str) -> Tier:
-    """A tier from `KIND=BLOCKS`."""
-    kind, _, blocks = text.partition("=")
+    """A tier from `KIND=BLOCKS` or `KIND=BYTES`, bytes with a unit."""
+    kind, _, room = text.partition("=")
     try:
-        return Tier(kind, blocks=int(blocks))  # pyright: ignore[reportArgumentType]
+        if room[-1:].isalpha():
+            return Tier(kind, bytes=room)  # pyright: ignore[reportArgumentType]
+        return Tier(kind, blocks=int(room))  # pyright: ignore[reportArgumentType]
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     except ValueError as error:
@@ -159,7 +183,7 @@ def _run(given: argparse.Namespace) -> int:
     most = max(MOST_BLOCKS, *(tier.blocks or 0 for tier in tiers))
     stream = block_requests(source, given.block_tokens, skipped, most)
     several = "," in given.policy
-    names = ("policy", "structure", "block_tokens", "load", "ends", "objective")
+    names = ("policy", "structure", "block_tokens", "load", "ends", "objective", "model", "points")
     settings = {"trace": str(given.trace), **{name: getattr(given, name) for name in names}}
     for name in ("rooms", "plot"):
         if getattr(given, name) is not None and not several:
@@ -175,8 +199,11 @@ def _run(given: argparse.Namespace) -> int:
         status = _status(skipped)
         compare(given, requests, settings)
         return status
+    model, resume = _model(given, tiers)
     manager = open_manager(
         tiers,
+        model=model,
+        resume=resume,
         policy=given.policy,
         structure=given.structure,
         block_tokens=given.block_tokens,
@@ -211,6 +238,34 @@ def _run(given: argparse.Namespace) -> int:
     return status
 
 
+def _model(given: argparse.Namespace, tiers: list[Tier]) -> tuple[ModelShape, ResumePoints | None]:
+    """The shape of the model, and which borders stay resumable.
+
+    Raises:
+        ConfigError: an unknown name, bytes without a model, or points that cannot be.
+    """
+    from kvtrie.resume import ResumePoints
+    from kvtrie.sim.models import model_named, without_groups
+    from kvtrie.sim.replay import SHAPE
+
+    if given.model is None:
+        if any(tier.bytes is not None for tier in tiers):
+            raise ConfigError("--tier with a room in bytes wants --model, which has their number")
+        if given.groups == "off" or given.points is not None:
+            raise ConfigError("--groups and --points go with --model")
+        return SHAPE, None
+    model = model_named(given.model)
+    points = 1 if given.points is None else given.points
+    if points < 1:
+        raise ConfigError(f"--points is {points}, at least 1 wanted")
+    if given.groups == "off":
+        return without_groups(model), None
+    if not model.groups:
+        return model, None
+    every = points >= given.block_tokens
+    return model, ResumePoints(every=points) if every else ResumePoints(newest=points)
+
+
 def _status(skipped: Skipped | None) -> int:
     return 0 if skipped is None else lenient_status(skipped.lines, skipped.parsed)
 
@@ -219,6 +274,7 @@ def _json(settings: dict[str, Any], played: Replayed, last: list[Eviction] | Non
     figures = {**settings, **dataclasses.asdict(played)}
     figures |= {"hit_rate": played.hit_rate, "bound": played.bound}
     figures |= {"cost_rate": played.cost_rate, "evictions": played.evictions}
+    figures |= {"token_rate": played.token_rate}
     if last is not None:
         figures["last_evictions"] = [
             {
@@ -267,7 +323,19 @@ def _text(title: str, played: Replayed) -> str:
         counts = (tier.blocks, tier.hits, tier.clean, tier.demoted, tier.dropped)
         share = tier.hits / max(1, played.blocks)
         text += f"{tier.kind:8}{''.join(f'{count:10d}' for count in counts)}{share:10.4f}\n"
-    return text + _lost(played)
+    return text + _grouped(played) + _lost(played)
+
+
+def _grouped(played: Replayed) -> str:
+    """Bytes by group of layers."""
+    if not played.groups:
+        return ""
+    text = f"\n{'group':12}{'layers':>8}{'slot MiB':>12}{'held MiB':>12}{'released MiB':>14}\n"
+    for group in played.groups:
+        sizes = (group.slot_bytes, group.held_bytes, group.released_bytes)
+        slot, held, released = (size / 2**20 for size in sizes)
+        text += f"{group.kind:12}{group.layers:8d}{slot:12.2f}{held:12.1f}{released:14.1f}\n"
+    return text
 
 
 def _lost(played: Replayed) -> str:

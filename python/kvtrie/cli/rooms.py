@@ -56,7 +56,7 @@ def compare(
 
 
 def _check(given: argparse.Namespace) -> None:
-    for name in ("save", "evictions", "tier"):
+    for name in ("save", "evictions", "tier", "model", "points"):
         if getattr(given, name):
             raise ConfigError(f"--{name} goes with one policy, not with {given.policy}")
     if (given.structure, given.load) != ("leaf-only", "all"):

@@ -25,14 +25,23 @@ from kvtrie.tier import DEFAULT_POLICY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from kvtrie.resume import ResumePoints
     from kvtrie.scope import Structure
     from kvtrie.sim.readers.rows import Record, RowWithAnswer
     from kvtrie.sim.trace import TraceRequest
     from kvtrie.tier import Tier
 
-__all__ = ["Replayed", "TierFigures", "open_manager", "prompt_cost", "replay"]
+__all__ = [
+    "SHAPE",
+    "GroupFigures",
+    "Replayed",
+    "TierFigures",
+    "open_manager",
+    "prompt_cost",
+    "replay",
+]
 
-_SHAPE = ModelShape(
+SHAPE = ModelShape(
     layers=32, kv_heads=8, head_dim=128, dtype="bfloat16", query_heads=32, hidden=4096
 )
 
@@ -59,6 +68,25 @@ class TierFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """The bytes of one group of layers on the first tier.
+
+    Attributes:
+        kind: which kind of group.
+        layers: how many layers it has.
+        slot_bytes: bytes of a block of its layers, or of a state.
+        held_bytes: bytes of blocks that resume points need; of the first group, all that are there.
+        released_bytes: bytes that are found until their room is taken.
+    """
+
+    kind: str
+    layers: int
+    slot_bytes: int
+    held_bytes: int
+    released_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Replayed:
     """The result of a replay; counts are in blocks unless they say otherwise.
 
@@ -78,6 +106,7 @@ class Replayed:
         diverged: new blocks at places where the session's prompt before had other blocks; None for
             a trace without sessions.
         turns: by turn, the last one and all after it together.
+        groups: per group of layers where they are kept apart, at the end.
     """
 
     requests: int
@@ -94,6 +123,7 @@ class Replayed:
     evicted: int = 0
     diverged: int | None = None
     turns: tuple[TurnFigures, ...] = ()
+    groups: tuple[GroupFigures, ...] = ()
 
     @property
     def hit_rate(self) -> float:
@@ -130,10 +160,10 @@ def open_manager(
     block_tokens: int = 512,
     eviction_log: int = 0,
     objective: Literal["cost", "balanced", "hits"] = "cost",
+    model: ModelShape = SHAPE,
+    resume: ResumePoints | None = None,
 ) -> BlockManager:
     """Return a manager without bytes whose tokens are block hashes.
-
-    Times are those of a model of 8 billion parameters in bfloat16.
 
     Args:
         tiers: fastest first; they hold no bytes, whatever their owner.
@@ -142,6 +172,9 @@ def open_manager(
         block_tokens: real tokens per hash.
         eviction_log: how many evictions are kept for `evictions`.
         objective: what policies by value save.
+        model: decides bytes and times; by default a model of 8 billion parameters in bfloat16.
+        resume: which borders stay resumable where groups of layers are kept apart; None keeps all
+            tokens of all layers.
 
     Raises:
         ConfigError: a setting that the manager refuses.
@@ -149,7 +182,7 @@ def open_manager(
     if block_tokens < 1:
         raise ConfigError(f"block_tokens is {block_tokens}, at least 1 wanted")
     return BlockManager(
-        _SHAPE,
+        model,
         [dataclasses.replace(tier, owner="none") for tier in tiers],
         block_tokens=1,
         token_weight=block_tokens,
@@ -157,6 +190,7 @@ def open_manager(
         structure=structure,
         eviction_log=eviction_log,
         objective=objective,
+        resume=resume,
     )
 
 
@@ -180,8 +214,10 @@ def replay(
         ends: hint `Release` to the manager with the last request of each session.
         running: number of requests that hold their blocks at a time; the others have ended.
 
-    A request that does not fit on the first tier counts as refused.
+    A request that does not fit on the first tier counts as refused. Where groups of layers are kept
+    apart, a prompt's last, partial block is not played: no resume point is after it.
     """
+    grouped = any(tier.groups for tier in manager.stats().tiers.values())
     sums = _Sums(block_tokens)
     last: set[int] = set()
     if ends:
@@ -189,7 +225,8 @@ def replay(
         last = last_ones(request.session for request in requests)
 
     def rows() -> Iterator[RowWithAnswer]:
-        for at, request in enumerate(requests):
+        for at, whole in enumerate(requests):
+            request = _full_blocks(whole, block_tokens) if grouped else whole
             sums.add(request)
             session = request.session if ends else None
             answer = request.blocks[:0] if request.answer is None else request.answer
@@ -225,7 +262,24 @@ def replay(
         evicted=sums.fates.evicted,
         diverged=sums.fates.diverged,
         turns=sums.fates.turns(),
+        groups=_groups(manager, block_tokens),
     )
+
+
+def _groups(manager: BlockManager, block_tokens: int) -> tuple[GroupFigures, ...]:
+    slots = next(iter(manager.stats().tiers.values())).groups
+    found: list[GroupFigures] = []
+    for at, (group, counted) in enumerate(zip(manager.model.groups, slots, strict=False)):
+        each = manager.model.block_bytes(block_tokens, at)
+        sizes = (each, each * counted.held, each * counted.released)
+        found.append(GroupFigures(group.kind, len(group.layers), *sizes))
+    return tuple(found)
+
+
+def _full_blocks(request: TraceRequest, block_tokens: int) -> TraceRequest:
+    """A request without its last block, if that is a part of one and not the only one."""
+    full = max(1, request.input_tokens // block_tokens)
+    return dataclasses.replace(request, blocks=request.blocks[:full])
 
 
 def prompt_cost(blocks: int, block_tokens: int) -> float:

@@ -4,8 +4,8 @@
 //! in one [`manager::Manager`]: it decides, the caller executes. The same operations give the same
 //! moves, byte for byte.
 //!
-//! Modules depend on one another in one direction: nouns (`block`, `error`, `histogram`, `time`,
-//! `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`,
+//! Modules depend on one another in one direction: nouns (`block`, `error`, `group`, `histogram`,
+//! `time`, `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`,
 //! `eviction`, `tier`, `arrival`, `residency`, `private_slots`, `lane`, `cost`), `policy`, `tiers`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
@@ -15,6 +15,7 @@ pub mod block;
 pub mod cost;
 pub mod error;
 pub mod eviction;
+pub mod group;
 pub mod hint;
 pub mod histogram;
 pub mod lane;

@@ -22,6 +22,7 @@ mod moves;
 mod name;
 mod node;
 mod observe;
+mod points;
 mod policy_feed;
 mod request;
 mod settings;
@@ -62,7 +63,7 @@ pub use request::lookup::{Copy, Match, MatchedBlock};
 pub use request::mark::Mark;
 pub use request::pins::PinId;
 pub use request::price::Unpriced;
-pub use settings::{DropOrder, Settings};
+pub use settings::{DropOrder, Groups, Settings};
 
 use consequence::Consequences;
 use evict::set::EvictionSet;
@@ -72,6 +73,7 @@ use moves::awaits::Awaits;
 use node::Node;
 use observe::block_event::BlockEvents;
 use observe::meter::Meter;
+use points::Points;
 use policy_feed::PolicyFeed;
 use request::ages::Ages;
 use request::pins::Pins;
@@ -114,6 +116,8 @@ pub struct Manager {
     hints: Hints,
     prices: Prices,
     pins: Pins,
+    /// Resume points of a model with several groups.
+    points: Option<Box<Points>>,
     poison: Option<String>,
     closed: bool,
 }
@@ -132,6 +136,11 @@ impl Manager {
             Blocks::new(settings.block_tokens as usize, settings.layers, &settings.tiers);
         if settings.block_events > 0 {
             blocks.keep_changes();
+        }
+        let mut points = None;
+        if let Some(groups) = &settings.groups {
+            blocks.open_groups(groups.arena()?, groups.groups.len());
+            points = Some(Box::new(Points::new(groups, &settings)));
         }
         memory::check(blocks.trie().growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
@@ -167,6 +176,7 @@ impl Manager {
             hints,
             prices: Prices::default(),
             pins: Pins::default(),
+            points,
             poison: None,
             closed: false,
         })

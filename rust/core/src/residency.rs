@@ -15,8 +15,10 @@
 //! while its layers are also resident below (on the last tier: above). Cost: O(1) per block for a
 //! verb if the block is on one tier alone, else O(tiers²); with layer slots also O(layers).
 
+mod arena;
 mod changes;
 mod clean;
+mod groups;
 mod space;
 mod table;
 
@@ -27,7 +29,9 @@ use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId, Token};
 use crate::tier::{Residency, ResidencyState, TierSpec};
 use crate::trie::{RunId, Trie};
 
+pub use arena::Arena;
 pub use changes::Change;
+pub use groups::GroupSlots;
 pub use space::{Grant, Space};
 pub use table::ResidencyTable;
 
@@ -47,6 +51,8 @@ pub struct Blocks<T> {
     all: Layers,
     trie: Trie<T>,
     tiers: Vec<TierBlocks>,
+    /// The other groups of a model with several.
+    groups: Option<Box<groups::GroupBlocks>>,
     /// Changes of valid layers, if they are kept.
     changes: Option<Vec<Change>>,
     /// Increments when a block is added, removed or changes its residency.
@@ -65,7 +71,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             clean: 0,
         };
         let tiers = tiers.iter().map(held).collect();
-        Self { all, trie: Trie::new(block_tokens), tiers, changes: None, generation: 0 }
+        let trie = Trie::new(block_tokens);
+        Self { all, trie, tiers, groups: None, changes: None, generation: 0 }
     }
 
     /// The trie, read-only.
@@ -146,6 +153,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Removes the last `blocks` blocks of a run, which are absent on every tier.
     pub fn remove_tail(&mut self, block: BlockId, blocks: u32) {
         self.generation += 1;
+        if let Some(groups) = &mut self.groups {
+            (block + 1 - blocks..=block).for_each(|block| groups.drop_block(block));
+        }
         self.trie.remove_tail(block, blocks);
     }
 
@@ -201,6 +211,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         // Last block first: the free list is a stack, so the first slot is taken first again.
         space.give_all(table.clear(blocks.clone()));
         self.recount_run(tier, &blocks, self.all, None);
+        if let Some(groups) = &mut self.groups {
+            blocks.clone().for_each(|block| groups.drop_block(block));
+        }
         self.note_all(tier, blocks.rev(), self.all, Layers::NONE);
     }
 

@@ -57,7 +57,7 @@ mod _kvtrie {
         matched::{Copy, Match, MatchedBlock},
         moves::{Move, Moves},
         plan::{Plan, Span},
-        record::{Committed, Eviction, Explanation, Failed, Transmission, Unpriced},
+        record::{Committed, Eviction, Explanation, Failed, GroupStats, Transmission, Unpriced},
         remote::{ValueFolder, ValueFormat},
         simulation::Simulation,
         stats::{LaneStats, Stats, TierStats},

@@ -86,11 +86,11 @@ impl BlockManager {
         model, tiers, *, block_tokens=16, policy=String::from("learned"), cost=None,
         structure=Structure::LeafOnly, drop_order=DropOrder::Shallow, token_weight=1, machine=0, ranks=1,
         events=0, events_of=false, eviction_log=0, reuse=true, epsilon=0.015_625,
-        objective=Objective::Cost
+        objective=Objective::Cost, resume=None
     ), text_signature = "(model, tiers, *, block_tokens=16, policy='learned', cost='default', \
         structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
         events=0, events_of='evictions', eviction_log=0, reuse=True, epsilon=0.015625, \
-        objective='cost')")]
+        objective='cost', resume=None)")]
     fn new(
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
@@ -108,10 +108,12 @@ impl BlockManager {
         #[pyo3(from_py_with = number::reuse)] reuse: bool,
         #[pyo3(from_py_with = number::epsilon)] epsilon: f64,
         #[pyo3(from_py_with = settings::objective)] objective: Objective,
+        resume: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let py = model.py();
         let tiers = settings::tiers(tiers)?;
-        let given = settings::Given { model, tiers: &tiers, block_tokens, token_weight, cost };
+        let given =
+            settings::Given { model, tiers: &tiers, block_tokens, token_weight, cost, resume };
         let basic = settings::settings(&given)?;
         let settings = manager::Settings {
             policy,

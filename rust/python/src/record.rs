@@ -75,6 +75,18 @@ record! {
 }
 
 record! {
+    /// Slots of one group of layers on a tier.
+    GroupStats(kvtrie_core::residency::GroupSlots) |slots, py| {
+        /// Slots of blocks and states that a resume point or a lease holds; of the first group, all
+        /// that are not free.
+        held: u64 = slots.held;
+        /// Slots that are found until they are taken, before any victim.
+        released: u64 = slots.released;
+    }
+    repr format!("GroupStats(held={}, released={})", slots.held, slots.released);
+}
+
+record! {
     /// Eviction of some layers of a block from a tier, with the terms of its rank.
     Eviction(manager::Eviction) |entry, py| {
         /// When, in nanoseconds.

@@ -5,11 +5,12 @@
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::cost::{CostModel, Objective};
+use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, Settings};
+use kvtrie_core::manager::{DropOrder, Groups, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyString, PyTuple};
 
 use crate::error::{bad, raise};
 use crate::memory::items;
@@ -29,6 +30,7 @@ pub(crate) struct Given<'a, 'py> {
     pub(crate) block_tokens: u32,
     pub(crate) token_weight: u32,
     pub(crate) cost: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) resume: Option<&'a Bound<'py, PyAny>>,
 }
 
 impl Given<'_, '_> {
@@ -55,8 +57,10 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
             given.block_tokens, given.token_weight
         )));
     }
+    let resume = given.resume.map(|resume| groups(resume, given)).transpose()?;
+    let blocks = resume.as_ref().map(|resume| resume.blocks);
     let mut tiers =
-        given.tiers.iter().map(|tier| spec(tier, given)).collect::<PyResult<Vec<_>>>()?;
+        given.tiers.iter().map(|tier| spec(tier, given, blocks)).collect::<PyResult<Vec<_>>>()?;
     if let [.., above, last] = &mut tiers[..]
         && last.kind == Kind::Remote
         && given.tiers[given.tiers.len() - 1].getattr("path")?.is_truthy()?
@@ -65,11 +69,17 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         // Eviction does not wait for a shared store, so blocks are written before they must leave.
         above.free_low = WRITTEN_AHEAD;
     }
-    let layer_bytes = model.call_method1("layer_bytes", (given.real_tokens()?,))?;
+    let (layers, layer_bytes) = if let Some(resume) = &resume {
+        (resume.layers, resume.layer_bytes)
+    } else {
+        let bytes = model.call_method1("layer_bytes", (given.real_tokens()?,))?;
+        let layers = small(&model.getattr("layers")?, "layers", u16::MAX)?;
+        (layers, nanos(&bytes, "bytes of a layer of a block")?)
+    };
     Ok(Settings {
         fingerprint: model.call_method0("identity")?.extract()?,
-        layers: small(&model.getattr("layers")?, "layers", u16::MAX)?,
-        layer_bytes: nanos(&layer_bytes, "bytes of a layer of a block")?,
+        layers,
+        layer_bytes,
         block_tokens: given.block_tokens,
         token_weight: given.token_weight,
         tiers,
@@ -84,7 +94,42 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         events: 0,
         block_events: 0,
         eviction_log: 0,
+        groups: resume.map(|resume| resume.groups),
     })
+}
+
+/// Kind, window, sinks and bytes of a slot of a group.
+type GroupRow = (String, u64, u64, u64);
+
+/// Groups; layers, bytes of a layer and most blocks of the first; bytes of the tier; resume points.
+type Plan = (Vec<GroupRow>, (u16, u64, u32), u64, (u32, u32));
+
+/// Groups of a model, and the first one's size.
+struct Resume {
+    groups: Groups,
+    layers: u16,
+    layer_bytes: u64,
+    blocks: u32,
+}
+
+/// The groups of the model, of which each keeps what resume points need.
+fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Resume> {
+    instance(resume, "resume", "kvtrie.resume", "ResumePoints")?;
+    let tiers = PyTuple::new(resume.py(), given.tiers)?;
+    let plan = resume.call_method1("plan", (given.model, tiers, given.real_tokens()?))?;
+    let (rows, (layers, layer_bytes, blocks), bytes, points): Plan = plan.extract()?;
+    let group = |(kind, window, sinks, slot_bytes): GroupRow| {
+        let kinds = [
+            ("full", GroupKind::Full),
+            ("sliding", GroupKind::Sliding { window, sinks }),
+            ("chunked", GroupKind::Chunked { chunk: window }),
+            ("state", GroupKind::State),
+        ];
+        Ok(Group { kind: chosen(&kind, "kind", &kinds)?, slot_bytes })
+    };
+    let groups = rows.into_iter().map(group).collect::<PyResult<_>>()?;
+    let groups = Groups { groups, bytes, newest: points.0, every: points.1 };
+    Ok(Resume { groups, layers, layer_bytes, blocks })
 }
 
 /// The tiers of an argument, unconverted.
@@ -144,7 +189,8 @@ pub(crate) fn require_fingerprint(model: &Bound<'_, PyAny>, what: &str) -> PyRes
     shapes.call_method1("require_fingerprint", (model, what)).map(drop)
 }
 
-fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
+/// A tier, of this number of blocks if the model's groups share its bytes.
+fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>, shared: Option<u32>) -> PyResult<TierSpec> {
     let word = |name: &str| tier.getattr(name)?.extract::<String>();
     let block = (given.model, given.real_tokens()?);
     let outlives: bool = tier.call_method0("outlives")?.extract()?;
@@ -152,12 +198,15 @@ fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
         require_fingerprint(given.model, &format!("tier '{}'", word("kind")?))?;
     }
     let (read, store) = tier.call_method1("paced", block)?.extract()?;
-    let blocks = tier.call_method1("room", block)?;
+    let blocks = match shared {
+        Some(blocks) => blocks,
+        None => small(&tier.call_method1("room", block)?, "blocks of a tier", u32::MAX)?,
+    };
     let owners = [("kvtrie", Owner::Kvtrie), ("engine", Owner::Engine), ("none", Owner::Nobody)];
     let writes = [("back", Write::Back), ("through", Write::Through), ("never", Write::Never)];
     Ok(TierSpec {
         kind: kind(&word("kind")?)?,
-        blocks: small(&blocks, "blocks of a tier", u32::MAX)?,
+        blocks,
         owner: chosen(&word("owner")?, "owner", &owners)?,
         write: chosen(&word("write")?, "write", &writes)?,
         admit_after: small(&tier.getattr("admit_after")?, "admit_after", u32::MAX)?,

@@ -118,7 +118,9 @@ impl Simulation {
         #[pyo3(from_py_with = settings::objective)] objective: Objective,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
-        let given = settings::Given { model, tiers: &tiers, block_tokens, token_weight, cost };
+        let resume = None;
+        let given =
+            settings::Given { model, tiers: &tiers, block_tokens, token_weight, cost, resume };
         let given = settings::settings(&given)?;
         let settings = Settings {
             policy,

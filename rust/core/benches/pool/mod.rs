@@ -60,5 +60,6 @@ pub(crate) fn settings(policy: &str, blocks: u32, number: usize) -> Settings {
         events: 0,
         block_events: 0,
         eviction_log: 0,
+        groups: None,
     }
 }

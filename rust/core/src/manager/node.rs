@@ -115,7 +115,11 @@ impl Manager {
                 DropOrder::Seed => Departure::Demote,
                 DropOrder::Shallow => self.tiers.departure(tier),
             },
-            price: self.prices.of(block).map(|price| self.settings.cost.objective().weight(price)),
+            price: self
+                .prices
+                .of(block)
+                .map(|price| self.settings.cost.objective().weight(price))
+                .or_else(|| self.point_price(block)),
             reload: if index.needs(Needs::RELOAD) { self.reload(tier) } else { Reload::default() },
             last_use: if index.needs(Needs::REUSE) {
                 self.feed.last_use(block)
@@ -163,7 +167,8 @@ impl Manager {
                 || !self
                     .trie()
                     .children(block)
-                    .any(|child| self.residency(tier, child).state != ResidencyState::Absent))
+                    .any(|child| self.residency(tier, child).state != ResidencyState::Absent)
+                || self.has_point(block))
     }
 
     /// Prefetches the CPU cache lines of a block's residencies on all tiers.
@@ -176,8 +181,8 @@ impl Manager {
         self.trie().along(path).map(|(run, _)| run).collect()
     }
 
-    /// The blocks of a run that may have an entry on a tier. If all of a leaf-only run is resident,
-    /// that is its last block: any other has a child there.
+    /// The blocks of a run that may have an entry on a tier, except those with a resume point. If all
+    /// of a leaf-only run is resident, that is its last block: any other has a child there.
     pub(super) fn edge(
         &self,
         tier: TierId,
@@ -277,6 +282,7 @@ impl Manager {
             for block in self.edge(tier, run.clone(), structure) {
                 self.refresh_on(tier, block);
             }
+            self.refresh_points(tier, run.clone());
         }
     }
 
@@ -454,6 +460,7 @@ impl Manager {
             && self.refused.is_empty()
             && self.hints.is_empty()
             && self.prices.tracks_none()
+            && self.points.is_none()
             && self.ages.is_empty();
         // Without hints, sessions and keys the tables are empty: no work per block.
         if empty {
@@ -462,6 +469,7 @@ impl Manager {
         self.sessions.forget(blocks.clone(), before);
         for block in blocks.clone().rev() {
             let parent = if block > blocks.start { Some(block - 1) } else { before };
+            self.drop_point(block);
             self.keys.forget(block);
             self.refused.forget(block);
             self.forget_hints(block, parent);

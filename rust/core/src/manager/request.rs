@@ -31,3 +31,4 @@ mod session_lengths;
 pub(super) mod suspend;
 pub(super) mod victims;
 pub(super) mod weigh;
+pub(super) mod windows;

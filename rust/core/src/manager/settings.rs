@@ -5,7 +5,9 @@
 use crate::block::{Structure, Token};
 use crate::cost::CostModel;
 use crate::error::{Error, Result};
+use crate::group::{Group, GroupKind, page_bytes};
 use crate::policy;
+use crate::residency::Arena;
 use crate::tier::{Kind, Owner, TierSpec};
 
 /// Order in which the layers of a last copy are dropped.
@@ -55,6 +57,94 @@ pub struct Settings {
     pub block_events: usize,
     /// Number of evictions kept for `evictions`; 0 keeps none.
     pub eviction_log: usize,
+    /// The groups of a model with several, of which each keeps only what it needs.
+    pub groups: Option<Groups>,
+}
+
+/// Groups of layers, and which borders stay resumable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// The first one is full and has the settings' `layers` and `layer_bytes`; two or more in all.
+    pub groups: Vec<Group>,
+    /// Bytes of the first tier, of all groups together.
+    pub bytes: u64,
+    /// Resume points that are kept of a path, the newest ones; those at branches are kept in addition.
+    pub newest: u32,
+    /// Blocks from one resume point to the next, all of which are kept then; 0 for points at the end of
+    /// prompts and answers and at branches.
+    pub every: u32,
+}
+
+impl Groups {
+    /// Most groups.
+    const MOST: usize = 64;
+
+    /// The arena of the first tier.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a block of the first group and a resume point do not fit.
+    pub(super) fn arena(&self) -> Result<Arena> {
+        let slots: Vec<u64> = self.groups.iter().map(|group| group.slot_bytes).collect();
+        let page = page_bytes(&slots)?;
+        let pages = u32::try_from(self.bytes / page).unwrap_or(u32::MAX);
+        let per_page = |&slot: &u64| {
+            u16::try_from(page / slot).map_err(|_| {
+                Error::config(format!("a page of {page} bytes has more than 65535 slots of {slot}"))
+            })
+        };
+        let per_page: Vec<u16> = slots.iter().map(per_page).collect::<Result<_>>()?;
+        let most = u64::from(pages) * u64::from(per_page.iter().copied().max().unwrap_or(1));
+        if most >= u64::from(Token::MAX) {
+            return Err(Error::config(format!(
+                "{} bytes are {most} slots of one group, at most 2^32 - 2 wanted",
+                self.bytes
+            )));
+        }
+        let arena = Arena::new(pages, &per_page);
+        if !arena.fits(&vec![1; slots.len()]) {
+            return Err(Error::config(format!(
+                "{} bytes are {pages} pages of {page}: {} are wanted for one block and one resume \
+                 point",
+                self.bytes,
+                slots.len()
+            )));
+        }
+        Ok(arena)
+    }
+
+    fn check(&self, settings: &Settings) -> Result<()> {
+        let (groups, tiers) = (self.groups.len(), settings.tiers.len());
+        if !(2..=Self::MOST).contains(&groups) || self.groups[0].kind != GroupKind::Full {
+            return Err(Error::config(format!(
+                "{groups} groups, the first of kind {:?}: 2 to {} wanted, the first one full",
+                self.groups.first().map(|group| group.kind),
+                Self::MOST
+            )));
+        }
+        let first = &settings.tiers[0];
+        let plain = tiers == 1 && first.owner == Owner::Nobody && !first.layer_slots;
+        if !plain || first.growth_reserve > 0.0 || settings.structure != Structure::LeafOnly {
+            return Err(Error::config(format!(
+                "several groups on {tiers} tiers, structure '{}': one tier without bytes (owner \
+                 'none'), layer_slots and growth_reserve, and 'leaf-only' are supported",
+                settings.structure.name()
+            )));
+        }
+        for group in &self.groups {
+            let bad = match group.kind {
+                GroupKind::Sliding { window, .. } => window == 0,
+                GroupKind::Chunked { chunk } => chunk == 0,
+                GroupKind::Full | GroupKind::State => false,
+            };
+            if bad {
+                return Err(Error::config(format!("{:?} wants a window above 0", group.kind)));
+            }
+        }
+        if self.newest == 0 {
+            return Err(Error::config("0 resume points of a path are kept, at least 1 wanted"));
+        }
+        self.arena().map(drop)
+    }
 }
 
 impl Settings {
@@ -81,6 +171,9 @@ impl Settings {
         policy::check_objective(policies.map(String::as_str), self.cost.objective())?;
         for at in 0..tiers.len() {
             self.check_tier(at)?;
+        }
+        if let Some(groups) = &self.groups {
+            groups.check(self)?;
         }
         self.check_remote()
     }

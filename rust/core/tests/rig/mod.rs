@@ -88,6 +88,7 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         events: 10_000,
         block_events: 0,
         eviction_log: 0,
+        groups: None,
     }
 }
 

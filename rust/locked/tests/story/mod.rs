@@ -369,5 +369,6 @@ fn settings(seed: u64) -> Settings {
         events: 16,
         block_events: 0,
         eviction_log: 16,
+        groups: None,
     }
 }

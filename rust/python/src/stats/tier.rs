@@ -1,11 +1,13 @@
 //! Counters of one tier, and present totals.
 
 use kvtrie_core::manager::{Cause, Manager};
+use kvtrie_core::residency::GroupSlots;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyMappingProxy};
 
-use super::{counted, entries, filled};
+use super::{Since, counted, entries, filled};
 use crate::histogram::Histogram;
+use crate::record::GroupStats;
 
 counted! {
     /// Counters of one tier, and present totals.
@@ -30,7 +32,15 @@ counted! {
     /// The eviction policy.
     #[pyo3(get)]
     policy: String,
-    causes: Vec<u64>
+    causes: Vec<u64>,
+    slots_of: Vec<GroupSlots>
+}
+
+/// A gauge: it has no difference.
+impl Since for GroupSlots {
+    fn since(&self, _before: &Self) -> Option<Self> {
+        Some(*self)
+    }
 }
 
 impl TierStats {
@@ -58,6 +68,7 @@ impl TierStats {
             kind: spec.kind.name().to_owned(),
             policy: spec.policy.as_ref().unwrap_or(&settings.policy).clone(),
             causes: stats.evicted.to_vec(),
+            slots_of: if at == 0 { manager.group_slots() } else { Vec::new() },
         }
     }
 
@@ -65,6 +76,11 @@ impl TierStats {
         let tier = self.numbers(py)?;
         tier.set_item("policy", &self.policy)?;
         tier.set_item("evictions", self.by_cause().into_py_dict(py)?)?;
+        let groups = self
+            .slots_of
+            .iter()
+            .map(|slots| [("held", slots.held), ("released", slots.released)].into_py_dict(py));
+        tier.set_item("groups", groups.collect::<PyResult<Vec<_>>>()?)?;
         Ok(tier)
     }
 
@@ -79,6 +95,12 @@ impl TierStats {
     #[getter]
     fn evictions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMappingProxy>> {
         entries(py, self.by_cause())
+    }
+
+    /// Slots of each group of layers, where the manager keeps them apart; empty where it does not.
+    #[getter]
+    fn groups(&self) -> Vec<GroupStats> {
+        self.slots_of.iter().map(|&slots| slots.into()).collect()
     }
 
     fn __repr__(&self) -> String {

@@ -62,6 +62,7 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         events: 0,
         block_events: 0,
         eviction_log: 0,
+        groups: None,
     }
 }
 

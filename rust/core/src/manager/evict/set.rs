@@ -223,6 +223,10 @@ impl Manager {
         if wanted.iter().all(there) {
             return Ok(());
         }
+        if self.points.is_some() {
+            let units: u64 = wanted.iter().map(|&(_, units)| units).sum();
+            return self.make_group_room(&[units], (&[], &[]), now);
+        }
         let set = self.decide_room(wanted, stay, now)?;
         self.apply(&set, now);
         self.keep(set);
@@ -294,6 +298,10 @@ impl Manager {
                     None => return false,
                 },
             };
+            // A block leaves after its resume point, which is no victim of a set.
+            if self.has_point(entry.id) {
+                return false;
+            }
             let run = self.prefetch_victim(entry.id);
             if linked {
                 self.tiers[tier].eviction.unlink(entry.id);

@@ -62,9 +62,14 @@ impl Manager {
     #[must_use]
     pub fn occupancy(&self, tier: TierId) -> Occupancy {
         let (space, eviction) = (self.blocks.space(tier), &self.tiers[tier].eviction);
+        // A page that no group has can be cut into slots of the first one.
+        let pages = self.blocks.arena().filter(|_| tier == 0).map_or((0, 0), |arena| {
+            let slots = u64::from(arena.per_page(0));
+            (u64::from(arena.room()) * slots, arena.free_pages() * slots + arena.free(0))
+        });
         Occupancy {
-            slots: u64::from(space.capacity()),
-            free: u64::from(space.free()),
+            slots: u64::from(space.capacity()).max(pages.0),
+            free: u64::from(space.free()) + pages.1,
             coming: u64::from(space.coming()),
             evictable: eviction.len() as u64,
         }

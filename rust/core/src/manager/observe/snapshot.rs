@@ -49,7 +49,13 @@ impl Manager {
         self.write_hints(out)?;
         writeln!(out, "{:?}", self.prices)?;
         for (number, tier) in self.tiers.iter().enumerate() {
-            writeln!(out, "{} {:?}", tier.spec.kind.name(), self.blocks.space(number).spare())?;
+            let name = tier.spec.kind.name();
+            if self.points.is_some() {
+                // Free slots of the first group are in its space or in the arena.
+                writeln!(out, "{name} {:?}", self.blocks.group_slots())?;
+            } else {
+                writeln!(out, "{name} {:?}", self.blocks.space(number).spare())?;
+            }
             for entry in tier.eviction.entries() {
                 writeln!(out, "{entry:?}")?;
             }

@@ -19,6 +19,7 @@ use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
 use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::{LeasePath, PathBlock};
 use crate::manager::request::residency_scan::{MissingBlock, Prefill};
+use crate::manager::request::windows::Windows;
 use crate::transfer::End;
 
 /// Bound, in tokens, of the growth for which a path's memory is allocated in advance.
@@ -54,6 +55,7 @@ struct Taken {
     open: Vec<OpenSlot>,
     awaits: Vec<MoveId>,
     plan: Plan,
+    windows: Option<Box<Windows>>,
 }
 
 impl Manager {
@@ -65,6 +67,9 @@ impl Manager {
     /// has changed then.
     pub fn acquire(&mut self, ask: &Acquire<'_>, now: Nanos) -> Result<LeaseId> {
         self.open()?;
+        if ask.scope.structure == Some(Structure::Holes) {
+            self.one_group("a scope of structure 'holes'")?;
+        }
         self.scopes.sweep(&mut self.blocks);
         self.scopes.digests.check(&ask.scope, ask.tokens)?;
         self.scopes.digests.check_room(&ask.scope)?;
@@ -128,6 +133,7 @@ impl Manager {
                 hold: Hold::Active,
                 request: self.feed.request,
                 acquired: now,
+                windows: taken.windows,
             }),
         );
         // Sessions and hints look the lease up, so it must be in the table.
@@ -163,6 +169,7 @@ impl Manager {
         lease.hold = Hold::Active;
         lease.request = request;
         lease.acquired = now;
+        lease.windows = taken.windows;
         self.track_session(id);
         self.use_path(id, 0, now);
         self.grant(id, 0, now);
@@ -179,12 +186,15 @@ impl Manager {
         now: Nanos,
     ) -> Result<Taken> {
         let mut path = scope.map_or_else(Vec::new, |scope| self.requested_path(ask, scope));
+        let mut windows = self.plan_windows(ask, scope, &mut path);
         let mut missing = self.scan(&path, now);
         let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
         let mut open = self.behind(path.len(), ask)?;
         // Pinned before room is made, so that its own blocks are no victims.
         self.pin(&path);
-        let mut room = self.room_for(&missing, open, now);
+        let mut room = self
+            .open_windows(windows.as_deref_mut(), &path, open, now)
+            .and_then(|()| self.room_for(&missing, open, now));
         if room.is_err() && self.avoid_transit(&mut missing) {
             // Its own sources may fill host: blocks that would pass through it are computed
             // instead, with all blocks after them for an engine that loads a full prefix or none.
@@ -201,11 +211,13 @@ impl Manager {
         let mut transit = match room {
             Ok(transit) => transit,
             Err(error) => {
+                self.close_windows(windows.as_deref_mut(), &path);
                 self.unpin(&path, None);
                 return Err(error);
             }
         };
         // From here on nothing fails.
+        self.keep_matched(windows.as_deref(), &path);
         self.feed_request(ask, scope, &path);
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             self.reclaim(miss.block);
@@ -215,6 +227,7 @@ impl Manager {
             open: Vec::new(),
             awaits: Vec::new(),
             plan: Plan::default(),
+            windows,
         };
         let moves = self.begin_missing(ask, id, &missing, &mut taken.path, &mut transit, now);
         self.close_transit(transit);

@@ -23,6 +23,7 @@ impl Manager {
     /// # Errors
     /// [`Error::Config`] while something of the plan is still to be loaded or computed.
     pub fn fork(&mut self, id: LeaseId, n: usize, now: Nanos) -> Result<Vec<LeaseId>> {
+        self.one_group("fork")?;
         let lease = self.active(id)?;
         let awaits = self.awaits(id)?.len();
         let fresh = lease.path.exceptions().filter(|(_, step)| step.fresh).count();
@@ -90,6 +91,7 @@ impl Manager {
     /// [`Error::Config`] if the lease holds fewer tokens, or the cut falls into a block that the
     /// engine has still to compute; nothing has changed then.
     pub fn truncate(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
+        self.one_group("truncate")?;
         self.active(id)?;
         let held = self.lease_tokens(id)?;
         if tokens > held {

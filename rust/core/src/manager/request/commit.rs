@@ -308,6 +308,7 @@ impl Manager {
             self.lease_mut(id).path.change(end + at, |step| step.private = left);
         }
         self.use_path(id, end, since);
+        self.settle_windows(id);
         self.grant(id, end, now);
     }
 

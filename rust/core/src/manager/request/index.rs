@@ -75,6 +75,7 @@ impl Manager {
     /// [`Error::Config`] for a tier that does not exist, has layer slots or slots of an engine.
     pub fn load_index(&mut self, tier: TierId, rows: &[Row], now: Nanos) -> Result<usize> {
         self.open()?;
+        self.one_group("load_index")?;
         self.check_tier(tier)?;
         self.check_index(tier)?;
         let bound = rows.iter().map(|row| row.slot.saturating_add(1)).max();

@@ -31,6 +31,7 @@ use crate::manager::policy_feed::RequestContext;
 use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::{LeasePath, PathBlock};
 use crate::manager::request::session::SessionId;
+use crate::manager::request::windows::Windows;
 
 /// Plan: how each block and layer of a prefix becomes resident on the first tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,6 +89,8 @@ pub struct Lease {
     pub(crate) request: RequestContext,
     /// Time of acquire or resume: until the lease ends, the last use of the blocks that it commits.
     pub(crate) acquired: Nanos,
+    /// Its slots of the groups after the first.
+    pub(crate) windows: Option<Box<Windows>>,
 }
 
 impl Lease {
@@ -273,8 +276,13 @@ impl Manager {
         let Some(first) = runs.first() else { return };
         let structure = self.structure(first.start);
         for run in runs {
-            for block in self.edge(0, run, structure) {
+            for block in self.edge(0, run.clone(), structure) {
                 self.tiers[0].eviction.unlink(block);
+            }
+            if self.points.is_some() {
+                for block in self.points_in(run) {
+                    self.tiers[0].eviction.unlink(block);
+                }
             }
         }
     }
@@ -308,6 +316,7 @@ impl Manager {
             if !free {
                 continue;
             }
+            self.refresh_points(0, run.clone());
             let full = all || self.blocks.table(0).all_full(run.clone());
             resident = full && leaf_only;
             if resident && child_resident {
@@ -365,6 +374,7 @@ impl Manager {
 
     /// Drops all references of a lease to blocks and slots.
     pub(crate) fn abandon_lease(&mut self, lease: &Lease, now: Nanos) {
+        self.end_windows(lease);
         self.count_unloaded(&lease.undecided);
         self.scopes.digests.free(&lease.tail);
         for &open in &lease.open {

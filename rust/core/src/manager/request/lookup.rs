@@ -158,13 +158,17 @@ impl Manager {
         // Without digests the query needs no copy of the tokens.
         if self.scopes.digests.plain(scope) {
             let id = self.scopes.find(scope)?;
-            return Ok(id.map_or_else(Vec::new, |id| self.path(id, query, keep, 0)));
+            let mut path = id.map_or_else(Vec::new, |id| self.path(id, query, keep, 0));
+            self.cut_to_groups(&mut path);
+            return Ok(path);
         }
         let tokens = query.tokens();
         self.scopes.digests.check(scope, &tokens)?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(scope, 0, &tokens);
-        Ok(self.path(id, Query::Tokens(&content), keep, 0))
+        let mut path = self.path(id, Query::Tokens(&content), keep, 0);
+        self.cut_to_groups(&mut path);
+        Ok(path)
     }
 
     /// The blocks of the longest usable prefix, in a vector with capacity for `beyond` more tokens.

@@ -50,6 +50,7 @@ impl Manager {
     /// As [`Manager::mark`]; [`Error::Config`] if one of the first `skip` is to be cached and is not.
     pub fn mark_behind(&mut self, mark: &Mark<'_>, skip: usize, now: Nanos) -> Result<Vec<Handle>> {
         self.open()?;
+        self.one_group("mark")?;
         self.scopes.sweep(&mut self.blocks);
         self.check_tier(mark.tier)?;
         self.scopes.digests.check(&mark.scope, mark.tokens)?;

@@ -20,6 +20,7 @@ impl Manager {
     /// # Errors
     /// [`Error::Config`] if `to` is not the next tier below the first.
     pub fn suspend(&mut self, id: LeaseId, to: Kind, now: Nanos) -> Result<Vec<MoveId>> {
+        self.one_group("suspend")?;
         self.active(id)?;
         let below = self.tiers.get(1).map(|tier| tier.spec.kind);
         if below.is_some_and(|below| below != to) {

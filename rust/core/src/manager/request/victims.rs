@@ -25,6 +25,7 @@ impl Manager {
         now: Nanos,
     ) -> Result<Vec<Handle>> {
         self.open()?;
+        self.one_group("evict")?;
         self.check_tier(tier)?;
         let now = self.tick(now);
         if count == 0 {

@@ -108,6 +108,7 @@ impl Manager {
         fate: Fate,
     ) -> bool {
         self.blocks.table(tier).all_idle(blocks.clone())
+            && !self.points_among(blocks.clone())
             && self.fate(set, tier, blocks) == Some(fate)
     }
 
@@ -167,7 +168,7 @@ impl Manager {
 
     /// Whether no hint or price ranks a block apart from the others of its run.
     fn ranks_by_place(&self) -> bool {
-        self.hints.all_normal() && self.prices.is_empty()
+        self.hints.all_normal() && self.prices.is_empty() && self.points.is_none()
     }
 
     /// How fully resident, idle blocks leave, if none must be written and it is the same for all.

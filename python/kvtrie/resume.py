@@ -1,0 +1,110 @@
+"""ResumePoints: which borders of a sequence stay resumable in a model of several groups of layers.
+
+Invariant: a plan's bytes are those of the tier, and its first group keeps all tokens. Cost:
+arithmetic on a handful of integers, once per manager.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvtrie.argument import put, whole
+from kvtrie.errors import ConfigError
+from kvtrie.sizes import forgotten
+
+if TYPE_CHECKING:
+    from kvtrie.shape import ModelShape
+    from kvtrie.tier import Tier
+
+__all__ = ["ResumePoints"]
+
+_Plan: TypeAlias = tuple[
+    list[tuple[str, int, int, int]], tuple[int, int, int], int, tuple[int, int]
+]
+_MOST_BLOCKS = 2**32 - 2
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoints:
+    """The points of a sequence at which a model with windows or states can go on.
+
+    A point holds the windows and states that computing the next token needs. Points are at the end
+    of prompts and of answers, and where a second prompt leaves a known path.
+
+    Attributes:
+        newest: how many points at ends are kept of a path; those where paths branch are kept in
+            addition.
+        every: tokens from one point to the next, a multiple of a block. Then all points are kept,
+            and there are no others. None has points at ends and branches.
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    newest: int = 1
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        put(self, newest=whole("newest of resume points", self.newest, 1, 2**32 - 1))
+        if self.every is not None:
+            put(self, every=whole("every of resume points", self.every, 1, 2**63 - 1))
+
+    def plan(self, model: ModelShape, tiers: tuple[Tier, ...], block_tokens: int) -> _Plan:
+        """The groups as a manager takes them.
+
+        Args:
+            model: its groups are kept apart.
+            tiers: one tier, whose bytes all groups share.
+            block_tokens: tokens of a block, each with its KV.
+
+        Returns:
+            Kind, window, sinks and bytes of a slot of each group; layers, bytes of a layer and most
+            blocks of the first; bytes of the tier; newest and blocks between points.
+
+        Raises:
+            ConfigError: a model of one group, several tiers, a room that does not say its bytes, or
+                points within a block.
+        """
+        if len(model.groups) < 2:  # noqa: PLR2004
+            raise ConfigError(
+                f"resume points are for models of several groups of layers, this one has "
+                f"{len(model.groups) or 1}"
+            )
+        if len(tiers) != 1 or tiers[0].owner != "none":
+            owners = ", ".join(tier.owner for tier in tiers)
+            raise ConfigError(
+                f"{len(tiers)} tiers with owner {owners}: groups are kept apart on one tier with "
+                "owner 'none'"
+            )
+        slots = [model.block_bytes(block_tokens, at) for at in range(len(model.groups))]
+        rows = zip(model.groups, slots, strict=True)
+        room = self._room(model, tiers[0], block_tokens)
+        layers = len(model.groups[0].layers)
+        every = self.every or 0
+        if every % block_tokens:
+            raise ConfigError(
+                f"resume points every {every} tokens, a multiple of a block of {block_tokens} "
+                "tokens wanted"
+            )
+        return (
+            [(one.kind, one.window, one.sinks, slot) for one, slot in rows],
+            (layers, max(1, slots[0] // layers), min(max(1, room // slots[0]), _MOST_BLOCKS)),
+            room,
+            (self.newest, every // block_tokens),
+        )
+
+    def _room(self, model: ModelShape, tier: Tier, block_tokens: int) -> int:
+        if tier.bytes is not None:
+            room = int(tier.bytes)
+            if room < (least := model.block_bytes(block_tokens, 0)):
+                raise ConfigError(
+                    f"tier {tier.kind!r} has {room} bytes, a block of the first group takes "
+                    f"{least}{forgotten(room)}"
+                )
+            return room
+        if any(group.kind == "state" for group in model.groups):
+            raise ConfigError(
+                f"tier {tier.kind!r} has blocks={tier.blocks}: a model with states wants bytes="
+            )
+        return (tier.blocks or 0) * model.block_bytes(block_tokens)

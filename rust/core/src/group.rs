@@ -1,0 +1,242 @@
+//! Layer groups: layers of a model that keep the same part of a sequence, and the blocks that a resume
+//! needs of each.
+//!
+//! Invariant: [`Group::needed`] names exactly the blocks with a token that the token after the border
+//! attends to, and the block that ends with a state. Cost: O(1); a match is O(blocks · groups).
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+
+/// A page may leave one part of so many unused.
+const PARTS: u64 = 25;
+
+/// Kind of a group, by the past tokens that a token attends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupKind {
+    /// All.
+    Full,
+    /// The last `window`, itself included, and the first `sinks`.
+    Sliding {
+        /// Tokens of the window.
+        window: u64,
+        /// Leading tokens that stay visible.
+        sinks: u64,
+    },
+    /// Those of its own chunk.
+    Chunked {
+        /// Tokens of a chunk.
+        chunk: u64,
+    },
+    /// None: a recurrent state after the token before stands for all of them.
+    State,
+}
+
+/// Layers that keep the same part of a sequence, as a manager sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Kind.
+    pub kind: GroupKind,
+    /// Bytes of a slot: of one block of all the group's layers, or of one state.
+    pub slot_bytes: u64,
+}
+
+/// Indices of the blocks of a path that a resume needs of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// Blocks of the sinks.
+    pub leading: Range<u32>,
+    /// Blocks up to the border; those of `leading` are not repeated.
+    pub trailing: Range<u32>,
+}
+
+impl Needed {
+    /// All of them, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + use<> {
+        self.leading.clone().chain(self.trailing.clone())
+    }
+
+    /// Whether a block is among them.
+    #[must_use]
+    pub fn contains(&self, block: u32) -> bool {
+        self.leading.contains(&block) || self.trailing.contains(&block)
+    }
+}
+
+impl Group {
+    /// The blocks that a resume at the border after `border` blocks of `block_tokens` tokens needs.
+    #[must_use]
+    pub fn needed(&self, border: u32, block_tokens: u64) -> Needed {
+        let blocks = |tokens: u64| {
+            u32::try_from(tokens.div_ceil(block_tokens)).unwrap_or(u32::MAX).min(border)
+        };
+        let (leading, first) = match self.kind {
+            GroupKind::Full => (0, 0),
+            GroupKind::Sliding { window, sinks } => (blocks(sinks), border - blocks(window - 1)),
+            GroupKind::Chunked { chunk } => {
+                let end = u64::from(border).saturating_mul(block_tokens);
+                // Block that the chunk of the next token begins in; none if that begins the chunk.
+                let start = end - end % chunk;
+                (0, u32::try_from(start / block_tokens).unwrap_or(u32::MAX))
+            }
+            GroupKind::State => (0, border.saturating_sub(1)),
+        };
+        Needed { leading: 0..leading, trailing: first.max(leading)..border }
+    }
+}
+
+/// Longest border up to `most` at which every group has what a resume needs. `has` answers for a group
+/// and a block whether it is there.
+///
+/// A block that lacks rules out every border between it and the end of its window, so the next
+/// candidate is the border before it; blocks that were seen are not looked at again.
+pub fn longest(
+    groups: &[Group],
+    block_tokens: u64,
+    most: u32,
+    has: impl Fn(usize, u32) -> bool,
+) -> u32 {
+    let mut border = most;
+    // Of each group, blocks from here to the border are there.
+    let mut seen = vec![most; groups.len()];
+    while border > 0 {
+        let lacking = groups.iter().zip(&mut seen).enumerate().find_map(|(at, (group, seen))| {
+            let Needed { leading, trailing } = group.needed(border, block_tokens);
+            *seen = border.min(*seen);
+            let unseen = trailing.start..trailing.end.min(*seen);
+            if let Some(block) = unseen.rev().find(|&block| !has(at, block)) {
+                return Some(block);
+            }
+            *seen = trailing.start.min(*seen);
+            leading.rev().find(|&block| !has(at, block))
+        });
+        let Some(block) = lacking else { break };
+        border = block;
+    }
+    border
+}
+
+/// Bytes of a page of one arena for slots of these sizes: the least, from the largest slot on, at
+/// which no group leaves more than a twenty-fifth of a page unused.
+///
+/// # Errors
+/// [`Error::Config`] for a slot without bytes, or of so many that no page can hold it.
+pub fn page_bytes(slots: &[u64]) -> Result<u64> {
+    let largest = slots.iter().copied().max().unwrap_or(0);
+    if slots.contains(&0) || largest > 1 << 56 {
+        return Err(Error::config(format!("slots of {slots:?} bytes, 1 to 2^56 wanted")));
+    }
+    // What a smaller slot leaves is less than the slot.
+    let coarse: Vec<u64> = slots.iter().copied().filter(|&slot| slot * PARTS > largest).collect();
+    let fits = |page: u64| coarse.iter().all(|&slot| page % slot * PARTS <= page);
+    // From a multiple of a slot on, what that slot leaves grows with the page.
+    let pages =
+        |&slot: &u64| (largest.div_ceil(slot)..=PARTS * largest / slot).map(move |n| n * slot);
+    let least = coarse.iter().flat_map(pages).filter(|&page| fits(page)).min();
+    Ok(least.unwrap_or(PARTS * largest))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{Group, GroupKind, longest, page_bytes};
+
+    fn group(kind: GroupKind) -> Group {
+        Group { kind, slot_bytes: 1 }
+    }
+
+    /// Whether a token at `query` attends to the earlier token `past`: the definition of attention.
+    fn attends(kind: GroupKind, query: u64, past: u64) -> bool {
+        match kind {
+            GroupKind::Full => true,
+            GroupKind::Sliding { window, sinks } => query - past < window || past < sinks,
+            GroupKind::Chunked { chunk } => query / chunk == past / chunk,
+            GroupKind::State => false,
+        }
+    }
+
+    /// Whether a resume at a border can compute its first token, asked token by token.
+    fn resumes(groups: &[Group], size: u64, border: u32, has: &[Vec<bool>]) -> bool {
+        let query = u64::from(border) * size;
+        groups.iter().zip(has).all(|(group, has)| {
+            let there = |token: u64| has[usize::try_from(token / size).unwrap()];
+            let past = (0..query).all(|past| !attends(group.kind, query, past) || there(past));
+            past && (group.kind != GroupKind::State || border == 0 || has[border as usize - 1])
+        })
+    }
+
+    fn kind() -> impl Strategy<Value = GroupKind> {
+        let sliding = (1_u64..40, 0_u64..9);
+        prop_oneof![
+            1 => Just(GroupKind::Full),
+            4 => sliding.prop_map(|(window, sinks)| GroupKind::Sliding { window, sinks }),
+            3 => (1_u64..40).prop_map(|chunk| GroupKind::Chunked { chunk }),
+            2 => Just(GroupKind::State),
+        ]
+    }
+
+    /// One to four groups, tokens of a block, and which blocks each has: mostly runs.
+    fn case() -> impl Strategy<Value = (Vec<Group>, u64, Vec<Vec<bool>>)> {
+        (1_u64..9, 1_usize..14).prop_flat_map(|(size, blocks)| {
+            let runs = prop::collection::vec((any::<bool>(), 1_usize..6), blocks);
+            let has = runs.prop_map(move |runs| {
+                let all = runs.into_iter().flat_map(|(has, n)| std::iter::repeat_n(has, n));
+                all.take(blocks).collect::<Vec<_>>()
+            });
+            let dense = prop::collection::vec(prop::bool::weighted(0.9), blocks);
+            let one = (kind().prop_map(group), prop_oneof![has, dense]);
+            let several = prop::collection::vec(one, 1..5);
+            several.prop_map(move |several| {
+                let (groups, has) = several.into_iter().unzip();
+                (groups, size, has)
+            })
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100_000))]
+
+        #[test]
+        fn the_longest_match_is_the_one_that_attention_gives((groups, size, has) in case()) {
+            let most = u32::try_from(has[0].len()).unwrap();
+            let naive = (0..=most).rev().find(|&border| resumes(&groups, size, border, &has));
+            let found = longest(&groups, size, most, |group, block| has[group][block as usize]);
+            prop_assert_eq!(Some(found), naive);
+        }
+
+        #[test]
+        fn a_page_is_the_least_that_wastes_little(
+            slots in prop::collection::vec(1_u64..400, 1..5),
+        ) {
+            let largest = *slots.iter().max().unwrap();
+            let fits = |page: &u64| slots.iter().all(|slot| page % slot * 25 <= *page);
+            let naive = (largest..=25 * largest).find(fits).unwrap();
+            let found = page_bytes(&slots).unwrap();
+            prop_assert!(found == naive, "{found} for {slots:?}, {naive} is enough");
+        }
+    }
+
+    #[test]
+    fn a_resume_needs_what_the_next_token_attends_to() {
+        let needs = |kind, border| group(kind).needed(border, 16).iter().collect::<Vec<_>>();
+        assert_eq!(needs(GroupKind::Full, 3), [0, 1, 2]);
+        assert_eq!(needs(GroupKind::Sliding { window: 17, sinks: 0 }, 9), [8]);
+        assert_eq!(needs(GroupKind::Sliding { window: 18, sinks: 0 }, 9), [7, 8]);
+        assert_eq!(needs(GroupKind::Sliding { window: 1, sinks: 4 }, 9), [0]);
+        assert_eq!(needs(GroupKind::Sliding { window: 1024, sinks: 4 }, 3), [0, 1, 2]);
+        assert_eq!(needs(GroupKind::Chunked { chunk: 64 }, 7), [4, 5, 6]);
+        assert_eq!(needs(GroupKind::Chunked { chunk: 64 }, 8), []);
+        assert_eq!(needs(GroupKind::Chunked { chunk: 24 }, 2), [1]);
+        assert_eq!(needs(GroupKind::State, 5), [4]);
+        assert_eq!(needs(GroupKind::State, 0), []);
+    }
+
+    #[test]
+    fn gemma_3_takes_pages_of_five_full_slots() {
+        let row = 16 * 2 * 128 * 2;
+        let (full, window) = (10 * 512 * row, 52 * 512 * row);
+        assert_eq!(page_bytes(&[full, window]).unwrap(), window);
+        assert!(page_bytes(&[4, 0]).is_err());
+    }
+}

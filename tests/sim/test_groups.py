@@ -1,0 +1,133 @@
+"""Replays of models with several groups of layers: what is found, and what is refused."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from kvtrie import BlockManager, ConfigError, LayerGroup, ModelShape, ResumePoints, Tier
+from kvtrie.cli import main
+from kvtrie.sim.models import MODELS, model_named, without_groups
+from kvtrie.sim.replay import open_manager, replay
+from kvtrie.sim.trace import write_trace
+from kvtrie.sim.workloads import agents
+
+TRACE = agents(requests=500)
+GIB = 2**30
+ROW = 16 * 2 * 128 * 2  # of a layer of Gemma 3
+
+
+def played(name, room, *, policy="learned", points=1, groups=True):
+    model = model_named(name)
+    resume = None
+    if not groups:
+        model = without_groups(model)
+    elif model.groups:
+        resume = ResumePoints(every=points) if points >= 512 else ResumePoints(newest=points)
+    tiers = [Tier("gpu", bytes=room)]
+    return replay(TRACE, open_manager(tiers, policy=policy, model=model, resume=resume))
+
+
+def test_the_models_have_the_sizes_of_their_configurations():
+    shapes = {name: model_named(name) for name in MODELS}
+    layers = {name: [len(one.layers) for one in shape.groups] for name, shape in shapes.items()}
+    assert layers == {
+        "gemma-3-27b": [10, 52],
+        "gpt-oss-120b": [18, 18],
+        "qwen3-next-80b": [12, 36],
+        "llama-3.1-8b": [],
+    }
+    assert shapes["gemma-3-27b"].block_bytes(512, 1) == 52 * 512 * ROW
+    state = shapes["qwen3-next-80b"].block_bytes(512, 1) / 36 / 2**20
+    assert state == pytest.approx(2.06, abs=0.005)
+
+
+@pytest.mark.parametrize(("name", "room"), [("gemma-3-27b", 8 * GIB), ("gpt-oss-120b", 2 * GIB)])
+def test_windows_find_more_than_all_layers_of_all_tokens(name, room):
+    apart, together = played(name, room), played(name, room, policy="lru", groups=False)
+    assert apart.token_rate > 1.3 * together.token_rate
+    full, windows = apart.groups
+    assert full.held_bytes + windows.held_bytes + windows.released_bytes <= room
+    assert (full.kind, windows.kind, windows.layers > 0) == ("full", "sliding", True)
+
+
+def test_states_at_ends_and_branches_find_more_than_states_at_intervals():
+    apart = played("qwen3-next-80b", 4 * GIB)
+    assert apart.token_rate > played("qwen3-next-80b", 4 * GIB, points=512).token_rate * 1.3
+
+
+@pytest.mark.parametrize("policy", BlockManager.policies())
+def test_every_policy_keeps_points_in_a_budget(policy):
+    assert played("gemma-3-27b", 4 * GIB, policy=policy).token_rate > 0.1
+
+
+def test_a_model_of_one_group_finds_the_same_by_bytes_as_by_blocks():
+    model = model_named("llama-3.1-8b")
+    room = 100 * model.block_bytes(512)
+    blocks = replay(TRACE, open_manager([Tier("gpu", blocks=100)], model=model))
+    assert played("llama-3.1-8b", room) == blocks
+    assert blocks.groups == ()
+
+
+def test_replay_reports_bytes_by_group(capsys, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, TRACE)
+    given = ["replay", str(path), "--model", "gemma-3-27b", "--tier", "gpu=8GiB"]
+    assert main([*given, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    expected = played("gemma-3-27b", 8 * GIB)
+    assert figures["token_rate"] == expected.token_rate == figures["tokens_hit"] / figures["tokens"]
+    assert figures["groups"] == [dataclasses.asdict(group) for group in expected.groups]
+    assert main([*given, "--points", "1024"]) == 0
+    assert "sliding           52" in capsys.readouterr().out
+    assert main([*given, "--groups", "off", "--policy", "lru", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["token_rate"] < expected.token_rate
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "gemma-4"], "gemma-3-27b, gpt-oss-120b, qwen3-next-80b, llama-3.1-8b"),
+        (["--tier", "gpu=8GiB"], "wants --model"),
+        (["--model", "gemma-3-27b", "--points", "0"], "--points is 0, at least 1"),
+        (["--points", "2"], "go with --model"),
+        (["--model", "gemma-3-27b", "--points", "700"], "every 700 tokens, a multiple"),
+        (["--model", "qwen3-next-80b", "--groups", "off"], "with states cannot keep"),
+        (["--model", "qwen3-next-80b", "--tier", "gpu=99"], "blocks=99: .*wants bytes="),
+        (["--model", "gemma-3-27b", "--tier", "gpu=1MiB"], "1048576 bytes, a block .* 41943040"),
+        (["--model", "gemma-3-27b", "--tier", "gpu=400MiB"], "1 pages of .*: 2 are wanted"),
+        (["--model", "gemma-3-27b", "--tier", "gpu=8GiB", "--tier", "host=8GiB"], "2 tiers"),
+        (["--model", "gemma-3-27b", "--tier", "gpu=8GiB", "--structure", "holes"], "'holes'"),
+    ],
+)
+def test_replay_refuses_what_it_cannot_play(capsys, tmp_path, arguments, said):
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, TRACE[:3])
+    assert main(["replay", str(path), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert re.search(said, error)
+
+
+def test_resume_points_are_for_several_groups_without_bytes():
+    plain = ModelShape(4, 2, 8)
+    mixed = dataclasses.replace(
+        plain, groups=(LayerGroup((0, 1)), LayerGroup((2, 3), kind="sliding", window=64))
+    )
+    gpu = Tier("gpu", blocks=40, owner="none")
+    with pytest.raises(ConfigError, match="this one has 1"):
+        BlockManager(plain, [gpu], resume=ResumePoints())
+    with pytest.raises(ConfigError, match="owner kvtrie"):
+        BlockManager(mixed, [Tier("gpu", blocks=40)], resume=ResumePoints())
+    with pytest.raises(ConfigError, match="newest of resume points is 0"):
+        ResumePoints(newest=0)
+    with pytest.raises(ConfigError, match="resume is 5, a ResumePoints"):
+        BlockManager(mixed, [gpu], resume=5)
+    turned = dataclasses.replace(mixed, groups=mixed.groups[::-1])
+    with pytest.raises(ConfigError, match="first of kind Some"):
+        BlockManager(turned, [gpu], resume=ResumePoints())
+    manager = BlockManager(mixed, [gpu], resume=ResumePoints())
+    # The bytes of 40 blocks of all layers are 80 of two layers.
+    assert manager.stats().tiers["gpu"].slots == 80
+    groups = manager.stats().as_dict()["tiers"]["gpu"]["groups"]
+    assert groups == [{"held": 0, "released": 0}] * 2
