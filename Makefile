@@ -89,6 +89,7 @@ wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/
 #: bench-train: ## a training step by cells compared with activation checkpointing: time and memory; ARGS="--quick"
 #: bench-gpu: ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
 #: bench-policies: ## policies by cost saved and hits, with goals; ARGS="--trace FILE --sessions FILE --seeds 1 --modes 1"
+#: bench-hybrid: ## models of several groups of layers: bytes held, tokens found, one budget; ARGS="--sessions FILE --trace FILE"
 #: bench-sim: ## the simulator compared with its managers alone and Dynamo's mocker; ARGS="--trace FILE"
 #: bench-sim-demo: ## the demo's first tokens and their simulation by a profile of this machine; ARGS="--runs 3"
 #: eval-fusion: ## what fusion recovers of a full prefill, on a real model; 40 minutes, resumable; ARGS="--quick"

@@ -125,6 +125,13 @@ def test_training(record):
     assert rows["gradient's cosine, checkpoints of 8 bits"]["ok"]
 
 
+def test_hybrid(record):
+    rows = {row["what"]: row for row in record("hybrid.__main__")["rows"]}
+    assert rows["formula gemma-3-27b: 8192 tokens"]["ok"]
+    assert rows["all layers gpt-oss-120b: 8192 tokens"]["ok"]
+    assert rows["agents gemma-3-27b 32GiB"]["ours"] > rows["agents gemma-3-27b 32GiB"]["peer"]
+
+
 def test_core(record, in_process):
     in_process("core.__main__")
     rows = record("core.__main__")["rows"]
