@@ -149,7 +149,7 @@ class Scheduler:
             lease = self._manager.acquire(request.tokens, now=now, load=load)
             run = _Run(request, lease, self.slots.hold(here), shared=len(here) * self._size)
             if here:
-                self._report(run, "from gpu", run.shared)
+                self._add_event(run, "from gpu", run.shared)
             if here and run.shared < lease.matched:
                 lease.load(blocks=(len(here), lease.matched // self._size), now=now)
             self._enter(run)
@@ -164,7 +164,7 @@ class Scheduler:
         self._running.append(run)
         loads = [span for span in run.lease.plan.spans if span.action == "load"]
         if loads:
-            self._report(run, "from host", sum(span.stop - span.start for span in loads))
+            self._add_event(run, "from host", sum(span.stop - span.start for span in loads))
 
     def _grow(self) -> None:
         """A slot for each run whose next token begins a block; if none is left, the youngest goes.
@@ -184,7 +184,7 @@ class Scheduler:
         """StepInput back: host takes what it has room for, the lease remembers all tokens."""
         self._running.remove(run)
         self._suspended.append(run)
-        self._report(run, "preempted", len(run.request.tokens))
+        self._add_event(run, "preempted", len(run.request.tokens))
         self._leave(run, run.lease.suspend(now=self._clock()))
 
     def _resume(self) -> None:
@@ -196,7 +196,7 @@ class Scheduler:
         while self._suspended and self._lacks(run := self._suspended[0]) <= self.slots.free:
             run.lease.resume(now=self._clock())
             self._enter(self._suspended.popleft())
-            self._report(run, "resumed", len(run.request.tokens))
+            self._add_event(run, "resumed", len(run.request.tokens))
 
     def _leave(self, run: _Run, reading: Iterable[int]) -> None:
         """Give a run's slots back; `reading` has the moves that still read them."""
@@ -224,7 +224,7 @@ class Scheduler:
         runs = {run.lease.id: run for run in self._running}
         for loss in self._manager.failed():
             if loss.lease in runs:
-                self._report(runs[loss.lease], "failed load", loss.stop - loss.start)
+                self._add_event(runs[loss.lease], "failed load", loss.stop - loss.start)
 
     def _sequence(self, run: _Run) -> Sequence:
         """Return the tokens to compute: the holes of the match, and all after its blocks."""
@@ -249,8 +249,8 @@ class Scheduler:
             request.tokens.append(token)
             if len(request.tokens) == request.length:
                 self._running.remove(run)
-                self._report(run, "done", request.length)
+                self._add_event(run, "done", request.length)
                 self._leave(run, run.lease.release(now=now))
 
-    def _report(self, run: _Run, what: str, amount: int) -> None:
+    def _add_event(self, run: _Run, what: str, amount: int) -> None:
         self._report.events.append(StepEvent(run.request.name, what, amount))
