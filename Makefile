@@ -28,7 +28,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults faults-remote soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -149,6 +149,9 @@ fuzz-coverage: ## share of lines and branches of the core that a short fuzz run 
 
 faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong blocks; ARGS="--cases 500"
 	$(BIN)/python tests/faults.py --store-cases 10000 $(ARGS)
+
+faults-remote: $(BUILT) ## shared stores that fail under two executors, OPS=2000 steps per back end; KVTRIE_SEED=1
+	KVTRIE_REMOTE_OPS=$(if $(filter command line,$(origin OPS)),$(OPS),2000) $(BIN)/python -m pytest -q --timeout 3600 tests/tiers/test_remote_faults.py
 
 soak: $(BUILT) ## three full tiers under endless traces, every byte compared, for MINUTES=10; ARGS="--json"
 	$(BIN)/python -m benches.soak --minutes $(MINUTES) $(ARGS)

@@ -144,18 +144,56 @@ class Prefetcher:
         return True
 
     def _bring(self, path: NDArray[np.uint32], scope: Scope | None, deadline: int) -> None:
-        """Hint until all blocks are on their way to host, or the deadline."""
+        """Hint until all blocks are on their way to host, or the deadline.
+
+        Only a quarter of host memory may be in flight, so the rest is asked for again while the
+        prefix grows. Blocks that have come are pinned until then, or later ones would evict them.
+        """
         hint = Prefetch(tokens=path, tier="host", deadline=deadline, scope=scope)
-        runner = self._runner
-        while True:
-            with runner.section:
-                now = self._clock()
-                if now >= deadline:
-                    return
-                (reply,) = self._manager.hint([hint], now=now)
-                runner.poll()
-                # Only a quarter of host memory may be in flight: the rest is asked for again.
-                if reply.code != "crowded" or runner.on_call or not runner.schedule.left():
-                    return
-                ticket = runner.section.ticket((deadline - now) / _NS)
-            ticket.wait()
+        runner, most, pins = self._runner, -1, _Pins(self._manager)
+        try:
+            while True:
+                with runner.section:
+                    if (now := self._clock()) >= deadline:
+                        return
+                    runner.poll()
+                    if (local := self._local(path, scope)) > most:
+                        most = local
+                        pins.pin(path, scope, now)
+                        (reply,) = self._manager.hint([hint], now=now)
+                        runner.poll()
+                        if reply.code != "crowded" or runner.on_call:
+                            return
+                    if not runner.schedule.left():
+                        return
+                    ticket = runner.section.ticket((deadline - now) / _NS)
+                ticket.wait()
+        finally:
+            pins.end(self._clock())
+
+
+class _Pins:
+    """Pins of the leading blocks of a prompt in host memory, at most three quarters of it."""
+
+    def __init__(self, manager: BlockManager) -> None:
+        (host,) = (tier for tier in manager.tiers if tier.kind == "host")
+        self._manager = manager
+        self._left = 3 * host.room(manager.model, manager.block_tokens) // 4
+        self._count = 0
+        self._pins: list[int] = []
+
+    def pin(self, path: NDArray[np.uint32], scope: Scope | None, now: int) -> None:
+        """Pin the blocks that have come since the last call."""
+        match = self._manager.lookup(path, now=now, scope=scope, keep=0)
+        if len(match.handles) < self._count:
+            return
+        new = min(self._left, match.standing("host", skip=self._count))
+        if new:
+            handles = match.handles[self._count : self._count + new]
+            self._pins.append(self._manager.pin_copies(handles, "host", now=now))
+            self._count, self._left = self._count + new, self._left - new
+
+    def end(self, now: int) -> None:
+        """Unpin all blocks."""
+        for pin in self._pins:
+            self._manager.unpin_copies(pin, now=now)

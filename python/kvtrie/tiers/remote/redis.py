@@ -172,7 +172,9 @@ class RedisStore:
         header, memory = row.header.data, row.memory.data.cast("B")
         if len(header) + len(memory) == self._form.value_bytes:
             return _string(replies, (header, memory))
-        first, second = _string(replies, (header,)), _string(replies, (memory,))
+        # A range of no value is empty, as is a range of an empty one.
+        first = _string(replies, (header,), empty=Result("missing"))
+        second = _string(replies, (memory,), empty=Result("missing"))
         return second if first.outcome == "ok" else first
 
     def _each(
@@ -260,11 +262,13 @@ class RedisStore:
         return True
 
 
-def _string(replies: Replies, parts: tuple[memoryview, ...]) -> Result:
+def _string(replies: Replies, parts: tuple[memoryview, ...], empty: Result | None = None) -> Result:
     """Read a string that has to fill memory."""
     length, wanted = replies.bulk(parts), sum(map(len, parts))
-    if not length:  # a range of no value is empty
+    if length is None:
         return Result("missing")
+    if length == 0 and empty is not None:
+        return empty
     if length != wanted:
         return Result("damaged", f"{length} bytes, {wanted} wanted")
     return Result("ok")
