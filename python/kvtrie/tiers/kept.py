@@ -36,7 +36,7 @@ from kvtrie.tiers.disk import meaning
 from kvtrie.tiers.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -266,6 +266,13 @@ class KeptPool(Pool):
         taken = super().set_aside(blocks)
         self.file.begin(taken, [_NO_KEY] * len(taken), (0, self.layers))
         return taken
+
+    def put_back(self, spares: Iterable[int]) -> None:
+        """Give spare blocks back, which hold nothing then."""
+        given = list(spares)
+        if self in _open:
+            self.file.finish(given, [_NO_KEY] * len(given), ok=False)
+        super().put_back(given)
 
     def named(
         self, slots: NDArray[np.integer], keys: Sequence[bytes], labels: Sequence[bytes]
