@@ -49,7 +49,7 @@ pub use open::Opened;
 const UNPROVED: u8 = 1;
 const BAD: u8 = 2;
 
-/// What opening has found.
+/// The result of opening.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// No file: a new one was made.
@@ -187,7 +187,7 @@ impl KeptFile {
         &self.path
     }
 
-    /// What opening has found.
+    /// The result of opening.
     #[must_use]
     pub fn found(&self) -> &Found {
         &self.found

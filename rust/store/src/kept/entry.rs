@@ -3,12 +3,12 @@
 //! ```text
 //!   0 generation * 4 + state (0 empty, 1 writing, 2 sealed)  8 checksum of 16..32 and the record
 //!   16 checksum of the layers  24 layers.lo  26 layers.hi  28 record length
-//!   32 standing: wall clock  40 age  48 ttl  56 cost  64 uses  68 session blocks  72 priority
+//!   32 metadata: wall clock  40 age  48 ttl  56 cost  64 uses  68 session blocks  72 priority
 //!   73 zero  80 checksum of 32..80  88 zero  96 record
 //! ```
 //!
 //! Invariant: the first checksum is seeded with identity, slot and the word at 0, so an entry is
-//! good only in its own slot, file and generation. The standing changes while the entry is sealed
+//! good only in its own slot, file and generation. The metadata changes while the entry is sealed
 //! and has a separate checksum: a torn one loses age and uses, not the block. Cost: one hash of
 //! about 200 bytes.
 
@@ -50,7 +50,7 @@ fn sum(entry: &[u8], record: &[u8], seed: u64) -> u64 {
     xxh3_64_with_seed(record, xxh3_64_with_seed(&entry[16..STANDING], seed))
 }
 
-/// The standing's bytes.
+/// The bytes of the metadata.
 pub(super) fn standing(meta: &Meta, stamp: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(STANDING_END + 8 - STANDING);
     for number in [stamp, meta.age, meta.ttl, meta.cost.to_bits()] {

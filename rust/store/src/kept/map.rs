@@ -52,7 +52,7 @@ impl Map {
     pub(super) fn read(&self, at: usize, length: usize) -> Vec<u8> {
         self.check(at, length);
         let mut out = vec![0; length];
-        // SAFETY: inside the mapping; the vector is memory of its own.
+        // SAFETY: inside the mapping; the vector is separate memory.
         unsafe { ptr::copy_nonoverlapping(self.start.as_ptr().add(at), out.as_mut_ptr(), length) };
         out
     }
