@@ -28,7 +28,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults faults-remote soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults faults-remote soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -113,6 +113,9 @@ eval-%: $(BUILT)
 
 reproductions: $(BUILT) ## published figures and scenarios, played again; ARGS="--trace FILE", SHAREGPT=FILE
 	$(BIN)/python -m benches.reproductions $(ARGS)
+
+gpu-check: $(BUILT) ## everything that needs a CUDA device, in nine minutes, with one report in target/; ARGS="--again"
+	$(BIN)/python -m benches.gpu.check $(ARGS)
 
 lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contracts, spelling, words
 	cargo fmt --all -- --check $(POLICIES)
