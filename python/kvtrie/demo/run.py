@@ -145,7 +145,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
                 grids = [grid(manager, tokens, executor.clock()) for tokens in histories]
                 common = len(opening) // _BLOCK_TOKENS
                 record.shares.append(share(grids, common, len(tiers)))
-                _tell(console, speaker, result, timed=not options.tiny)
+                _print_turn(console, speaker, result, timed=not options.tiny)
         executor.save()
     ok, sentence = _verdict(record.turns, options.structure, timed=not options.tiny)
     console.print(f"\n[{'green' if ok else 'bold red'}]{sentence}[/]")
@@ -232,7 +232,7 @@ def _columns(options: Options) -> list[tuple[str, str]]:
     return [*columns, ("answer", mark)]
 
 
-def _tell(console: Console, speaker: Speaker, turn: Turn, *, timed: bool) -> None:
+def _print_turn(console: Console, speaker: Speaker, turn: Turn, *, timed: bool) -> None:
     reused = "".join(f"{round(tokens):6d}" for tokens in turn.reused)
     holes = f"[yellow]{turn.holes:5d}[/]" if turn.holes else f"{turn.holes:5d}"
     mark = {"equal": "[green]=[/]", "tie": "[yellow]≈[/]", "differs": "[bold red]≠[/]"}
