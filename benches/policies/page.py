@@ -12,7 +12,7 @@ from benches.policies.cells import BALANCED, ENGINE, HITS, LEAVES, SHORT, Row
 from benches.policies.equal import Share
 from benches.policies.goals import Figures, Goal, share_means, short_figures
 from benches.policies.short import PEERS
-from benches.policies.traces import AGENTS, COMMON
+from benches.policies.traces import AGENTS, COMMON, CONVERSATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -69,9 +69,14 @@ def heads(first: str, policies: Iterable[str]) -> str:
 
 
 def seeds(rows: Iterable[Row], structure: str) -> str:
-    """The number of seeds that made-up traces have."""
-    number = len({row.seed for row in rows if row.structure == structure})
-    return f"{number} seeds" if number > 1 else "1 seed"
+    """The number of seeds of made-up traces, and those that have fewer."""
+    found: dict[str, set[int]] = {}
+    for row in rows:
+        if row.structure == structure and row.trace not in {AGENTS, CONVERSATION}:
+            found.setdefault(row.trace, set()).add(row.seed)
+    most = max(map(len, found.values()), default=1)
+    fewer = [f"{name} {len(seeds)}" for name, seeds in found.items() if len(seeds) < most]
+    return "; ".join([f"{most} seeds" if most > 1 else "1 seed", *fewer])
 
 
 def pair(figures: tuple[float, float]) -> str:
