@@ -56,6 +56,14 @@ class Figures:
         """Traces and rooms of a policy."""
         return list(self._all.get(policy, {}))
 
+    def complete(self, policy: str) -> set[Key]:
+        """Traces and rooms that a policy has with every seed that any policy has."""
+        return {
+            key
+            for key, seeds in self._all.get(policy, {}).items()
+            if all(cells.get(key, {}).keys() <= seeds.keys() for cells in self._all.values())
+        }
+
     def cell(self, policy: str, key: Key) -> tuple[float, float]:
         """Cost saved and hits of a cell."""
         costs, hits = zip(*self._all[policy][key].values(), strict=True)

@@ -1,6 +1,7 @@
 """The tables of `docs/policies.md`, from the record: one per shape, shares of rooms, missed goals.
 
-Invariant: a policy that lacks a cell of a line has none there, and no mean. Cost: none.
+Invariant: a policy that lacks a room or a seed of a line has no figure there, and no mean. Cost:
+none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Line = tuple[str, ...]
 LEARNED = ("learned", "learned" + BALANCED)
 ONE_TIER = ("lru", "flat", "retention", *LEARNED, "learned" + HITS, LEAVES)
-BELOW = ("lru", "flat", "retention", *LEARNED)
+BELOW = ("lru", "retention", *LEARNED)
 SINGLE = ("lru", "retention", "learned", *PEERS)
 # Traces whose rooms have separate lines on one tier.
 APART = (AGENTS, COMMON)
@@ -89,7 +90,7 @@ def shape(figures: Figures, policies: Iterable[str], apart: Iterable[str]) -> li
     keys = list(dict.fromkeys(key for name in figures.policies() for key in figures.keys(name)))
     if not keys:
         return []
-    whole = {name: set(figures.keys(name)) for name in policies}
+    whole = {name: figures.complete(name) for name in policies}
     lines: list[Line] = []
     for trace in dict.fromkeys(name for name, _ in keys):
         rooms = [key for key in keys if key[0] == trace]

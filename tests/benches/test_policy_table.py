@@ -90,6 +90,7 @@ def test_the_page_has_a_table_per_shape_and_the_goals_that_are_missed():
     rows = [
         cell("lru", "chats", 10, 40.0, 50.0),
         *(cell("lru", "agents", 10, 40.0, 50.0, ENGINE, seed=seed) for seed in (0, 1)),
+        cell("learned", "agents", 10, 45.0, 55.0, ENGINE),
         cell("lru", "chats", 20, 60.0, 70.0),
         cell("learned", "chats", 10, 44.0, 52.0),
         cell("learned", "chats", 20, 64.0, 72.0),
@@ -109,7 +110,8 @@ def test_the_page_has_a_table_per_shape_and_the_goals_that_are_missed():
     assert "**One tier, leaf-only (1 seed)**" in text
     assert "own `lru` (2 seeds; common 1)" in text
     assert "| chats, 2 rooms | 50.0 / 60.0 | – | – | 54.0 / 62.0 | – | – | – |" in text
-    assert "| common, 1 room | 48.0 / 50.0 | – | – | 53.0 / 54.0 | – |" in text
+    assert "| common, 1 room | 48.0 / 50.0 | – | 53.0 / 54.0 | – |" in text
+    assert "| agents, 1 room | 40.0 / 50.0 | – | – | – |" in text
     assert "| loop | – | – | 75.0 | – | – | – | – |" in text
     assert "| chats | 0.65 / 0.90 | – |" in text
     assert share_means(shares, "leaf-only") == {"chats": pytest.approx((0.65, 0.9))}
