@@ -59,6 +59,8 @@ __all__ = [
     "Lease",
     "Match",
     "MatchedBlock",
+    "Miss",
+    "MissBranch",
     "Move",
     "Moves",
     "Plan",
@@ -136,6 +138,7 @@ class BlockManager:
         epsilon: float = 0.015625,
         objective: Literal["cost", "balanced", "hits"] = "cost",
         resume: ResumePoints | None = None,
+        explain: bool = False,
     ) -> Self:
         """Make a manager without a block.
 
@@ -171,6 +174,8 @@ class BlockManager:
             resume: which borders stay resumable in a model of several groups of layers. Each
                 group keeps only what resume points and leases need then, on one tier without bytes
                 (`owner="none"`); None keeps all tokens of all layers.
+            explain: whether evicted blocks are remembered for `explain_miss` under a policy that
+                does not remember them, in 8 bytes per block of the tiers; decides nothing.
 
         Raises:
             ConfigError: settings that contradict each other, or a disk with a path or a remote
@@ -676,6 +681,34 @@ class BlockManager:
             ConfigError: the block or the layer is not on that tier.
         """
 
+    def explain_miss(
+        self,
+        tokens: _Tokens,
+        *,
+        now: int,
+        scope: Scope | None = None,
+        session: str | None = None,
+        limit: int = 8,
+    ) -> Miss:
+        """Explain why tokens of a prompt would be computed now; changes nothing.
+
+        A prompt parts from the cached sequences at one token. Up to `limit` cached branches there
+        are compared with the rest of the prompt: that of the request's session, the one with the
+        longest common prefix among the newest 64, then the newest. The call copies their tokens;
+        they are compared when an attribute of the answer is read first, without any lock.
+
+        Args:
+            tokens: the prompt.
+            now: the time.
+            scope: whose KV; other tenants' blocks, sessions and scopes never influence the answer.
+            session: the conversation that the prompt belongs to.
+            limit: the most branches, 1 to 64.
+
+        Raises:
+            ConfigError: tokens or a scope that cannot be, as for `lookup`; a model with several
+                groups of layers.
+        """
+
     def cost(
         self, layer: int, block: int, session_blocks: int, context: int, *, tier: _Tier = 0
     ) -> float:
@@ -1023,6 +1056,71 @@ class Match:
         Raises:
             ConfigError: no such tier, or a match with fewer blocks.
         """
+
+@final
+class Miss:
+    """Explanation of a miss: why the tokens of a prompt are computed.
+
+    Attributes:
+        tokens: tokens of the prompt.
+        found: tokens found with a complete copy, per tier, where the fastest has them.
+        parted_at: index of the first token that differs from the cached branches, inside a block
+            too; None if nothing is cached there, or the prompt ends before it differs.
+        branches: the cached branches at that token.
+        evicted: tokens after the match that were cached once and left. Known where a policy
+            remembers evicted blocks (`learned` does), or with `explain=True`.
+        in_flight: tokens that are known and have no complete copy yet.
+        other_scope: tokens after the match that the same tenant has for another adapter, or for
+            another digest at the parting.
+        recomputed: tokens of the match that are expected to be computed faster than loaded.
+        causes: for each range of computed tokens, the first, one after the last, and the cause:
+            "new", "diverged" (at least .3 of the tokens after the parting recur in one branch),
+            "evicted", "other scope", "not stored yet", "recomputed" or "not cacheable" (the last
+            block is not full).
+    """
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def found(self) -> list[int]: ...
+    @property
+    def parted_at(self) -> int | None: ...
+    @property
+    def branches(self) -> list[MissBranch]: ...
+    @property
+    def evicted(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def other_scope(self) -> int: ...
+    @property
+    def recomputed(self) -> int: ...
+    @property
+    def causes(self) -> list[tuple[int, int, str]]: ...
+
+@final
+class MissBranch:
+    """Cached branch from which a prompt parted.
+
+    Attributes:
+        tokens: its tokens from the parting on, at most 64, `uint32[n]`.
+        cached: tokens cached after the parting, along the newest blocks, at most 131 072.
+        idle: nanoseconds since the last use of its first block.
+        session: the session that ends with it; None for none.
+        recurring: tokens of the prompt after the parting that are covered by runs of at least 16
+            tokens that the branch has too, at any offset.
+    """
+
+    @property
+    def tokens(self) -> NDArray[np.uint32]: ...
+    @property
+    def cached(self) -> int: ...
+    @property
+    def idle(self) -> int: ...
+    @property
+    def session(self) -> str | None: ...
+    @property
+    def recurring(self) -> int: ...
 
 @final
 class MatchedBlock:

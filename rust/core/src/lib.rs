@@ -6,7 +6,7 @@
 //!
 //! Modules depend on one another in one direction: nouns (`block`, `error`, `group`, `histogram`,
 //! `time`, `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`,
-//! `eviction`, `tier`, `arrival`, `residency`, `private_slots`, `lane`, `cost`), `policy`, `tiers`, `plan`, `manager`.
+//! `eviction`, `tier`, `arrival`, `residency`, `private_slots`, `lane`, `cost`, `recurrence`), `policy`, `tiers`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
 
@@ -27,6 +27,7 @@ pub mod plan;
 pub mod policy;
 mod private_slots;
 pub mod record;
+pub mod recurrence;
 pub mod residency;
 pub mod scope;
 pub mod tier;

@@ -53,6 +53,7 @@ pub use observe::block_event::{BlockEvent, BlockEventKind};
 pub use observe::explain::Explanation;
 pub use observe::log::Eviction;
 pub use observe::meter::{RequestStats, TierStats, TierTimes};
+pub use observe::miss::{Asked, Miss, MissBranch, MissCause, OpenMiss};
 pub use observe::report::{Event, Occupancy};
 pub use request::acquire::Acquire;
 pub use request::commit::Committed;
@@ -145,7 +146,7 @@ impl Manager {
         memory::check(blocks.trie().growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
-        let feed = PolicyFeed::new(&tiers);
+        let feed = PolicyFeed::new(&tiers, settings.explain);
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
         Ok(Self {

@@ -84,6 +84,12 @@ impl Whose {
         std::str::from_utf8(self.parts().1).expect("it was text")
     }
 
+    /// As [`Whose::seed`], of a scope that need not be in the table.
+    #[must_use]
+    pub fn seed_of(scope: &Scope) -> u64 {
+        Self::new(scope).seed()
+    }
+
     /// Hash of the scope in the tags of blocks, the same whenever it comes back: 0 for the plain one. No
     /// decision about whose KV matches rests on it.
     fn seed(&self) -> u64 {

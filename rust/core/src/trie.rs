@@ -35,6 +35,7 @@ use crate::u32_map::U32Map;
 
 pub use query::Query;
 pub use run::RunId;
+pub(crate) use tags::content;
 pub use tags::{GROUP, GroupSlice, Tags, sampled};
 
 use ids::Ids;

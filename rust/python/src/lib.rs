@@ -23,6 +23,7 @@ mod manager;
 mod mark;
 mod matched;
 mod memory;
+mod miss;
 mod moves;
 mod number;
 mod plan;
@@ -55,6 +56,7 @@ mod _kvtrie {
         line::hashed_line,
         manager::BlockManager,
         matched::{Copy, Match, MatchedBlock},
+        miss::{Miss, MissBranch},
         moves::{Move, Moves},
         plan::{Plan, Span},
         record::{Committed, Eviction, Explanation, Failed, GroupStats, Transmission, Unpriced},

@@ -22,6 +22,7 @@ use crate::index::Index;
 use crate::lease::{Lease, load_mode};
 use crate::mark::times;
 use crate::matched::{Match, handle};
+use crate::miss::{BRANCHES, MOST_BRANCHES, Miss};
 use crate::moves::{Move, Moves};
 use crate::number::{
     self, BusyTime, Count, Deadline, First, Layer, LayerTime, Layers, LayersDone, LeaseNumber,
@@ -86,11 +87,11 @@ impl BlockManager {
         model, tiers, *, block_tokens=16, policy=String::from("learned"), cost=None,
         structure=Structure::LeafOnly, drop_order=DropOrder::Shallow, token_weight=1, machine=0, ranks=1,
         events=0, events_of=false, eviction_log=0, reuse=true, epsilon=0.015_625,
-        objective=Objective::Cost, resume=None
+        objective=Objective::Cost, resume=None, explain=false
     ), text_signature = "(model, tiers, *, block_tokens=16, policy='learned', cost='default', \
         structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
         events=0, events_of='evictions', eviction_log=0, reuse=True, epsilon=0.015625, \
-        objective='cost', resume=None)")]
+        objective='cost', resume=None, explain=False)")]
     fn new(
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
@@ -109,6 +110,7 @@ impl BlockManager {
         #[pyo3(from_py_with = number::epsilon)] epsilon: f64,
         #[pyo3(from_py_with = settings::objective)] objective: Objective,
         resume: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::explain)] explain: bool,
     ) -> PyResult<Self> {
         let py = model.py();
         let tiers = settings::tiers(tiers)?;
@@ -124,6 +126,7 @@ impl BlockManager {
             block_events: if events_of { events as usize } else { 0 },
             eviction_log: eviction_log as usize,
             reuse,
+            explain,
             epsilon,
             cost: basic.cost.with_objective(objective),
             ..basic
@@ -578,6 +581,36 @@ impl BlockManager {
             None => manager.explain(block, tier, now.0),
         })?;
         Ok(explained.into())
+    }
+
+    /// Why tokens of a prompt would be computed now.
+    #[pyo3(
+        signature = (tokens, *, now, scope=None, session=None, limit=None),
+        text_signature = "($self, tokens, *, now, scope=None, session=None, limit=8)"
+    )]
+    fn explain_miss(
+        &self,
+        tokens: &Bound<'_, PyAny>,
+        now: Now,
+        scope: Option<&Bound<'_, PyAny>>,
+        session: Option<&Bound<'_, PyAny>>,
+        limit: Option<Limit>,
+    ) -> PyResult<Miss> {
+        let py = tokens.py();
+        let limit = limit.map_or(BRANCHES, |limit| limit.0);
+        if !(1..=MOST_BRANCHES).contains(&limit) {
+            return Err(bad(format!("limit is {limit}, 1 to {MOST_BRANCHES} wanted")));
+        }
+        let tokens = Tokens::new(tokens)?.into_vec()?;
+        let scope = crate::scope::scope(scope)?;
+        let session =
+            session.map(|session| text(session, "session")).transpose()?.map(str::to_owned);
+        let miss = self.shared.long(py, |manager| {
+            let session = session.as_deref();
+            let asked = manager::Asked { tokens: &tokens, scope: &scope, session, limit };
+            manager.miss(&asked, now.0)
+        })?;
+        Ok(Miss::new(miss))
     }
 
     /// The cost of one layer of a block, by the code that ranks victims.

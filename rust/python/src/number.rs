@@ -113,7 +113,7 @@ arguments! {
     small(u16::MAX) u16: layer;
     count() usize: keep skip reserve best first_block moves_per_job prefill;
     real() f64: epsilon;
-    flag() bool: reuse spans present ok hung cancelled layerwise;
+    flag() bool: explain reuse spans present ok hung cancelled layerwise;
 }
 
 /// Defines arguments without a default as types, which keeps signatures short.

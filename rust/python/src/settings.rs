@@ -95,6 +95,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         block_events: 0,
         eviction_log: 0,
         groups: resume.map(|resume| resume.groups),
+        explain: false,
     })
 }
 

@@ -61,5 +61,6 @@ pub(crate) fn settings(policy: &str, blocks: u32, number: usize) -> Settings {
         block_events: 0,
         eviction_log: 0,
         groups: None,
+        explain: false,
     }
 }

@@ -154,6 +154,18 @@ impl GhostTable {
         slice.places.clone().rev().find_map(known)
     }
 
+    /// Number of a slice's leading blocks that it knows.
+    #[must_use]
+    pub fn leading(&self, slice: &GroupSlice) -> usize {
+        let (line, fingerprint) = self.locate(slice.group);
+        let groups = self.pages[line / PAGE].get(line % PAGE).map(|line| &line.0);
+        let known = groups.and_then(|groups| Some(groups[position(groups, fingerprint)?]));
+        let Some(Group { uses, checks }) = known else { return 0 };
+        let differing = (checks ^ slice.checks).to_le_bytes();
+        let has = |&place: &u32| uses >> (BITS * place) & ONE > 0 && differing[place as usize] == 0;
+        slice.places.clone().take_while(has).count()
+    }
+
     /// Most bytes that it takes.
     #[must_use]
     pub fn bytes(&self) -> usize {

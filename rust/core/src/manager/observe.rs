@@ -6,5 +6,6 @@ pub(super) mod explain;
 pub(super) mod late_hits;
 pub(super) mod log;
 pub(super) mod meter;
+pub(super) mod miss;
 pub(super) mod report;
 pub(super) mod snapshot;

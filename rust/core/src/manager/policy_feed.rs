@@ -45,23 +45,27 @@ pub(super) struct PolicyFeed {
     pub(super) request: RequestContext,
     /// Uses of evicted blocks, if a policy needs them.
     ghosts: Option<GhostTable>,
+    /// Evicted blocks, if no policy needs them and misses are to be explained; decides nothing.
+    explained: Option<GhostTable>,
     /// Uses of blocks, if a policy learns. Then a ghost is a block's turn and uses.
     uses: Option<Uses>,
 }
 
 impl PolicyFeed {
     /// Empty tables for the needs of these tiers' policies.
-    pub(super) fn new(tiers: &[Tier]) -> Self {
+    pub(super) fn new(tiers: &[Tier], explain: bool) -> Self {
         let room = |needs: &[Needs]| -> u64 {
             let such = |tier: &&Tier| needs.iter().any(|&needs| tier.eviction.needs(needs));
             tiers.iter().filter(such).map(|tier| u64::from(tier.spec.blocks)).sum()
         };
         let capacity = room(&[Needs::PAST_USES, Needs::REUSE]);
+        let all = tiers.iter().map(|tier| u64::from(tier.spec.blocks)).sum();
         Self {
             arrivals: tiers.iter().any(|tier| tier.eviction.needs(Needs::ARRIVAL)),
             requests: 0,
             request: RequestContext::default(),
             ghosts: (capacity > 0).then(|| GhostTable::new(capacity)),
+            explained: (explain && capacity == 0).then(|| GhostTable::new(all)),
             uses: Uses::new(tiers),
         }
     }
@@ -122,12 +126,18 @@ impl PolicyFeed {
 
     /// Whether it needs [`PolicyFeed::put_ghosts`].
     pub(super) fn keeps_ghosts(&self) -> bool {
-        self.ghosts.is_some()
+        self.ghosts.is_some() || self.explained.is_some()
+    }
+
+    /// Number of a slice's leading blocks that are remembered as evicted.
+    pub(super) fn evicted_blocks(&self, slice: &GroupSlice) -> usize {
+        let known = self.ghosts.as_ref().or(self.explained.as_ref());
+        known.map_or(0, |known| known.leading(slice))
     }
 
     /// Puts the ghost of blocks that leave the trie into the table.
     pub(super) fn put_ghosts(&mut self, slice: &GroupSlice, ghost: u32) {
-        if let Some(ghosts) = &mut self.ghosts {
+        if let Some(ghosts) = self.ghosts.as_mut().or(self.explained.as_mut()) {
             ghosts.put(slice, ghost);
         }
     }
@@ -171,7 +181,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_without_a_need() {
-        let mut feed = PolicyFeed::new(&[]);
+        let mut feed = PolicyFeed::new(&[], false);
         feed.begin_request(9, 0);
         let slice = GroupSlice { group: 1, places: 0..1, checks: 0 };
         feed.put_ghosts(&slice, 3);

@@ -57,6 +57,8 @@ pub struct Settings {
     pub block_events: usize,
     /// Number of evictions kept for `evictions`; 0 keeps none.
     pub eviction_log: usize,
+    /// Whether evicted blocks are remembered for `miss` under policies that do not need that.
+    pub explain: bool,
     /// The groups of a model with several, of which each keeps only what it needs.
     pub groups: Option<Groups>,
 }

@@ -19,7 +19,7 @@ const STEP: u64 = 0xA076_1D64_78BD_642F;
 /// Hash of a block's tokens, for its tag, the next block's tag and the table of siblings. Groups of
 /// four tokens are multiplied independently (instruction-level parallelism), each with its own
 /// seed.
-pub(super) fn content(tokens: &[Token]) -> u64 {
+pub(crate) fn content(tokens: &[Token]) -> u64 {
     let pair = |low: Token, high: Token| u64::from(low) | u64::from(high) << 32;
     let (mut sum, mut seed) = (SEED, SEED);
     let mut fours = tokens.chunks_exact(4);

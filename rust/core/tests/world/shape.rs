@@ -70,6 +70,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
         block_events: if bit(31, 2) == 0 { 1_000_000 } else { 0 },
         eviction_log: 100,
         groups: None,
+        explain: false,
     }
 }
 

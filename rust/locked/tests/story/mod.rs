@@ -370,5 +370,6 @@ fn settings(seed: u64) -> Settings {
         block_events: 0,
         eviction_log: 16,
         groups: None,
+        explain: false,
     }
 }

@@ -63,6 +63,7 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         block_events: 0,
         eviction_log: 0,
         groups: None,
+        explain: false,
     }
 }
 

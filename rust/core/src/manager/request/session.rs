@@ -288,6 +288,13 @@ impl Sessions {
         }
     }
 
+    /// The name of the session that came last of those that end in a block.
+    pub(crate) fn ending_in(&self, block: BlockId) -> Option<&str> {
+        let here = (block, 0, 0)..=(block, HELD, SessionId::MAX);
+        let ids = self.tips.range(here).map(|&(_, _, id)| id);
+        ids.filter(|&id| self.name(id).is_some()).max().and_then(|id| self.name(id))
+    }
+
     /// The name of a session.
     pub(crate) fn name(&self, id: SessionId) -> Option<&str> {
         self.all.get(&id)?.name.as_ref().map(|(_, name)| &**name)

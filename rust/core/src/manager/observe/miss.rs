@@ -1,0 +1,415 @@
+//! Misses: why the tokens of a prompt are computed.
+//!
+//! A prompt parts from the cached sequences at one token. Every new chat parts from the shared system
+//! prompt, so a parting alone says nothing: a cached branch explains a miss if the rest of the prompt
+//! recurs in it. [`Manager::miss`] copies the branches under the manager's lock, [`OpenMiss::close`]
+//! compares them without it.
+//!
+//! ```text
+//! prompt  |---- found ----|-- not stored yet --|-- evicted --|-- other scope --|-- rest --|part|
+//!         0            matched               known                                      full  end
+//! rest: diverged if 0.3 of the tokens after the parting recur in one branch, else new
+//! ```
+//!
+//! Invariant: nothing changes, and no other tenant's blocks or sessions are read. Cost: a lookup, at
+//! most 128 Ki tokens copied per branch, and the walk of up to 64 scopes of the tenant; closing it as
+//! `recurrence`.
+
+use crate::block::{BlockId, TierId, Token};
+use crate::error::Result;
+use crate::recurrence::recurring;
+use crate::scope::{FIRST_DIGEST, Scope, ScopeId, Whose};
+use crate::time::{Nanos, stamp};
+use crate::trie::Query;
+
+use crate::manager::Manager;
+use crate::manager::kinds::LoadMode;
+use crate::manager::request::residency_scan::Prefill;
+
+/// Tokens of a branch that are read.
+const MOST_TOKENS: usize = 128 << 10;
+
+/// Children of the last common block among which the longest common prefix is looked for.
+const NEWEST: usize = 64;
+
+/// Scopes of the tenant that are looked at.
+const MOST_SCOPES: usize = 64;
+
+/// Tokens of a branch that are reported.
+const SHOWN: usize = 64;
+
+/// Share of the tokens after the parting, in tenths, from which a branch explains a miss.
+const TENTHS: usize = 3;
+
+/// Question: a prompt and whose it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The prompt.
+    pub tokens: &'a [Token],
+    /// Scope within which its blocks are shared.
+    pub scope: &'a Scope,
+    /// Name of the conversation it belongs to.
+    pub session: Option<&'a str>,
+    /// Most branches.
+    pub limit: usize,
+}
+
+/// Cause of a miss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MissCause {
+    /// Nothing like it is cached.
+    New,
+    /// The rest of the prompt recurs in a cached branch.
+    Diverged,
+    /// It was cached and left.
+    Evicted,
+    /// It is cached for another adapter or another digest of the same tenant.
+    OtherScope,
+    /// It is known, and no copy of it is complete yet.
+    NotStoredYet,
+    /// It is cached, and computing it is expected to be faster than loading it.
+    Recomputed,
+    /// The last block is not full.
+    NotCacheable,
+}
+
+impl MissCause {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Diverged => "diverged",
+            Self::Evicted => "evicted",
+            Self::OtherScope => "other scope",
+            Self::NotStoredYet => "not stored yet",
+            Self::Recomputed => "recomputed",
+            Self::NotCacheable => "not cacheable",
+        }
+    }
+}
+
+/// Cached branch from which a prompt parted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissBranch {
+    /// Its tokens from the parting on, at most 64.
+    pub tokens: Vec<Token>,
+    /// Tokens cached after the parting, at most 128 Ki.
+    pub cached: usize,
+    /// Nanoseconds since the last use of its first block.
+    pub idle: Nanos,
+    /// The session that ends with it.
+    pub session: Option<String>,
+    /// Tokens of the prompt after the parting that recur in it.
+    pub recurring: usize,
+}
+
+/// Explanation of a miss.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Miss {
+    /// Tokens of the prompt.
+    pub tokens: usize,
+    /// Tokens found, by tier.
+    pub found: Vec<usize>,
+    /// Index of the first token that differs from the cached branches.
+    pub parted_at: Option<usize>,
+    /// The branches there.
+    pub branches: Vec<MissBranch>,
+    /// Tokens after the match that were cached once.
+    pub evicted: usize,
+    /// Tokens that are known and have no complete copy yet.
+    pub in_flight: usize,
+    /// Tokens after the match that another scope of the tenant has.
+    pub other_scope: usize,
+    /// Tokens of the match that are expected to be computed faster than loaded.
+    pub recomputed: usize,
+    /// Ranges of computed tokens with their causes, in order.
+    pub causes: Vec<(usize, usize, MissCause)>,
+}
+
+/// A miss whose branches are copied and not compared yet.
+#[derive(Clone, Debug)]
+pub struct OpenMiss {
+    miss: Miss,
+    /// The prompt from the parting on.
+    rest: Vec<Token>,
+    /// Each branch from the parting on.
+    branches: Vec<Vec<Token>>,
+    /// Tokens of the blocks that are known.
+    known: usize,
+    /// Tokens of full blocks.
+    full: usize,
+}
+
+impl Manager {
+    /// Copies all that explains why tokens of a prompt would be computed now.
+    ///
+    /// # Errors
+    /// As [`Manager::lookup`]; [`crate::error::Error::Config`] for a model with several groups.
+    pub fn miss(&self, asked: &Asked<'_>, now: Nanos) -> Result<OpenMiss> {
+        self.open()?;
+        self.one_group("explain_miss")?;
+        let Asked { tokens, scope, .. } = *asked;
+        self.scopes.digests.check(scope, tokens)?;
+        let (size, now) = (self.block_tokens(), self.clock.read(now));
+        let found = self.scopes.find(scope)?;
+        let content = self.scopes.digests.content(scope, 0, tokens);
+        let (mut known, mut usable) = (Vec::new(), Vec::new());
+        if let Some(id) = found {
+            self.trie().walk(self.scopes.get(id).root, Query::Tokens(&content), &mut known);
+            usable = self.path(id, Query::Tokens(&content), 0, 0);
+        }
+        let known_tokens = known.len() * size;
+        let full = tokens.len() / size * size;
+        let mut miss = Miss {
+            tokens: tokens.len(),
+            found: vec![0; self.tiers.len()],
+            parted_at: None,
+            branches: Vec::new(),
+            evicted: self.once_cached(
+                scope,
+                found,
+                known.last().copied(),
+                &content[known_tokens..],
+            ),
+            in_flight: (known.len() - usable.len()) * size,
+            other_scope: self.elsewhere(asked, &content, known.len()),
+            recomputed: 0,
+            causes: Vec::new(),
+        };
+        self.explain_match(&usable, tokens.len(), now, &mut miss);
+        cause(&mut miss.causes, usable.len() * size, known_tokens, MissCause::NotStoredYet);
+        let rest = &content[known_tokens..];
+        let first = found.map_or_else(Vec::new, |id| self.candidates(asked, id, &known, rest));
+        let parted = first.iter().map(|&block| self.shared(block, rest)).max();
+        let parted = parted.filter(|&shared| shared < rest.len());
+        let mut open =
+            OpenMiss { miss, rest: Vec::new(), branches: Vec::new(), known: known_tokens, full };
+        if let Some(shared) = parted {
+            open.miss.parted_at = Some(known_tokens + shared);
+            open.rest = rest[shared..].to_vec();
+            for block in first {
+                let branch = self.follow(block);
+                open.miss.other_scope =
+                    open.miss.other_scope.max(self.other_digest(rest, &branch.0, shared));
+                self.add_branch(block, branch, shared, now, &mut open);
+            }
+        }
+        Ok(open)
+    }
+
+    /// Counts the tokens of a match by tier, and the causes of those that are computed all the same.
+    fn explain_match(&self, usable: &[BlockId], tokens: usize, now: Nanos, miss: &mut Miss) {
+        let size = self.block_tokens();
+        let mut missing = self.scan(usable, now);
+        if !self.tiers.engine_owned() {
+            let weight = u64::from(self.settings.token_weight);
+            let context = (usable.len() * size) as u64 * weight;
+            let rest = (tokens - usable.len() * size) as u64 * weight;
+            let rest = self.settings.cost.compute_ns(context, rest);
+            let mode = LoadMode::Plan;
+            self.decide_loads(
+                &mut missing,
+                now,
+                Prefill { mode, deadline: None, rest, layerwise: false },
+            );
+        }
+        let mut missing = missing.iter().peekable();
+        for (at, &block) in usable.iter().enumerate() {
+            let (from, to) = (at * size, (at + 1) * size);
+            let planned = missing.next_if(|miss| miss.at == at);
+            let lacks = |tier: &TierId| self.residency(*tier, block).usable().is_empty();
+            let tier = (0..self.tiers.len()).find(|tier| !lacks(tier));
+            let computes = planned.is_some_and(|plan| !plan.load && !plan.compute.is_empty());
+            match tier {
+                _ if computes && !self.tiers.engine_owned() => {
+                    let held =
+                        (0..self.tiers.len()).any(|tier| !self.expected(tier, block).is_empty());
+                    miss.recomputed += if held { size } else { 0 };
+                    let reason = if held { MissCause::Recomputed } else { MissCause::Evicted };
+                    cause(&mut miss.causes, from, to, reason);
+                }
+                Some(tier) => miss.found[tier] += size,
+                None => miss.in_flight += size,
+            }
+        }
+    }
+
+    /// Tokens after a path that were cached once, in full blocks, up to the first that is not
+    /// remembered: later ghosts may be of another path.
+    fn once_cached(
+        &self,
+        scope: &Scope,
+        id: Option<ScopeId>,
+        last: Option<BlockId>,
+        rest: &[Token],
+    ) -> usize {
+        let seed = id.map_or_else(|| Whose::seed_of(scope), |id| self.scopes.get(id).seed);
+        let mut known = 0;
+        for slice in self.trie().slices(seed, last, rest) {
+            let here = self.feed.evicted_blocks(&slice);
+            known += here;
+            if here < slice.places.len() {
+                break;
+            }
+        }
+        known * self.block_tokens()
+    }
+
+    /// Tokens beyond `known` blocks that another adapter of the same tenant has cached.
+    fn elsewhere(&self, asked: &Asked<'_>, content: &[Token], known: usize) -> usize {
+        let mut most = 0;
+        let mut path = Vec::new();
+        for scope in self.scopes.of(&asked.scope.tenant).take(MOST_SCOPES) {
+            if scope.whose.lora() != asked.scope.lora {
+                path.clear();
+                self.trie().walk(scope.root, Query::Tokens(content), &mut path);
+                most = most.max(path.len());
+            }
+        }
+        most.saturating_sub(known) * self.block_tokens()
+    }
+
+    /// First blocks of the branches after a path: of the request's session, the one with the longest
+    /// common prefix, then the newest.
+    fn candidates(
+        &self,
+        asked: &Asked<'_>,
+        scope: ScopeId,
+        known: &[BlockId],
+        rest: &[Token],
+    ) -> Vec<BlockId> {
+        let newest: Vec<BlockId> = match known.last() {
+            Some(&last) => self.trie().children(last).take(NEWEST).collect(),
+            None => self.trie().first_blocks(self.scopes.get(scope).root).take(NEWEST).collect(),
+        };
+        let own = asked
+            .session
+            .and_then(|name| self.sessions.tip(self.sessions.find(scope, name)?))
+            .and_then(|tip| self.at_depth(tip, known.len()))
+            .filter(|&block| self.trie().parent(block) == known.last().copied());
+        // Of equal ones the newest, which comes first.
+        let closest = newest.iter().rev().max_by_key(|&&block| self.shared(block, rest));
+        let mut chosen: Vec<BlockId> = own.into_iter().chain(closest.copied()).collect();
+        chosen.dedup();
+        for block in newest {
+            if !chosen.contains(&block) {
+                chosen.push(block);
+            }
+        }
+        chosen.truncate(asked.limit);
+        chosen
+    }
+
+    /// The block of a path at a depth, by a later block of it.
+    fn at_depth(&self, mut block: BlockId, depth: usize) -> Option<BlockId> {
+        let depth = u32::try_from(depth).ok()?;
+        if self.trie().depth(block) < depth {
+            return None;
+        }
+        loop {
+            let first = self.trie().run(block).start;
+            let above = self.trie().depth(first);
+            if above <= depth {
+                return Some(first + (depth - above));
+            }
+            block = self.trie().parent(first)?;
+        }
+    }
+
+    /// Leading tokens that a block shares with the rest of a prompt.
+    fn shared(&self, block: BlockId, rest: &[Token]) -> usize {
+        self.trie()
+            .tokens(block)
+            .iter()
+            .zip(rest)
+            .take_while(|(known, given)| known == given)
+            .count()
+    }
+
+    /// The tokens of a branch by its newest blocks, and its last block.
+    fn follow(&self, first: BlockId) -> (Vec<Token>, BlockId) {
+        let (size, mut tokens, mut block) = (self.block_tokens(), Vec::new(), first);
+        loop {
+            let run = self.trie().run(block);
+            let room = u32::try_from((MOST_TOKENS - tokens.len()).div_ceil(size)).expect("few");
+            let end = run.end.min(block.saturating_add(room));
+            tokens.extend_from_slice(self.trie().tokens_of(block..end));
+            let next = self.trie().children(end - 1).next();
+            match next.filter(|_| tokens.len() < MOST_TOKENS) {
+                Some(next) => block = next,
+                None => return (tokens, end - 1),
+            }
+        }
+    }
+
+    /// Tokens of full blocks that a branch has in common with the rest of a prompt if digests are left
+    /// aside; 0 unless they part at a digest.
+    fn other_digest(&self, rest: &[Token], branch: &[Token], shared: usize) -> usize {
+        let digest = |token: Token| self.scopes.digests.begun() && token >= FIRST_DIGEST;
+        let parts = rest.get(shared).zip(branch.get(shared));
+        if !parts.is_some_and(|(&ours, &theirs)| digest(ours) && digest(theirs)) {
+            return 0;
+        }
+        let alike = |&(&ours, &theirs): &(&Token, &Token)| {
+            ours == theirs || (digest(ours) && digest(theirs))
+        };
+        let common = rest.iter().zip(branch).take_while(alike).count();
+        common / self.block_tokens() * self.block_tokens()
+    }
+
+    fn add_branch(
+        &self,
+        block: BlockId,
+        (tokens, last): (Vec<Token>, BlockId),
+        shared: usize,
+        now: Nanos,
+        open: &mut OpenMiss,
+    ) {
+        let after = tokens[shared.min(tokens.len())..].to_vec();
+        let shown = after[..after.len().min(SHOWN)].to_vec();
+        open.miss.branches.push(MissBranch {
+            tokens: self.scopes.digests.tokens(shown),
+            cached: after.len(),
+            idle: stamp(now).saturating_sub(self.node(block).access),
+            session: self.sessions.ending_in(last).map(str::to_owned),
+            recurring: 0,
+        });
+        open.branches.push(after);
+    }
+}
+
+impl OpenMiss {
+    /// Compares the branches with the prompt, and gives every computed token its cause.
+    #[must_use]
+    pub fn close(self) -> Miss {
+        let Self { mut miss, rest, branches, known, full } = self;
+        let others: Vec<&[Token]> = branches.iter().map(Vec::as_slice).collect();
+        let counts = recurring(&rest, &others);
+        for (branch, recurring) in miss.branches.iter_mut().zip(&counts) {
+            branch.recurring = *recurring;
+        }
+        let most = counts.iter().max().copied().unwrap_or(0);
+        let diverged = most > 0 && most * 10 >= TENTHS * rest.len();
+        let evicted = known + miss.evicted;
+        let elsewhere = known + miss.other_scope;
+        let causes = &mut miss.causes;
+        cause(causes, known, evicted.min(full), MissCause::Evicted);
+        cause(causes, evicted.min(full), elsewhere.min(full), MissCause::OtherScope);
+        let rest = if diverged { MissCause::Diverged } else { MissCause::New };
+        cause(causes, evicted.max(elsewhere).min(full), full, rest);
+        cause(causes, full, miss.tokens, MissCause::NotCacheable);
+        miss
+    }
+}
+
+/// Adds a range with a cause, to the last one if that goes on.
+fn cause(causes: &mut Vec<(usize, usize, MissCause)>, from: usize, to: usize, why: MissCause) {
+    if from >= to {
+        return;
+    }
+    match causes.last_mut() {
+        Some((_, end, last)) if *end == from && *last == why => *end = to,
+        _ => causes.push((from, to, why)),
+    }
+}
