@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from kvtrie._kvtrie import Histogram, Stats, TierStats
 
-__all__ = ["KEPT_METRICS", "METRICS", "Collector", "Metric", "Serving"]
+__all__ = ["KEPT_METRICS", "METRICS", "REMOTE_METRICS", "Collector", "Metric", "Serving"]
 
 _Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 _Type: TypeAlias = Literal["counter", "gauge", "histogram"]
@@ -199,6 +199,40 @@ KEPT_METRICS = (
 """What a `Collector` exports of the pools of an executor, for a host tier with `keep`."""
 
 
+REMOTE_METRICS = (
+    Metric(
+        "kvtrie_remote_results_total", "counter",
+        "Blocks of operations on the shared store, by operation and outcome",
+        "results", (*_BY_MANAGER, "operation", "outcome"),
+    ),
+    Metric(
+        "kvtrie_remote_read_bytes_total", "counter", "Bytes read from the shared store, verified",
+        "bytes_read", _BY_MANAGER,
+    ),
+    Metric(
+        "kvtrie_remote_written_bytes_total", "counter",
+        "Bytes of blocks that a put found or wrote in the shared store",
+        "bytes_written", _BY_MANAGER,
+    ),
+    Metric(
+        "kvtrie_remote_refuted_beliefs_total", "counter",
+        "Blocks that were believed to be in the shared store and were not",
+        "refuted", _BY_MANAGER,
+    ),
+    Metric(
+        "kvtrie_remote_dropped_blocks_total", "counter",
+        "Blocks evicted before the shared store had them, by reason",
+        "dropped", (*_BY_MANAGER, "reason"),
+    ),
+    Metric(
+        "kvtrie_remote_breaker_open", "gauge",
+        "1 while the circuit breaker of the shared store is open or probes",
+        "breaker", _BY_MANAGER,
+    ),
+)  # fmt: skip
+"""What a `Collector` exports of the pools of an executor, for a remote tier with a path."""
+
+
 class Serving(Protocol):
     """A manager with its pools: an `Executor`."""
 
@@ -259,6 +293,8 @@ class Collector(_Base):
                     for reason, count in pool.lost_blocks.items():
                         family = families["kvtrie_host_lost_blocks_total"]
                         _put(family, [machine, reason], count)
+                if hasattr(pool, "breaker"):
+                    _add_remote(families, pool.stats(), machine)
         return iter(families.values())
 
 
@@ -270,7 +306,7 @@ def _families() -> dict[str, _Family]:
     }
     return {
         metric.name: made[metric.type](metric.name, metric.meaning, labels=metric.labels)
-        for metric in (*METRICS, *KEPT_METRICS)
+        for metric in (*METRICS, *KEPT_METRICS, *REMOTE_METRICS)
     }
 
 
@@ -287,6 +323,18 @@ def _add(families: dict[str, _Family], stats: Stats, machine: str) -> None:
         else:
             for tier in tiers:
                 _add_tier(metric, family, tier, [machine, tier.kind, tier.policy])
+
+
+def _add_remote(families: dict[str, _Family], stats: Any, machine: str) -> None:  # noqa: ANN401
+    """Add the counters of a `RemoteStorage`, which this module does not import."""
+    for metric in REMOTE_METRICS:
+        value: Any = getattr(stats, metric.of)
+        if metric.of == "breaker":
+            value = int(value != "closed")
+        rows: dict[Any, float] = value if len(metric.labels) > 1 else {(): value}
+        for labels, count in rows.items():
+            extra = [labels] if isinstance(labels, str) else labels
+            _put(families[metric.name], [machine, *extra], count)
 
 
 def _add_tier(metric: Metric, family: _Family, tier: TierStats, labels: list[str]) -> None:

@@ -13,6 +13,7 @@ from test_folder_store import PROMPT, SHAPE, SIZE, compute, fetch, world
 
 from kvtrie import ConfigError, Layout, Scope
 from kvtrie._kvtrie import ValueFormat
+from kvtrie.metrics import Collector
 from kvtrie.tiers.remote import Get, Put, RemoteStorage
 
 pytest.importorskip("redis")
@@ -292,3 +293,23 @@ def test_blocks_of_another_meaning_are_not_found(server, other):
         assert executor.pools[2].find(foreign, soon()).blocks == 0
     with closing(RemoteStorage(url, SHAPE, SIZE, **other)) as storage:
         assert storage.find(keys, soon()).blocks == 0
+
+
+def test_counters_of_the_store_are_exported(server):
+    prometheus = pytest.importorskip("prometheus_client")
+    url = f"redis://127.0.0.1:{server.port}/0"
+    with world(url) as executor:
+        compute(executor, PROMPT)
+        registry = prometheus.CollectorRegistry()
+        registry.register(Collector(executor))
+
+        def exported(name, **labels):
+            return registry.get_sample_value(f"kvtrie_remote_{name}", {"machine": "0", **labels})
+
+        assert exported("results_total", operation="put", outcome="ok") == 6
+        assert exported("written_bytes_total") == executor.pools[2].stats().bytes_written > 0
+        assert exported("breaker_open") == 0
+        executor.pools[2].breaker.open()
+        executor.pools[2].count_dropped(3)
+        assert exported("breaker_open") == 1
+        assert exported("dropped_blocks_total", reason="late") == 3

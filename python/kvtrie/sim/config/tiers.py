@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["tiers_of"]
 
 _MOST_TIERS = 16
+_NOT_SIMULATED = (
+    "path",
+    "owner",
+    "io_budget",
+    "durability",
+    "io",
+    "workers",
+    "write_limit",
+    "trust_s",
+    "lookup",
+    "secret_file",
+    "keep",
+    "keep_replace",
+)
 
 
 def tiers_of(given: object, lanes: Mapping[str, Lane]) -> tuple[Tier, ...]:
@@ -34,7 +48,7 @@ def tiers_of(given: object, lanes: Mapping[str, Lane]) -> tuple[Tier, ...]:
 
 def _tier(name: str, given: object, lanes: Mapping[str, Lane]) -> Tier:
     table = Table(name, given)
-    keys = plain(Tier, "path", "owner", "io_budget", "durability", "io")
+    keys = plain(Tier, *_NOT_SIMULATED)
     settings = table.some(*keys)
     table.close()
     if is_share(settings.get("bytes")):
