@@ -204,7 +204,10 @@ def selective_eval(record: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    **{name: results(name) for name in ("core", "transfer", "fusion", "selective", "train", "sim")},
+    **{
+        name: results(name)
+        for name in ("core", "transfer", "fusion", "selective", "train", "sim", "hybrid")
+    },
     "reproductions": results("reproductions"),
     "engines": engines,
     "scaling": scaling,

@@ -113,17 +113,17 @@ def usable(requests: int) -> Result:
     The peer is a split of the bytes that is fixed for the first half.
     """
     model, room = model_named(GEMMA), 16 * GIB
-    opened = manager(model, room, ResumePoints(), 512)
+    opened = manager(model, room, ResumePoints(), BLOCK)
     rng = np.random.default_rng(0)
-    each = [model.block_bytes(512, at) for at in (0, 1)]
+    each = [model.block_bytes(BLOCK, at) for at in (0, 1)]
     halves: list[list[tuple[int, int]]] = [[], []]
     at = fresh = 0
-    for half, (low, high, count) in enumerate([(64, 128, requests // 8), (2, 6, requests)]):
+    for half, (low, high, count) in enumerate([(2048, 4096, requests // 20), (64, 192, requests)]):
         for number in range(count):
             blocks = int(rng.integers(low, high))
             ids = np.arange(fresh, fresh + blocks, dtype=np.uint32)
             fresh, at = fresh + blocks, at + 10**9
-            replay([TraceRequest(at, 512 * blocks, 1, ids)], opened, block_tokens=512)
+            replay([TraceRequest(at, BLOCK * blocks, 1, ids)], opened, block_tokens=BLOCK)
             slots = opened.stats().tiers["gpu"].groups
             # The tier is full from the middle of each half on.
             if number > count // 2:

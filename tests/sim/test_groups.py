@@ -25,8 +25,10 @@ def played(name, room, *, policy="learned", points=1, groups=True):
         model = without_groups(model)
     elif model.groups:
         resume = ResumePoints(every=points) if points >= 512 else ResumePoints(newest=points)
-    tiers = [Tier("gpu", bytes=room)]
-    return replay(TRACE, open_manager(tiers, policy=policy, model=model, resume=resume))
+    manager = open_manager([Tier("gpu", bytes=room)], policy=policy, model=model, resume=resume)
+    figures = replay(TRACE, manager)
+    manager.audit()
+    return figures
 
 
 def test_the_models_have_the_sizes_of_their_configurations():
