@@ -325,10 +325,11 @@ struct Gets<'f, 'a> {
 impl<'a> Gets<'_, 'a> {
     /// Opens a value's file and queues its operations.
     fn begin(&mut self, at: usize, wanted: ValueRead<'a>) -> Outcome {
+        let ValueRead { name, header, at: start, out } = wanted;
         if Instant::now() >= self.until {
             return Outcome::Late;
         }
-        let path = self.folder.path(&wanted.name);
+        let path = self.folder.path(&name);
         let opened = self.folder.device.open_bulk(&path, Access::Read);
         let (file, size) = match opened.and_then(|file| file.size().map(|size| (file, size))) {
             Ok(found) => found,
@@ -344,15 +345,15 @@ impl<'a> Gets<'_, 'a> {
             self.folder.touch(&path, &found);
         }
         let before = self.ready.len();
-        let pages = file.paged() && !paged(wanted.header);
+        let pages = file.paged() && !paged(header);
         let header = if pages {
-            Bytes::IntoPages(Pages::new(wanted.header.len()), Some(wanted.header))
+            Bytes::IntoPages(Pages::new(header.len()), Some(header))
         } else {
-            Bytes::Into(wanted.header)
+            Bytes::Into(header)
         };
         self.ready.push_back(Op::new(Arc::clone(&file), 0, header, at, Layers::NONE));
-        let mut place = wanted.at;
-        for piece in wanted.out.chunks_mut(PIECE) {
+        let mut place = start;
+        for piece in out.chunks_mut(PIECE) {
             let length = piece.len() as u64;
             self.ready.push_back(Op::new(
                 Arc::clone(&file),
@@ -421,7 +422,11 @@ mod tests {
     }
 
     fn value(name: u8) -> (BlockKey, Vec<u8>, Vec<u8>) {
-        ([name; 32], vec![name; HEADER], (0..BYTES).map(|at| (at % 251) as u8 ^ name).collect())
+        (
+            [name; 32],
+            vec![name; HEADER],
+            (0_u8..251).cycle().take(BYTES).map(|at| at ^ name).collect(),
+        )
     }
 
     fn put(folder: &ValueFolder, name: u8, left: Duration) -> Outcome {
