@@ -173,7 +173,8 @@ class Tier:
         if self.path is not None:
             what = f"path of tier {self.kind!r}"
             local = self.kind != "remote"
-            if local and str(self.path).lower().startswith("folder:"):
+            named = self.path if isinstance(self.path, str) else ""
+            if local and named.lower().startswith("folder:"):
                 raise ConfigError(f"{what} is {shown(self.path)}: folder: is for tier 'remote'")
             put(self, path=folder(what, self.path) if local else url(what, self.path))
         self._check_storage()
