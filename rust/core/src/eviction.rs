@@ -137,7 +137,7 @@ impl EvictionIndex {
     /// A request has begun, the `request`th one.
     pub fn on_request(&mut self, request: u64, learned: Option<&Arc<Reuse>>) {
         self.policy.on_request(request, learned);
-        self.ends.change_all();
+        self.ends.begin_request(request, learned.is_some());
     }
 
     /// Whether the block before one that was just chosen leaves next, without a look at any other.
@@ -154,25 +154,37 @@ impl EvictionIndex {
             && !self.ties(before, band)
     }
 
-    /// Number of blocks before the chosen one that are evicted next. `before` has their last uses,
-    /// the nearest first. [`EvictionIndex::follows`] holds for each of them if no block has a band.
+    /// The entry of a block without a price, if it follows from its last use alone.
     #[must_use]
-    pub fn following<'a>(&self, chosen: &Entry, before: impl Iterator<Item = &'a LastUse>) -> u32 {
+    pub fn of_use(&self, id: BlockId, tie: u32, last_use: &LastUse) -> Option<Entry> {
+        let (class, place) = self.policy.of_use(last_use)?;
+        Some(Entry { class, place, tie, id })
+    }
+
+    /// Whether the `blocks` blocks before the chosen one are evicted next that have the same last use as
+    /// it, and weigh no more the farther they are before it; then the entry of the farthest one, whose
+    /// last use is `lightest`. No block may have a band.
+    #[must_use]
+    pub fn following(&self, chosen: &Entry, blocks: u32, lightest: &LastUse) -> Option<Entry> {
+        // Ties of a path ascend towards its start.
+        let entry = self.of_use(chosen.id - blocks, chosen.tie + blocks, lightest)?;
+        let place = entry.place;
         let leaf = self.leaves.get(&(Band::NORMAL.priority, chosen.class));
         let ends = leaf.and_then(|&leaf| self.lists[leaf as usize].ends());
-        let mut behind = *chosen;
-        let mut number = 0;
-        for last_use in before {
-            let Some((class, place)) = self.policy.of_use(last_use) else { break };
-            let entry = Entry { class, place, ..behind };
-            // Of equal places the ties decide, which are not looked at here.
-            let an_end = ends.is_none_or(|(a, b)| place < a.place || place > b.place);
-            if !an_end || !self.policy.follows(&entry, &behind) {
-                break;
-            }
-            (behind, number) = (entry, number + 1);
+        // All of them must be ends of their class's list when they are linked. Of equal places the
+        // ties decide, which are not looked at here.
+        let ends = ends.is_none_or(|(a, b)| chosen.place < a.place || place > b.place);
+        (ends && self.policy.follows(&entry, chosen)).then_some(entry)
+    }
+
+    /// Whether an entry that is not linked would be the victim if it were, if the policy compares
+    /// the ends of classes and no entry has a band; `None` otherwise.
+    pub fn leads(&mut self, entry: &Entry, band: Band, now: Nanos) -> Option<bool> {
+        if self.order != Order::Ends || !self.bands.is_empty() || band != Band::NORMAL {
+            return None;
         }
-        number
+        let leaf = self.leaves.get(&(band.priority, entry.class)).copied();
+        Some(self.ends.leads(&self.lists, leaf, entry, &*self.policy, now))
     }
 
     /// Links an entry, in a band: it may leave. Its block must not be linked.
@@ -193,8 +205,8 @@ impl EvictionIndex {
         let list = &mut self.lists[leaf as usize];
         let head = list.head();
         list.link(&mut self.entries, entry.key(), leaf);
-        if self.order == Order::Ends && list.is_end(entry.key()) {
-            self.ends.change(leaf);
+        if self.order == Order::Ends {
+            self.ends.link(leaf, entry.key());
         }
         // The tournament is played over heads alone, where there is one.
         if self.plays() && head.is_none_or(|head| entry.key() < head) {
@@ -210,8 +222,8 @@ impl EvictionIndex {
         let list = &mut self.lists[leaf as usize];
         let entry = key.entry(list.class);
         let was_head = list.head() == Some(key);
-        if self.order == Order::Ends && list.is_end(key) {
-            self.ends.change(leaf);
+        if self.order == Order::Ends {
+            self.ends.unlink(leaf, key);
         }
         list.unlink(&mut self.entries, key, link);
         // The next head plays for the class; without one its leaf is free for another class.
@@ -243,7 +255,7 @@ impl EvictionIndex {
     fn add_class(&mut self, class: (Priority, u64)) -> Leaf {
         let leaf = add_list(&mut self.lists, &mut self.free, class.1);
         self.leaves.insert(class, leaf);
-        self.ends.change(leaf);
+        self.ends.add(leaf);
         leaf
     }
 
@@ -426,6 +438,12 @@ impl EvictionIndex {
     #[must_use]
     pub fn needs(&self, needs: Needs) -> bool {
         self.needs.has(needs)
+    }
+
+    /// The policy's kind of order.
+    #[must_use]
+    pub fn order_kind(&self) -> Order {
+        self.order
     }
 
     /// The policy.

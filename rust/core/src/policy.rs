@@ -171,6 +171,13 @@ pub trait Policy: Debug + Send + Sync {
         0.0
     }
 
+    /// Number of requests, from the latest one on, for which [`Policy::worth`] of an entry stays, at
+    /// least 1; unless a request brings something learned.
+    fn lasts(&self, entry: &Entry) -> u64 {
+        let _ = entry;
+        1
+    }
+
     /// A request has begun, the `request`th one. `learned` is what lives have taught since the last
     /// call, if anything.
     fn on_request(&mut self, request: u64, learned: Option<&Arc<Reuse>>) {

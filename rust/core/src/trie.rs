@@ -36,7 +36,7 @@ use crate::u32_map::U32Map;
 pub use query::Query;
 pub use run::RunId;
 pub(crate) use tags::content;
-pub use tags::{GROUP, GroupSlice, Tags, sampled};
+pub use tags::{GROUP, GroupSlice, sample_hash};
 
 use ids::Ids;
 use run::{NONE, Run};

@@ -131,11 +131,6 @@ impl List {
         Some((first, last))
     }
 
-    /// Whether a linked entry is the first or the last one.
-    pub(super) fn is_end(&self, key: Key) -> bool {
-        self.ends().is_some_and(|(first, last)| key == first || key == last)
-    }
-
     /// All keys, ascending.
     pub(super) fn keys<'a>(&'a self, entries: &'a Entries) -> Keys<'a> {
         Keys { entries, first: self.first.id, last: self.last.id, tree: self.tree.iter() }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{EvictionIndex, rounded};
 use crate::hint::{Band, Priority, Share};
-use crate::policy::{Entry, NAMES, Order, Policy, by_name};
+use crate::policy::{Entry, Lives, NAMES, Order, Policy, by_name};
 
 /// Compares `a / b` with `c / d` by quotients and remainders, for positive `b` and `d`.
 fn fractions(a: u64, b: u64, c: u64, d: u64) -> Ordering {
@@ -235,4 +235,76 @@ fn nothing_leaves_an_empty_list() {
     index.link(entry, Band::NORMAL);
     assert_eq!(index.victim(5), Some(entry));
     assert_eq!((index.unlink(3), index.len()), (Some(entry), 0));
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Links a block of this class whose last use is some requests ago, of this weight.
+    Link(u32, u64, u64, u8),
+    Unlink(u32),
+    /// Some requests pass; then the worth of all classes may be learned anew.
+    Pass(u64, bool),
+    /// Asks whether such a block would be the victim.
+    Ask(u32, u64, u64, u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let block = || (0..40u32, 0..6u64, prop_oneof![0..9u64, 0..400u64], 1..4u8);
+    prop_oneof![
+        6 => block().prop_map(|(id, class, ago, weight)| Step::Link(id, class, ago, weight)),
+        2 => (0..40u32).prop_map(Step::Unlink),
+        2 => (prop_oneof![0..3u64, 0..300u64], any::<bool>()).prop_map(|(n, all)| Step::Pass(n, all)),
+        3 => block().prop_map(|(id, class, ago, weight)| Step::Ask(id, class, ago, weight)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// While ages grow and weights change, the victim is the minimum over the ends of all classes, and
+    /// a block that is not linked leads if it is the victim once it is linked.
+    #[test]
+    fn ends_are_up_to_date(
+        steps in prop::collection::vec(step(), 0..120),
+        first in prop_oneof![3 => Just(1000_u64), 1 => Just((1 << 32) - 60)],
+    ) {
+        let mut index = EvictionIndex::new(policy("learned"), 0.0);
+        let (mut lives, mut request) = (Lives::new(1), first);
+        let entry = |request: u64, id: u32, class, ago: u64, weight: u8| {
+            let at = (request - ago) & 0xFFFF_FFFF;
+            let place = at << 32 | u64::from(f32::from(weight).to_bits());
+            Entry { class, place, tie: id % 3, id }
+        };
+        index.on_request(request, None);
+        for step in steps {
+            match step {
+                Step::Link(id, class, ago, weight) => {
+                    index.unlink(id);
+                    index.link(entry(request, id, class, ago, weight), Band::NORMAL);
+                }
+                Step::Unlink(id) => {
+                    index.unlink(id);
+                }
+                Step::Pass(number, learn) => {
+                    for _ in 0..number {
+                        request += 1;
+                        let class = u8::try_from(request % 6).expect("small");
+                        let print = u32::try_from(request % (5 + u64::from(class))).expect("small");
+                        lives.use_again(print << 20, class, request, true);
+                        index.on_request(request, None);
+                    }
+                    let learned = lives.learn(request);
+                    index.on_request(request, learned.as_ref().filter(|_| learn));
+                }
+                Step::Ask(id, class, ago, weight) => {
+                    index.unlink(id);
+                    let entry = entry(request, id, class, ago, weight);
+                    let leads = index.leads(&entry, Band::NORMAL, 0).expect("no block has a band");
+                    index.link(entry, Band::NORMAL);
+                    prop_assert_eq!(leads, index.scan(0).map(|first| first.id) == Some(id));
+                }
+            }
+            prop_assert_eq!(index.victim(0), index.scan(0));
+        }
+    }
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
-use crate::policy::{Entry, Facts, LastUse, Needs, Reload};
+use crate::policy::{Entry, Facts, LastUse, Needs, Order, Reload};
 use crate::scope::{ScopeEntry, ScopeId};
 use crate::tier::{Owner, ResidencyState};
 use crate::time::{Nanos, Stamp, stamp};
@@ -122,7 +122,7 @@ impl Manager {
                 .or_else(|| self.point_price(block)),
             reload: if index.needs(Needs::RELOAD) { self.reload(tier) } else { Reload::default() },
             last_use: if index.needs(Needs::REUSE) {
-                self.feed.last_use(block)
+                self.feed.last_use(block, depth, &self.settings)
             } else {
                 LastUse::default()
             },
@@ -142,14 +142,21 @@ impl Manager {
 
     /// The entry of a block in a tier's eviction index.
     pub(super) fn entry(&self, tier: TierId, block: BlockId, have: Layers) -> Entry {
-        let facts = self.facts(tier, block, have);
+        let (depth, index) = (self.trie().depth(block), &self.tiers[tier].eviction);
         // Equal values: the deepest of a leaf-only path leaves first, of a path with holes the
         // first.
         let tie = match self.structure(block) {
-            Structure::LeafOnly => u32::MAX - facts.block,
-            Structure::Holes => facts.block,
+            Structure::LeafOnly => u32::MAX - depth,
+            Structure::Holes => depth,
         };
-        self.tiers[tier].eviction.entry(&facts, tie, &self.settings.cost)
+        // Of most blocks such a policy needs the last use alone.
+        if index.order_kind() == Order::Ends && self.prices.is_empty() {
+            let last_use = self.feed.last_use(block, depth, &self.settings);
+            if let Some(entry) = index.of_use(block, tie, &last_use) {
+                return entry;
+            }
+        }
+        index.entry(&self.facts(tier, block, have), tie, &self.settings.cost)
     }
 
     /// Whether a block may be a victim on a tier.
@@ -404,9 +411,10 @@ impl Manager {
                 self.feed.prefetch_line(&slice);
                 let mut ghost = self.feed.ghost_of(block, uses);
                 let mut places = slice.places.start..slice.places.end;
+                let start = block;
                 block += u32::try_from(places.len()).expect("a group");
                 // Blocks of one run may be of different turns.
-                if self.feed.learns() {
+                if !self.feed.one_ghost(start..block) {
                     for place in slice.places.clone().skip(1) {
                         let next = self.feed.ghost_of(block - (slice.places.end - place), uses);
                         if next != ghost {

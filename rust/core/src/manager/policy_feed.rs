@@ -15,6 +15,7 @@ use crate::tier::ResidencyState;
 use crate::trie::GroupSlice;
 
 use crate::manager::Manager;
+use crate::manager::settings::Settings;
 use crate::tiers::Tier;
 use reuse::Uses;
 
@@ -98,9 +99,15 @@ impl PolicyFeed {
     /// The ghost of a block with `uses` uses that leaves the trie.
     pub(super) fn ghost_of(&self, block: BlockId, uses: u32) -> u32 {
         match &self.uses {
-            Some(known) => pack(known.last[block].turn, uses),
+            Some(known) => pack(known.turn(block), uses),
             None => uses.clamp(1, MOST_USES),
         }
+    }
+
+    /// Whether the ghosts of a run's consecutive blocks, with one number of uses, are equal; may be
+    /// false without need.
+    pub(super) fn one_ghost(&self, blocks: Range<BlockId>) -> bool {
+        self.uses.as_ref().is_none_or(|uses| uses.one_turn(blocks))
     }
 
     /// Whether a block's ghost is its own, not its run's.
@@ -108,15 +115,15 @@ impl PolicyFeed {
         self.uses.is_some()
     }
 
-    /// A block's last use, where a policy learns.
-    pub(super) fn last_use(&self, block: BlockId) -> LastUse {
-        self.uses.as_ref().and_then(|uses| uses.last.get(block)).copied().unwrap_or_default()
+    /// The last use of a block at this depth, where a policy learns.
+    pub(super) fn last_use(&self, block: BlockId, depth: u32, settings: &Settings) -> LastUse {
+        self.uses.as_ref().map(|uses| uses.last_use(block, depth, settings)).unwrap_or_default()
     }
 
-    /// Last uses of consecutive blocks, the last block's first; nothing where no policy learns.
-    pub(super) fn last_uses(&self, blocks: Range<BlockId>) -> impl Iterator<Item = &LastUse> {
-        let uses = self.uses.iter();
-        uses.flat_map(move |uses| blocks.clone().rev().map(|block| &uses.last[block]))
+    /// Number of the blocks directly before `last` in this range that have its last use; 0 where no
+    /// policy learns.
+    pub(super) fn alike(&self, before: Range<BlockId>, last: BlockId) -> u32 {
+        self.uses.as_ref().map_or(0, |uses| uses.alike(before, last))
     }
 
     /// Whether any uses of evicted blocks are known.

@@ -1,8 +1,8 @@
 //! `learned`: expected reuse per request times cost, small enough to be the default.
 //!
 //! Classes are by turn and hits: how often lives, from one use of a block to the next,
-//! ended at each age says how soon a block of a class comes back. [`Lives`] counts an eighth of the
-//! blocks, for all tiers of a manager together, and a [`Reuse`] passes on what they taught. The
+//! ended at each age says how soon a block of a class comes back. [`Lives`] counts a
+//! sample of the blocks, for each tier, and a [`Reuse`] passes on what they taught. The
 //! policy has no state per block: class, request and weight of a block's last use are its entry.
 //! Invariant: a class's candidates are its oldest and its youngest entry, so a victim is the least of
 //! these, not of all in between. Cost: O(classes) per victim that is no neighbour of the one before.
@@ -30,10 +30,10 @@ const LAST: u8 = 64;
 /// Classes with turns up to 3 and hits up to 4 are a group, and last blocks of one turn are one.
 const GROUPS: usize = 28;
 
-/// One block in `SAMPLED` is sampled.
-pub(crate) const SAMPLED: u64 = 8;
+/// Uses have the numbers of requests modulo this.
+const WRAP: u64 = 1 << 32;
 
-/// Weight of the wider class's estimate, in lives: 128 of all blocks.
+/// Weight of the wider class's estimate, in sampled lives.
 const PRIOR: f64 = 16.0;
 
 /// The class of a use in a request's turn `turn`, after `hits` earlier uses of the block; `last` if
@@ -99,10 +99,14 @@ impl Default for Learned {
 }
 
 impl Learned {
+    /// Number of the next request as uses have it.
+    fn now(&self) -> u64 {
+        (self.request + 1) % WRAP
+    }
+
     /// Requests since an entry's last use, as the next request will count them.
     fn age(&self, place: u64) -> u16 {
-        let now = (self.request + 1) & u64::from(u32::MAX);
-        u16::try_from(now.saturating_sub(place >> 32)).unwrap_or(u16::MAX)
+        u16::try_from(self.now().saturating_sub(place >> 32)).unwrap_or(u16::MAX)
     }
 
     /// Expected reuse per request, times weight.
@@ -166,6 +170,15 @@ impl Policy for Learned {
 
     fn worth(&self, entry: &Entry) -> f64 {
         self.rate(entry)
+    }
+
+    fn lasts(&self, entry: &Entry) -> u64 {
+        let age = self.age(entry.place).max(1);
+        let bucket = bucket(age);
+        let older =
+            if bucket + 1 < BUCKETS { start(bucket + 1) - u64::from(age) } else { u64::MAX };
+        // When numbers of requests begin again at 0, all ages do.
+        older.min(WRAP - self.now())
     }
 
     fn needs(&self) -> Needs {

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::block::{BlockId, Token};
 
-use super::Trie;
+use super::{Trie, count};
 
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 const FACTOR: u64 = 0xD6E8_FEB8_6659_FD93;
@@ -52,50 +52,22 @@ pub struct GroupSlice {
     pub checks: u64,
 }
 
-/// Whether a block is among the eighth that is sampled: by three of its tokens and its depth, the same
-/// whenever it returns.
+/// Hash by which blocks are sampled: of three of a block's tokens and its depth, the same whenever the
+/// block returns.
 #[inline]
 #[must_use]
-pub fn sampled(tokens: &[Token], depth: u32) -> bool {
-    let at = |at: usize| u64::from(tokens[at]);
-    let last = tokens.len() - 1;
-    let word = at(0) ^ at(tokens.len() / 2) << 16 ^ at(last) << 32;
-    fold(SEED ^ u64::from(depth), word).is_multiple_of(8)
-}
-
-/// Iterator of the tags of consecutive blocks.
-#[derive(Clone, Copy, Debug)]
-pub struct Tags {
-    /// Content hash of the block before; of a first block, the scope's seed.
-    before: u64,
-    depth: u32,
-}
-
-impl Tags {
-    /// The tags of a scope's paths from the first block on.
-    #[must_use]
-    pub fn of(seed: u64) -> Self {
-        Self { before: seed, depth: 0 }
-    }
-
-    /// The tag of the next block, which has these tokens.
-    pub fn next(&mut self, tokens: &[Token]) -> u64 {
-        let content = content(tokens);
-        let tag = tag(std::mem::replace(&mut self.before, content), content, self.depth);
-        self.depth += 1;
-        tag
-    }
+pub fn sample_hash(tokens: &[Token], depth: u32) -> u64 {
+    fold(SEED ^ u64::from(depth), word(tokens))
 }
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
-    /// The tags of blocks after `parent`, of first blocks if none. `seed` is the scope's, the same
-    /// whenever the scope returns.
+    /// Hash of a block's tokens, three of those of the block before it, and its depth; of a first block,
+    /// the scope's seed. The same whenever the block returns.
     #[must_use]
-    pub fn tags(&self, seed: u64, parent: Option<BlockId>) -> Tags {
-        parent.map_or(Tags::of(seed), |block| {
-            let before = content(self.tokens(block));
-            Tags { before, depth: self.depth(block) + 1 }
-        })
+    pub fn print(&self, seed: u64, block: BlockId) -> u32 {
+        let before = self.parent(block).map_or(seed, |parent| word(self.tokens(parent)));
+        let tag = tag(before, content(self.tokens(block)), self.depth(block));
+        u32::try_from(tag >> 32).expect("half of the bits")
     }
 
     /// The group slices of blocks with these tokens after `parent` (first blocks if none), in
@@ -105,29 +77,28 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         seed: u64,
         parent: Option<BlockId>,
         tokens: &'a [Token],
-    ) -> impl Iterator<Item = GroupSlice> + 'a {
+    ) -> impl DoubleEndedIterator<Item = GroupSlice> + 'a {
         let size = self.block_tokens;
-        let mut depth = parent.map_or(0, |block| self.depth(block) + 1);
+        let first = parent.map_or(0, |block| self.depth(block) + 1);
+        let end = first + count(tokens.len() / size);
         // After a parent in the middle of a group, the key comes from that group's first block.
-        let mut head = match (parent, depth % GROUP) {
+        let above: &[Token] = match (parent, first % GROUP) {
             (Some(parent), within @ 1..) => self.tokens(self.above(parent, within - 1)),
             _ => &[],
         };
-        let mut rest = tokens.chunks_exact(size);
-        std::iter::from_fn(move || {
-            let first = rest.clone().next()?;
-            let place = depth % GROUP;
-            if place == 0 {
-                head = first;
+        let groups = first / GROUP..if first == end { first / GROUP } else { end.div_ceil(GROUP) };
+        groups.map(move |number| {
+            let start = number * GROUP;
+            let places = first.max(start) - start..end.min(start + GROUP) - start;
+            let at = (start + places.start - first) as usize * size;
+            let mut own = tokens[at..].chunks_exact(size);
+            let head = if places.start == 0 { &tokens[at..at + size] } else { above };
+            let (mut checks, mut place) = (0, places.start);
+            for tokens in own.by_ref().take(places.len()) {
+                checks |= check(tokens) << (8 * place);
+                place += 1;
             }
-            let (mut checks, mut end) = (0, place);
-            for tokens in rest.by_ref().take((GROUP - place) as usize) {
-                checks |= check(tokens) << (8 * end);
-                end += 1;
-            }
-            let group = tag(seed, content(head), depth - place);
-            depth += end - place;
-            Some(GroupSlice { group, places: place..end, checks })
+            GroupSlice { group: tag(seed, content(head), start), places, checks }
         })
     }
 
@@ -147,9 +118,15 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
 /// 8-bit check of a block's tokens: of its first, middle and last one.
 fn check(tokens: &[Token]) -> u64 {
+    word(tokens).wrapping_mul(FACTOR) >> 56
+}
+
+/// First, middle and last token of a block.
+#[inline]
+fn word(tokens: &[Token]) -> u64 {
     let at = |at: usize| u64::from(tokens[at]);
     let last = tokens.len() - 1;
-    (at(0) ^ at(tokens.len() / 2) << 16 ^ at(last) << 32).wrapping_mul(FACTOR) >> 56
+    at(0) ^ at(tokens.len() / 2) << 16 ^ at(last) << 32
 }
 
 /// The tag of a block by the content hash of the block before, its own, and its depth.
@@ -167,7 +144,7 @@ pub(super) fn fold(state: u64, word: u64) -> u64 {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{GROUP, GroupSlice, Tags, check, content, tag};
+    use super::{GROUP, GroupSlice, check, content, sample_hash, tag};
     use crate::trie::{Trie, count};
 
     #[test]
@@ -198,14 +175,15 @@ mod tests {
         }
         trie.insert(root, Some(path[5]), &[77], 4);
         let tokens: Vec<u32> = path.iter().map(|&block| trie.tokens(block)[0]).collect();
-        let mut tags = Tags::of(7);
-        let expected: Vec<u64> = tokens.iter().map(|&token| tags.next(&[token])).collect();
+        let mut whole: Trie<u32> = Trie::new(1);
+        let (root, mut alone) = (whole.add_root(), Vec::new());
+        whole.extend(root, None, &tokens, 1, &mut alone);
         let groups: Vec<GroupSlice> = trie.slices(7, None, &tokens).collect();
         let group = |at: u32| groups[(at / GROUP) as usize].group;
         assert!(groups.windows(2).all(|two| two[0].group != two[1].group));
         for from in 0..tokens.len() {
             let parent = from.checked_sub(1).map(|at| path[at]);
-            assert_eq!(trie.tags(7, parent).next(&tokens[from..=from]), expected[from]);
+            assert_eq!(trie.print(7, path[from]), whole.print(7, alone[from]));
             for to in from..=tokens.len() {
                 let slices = trie.slices(7, parent, &tokens[from..to]);
                 let one = |slice: GroupSlice| {
@@ -217,6 +195,20 @@ mod tests {
                 assert_eq!(ours, (from..to).map(known).collect::<Vec<_>>());
             }
         }
+    }
+
+    /// Blocks that differ in their depth or in one token are sampled independently.
+    #[test]
+    fn an_eighth_of_the_blocks_is_sampled() {
+        let share = |hash: &dyn Fn(u32) -> u64| (0..4096).filter(|&i| hash(i) % 8 == 0).count();
+        let shares = [
+            share(&|i| sample_hash(&[7; 16], i)),
+            share(&|i| sample_hash(&[i], 0)),
+            share(&|i| sample_hash(&[[i], [9], [9]].concat(), 3)),
+            share(&|i| sample_hash(&[[9], [i], [9]].concat(), 3)),
+            share(&|i| sample_hash(&[[9], [9], [i]].concat(), 3)),
+        ];
+        assert!(shares.iter().all(|share| (410..=614).contains(share)), "{shares:?}");
     }
 
     /// Tables use the low bits and the high bits as they are, so both must be uniform.

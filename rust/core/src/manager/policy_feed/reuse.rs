@@ -1,25 +1,46 @@
 //! Uses for policies that learn: the last one of each block, the turns of conversations, and lives.
 //!
-//! Invariant: a block of the trie has its last use from its insertion on; a request uses a block once.
-//! Cost: nothing where no policy learns; otherwise O(1) per block that a request uses, a hash of
-//! three tokens for all and of all tokens for one in eight.
+//! Blocks of one run that a request uses have one use: it is written once for all of them, and what
+//! differs from block to block, the weight, is computed when the block may leave. Invariant: a block of
+//! the trie has its last use from its insertion on; a request uses a block once. Cost: nothing where no
+//! policy learns; otherwise a fill of ten bytes per block that a request uses, a hash of three tokens
+//! for new ones and of all tokens for those that are sampled.
+
+use std::ops::Range;
 
 use crate::block::{BlockId, TierId, Token};
-use crate::paged_vec::PagedVec;
+use crate::paged_vec::{PAGE, PagedVec};
 use crate::policy::{LastUse, Lives, Needs, class_of, unpack};
 use crate::residency::Blocks;
 use crate::scope::ScopeId;
 use crate::tiers::Tier;
-use crate::trie::sampled;
+use crate::trie::sample_hash;
 
 use crate::manager::Manager;
 use crate::manager::node::Node;
 use crate::manager::policy_feed::RequestContext;
+use crate::manager::settings::Settings;
+
+/// Bit that the classes of sampled blocks have.
+const SAMPLED: u8 = 1 << 7;
+
+/// The request that used a block last, and the path that it used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Use {
+    /// Number of the request, modulo 2^32.
+    request: u32,
+    /// Blocks before the unshared suffix that the block ended then.
+    start: u32,
+}
 
 /// Last uses and lives.
 #[derive(Debug)]
 pub(super) struct Uses {
-    pub(super) last: PagedVec<LastUse>,
+    latest: PagedVec<Use>,
+    /// Classes of the lives that began with the last uses, and [`SAMPLED`].
+    classes: PagedVec<u8>,
+    /// The turns that stored the blocks.
+    turns: PagedVec<u8>,
     /// Of each tier whose policy learns.
     lives: Vec<(TierId, Lives)>,
 }
@@ -31,37 +52,151 @@ impl Uses {
         let learning = learning.filter(|(_, tier)| tier.eviction.needs(Needs::REUSE));
         let lives = learning.map(|(id, tier)| (id, Lives::new(u64::from(tier.spec.blocks))));
         let lives: Vec<_> = lives.collect();
-        (!lives.is_empty()).then(|| Self { last: PagedVec::new(LastUse::default()), lives })
+        (!lives.is_empty()).then(|| Self {
+            latest: PagedVec::new(Use::default()),
+            classes: PagedVec::new(0),
+            turns: PagedVec::new(0),
+            lives,
+        })
     }
 
-    /// Counts the life of a block with these tokens, which a request uses for the first time, if it is
-    /// among those that are sampled. On a tier below one that serves the block no reuse ends its life:
-    /// the tier could have evicted it without a loss.
-    #[inline]
-    fn sample(
+    /// The turn that stored a block.
+    pub(super) fn turn(&self, block: BlockId) -> u8 {
+        self.turns[block]
+    }
+
+    /// The last use of a block at this depth; a default one where no use was recorded.
+    pub(super) fn last_use(&self, block: BlockId, depth: u32, settings: &Settings) -> LastUse {
+        let Some(&Use { request, start }) = self.latest.get(block) else {
+            return LastUse::default();
+        };
+        let tokens = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
+        let middle = u64::midpoint(u64::from(start) * tokens, u64::from(depth) * tokens);
+        #[expect(clippy::cast_possible_truncation, reason = "seven digits are enough")]
+        let weight = settings.cost.worth(middle) as f32;
+        LastUse { request, weight, class: self.classes[block] & !SAMPLED, turn: self.turns[block] }
+    }
+
+    /// Number of the blocks directly before `last` in this range that have its last use, as far as they
+    /// are in one page.
+    pub(super) fn alike(&self, before: Range<BlockId>, last: BlockId) -> u32 {
+        let page = u32::try_from(PAGE).expect("a small number");
+        let first = before.start.max(before.end.saturating_sub(1) / page * page);
+        let uses = self.latest.stretch(first, before.end).iter();
+        let both = uses.zip(self.classes.stretch(first, before.end));
+        let (latest, class) = (self.latest[last], self.classes[last]);
+        let alike =
+            |(other, known): (&Use, &u8)| *other == latest && (known ^ class) & !SAMPLED == 0;
+        let number = both.rev().take_while(|&both| alike(both)).count();
+        u32::try_from(number).expect("at most a page")
+    }
+
+    /// Whether one turn stored all of these blocks; false if they are in two pages.
+    pub(super) fn one_turn(&self, blocks: Range<BlockId>) -> bool {
+        let turns = self.turns.stretch(blocks.start, blocks.end);
+        turns.len() == blocks.len() && turns.iter().all(|turn| *turn == turns[0])
+    }
+
+    /// The next of these blocks that a request has not used yet, as far as they are in one page;
+    /// an empty range if the first ones are used.
+    fn unused(&self, blocks: Range<BlockId>, request: u32) -> Range<BlockId> {
+        let page = self.latest.stretch(blocks.start, blocks.end);
+        let used = |latest: &Use| latest.request == request;
+        let number = |length: usize| u32::try_from(length).expect("at most a page");
+        // Mostly none is used. Without an early end the compiler compares several at once.
+        if !page.iter().fold(false, |any, latest| any | used(latest)) {
+            return blocks.start..blocks.start + number(page.len());
+        }
+        let skipped = page.iter().take_while(|latest| used(latest)).count();
+        let length = page[skipped..].iter().take_while(|latest| !used(latest)).count();
+        let first = blocks.start + number(skipped);
+        first..first + number(length)
+    }
+
+    /// Records that a request uses consecutive blocks of a run again, which are in one page.
+    fn use_again(&mut self, blocks: Range<BlockId>, latest: Use, (class, last): (u8, Option<u8>)) {
+        self.latest.fill(blocks.start, blocks.end, &latest);
+        for known in self.classes.stretch_mut(blocks.start, blocks.end) {
+            *known = *known & SAMPLED | class;
+        }
+        if let Some(last) = last {
+            let known = &mut self.classes[blocks.end - 1];
+            *known = *known & SAMPLED | last;
+        }
+    }
+
+    /// Records the first use of consecutive blocks of a run with these tokens, the first one at `depth`.
+    fn use_first(
         &mut self,
-        blocks: &Blocks<Node>,
-        seed: u64,
-        (block, depth, tokens): (BlockId, u32, &[Token]),
-        last_use: LastUse,
-        request: u64,
+        (blocks, depth, text): (Range<BlockId>, u32, &[Token]),
+        (latest, turn): (Use, u8),
+        (class, last): (u8, Option<u8>),
     ) {
-        if sampled(tokens, depth) {
-            let trie = blocks.trie();
-            let tag = trie.tags(seed, trie.parent(block)).next(tokens);
-            let print = u32::try_from(tag >> 32).expect("half of the bits");
+        self.latest.reach(blocks.end);
+        self.latest.fill(blocks.start, blocks.end, &latest);
+        self.turns.reach(blocks.end);
+        self.turns.fill(blocks.start, blocks.end, &turn);
+        self.classes.reach(blocks.end);
+        let (mut text, mut depth) = (text.chunks_exact(text.len() / blocks.len()), depth);
+        let mut from = blocks.start;
+        while from < blocks.end {
+            let page = self.classes.stretch_mut(from, blocks.end);
+            from += u32::try_from(page.len()).expect("at most a page");
+            for (known, tokens) in page.iter_mut().zip(text.by_ref()) {
+                let sampled = Lives::samples(sample_hash(tokens, depth));
+                *known = class | if sampled { SAMPLED } else { 0 };
+                depth += 1;
+            }
+        }
+        if let Some(last) = last {
+            let known = &mut self.classes[blocks.end - 1];
+            *known = *known & SAMPLED | last;
+        }
+    }
+
+    /// The first of these blocks that is sampled, as far as they are in one page; otherwise the end.
+    fn first_sampled(&self, blocks: Range<BlockId>) -> BlockId {
+        let page = self.classes.stretch(blocks.start, blocks.end);
+        let number = |length: usize| u32::try_from(length).expect("at most a page");
+        // Few are sampled: eight are looked at together.
+        let (eights, rest) = page.as_chunks::<8>();
+        let some = |eight: &[u8; 8]| u64::from_le_bytes(*eight) & u64::from_le_bytes([SAMPLED; 8]);
+        if let Some(at) = eights.iter().position(|eight| some(eight) != 0) {
+            return blocks.start + 8 * number(at) + some(&eights[at]).trailing_zeros() / 8;
+        }
+        let at = rest.iter().position(|class| class & SAMPLED != 0).unwrap_or(rest.len());
+        blocks.start + number(page.len() - rest.len() + at)
+    }
+
+    /// Counts the lives of those of consecutive blocks that are sampled, which a request uses for the
+    /// first time. On a tier below one that serves the block no reuse ends its life: the tier could
+    /// have evicted it without a loss.
+    fn sample(&mut self, known: &Blocks<Node>, seed: u64, blocks: Range<BlockId>, request: u64) {
+        let mut rest = blocks;
+        while !rest.is_empty() {
+            let block = self.first_sampled(rest.clone());
+            let class = if block < rest.end { self.classes[block] } else { 0 };
+            if class & SAMPLED == 0 {
+                // The blocks that are looked at together end with a page.
+                rest.start = block;
+                continue;
+            }
+            rest.start = block + 1;
+            let print = known.trie().print(seed, block);
             for (tier, lives) in &mut self.lives {
-                let served = (0..*tier).any(|above| blocks.table(above).fully_resident(block));
-                lives.use_again(print, last_use.class, request, !served);
+                let served = (0..*tier).any(|above| known.table(above).fully_resident(block));
+                lives.use_again(print, class & !SAMPLED, request, !served);
             }
         }
     }
 }
 
 impl RequestContext {
-    /// The class of its use of a block that had `uses` uses before.
-    fn class(self, depth: u32, uses: u32) -> u8 {
-        class_of(self.run, uses, depth + 1 == self.blocks)
+    /// The class of its use of blocks with `uses` earlier uses, and of its last block if that is
+    /// the one before `end`.
+    fn classes(self, end: u32, uses: u32) -> (u8, Option<u8>) {
+        let last = (end == self.blocks).then(|| class_of(self.run, uses, true));
+        (class_of(self.run, uses, false), last)
     }
 }
 
@@ -87,17 +222,18 @@ impl Manager {
             {
                 (known, last) = (known + 1, Some(block));
             }
-            turn = last.map_or(0, |block| uses.last[block].turn);
+            turn = last.map_or(0, |block| uses.turn(block));
             if known < all && self.feed.has_ghosts() {
                 let rest = &tokens[known * size..all * size];
-                let mut at = known;
-                for slice in self.trie().slices(known_scope.seed, last, rest) {
-                    // A group may have lost its ghost: go on to the next group.
+                // The deepest block that is known decides, so the search begins at the end.
+                let mut end = all;
+                for slice in self.trie().slices(known_scope.seed, last, rest).rev() {
                     if let Some((place, ghost)) = self.feed.last_ghost(&slice) {
                         turn = unpack(ghost).map_or(turn, |(turn, _)| turn);
-                        known = at + (place + 1 - slice.places.start) as usize;
+                        known = end - (slice.places.end - place - 1) as usize;
+                        break;
                     }
-                    at += slice.places.len();
+                    end -= slice.places.len();
                 }
             }
         }
@@ -115,31 +251,28 @@ impl Manager {
 
     /// The request that is served uses blocks of one path, whose uses are counted already.
     pub(crate) fn use_cached(&mut self, path: &[BlockId]) {
-        let Self { feed, blocks, scopes, settings, .. } = self;
+        let Self { feed, blocks, scopes, .. } = self;
         let (Some(uses), Some(&first)) = (&mut feed.uses, path.first()) else { return };
-        let trie = blocks.trie();
-        let tokens = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
-        let low = u32::try_from(feed.requests & u64::from(u32::MAX)).expect("masked");
+        let (trie, request) = (blocks.trie(), low(feed.requests));
         let seed = scopes.get(trie.value(first).scope).seed;
         let (mut depth, mut start) = (trie.depth(first), None);
         for (run, node) in trie.along(path) {
             // Along a chain without a branch the start stays.
             start = start.filter(|_| trie.only_child(run.start)).or(Some(trie.start(run.start)));
-            let start = u64::from(start.unwrap_or_default()) * tokens;
-            let size = settings.block_tokens as usize;
-            let text = trie.tokens_of(run.clone()).chunks_exact(size);
-            for (block, tokens_here) in run.zip(text) {
-                let known = uses.last[block];
-                if known.request != low {
-                    let middle = u64::midpoint(start, u64::from(depth) * tokens);
-                    let class = feed.request.class(depth, node.uses.saturating_sub(1));
-                    let weight = weight(settings.cost.worth(middle));
-                    let last_use = LastUse { request: low, weight, class, ..known };
-                    uses.last[block] = last_use;
-                    uses.sample(blocks, seed, (block, depth, tokens_here), last_use, feed.requests);
+            let latest = Use { request, start: start.unwrap_or_default() };
+            let mut rest = run.clone();
+            while !rest.is_empty() {
+                let part = uses.unused(rest.clone(), request);
+                rest.start = part.end;
+                if part.is_empty() {
+                    continue;
                 }
-                depth += 1;
+                let end = depth + part.end - run.start;
+                let classes = feed.request.classes(end, node.uses.saturating_sub(1));
+                uses.use_again(part.clone(), latest, classes);
+                uses.sample(blocks, seed, part, feed.requests);
             }
+            depth += run.end - run.start;
         }
     }
 
@@ -147,41 +280,89 @@ impl Manager {
     /// blocks, 0 for none; `requested` is false if no request uses them because their bytes come from
     /// elsewhere.
     pub(crate) fn use_new(&mut self, added: &[BlockId], ghosts: &[(usize, u32)], requested: bool) {
-        let Self { feed, blocks, scopes, settings, .. } = self;
+        let Self { feed, blocks, scopes, .. } = self;
         let (Some(uses), Some(&first)) = (&mut feed.uses, added.first()) else { return };
         let trie = blocks.trie();
-        let tokens = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
-        let low = u32::try_from(feed.requests & u64::from(u32::MAX)).expect("masked");
         let seed = scopes.get(trie.value(first).scope).seed;
-        let start = u64::from(trie.start(first)) * tokens;
-        let mut ghosts = ghosts.iter().flat_map(|&(n, ghost)| std::iter::repeat_n(ghost, n));
-        let mut depth = trie.depth(first);
-        let turn_now = if requested { feed.request.run } else { 1 };
-        for (run, node) in trie.along(added) {
-            uses.last.reach(run.end);
-            let text = trie.tokens_of(run.clone()).chunks_exact(settings.block_tokens as usize);
-            for (block, tokens_here) in run.zip(text) {
-                let ghost = unpack(ghosts.next().unwrap_or(0));
-                let middle = u64::midpoint(start, u64::from(depth) * tokens);
-                let weight = weight(settings.cost.worth(middle));
-                let (turn, before) = ghost.unwrap_or((turn_now, 0));
-                let class = if requested {
-                    feed.request.class(depth, before)
+        let latest = Use { request: low(feed.requests), start: trie.start(first) };
+        let (mut depth, mut rest) = (trie.depth(first), added);
+        let all = [(added.len(), 0)];
+        for &(number, ghost) in if ghosts.is_empty() { &all } else { ghosts } {
+            let (now, later) = rest.split_at(number);
+            rest = later;
+            let stored = if requested { feed.request.run } else { 1 };
+            let (turn, before) = unpack(ghost).unwrap_or((stored, 0));
+            for (run, node) in trie.along(now) {
+                let end = depth + run.end - run.start;
+                let classes = if requested {
+                    feed.request.classes(end, before)
                 } else {
-                    class_of(turn, node.uses.saturating_sub(1), false)
+                    (class_of(turn, node.uses.saturating_sub(1), false), None)
                 };
-                let last_use = LastUse { request: low, weight, class, turn };
-                uses.last[block] = last_use;
+                let text = trie.tokens_of(run.clone());
+                uses.use_first((run.clone(), depth, text), (latest, turn), classes);
                 if requested {
-                    uses.sample(blocks, seed, (block, depth, tokens_here), last_use, feed.requests);
+                    uses.sample(blocks, seed, run, feed.requests);
                 }
-                depth += 1;
+                depth = end;
             }
         }
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "seven digits are enough")]
-fn weight(cost: f64) -> f32 {
-    cost as f32
+/// The lower half of a request's number.
+fn low(request: u64) -> u32 {
+    u32::try_from(request & u64::from(u32::MAX)).expect("masked")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{PAGE, SAMPLED, Use, Uses};
+    use crate::paged_vec::PagedVec;
+
+    /// Uses of the blocks around the end of a page, where each block has one of two requests.
+    fn uses(bits: &[(bool, bool)]) -> (Uses, u32) {
+        let (mut latest, mut classes) = (PagedVec::new(Use::default()), PagedVec::new(0));
+        let first = u32::try_from(PAGE - bits.len() / 2).expect("a page");
+        for (block, &(again, sampled)) in (first..).zip(bits) {
+            latest.put(block, Use { request: u32::from(again), start: 0 });
+            classes.put(block, 3 | if sampled { SAMPLED } else { 0 });
+        }
+        (Uses { latest, classes, turns: PagedVec::new(0), lives: Vec::new() }, first)
+    }
+
+    proptest! {
+        /// Stretches of blocks are found as they are block by block.
+        #[test]
+        fn stretches_are_those_of_single_blocks(
+            bits in prop::collection::vec((prop::bool::weighted(0.2), prop::bool::weighted(0.1)), 1..90),
+        ) {
+            let (uses, first) = uses(&bits);
+            let end = first + u32::try_from(bits.len()).expect("few");
+            let (mut unused, mut at) = (Vec::new(), first);
+            while at < end {
+                let part = uses.unused(at..end, 1);
+                at = part.end;
+                unused.extend(part);
+            }
+            let of = |so: &dyn Fn(&(bool, bool)) -> bool| -> Vec<u32> {
+                (first..end).zip(&bits).filter(|(_, bit)| so(bit)).map(|(block, _)| block).collect()
+            };
+            prop_assert_eq!(unused, of(&|bit| !bit.0));
+            let (mut sampled, mut at) = (Vec::new(), first);
+            while at < end {
+                let block = uses.first_sampled(at..end);
+                sampled.extend((block < end && uses.classes[block] & SAMPLED > 0).then_some(block));
+                at = block + u32::from(sampled.last() == Some(&block));
+            }
+            prop_assert_eq!(sampled, of(&|bit| bit.1));
+            let last = end - 1;
+            let page = u32::try_from(PAGE).expect("a page");
+            let same = |block: &u32| uses.latest[*block] == uses.latest[last];
+            let alike = (first..last).rev().take_while(|b| same(b) && b / page == (last - 1) / page);
+            prop_assert_eq!(uses.alike(first..last, last) as usize, alike.count());
+        }
+    }
 }

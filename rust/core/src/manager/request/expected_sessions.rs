@@ -41,7 +41,8 @@ impl Manager {
             .sessions
             .waiting(scope)
             .filter_map(|(name, tip)| {
-                let rate = tier.eviction.reuse_rate(&self.feed.last_use(tip))?;
+                let last_use = self.feed.last_use(tip, self.trie().depth(tip), &self.settings);
+                let rate = tier.eviction.reuse_rate(&last_use)?;
                 Some(ExpectedSession { session: name.to_owned(), rate })
             })
             .collect();

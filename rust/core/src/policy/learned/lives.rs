@@ -13,9 +13,14 @@ use crate::paged_vec::{PAGE, PagedVec};
 /// Requests between two lessons.
 const PERIOD: u64 = 128;
 
-/// Uses that the ring samples, per block of capacity, and at least.
-const WINDOW: u64 = 8;
-const LEAST_WINDOW: u64 = 65_536;
+/// One block in this number is sampled.
+const ONE_IN: u32 = 8;
+
+/// Uses of all blocks that the ring spans, per two blocks of capacity.
+const WINDOW: u64 = 11;
+
+/// Least length of the ring.
+const LEAST_WINDOW: u64 = 8192;
 
 /// Length of a life that has not ended.
 const OPEN: u16 = u16::MAX;
@@ -56,8 +61,15 @@ impl Lives {
     /// Empty, for tiers of `capacity` blocks.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
-        let window = capacity.saturating_mul(WINDOW).max(LEAST_WINDOW) / super::SAMPLED;
-        Self::with_window(u32::try_from(window).unwrap_or(NONE))
+        let window = capacity.saturating_mul(WINDOW) / (2 * u64::from(ONE_IN));
+        Self::with_window(u32::try_from(window.max(LEAST_WINDOW)).unwrap_or(NONE))
+    }
+
+    /// Whether a block with this hash is sampled.
+    #[inline]
+    #[must_use]
+    pub fn samples(hash: u64) -> bool {
+        hash.is_multiple_of(u64::from(ONE_IN))
     }
 
     fn with_window(window: u32) -> Self {

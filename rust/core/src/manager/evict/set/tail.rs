@@ -45,11 +45,11 @@ impl Manager {
             first = front;
         }
         let mut chosen = tail;
-        let alike = self.alike(tier, run.start..last, &tail).min(u32::try_from(more).unwrap_or(0));
-        if alike > 0 && self.leave_alike(set, tier, last - alike..last, fate) {
-            set.spare[tier] += u64::from(alike);
-            first = last - alike;
-            chosen = self.entry(tier, first, self.all_layers());
+        if let Some(farthest) = self.alike(tier, front..last, &tail)
+            && self.leave_alike(set, tier, farthest.id..last, fate)
+        {
+            set.spare[tier] += u64::from(last - farthest.id);
+            (first, chosen) = (farthest.id, farthest);
         }
         // Compare the remaining blocks one by one, as the index does.
         let (mut next, band) = (None, self.band(tier, last));
@@ -112,13 +112,21 @@ impl Manager {
             && self.fate(set, tier, blocks) == Some(fate)
     }
 
-    /// Number of blocks before a chosen one that are evicted next, by their last uses.
-    fn alike(&self, tier: TierId, before: Range<BlockId>, chosen: &Entry) -> u32 {
+    /// The farthest of the blocks directly before a chosen one that have its last use, if they are
+    /// evicted next.
+    fn alike(&self, tier: TierId, before: Range<BlockId>, chosen: &Entry) -> Option<Entry> {
         let index = &self.tiers[tier].eviction;
-        if index.policy().order() != Order::Ends || !self.ranks_by_place() {
-            return 0;
+        if before.is_empty() || index.order_kind() != Order::Ends || !self.ranks_by_place() {
+            return None;
         }
-        index.following(chosen, self.feed.last_uses(before))
+        let alike = self.feed.alike(before, chosen.id);
+        if alike == 0 {
+            return None;
+        }
+        let farthest = chosen.id - alike;
+        let depth = self.trie().depth(farthest);
+        let lightest = self.feed.last_use(farthest, depth, &self.settings);
+        index.following(chosen, alike, &lightest)
     }
 
     /// Links the block that the latest tail exposed, unless it is the next victim: then it is
@@ -134,8 +142,7 @@ impl Manager {
         let parent = self.trie().parent(first)?;
         let entry = self.exposed(set, tier, parent, self.trie().only_child(first))?;
         // A policy with `Order::Own` must see every entry.
-        let order = self.tiers[tier].eviction.policy().order();
-        let compared = !matches!(order, Order::Own | Order::Ends);
+        let compared = self.tiers[tier].eviction.order_kind() != Order::Own;
         // Comparing is cheaper than a link and an unlink.
         if compared && set.spare[tier] < wanted && self.leaves_next(tier, entry, &mut None, now) {
             return Some(entry);
@@ -155,8 +162,11 @@ impl Manager {
         now: Nanos,
     ) -> bool {
         let (band, index) = (self.band(tier, entry.id), &mut self.tiers[tier].eviction);
+        if let Some(leads) = index.leads(&entry, band, stamp(now)) {
+            return leads;
+        }
         // Such a policy compares only linked entries.
-        if matches!(index.policy().order(), Order::Own | Order::Ends) {
+        if matches!(index.order_kind(), Order::Own | Order::Ends) {
             index.link(entry, band);
             let first = index.victim(stamp(now));
             index.unlink(entry.id);
