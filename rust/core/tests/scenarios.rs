@@ -6,6 +6,7 @@ mod rig;
 
 mod scenarios {
     mod crowd;
+    mod shift;
 }
 
 use kvtrie_core::block::{Handle, Layers, Structure};
