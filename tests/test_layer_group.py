@@ -6,7 +6,7 @@ import pytest
 
 from kvtrie import BlockManager, ConfigError, LayerGroup, ModelShape, Tier
 from kvtrie.tiers.block_format import BlockFormat
-from kvtrie.tiers.disk import _about
+from kvtrie.tiers.disk import meaning
 
 MODEL = ModelShape(layers=4, kv_heads=2, head_dim=8, fingerprint="groups")
 FULL, SLIDING = LayerGroup((0, 1)), LayerGroup((2, 3), kind="sliding", window=64)
@@ -119,8 +119,8 @@ def test_shapes_that_differ_in_groups_have_different_names():
     ]
     assert len({shape.identity() for shape in shapes}) == len(shapes)
     layout = BlockFormat.of(MODEL, None, 16).layout
-    assert len({_about(shape, layout, 16, 0) for shape in shapes}) == len(shapes)
+    assert len({meaning(shape, layout, 16, 0) for shape in shapes}) == len(shapes)
     # One group of all layers says no more than no group.
     alike = of(LayerGroup((0, 1, 2, 3)))
     assert alike.identity() == MODEL.identity()
-    assert _about(alike, layout, 16, 0) == _about(MODEL, layout, 16, 0)
+    assert meaning(alike, layout, 16, 0) == meaning(MODEL, layout, 16, 0)
