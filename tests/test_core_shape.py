@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 CORE = Path(__file__).parents[1] / "rust" / "core" / "src"
-LOWEST = ("node", "slots", "bands", "name", "policy_feed")
+LOWEST = ("node", "slots", "bands", "name", "policy_feed", "points")
 ORDER = (LOWEST, ("evict",), ("moves",), ("request",), ("hints",), ("observe",))
 """Files and folders of the manager, the lowest first. The facade, manager.rs, has no place."""
 COUNTERS = re.compile("count_|end_moves")

@@ -131,7 +131,7 @@ impl EvictionIndex {
     #[must_use]
     pub fn reuse_rate(&self, last_use: &LastUse) -> Option<f64> {
         let (class, place) = self.policy.of_use(&LastUse { weight: 1.0, ..*last_use })?;
-        Some(self.policy.worth(&Entry { class, place, tie: 0, id: BlockId::MAX }))
+        Some(self.policy.worth(&Entry { class, place, tie: 0, id: BlockId::MAX }).0)
     }
 
     /// A request has begun, the `request`th one.

@@ -165,17 +165,11 @@ pub trait Policy: Debug + Send + Sync {
     }
 
     /// Value that [`Policy::compare`] compares first under [`Order::Ends`]: uses per request times
-    /// weight. The smaller one leaves first.
-    fn worth(&self, entry: &Entry) -> f64 {
+    /// weight. The smaller one leaves first. With it, the number of requests from the latest one on
+    /// for which it stays, at least 1, unless a request brings something learned.
+    fn worth(&self, entry: &Entry) -> (f64, u64) {
         let _ = entry;
-        0.0
-    }
-
-    /// Number of requests, from the latest one on, for which [`Policy::worth`] of an entry stays, at
-    /// least 1; unless a request brings something learned.
-    fn lasts(&self, entry: &Entry) -> u64 {
-        let _ = entry;
-        1
+        (0.0, 1)
     }
 
     /// A request has begun, the `request`th one. `learned` is what lives have taught since the last

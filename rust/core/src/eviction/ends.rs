@@ -134,8 +134,8 @@ impl Ends {
         let same = |end: &End| end.key == key && end.due > self.request;
         before.into_iter().flatten().find(same).unwrap_or_else(|| {
             let entry = key.entry(class);
-            let due = self.request.saturating_add(policy.lasts(&entry));
-            End { key, rank: rank(policy.worth(&entry)), due }
+            let (worth, lasts) = policy.worth(&entry);
+            End { key, rank: rank(worth), due: self.request.saturating_add(lasts) }
         })
     }
 
@@ -173,7 +173,7 @@ impl Ends {
         now: Nanos,
     ) -> bool {
         self.settle(lists, policy, now);
-        let own = (rank(policy.worth(entry)), entry);
+        let own = (rank(policy.worth(entry).0), entry);
         if let Some(([first, last], _)) = leaf.and_then(|leaf| self.known[leaf as usize].ends) {
             let key = entry.key();
             // It replaces one end of its list; the other one stays.

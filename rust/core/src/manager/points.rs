@@ -266,27 +266,7 @@ impl Manager {
     /// Points, links and holds agree with each other and with the leases.
     pub(super) fn audit_points(&self, broken: &mut Vec<String>) {
         let (Some(points), Some(arena)) = (&self.points, self.blocks.arena()) else { return };
-        let mut holds: FxHashMap<(usize, BlockId), u16> = FxHashMap::default();
-        for (&block, point) in &points.at {
-            let path = self.path_to(Some(block));
-            if path.len() != point.border as usize || !self.can_resume(&path, point.border) {
-                broken.push(format!("nothing resumes at the point after block {block}"));
-                continue;
-            }
-            for held in self.needs(&path, point.border) {
-                *holds.entry(held).or_default() += 1;
-            }
-            let before = path[..path.len() - 1].iter().rev();
-            let before = before.copied().find(|block| points.at.contains_key(block));
-            let named = before.is_none_or(|before| points.at[&before].after.contains(&block));
-            if before != point.before || !named {
-                broken.push(format!("the point after block {block} is linked to {before:?}"));
-            }
-        }
-        let linked: usize = points.at.values().map(|point| point.after.len()).sum();
-        if linked != points.at.values().filter(|point| point.before.is_some()).count() {
-            broken.push(format!("{linked} points are linked as after another"));
-        }
+        let mut holds = self.audit_links(points, broken);
         let mut live = vec![0_u64; points.groups.len()];
         for lease in self.leases.values() {
             let Some(windows) = &lease.windows else { continue };
@@ -328,5 +308,35 @@ impl Manager {
                 ));
             }
         }
+    }
+
+    /// Links of the points, and how often they hold a block in a group.
+    fn audit_links(
+        &self,
+        points: &Points,
+        broken: &mut Vec<String>,
+    ) -> FxHashMap<(usize, BlockId), u16> {
+        let mut holds: FxHashMap<(usize, BlockId), u16> = FxHashMap::default();
+        for (&block, point) in &points.at {
+            let path = self.path_to(Some(block));
+            if path.len() != point.border as usize || !self.can_resume(&path, point.border) {
+                broken.push(format!("nothing resumes at the point after block {block}"));
+                continue;
+            }
+            for held in self.needs(&path, point.border) {
+                *holds.entry(held).or_default() += 1;
+            }
+            let before = path[..path.len() - 1].iter().rev();
+            let before = before.copied().find(|block| points.at.contains_key(block));
+            let named = before.is_none_or(|before| points.at[&before].after.contains(&block));
+            if before != point.before || !named {
+                broken.push(format!("the point after block {block} is linked to {before:?}"));
+            }
+        }
+        let linked: usize = points.at.values().map(|point| point.after.len()).sum();
+        if linked != points.at.values().filter(|point| point.before.is_some()).count() {
+            broken.push(format!("{linked} points are linked as after another"));
+        }
+        holds
     }
 }

@@ -168,17 +168,13 @@ impl Policy for Learned {
         Some((u64::from(last_use.class), place(last_use.request, f64::from(last_use.weight))))
     }
 
-    fn worth(&self, entry: &Entry) -> f64 {
-        self.rate(entry)
-    }
-
-    fn lasts(&self, entry: &Entry) -> u64 {
+    fn worth(&self, entry: &Entry) -> (f64, u64) {
         let age = self.age(entry.place).max(1);
         let bucket = bucket(age);
         let older =
             if bucket + 1 < BUCKETS { start(bucket + 1) - u64::from(age) } else { u64::MAX };
         // When numbers of requests begin again at 0, all ages do.
-        older.min(WRAP - self.now())
+        (self.rate(entry), older.min(WRAP - self.now()))
     }
 
     fn needs(&self) -> Needs {

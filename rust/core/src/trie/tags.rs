@@ -200,7 +200,8 @@ mod tests {
     /// Blocks that differ in their depth or in one token are sampled independently.
     #[test]
     fn an_eighth_of_the_blocks_is_sampled() {
-        let share = |hash: &dyn Fn(u32) -> u64| (0..4096).filter(|&i| hash(i) % 8 == 0).count();
+        let share =
+            |hash: &dyn Fn(u32) -> u64| (0..4096).filter(|&i| hash(i).is_multiple_of(8)).count();
         let shares = [
             share(&|i| sample_hash(&[7; 16], i)),
             share(&|i| sample_hash(&[i], 0)),

@@ -208,14 +208,10 @@ impl Manager {
             plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
             room = self.room_for(&missing, open, now);
         }
-        let mut transit = match room {
-            Ok(transit) => transit,
-            Err(error) => {
-                self.close_windows(windows.as_deref_mut(), &path);
-                self.unpin(&path, None);
-                return Err(error);
-            }
-        };
+        let mut transit = room.inspect_err(|_| {
+            self.close_windows(windows.as_deref_mut(), &path);
+            self.unpin(&path, None);
+        })?;
         // From here on nothing fails.
         self.keep_matched(windows.as_deref(), &path);
         self.feed_request(ask, scope, &path);
