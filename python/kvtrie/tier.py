@@ -168,12 +168,13 @@ class Tier:
             "durability": (self.durability, ("none", "flush", "fsync")),
             "io": (self.io, ("direct", "buffered")),
         }
-        for name, (given, allowed) in words.items():
-            word(f"{name} of a tier", given, allowed)
+        for name, (value, allowed) in words.items():
+            word(f"{name} of a tier", value, allowed)
         if self.path is not None:
             what = f"path of tier {self.kind!r}"
             local = self.kind != "remote"
-            named = self.path if isinstance(self.path, str) else ""
+            given: object = self.path
+            named = given if isinstance(given, str) else ""
             if local and named.lower().startswith("folder:"):
                 raise ConfigError(f"{what} is {shown(self.path)}: folder: is for tier 'remote'")
             put(self, path=folder(what, self.path) if local else url(what, self.path))
