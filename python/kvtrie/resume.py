@@ -50,7 +50,7 @@ class ResumePoints:
         if self.every is not None:
             put(self, every=whole("every of resume points", self.every, 1, 2**63 - 1))
 
-    def plan(self, model: ModelShape, tiers: tuple[Tier, ...], block_tokens: int) -> _Plan:
+    def _plan(self, model: ModelShape, tiers: tuple[Tier, ...], block_tokens: int) -> _Plan:
         """The groups as a manager takes them.
 
         Args:

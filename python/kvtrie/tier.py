@@ -7,7 +7,7 @@ made.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvtrie._kvtrie import DiskStore
 from kvtrie.argument import (
@@ -173,7 +173,7 @@ class Tier:
         if self.path is not None:
             what = f"path of tier {self.kind!r}"
             local = self.kind != "remote"
-            given: object = self.path
+            given: Any = self.path
             named = given if isinstance(given, str) else ""
             if local and named.lower().startswith("folder:"):
                 raise ConfigError(f"{what} is {shown(self.path)}: folder: is for tier 'remote'")

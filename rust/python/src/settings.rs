@@ -117,7 +117,7 @@ struct Resume {
 fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Resume> {
     instance(resume, "resume", "kvtrie.resume", "ResumePoints")?;
     let tiers = PyTuple::new(resume.py(), given.tiers)?;
-    let plan = resume.call_method1("plan", (given.model, tiers, given.real_tokens()?))?;
+    let plan = resume.call_method1("_plan", (given.model, tiers, given.real_tokens()?))?;
     let (rows, (layers, layer_bytes, blocks), bytes, points): Plan = plan.extract()?;
     let group = |(kind, window, sinks, slot_bytes): GroupRow| {
         let kinds = [
