@@ -45,7 +45,7 @@ def test_help_lists_the_actions_and_their_arguments(capsys):
 def test_what_is_no_folder_of_stores_is_refused_in_one_line(capsys, tmp_path, action):
     assert f"no folder {tmp_path}/none" in refused(capsys, action, tmp_path / "none")
     (tmp_path / "file").write_text("")
-    assert f"no folder {tmp_path}/file" in refused(capsys, action, tmp_path / "file")
+    assert f"{tmp_path}/file is no kept file" in refused(capsys, action, tmp_path / "file")
     assert f"no store in {tmp_path}" in refused(capsys, action, tmp_path)
     assert f"no store in {tmp_path}" in refused(capsys, action, tmp_path, "--json")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
