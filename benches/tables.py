@@ -124,20 +124,27 @@ def engines(record: dict[str, Any]) -> str:
 
 def scaling(record: dict[str, Any]) -> str:
     """Median microseconds of each call by blocks."""
-    keys = ("lookup", "hit", "replace", "token")
-    ours = grid(
-        f"Blocks {when(record['context'])} | lookup of 32, µs | acquire and release, µs "
-        "| evict 32, insert 32, µs | commit of a token, µs",
-        [(f"{row['blocks']:,}", *(number(row[key]) for key in keys)) for row in record["rows"]],
-    )
-    peers = grid(
-        "Peer | Blocks | acquire and release, µs | evict 32, insert 32, µs",
+    peers = {(row["peer"], row["blocks"]): row for row in record["peers"]}
+    names = sorted({name for name, _ in peers}, reverse=True)
+
+    def cell(row: dict[str, Any], call: str) -> str:
+        others = [(name, peers.get((name, row["blocks"]))) for name in names]
+        beyond = [f"{name} {number(other[call])}" for name, other in others if other]
+        return number(row[call]) + (f" ({', '.join(beyond)})" if beyond else "")
+
+    return grid(
+        f"Blocks {when(record['context'])} | lookup of 32, µs | acquire and release, µs (peers) "
+        "| evict 32, insert 32, µs (peers) | commit of a token, µs",
         [
-            (row["peer"], f"{row['blocks']:,}", number(row["hit"]), number(row["replace"]))
-            for row in record["peers"]
+            (
+                f"{row['blocks']:,}",
+                number(row["lookup"]),
+                *(cell(row, call) for call in ("hit", "replace")),
+                number(row["token"]),
+            )
+            for row in record["rows"]
         ],
     )
-    return f"{ours}\n\n{peers}"
 
 
 def formats(record: dict[str, Any]) -> str:
