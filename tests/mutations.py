@@ -75,8 +75,8 @@ MUTATIONS = (
     Mutation(
         "a request without room keeps its pins",
         "manager/request/acquire.rs",
-        "                self.unpin(&path, None);\n                return Err(error);",
-        "                return Err(error);",
+        "            self.unpin(&path, None);\n        })?;",
+        "        })?;",
     ),
     Mutation(
         "the victim is the most valuable entry",
@@ -100,8 +100,8 @@ MUTATIONS = (
     Mutation(
         "equally valuable holes are made from the end of a path",
         "manager/node.rs",
-        "Structure::Holes => facts.block,",
-        "Structure::Holes => u32::MAX - facts.block,",
+        "Structure::Holes => depth,",
+        "Structure::Holes => u32::MAX - depth,",
         "scenarios",
     ),
     Mutation(

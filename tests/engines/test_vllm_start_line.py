@@ -66,3 +66,4 @@ def test_blocks_of_another_model_are_counted(caplog, tmp_path):
     opened = {0: replace(engine.workers[0].opened(), others=1204)}
     engine.workers[0].opened = lambda: opened[0]
     assert "(1 204 blocks of another model ignored)" in lines(caplog, engine, tmp_path)[0][1]
+    engine.close()
