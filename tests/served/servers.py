@@ -31,6 +31,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 from vllm import LLM, SamplingParams
+from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
 VOCABULARY, BLOCK = 512, 32
 
@@ -108,13 +109,18 @@ def serve(model, extra=None, *, blocks=64, **more):
         "enforce_eager": True,
         "disable_log_stats": True,
     } | more
-    llm = LLM(
-        model,
-        skip_tokenizer_init=True,
-        num_gpu_blocks_override=blocks,
-        kv_transfer_config=None if extra is None else transfer,
-        **arguments,
-    )
+    try:
+        llm = LLM(
+            model,
+            skip_tokenizer_init=True,
+            num_gpu_blocks_override=blocks,
+            kv_transfer_config=None if extra is None else transfer,
+            **arguments,
+        )
+    except BaseException:
+        # vLLM keeps the connector of a server that did not start, and the next one would get it.
+        ensure_kv_transfer_shutdown()
+        raise
     try:
         yield Server(llm)
     finally:
