@@ -126,6 +126,7 @@ def main(path, kills):
         while not NOTE.unpack_from(journal, READY * NOTE.size)[0]:
             assert time.monotonic() < until, "the writer did not begin"
             time.sleep(0)
+        # The kill has to fall at a random point of the writer's work.
         time.sleep(draw.random() * 0.004)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

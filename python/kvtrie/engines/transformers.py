@@ -9,6 +9,7 @@ whose KV was written by a finished pass, and nothing else; what was computed fro
 is refused before it is held.
 Cost: per pass and layer one scatter of the new tokens and one gather of all; per pass one call
 into the manager and row.
+One file beyond 600 lines: transformers calls one class, and its methods share the rows' leases.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ that a lease awaits. Each storage has its own threads and queue: one that hangs 
 threads and slots, and copies between pools never wait for it. A store to a remote tier that a
 request would wait for is not carried out: eviction never waits for a shared store. Cost: one lock,
 held for bookkeeping and calls of the sink (microseconds), never for a copy.
+One file beyond 600 lines: all methods hold that lock over the same tables of jobs.
 """
 
 from __future__ import annotations

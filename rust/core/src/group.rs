@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 
-/// A page may leave one part of so many unused.
+/// A page leaves at most one part in this number unused.
 const PARTS: u64 = 25;
 
 /// Kind of a group, by the past tokens that a token attends to.
@@ -28,7 +28,7 @@ pub enum GroupKind {
         /// Tokens of a chunk.
         chunk: u64,
     },
-    /// None: a recurrent state after the token before stands for all of them.
+    /// None: the recurrent state after the previous token replaces them.
     State,
 }
 
@@ -120,7 +120,7 @@ pub fn longest(
 /// which no group leaves more than a twenty-fifth of a page unused.
 ///
 /// # Errors
-/// [`Error::Config`] for a slot without bytes, or of so many that no page can hold it.
+/// [`Error::Config`] for a slot without bytes, or one above 2^56 bytes.
 pub fn page_bytes(slots: &[u64]) -> Result<u64> {
     let largest = slots.iter().copied().max().unwrap_or(0);
     if slots.contains(&0) || largest > 1 << 56 {

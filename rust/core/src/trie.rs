@@ -4,6 +4,8 @@
 //! contiguous in memory: a match is a memory comparison. The blocks of a run share one value of the
 //! caller's; changing part of a run splits it, and equal neighbours are merged again.
 //!
+//! One file beyond 600 lines: lookup, splits and merges share the links between runs.
+//!
 //! ```text
 //!   root ──> run 1: blocks 0..4 ──┬──> run 2: blocks 4..9     (siblings: in the hash table,
 //!                                 └──> run 3: blocks 16..18    by last block of run 1, own tokens)

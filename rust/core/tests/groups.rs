@@ -1,6 +1,6 @@
 //! Models of several groups: what a request finds, what stays resumable, and room in one budget.
 //!
-//! Every call is followed by an audit, which counts slots, pages, holds and links anew from the
+//! Every call is followed by an audit, which counts slots, pages, holds and links again from the
 //! resume points and the leases. Cost: seconds.
 
 mod rig;

@@ -242,7 +242,7 @@ enum Step {
     /// Links a block of this class whose last use is some requests ago, of this weight.
     Link(u32, u64, u64, u8),
     Unlink(u32),
-    /// Some requests pass; then the worth of all classes may be learned anew.
+    /// Some requests pass; then the policy may learn new rates for all classes.
     Pass(u64, bool),
     /// Asks whether such a block would be the victim.
     Ask(u32, u64, u64, u8),
