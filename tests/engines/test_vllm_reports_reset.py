@@ -32,6 +32,8 @@ def test_random_schedules_with_resets_read_nothing_old(tmp_path, monkeypatch, se
         if draw.random() < 0.4:
             if new := draw.random() < 0.5:
                 preempt_all(engine)
+            else:
+                engine.plan()  # a step is under way, so that copies are, however fast they are
             stats = engine.scheduler.manager.stats()
             busy += (stats.moves if deep else stats.leases) > 0
             assert engine.scheduler.reset()
@@ -57,9 +59,13 @@ def test_random_schedules_with_resets_read_nothing_old(tmp_path, monkeypatch, se
 def test_after_a_reset_that_awaited_copies_the_disk_is_empty(tmp_path):
     engine = Engine(tmp_path, 1, 0, 1, host=8)
     engine.add("a", [1] * 16, 1)
+    engine.plan()
     while not engine.scheduler.dispatch.pending:
-        engine.step()
+        engine.execute()
+        engine.plan()
+    # A step whose orders hold the copies has not run yet, however fast the copies are.
     assert engine.scheduler.reset()
+    assert engine.scheduler._resetting
     engine.drain()
     engine.close()
     again = Engine(tmp_path, 1, 0, 1, host=8)
