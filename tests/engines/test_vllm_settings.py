@@ -9,8 +9,15 @@ from kvtrie.errors import ConfigError
 def test_settings_that_are_not_given_have_their_defaults():
     settings = Settings.read(None)
     assert settings == Settings()
-    assert (settings.tiers, settings.layerwise, settings.events) == (None, False, False)
-    assert Settings.read({"layerwise": True, "deadline_s": 2}).deadline_s == 2.0
+    assert (settings.tiers, settings.use_layerwise, settings.events) == (None, False, False)
+    assert Settings.read({"use_layerwise": True, "deadline_s": 2}).deadline_s == 2.0
+
+
+def test_layerwise_is_another_name_of_use_layerwise():
+    for name in ("layerwise", "use_layerwise"):
+        assert Settings.read({name: True}) == Settings(use_layerwise=True)
+    with pytest.raises(ConfigError, match="give one of them"):
+        Settings.read({"layerwise": True, "use_layerwise": True})
 
 
 def test_tiers_are_read_with_sizes_as_json_writes_them(tmp_path):
@@ -45,7 +52,10 @@ def test_ranks_divide_the_sizes_of_a_server(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("extra", "why"),
     [
-        ({"tier": []}, "has no 'tier': tiers, policy, objective, layerwise, deadline_s, events"),
+        (
+            {"tier": []},
+            "has no 'tier': tiers, policy, objective, use_layerwise, deadline_s, events",
+        ),
         ({"tiers": []}, "a list of at least one tier wanted"),
         ({"tiers": [7]}, "tier 0 is 7, an object wanted"),
         ({"tiers": [{"kind": "remote", "bytes": 1}]}, "'remote' has no back end yet"),
@@ -66,7 +76,7 @@ def test_ranks_divide_the_sizes_of_a_server(tmp_path, monkeypatch):
             "needs a path",
         ),
         ({"policy": "best"}, "best"),
-        ({"layerwise": 1}, "layerwise"),
+        ({"layerwise": 1}, "use_layerwise"),
         ({"deadline_s": 0}, "deadline_s"),
     ],
 )

@@ -56,7 +56,7 @@ def disk(folder, blocks=64, **more):
 
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_what_comes_from_host(model, wanted, layerwise):
-    with serve(model, host(layerwise=layerwise)) as server:
+    with serve(model, host(use_layerwise=layerwise)) as server:
         same(server.answers(PROMPTS), short(wanted, 8))
         server.settle()
         server.forget()

@@ -105,7 +105,7 @@ class KvtrieConnector(KVConnectorBase_V1):
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         """Layers can wait for their blocks only between the pieces of a graph."""
-        return bool(extra_config.get("layerwise", False))
+        return bool(extra_config.get("use_layerwise", extra_config.get("layerwise", False)))
 
     # ---------------------------------------------------------------------- the scheduler process
 

@@ -20,7 +20,7 @@ from kvtrie.tier import DEFAULT_POLICY, Tier
 
 __all__ = ["Settings"]
 
-_KEYS = ("tiers", "policy", "objective", "layerwise", "deadline_s", "events")
+_KEYS = ("tiers", "policy", "objective", "use_layerwise", "deadline_s", "events")
 _TIER_KEYS = (
     "kind",
     "blocks",
@@ -48,7 +48,7 @@ class Settings:
             the server, and here of a rank. None is one host tier of a quarter of the free memory.
         policy: the policy that ranks blocks for eviction.
         objective: what policies by value save: the "cost" of computing blocks again, or "hits".
-        layerwise: whether each layer is loaded just before a step reads it; makes vLLM use
+        use_layerwise: whether each layer is loaded just before a step reads it; makes vLLM use
             piecewise CUDA graphs.
         deadline_s: seconds that a request waits for blocks from disk before they are a miss, and
             that a copy of the disk may take.
@@ -59,7 +59,7 @@ class Settings:
     tiers: tuple[Tier, ...] | None = None
     policy: str = DEFAULT_POLICY
     objective: Literal["cost", "balanced", "hits"] = "cost"
-    layerwise: bool = False
+    use_layerwise: bool = False
     deadline_s: float = _DEADLINE_S
     events: bool = False
 
@@ -76,12 +76,16 @@ class Settings:
                 folder that cannot be written.
         """
         given = dict(extra or {})
+        if "layerwise" in given:  # its name in earlier versions
+            if "use_layerwise" in given:
+                raise ConfigError("layerwise is another name of use_layerwise: give one of them")
+            given["use_layerwise"] = given.pop("layerwise")
         _check_keys("kv_connector_extra_config", given, _KEYS)
         if "policy" in given:
             word("policy", given["policy"], tuple(BlockManager.policies()))
         if "objective" in given:
             word("objective", given["objective"], ("cost", "balanced", "hits"))
-        for name in ("layerwise", "events"):
+        for name in ("use_layerwise", "events"):
             if name in given:
                 flag(name, given[name])
         if "deadline_s" in given:

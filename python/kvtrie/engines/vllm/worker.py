@@ -133,7 +133,7 @@ class WorkerConnector:
         )
         self._weights, self._question = weights, 0
         self._answer: tuple[int, bytes] | None = None
-        self._layerwise = settings.layerwise
+        self._layerwise = settings.use_layerwise
         self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
         self._step = -1
         self._loads: list[_Copying] = []
