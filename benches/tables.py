@@ -24,7 +24,16 @@ BENCHMARKS = ROOT / "docs/benchmarks.md"
 EVALUATIONS = ROOT / "docs/evaluations.md"
 POLICIES = ROOT / "docs/policies.md"
 RESULTS = ROOT / "benches/results"
-EVALUATED = ("formats", "eval_fusion", "eval_train", "selective_eval", "reproductions")
+EVALUATED = (
+    "formats",
+    "eval_fusion",
+    "fusion",
+    "eval_train",
+    "train",
+    "selective_eval",
+    "selective",
+    "reproductions",
+)
 LEFT_OUT = {
     "core": (
         ".int32",
