@@ -23,7 +23,7 @@ RUNS = "victims in leaf runs of 30"
 LEFT = 200 * 30  # blocks that are timed together
 BENCHES = {
     "victim": (
-        "retention",
+        "eviction",
         RETENTION,
         {
             f"victim.{what}{name}": (f"retention, epsilon {epsilon}/in time, {of}", "us", factor)

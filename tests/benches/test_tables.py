@@ -1,6 +1,7 @@
 """Tables of benches: what is played, read and refused, and how goals are judged."""
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from benches.sim import __main__ as simulator
 from kvtrie.sim.trace import write_trace
 from kvtrie.sim.workloads import conversations
 
-RESULTS = Path(__file__).parents[2] / "benches/results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benches/results"
 COLUMNS = {"what", "ours", "peer", "peer_name", "unit", "ratio", "goal", "ok", "more"}
 TINY = Game(
     "tiny",
@@ -192,6 +194,17 @@ def test_every_row_has_one_name_a_driver_and_every_goal_a_row():
         assert not benches or {(row.what, row.unit) for row in game.rows} == wanted
         played += benches
     assert sorted(played) == sorted(rust.BENCHES)
+
+
+def test_criterion_has_the_benches_that_are_asked_for():
+    manifest = tomllib.loads((ROOT / "rust/core/Cargo.toml").read_text())
+    names = {bench["name"] for bench in manifest["bench"]}
+    for bench, _, figures in rust.BENCHES.values():
+        assert bench in names
+        source = (ROOT / f"rust/core/benches/{bench}.rs").read_text()
+        for identifier, *_ in figures.values():
+            group = identifier.replace("1/64", "1:64").split("/")[0].replace("1:64", "1/64")
+            assert f'"{group}"' in source, (bench, identifier)
 
 
 @pytest.fixture
