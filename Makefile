@@ -28,7 +28,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults faults-remote soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers stores gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults faults-remote soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -55,6 +55,9 @@ bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kv
 
 peers: $(LOCKED) ## install other block managers for bench-core (Linux x86-64, Python 3.11); ARGS="dynamo"
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh $(or $(ARGS),dynamo sglang vllm lmcache)
+
+stores: $(LOCKED) ## install servers of shared stores for tests (Linux x86-64, Python 3.11; Redis from Debian)
+	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh stores
 
 engines: ## real engines with our wheel in them, in .engines/ (Linux x86-64, Python 3.11)
 	rm -f $(ENGINES)

