@@ -122,7 +122,7 @@ def test_a_damaged_value_is_a_miss_and_is_written_again(tmp_path, damage):
     with world(url) as executor:
         storage = executor.pools[2]
         names = storage._names(executor.manager.keys(PROMPT))
-        third, fourth = (Path(storage._open().path(names[at])) for at in (2, 3))
+        third, fourth = (Path(storage._store._open().path(names[at])) for at in (2, 3))
         executor.prefetch(PROMPT[: 2 * SIZE], deadline_s=30.0)
         executor.drain()
         # The first answer is given before the value is broken.

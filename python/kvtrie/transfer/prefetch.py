@@ -105,7 +105,7 @@ class Prefetcher:
                 )  # fmt: skip
         if found.blocks and self._mark(path[:upto], scope, local):
             self._bring(path[:upto], scope, deadline)
-        return Prefetched(found.asked, found.blocks, found.refuted, found.late)
+        return Prefetched(found.queried, found.blocks, found.refuted, found.late)
 
     def _local(self, path: NDArray[np.uint32], scope: Scope | None) -> int:
         """Leading blocks of which a faster tier than the store has all layers."""

@@ -7,9 +7,11 @@ Invariant: a block is returned as it was written, or it is a miss with a counted
 
 from __future__ import annotations
 
+from kvtrie.tiers.remote.counts import RemoteStats
 from kvtrie.tiers.remote.open import schemes
 from kvtrie.tiers.remote.protocol import OUTCOMES, Get, Outcome, Put, RemoteStore, Result
-from kvtrie.tiers.remote.storage import Found, RemoteStats, RemoteStorage
+from kvtrie.tiers.remote.search import Found
+from kvtrie.tiers.remote.storage import RemoteStorage
 from kvtrie.tiers.remote.url import RemoteUrl
 
 __all__ = [

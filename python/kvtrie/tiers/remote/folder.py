@@ -32,7 +32,7 @@ __all__ = ["FolderStore", "Removed", "collect"]
 _NS = 1_000_000_000
 _YEARS = 100 * 365 * 86_400.0
 _STAGING = "staging"
-_DEAD_S = 3_600.0  # a writer that has not linked its file for an hour is dead
+_STALE_S = 3_600.0  # a writer that has not linked its file for an hour has ended
 _NAME = 64
 _TTL = "ttl"
 
@@ -132,13 +132,13 @@ class Removed:
     kept: int
 
 
-def collect(url: RemoteUrl, *, now: float | None = None, dead_s: float = _DEAD_S) -> Removed:
+def collect(url: RemoteUrl, *, now: float | None = None, stale_s: float = _STALE_S) -> Removed:
     """Remove expired values and stale staging files of a folder that others may be using.
 
     Args:
         url: the folder; without its option `ttl` no value expires.
         now: seconds of the wall clock; None is now.
-        dead_s: age from which a staging file is stale.
+        stale_s: age from which a staging file is stale.
 
     Raises:
         ConfigError: no such folder.
@@ -155,7 +155,7 @@ def collect(url: RemoteUrl, *, now: float | None = None, dead_s: float = _DEAD_S
             continue
         gone = 0 if ttl is None else _remove(file, now - ttl)
         expired, size, kept = expired + (gone > 0), size + gone, kept + (gone == 0)
-    stale = [_remove(file, now - dead_s) for file in root.glob(f"{_STAGING}/*")]
+    stale = [_remove(file, now - stale_s) for file in root.glob(f"{_STAGING}/*")]
     return Removed(expired, sum(gone > 0 for gone in stale), size + sum(stale), kept)
 
 

@@ -93,16 +93,16 @@ class RedisStore:
 
     def get_many(self, rows: Sequence[Get], deadline: int) -> list[Result]:
         """Read headers and layers."""
-        due = {row.name for row in rows if self._due(row.name)}
+        refreshed = {row.name for row in rows if self._refreshes(row.name)}
         expire = b"%d" % (self._ttl_ns // 1_000_000)
 
         def ask(row: Get) -> list[Part]:
             parts = self._ask(row)
-            return parts + command(b"PEXPIRE", row.name, expire) if row.name in due else parts
+            return parts + command(b"PEXPIRE", row.name, expire) if row.name in refreshed else parts
 
         def read(replies: Replies, row: Get) -> Result:
             result = self._read(replies, row)
-            if row.name in due:
+            if row.name in refreshed:
                 replies.number()
             return result
 
@@ -228,7 +228,7 @@ class RedisStore:
                 connection.disconnect()
             return results + [why] * (len(rows) - len(results)), code
 
-    def _due(self, name: bytes) -> bool:
+    def _refreshes(self, name: bytes) -> bool:
         """Whether a hit refreshes the time to live; notes that it does."""
         now = time.monotonic_ns()
         with self._lock:

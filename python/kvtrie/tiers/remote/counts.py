@@ -1,0 +1,85 @@
+"""Counters of a remote storage.
+
+Invariant: each block of each call is counted once, by operation and outcome. Cost: a lock per call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtrie.tiers.remote.breaker import Breaker
+    from kvtrie.tiers.remote.protocol import Outcome, Result
+
+__all__ = ["Counts", "Operation", "RemoteStats"]
+
+Operation: TypeAlias = Literal["get", "put", "exists", "remove"]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteStats:
+    """Counters of a remote storage since it was opened.
+
+    Attributes:
+        results: blocks by operation ("get", "put", "exists") and outcome.
+        bytes_read: bytes of verified layers.
+        bytes_written: bytes of values that are in the store after a put.
+        breaker: state of the circuit breaker.
+        refuted: beliefs that turned out to be wrong.
+        dropped: blocks that were evicted before the store had them, by the outcome of the latest
+            put that failed, or `late` if none did.
+    """
+
+    results: dict[tuple[str, Outcome], int]
+    bytes_read: int
+    bytes_written: int
+    breaker: Literal["closed", "open", "probing"]
+    refuted: int
+    dropped: dict[Outcome, int]
+
+
+class Counts:
+    """Counters of a remote storage, for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._results: Counter[tuple[str, Outcome]] = Counter()
+        self._read = self._written = self._refuted = 0
+        self._dropped: Counter[Outcome] = Counter()
+        self._not_written: Outcome = "late"
+
+    def results(self, operation: Operation, found: Sequence[Result]) -> None:
+        """Count the results of a call."""
+        with self._lock:
+            self._results.update((operation, one.outcome) for one in found)
+            if operation == "put":
+                failed = [one for one in found if one.outcome != "ok"]
+                self._not_written = failed[-1].outcome if failed else "late"
+
+    def transferred(self, *, read: int = 0, written: int = 0) -> None:
+        """Count bytes."""
+        with self._lock:
+            self._read += read
+            self._written += written
+
+    def refuted(self) -> None:
+        """Count a belief that was wrong."""
+        with self._lock:
+            self._refuted += 1
+
+    def dropped(self, blocks: int) -> None:
+        """Count blocks that were evicted before the store had them."""
+        with self._lock:
+            self._dropped[self._not_written] += blocks
+
+    def stats(self, breaker: Breaker) -> RemoteStats:
+        """Return the counters now."""
+        state = breaker.state
+        with self._lock:
+            results, dropped = dict(self._results), dict(self._dropped)
+            return RemoteStats(results, self._read, self._written, state, self._refuted, dropped)

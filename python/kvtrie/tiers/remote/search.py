@@ -1,0 +1,85 @@
+"""Search: how many leading blocks of a sequence a store has.
+
+Invariant: the store is asked only about names without a usable belief, and about no batch after the
+first missing block. Cost: one call per 64, 128, … 1024 blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from kvtrie.tiers.remote.beliefs import Beliefs
+
+__all__ = ["Answer", "Found", "known_blocks", "search"]
+
+Answer: TypeAlias = Literal["ok", "missing", "refuted", "late"]
+
+_FIRST_BATCH = 64  # blocks of the first question; most prompts differ early
+_MOST_BATCH = 1024
+
+
+class Found(NamedTuple):
+    """Answer of a store about the blocks of a sequence.
+
+    Attributes:
+        blocks: leading blocks that the store has.
+        queried: names about which the store was asked.
+        refuted: blocks that were believed to be there and are not.
+        late: names without an answer by the deadline.
+    """
+
+    blocks: int
+    queried: int
+    refuted: int
+    late: int
+
+
+def search(
+    rows: Sequence[Sequence[bytes]],
+    beliefs: Beliefs,
+    ask: Callable[[Sequence[bytes]], Mapping[bytes, Answer]],
+) -> Found:
+    """Count the leading blocks that the store has, and ask about names without a usable belief.
+
+    Args:
+        rows: the names of each block, one per rank; a block counts with all of them.
+        beliefs: the beliefs of this process.
+        ask: the store's answer about each name.
+    """
+    blocks, queried, refuted, late, size = 0, 0, 0, 0, _FIRST_BATCH
+    while blocks < len(rows):
+        batch = rows[blocks : blocks + size]
+        kinds = {name: beliefs.kind(name) for row in batch for name in row}
+        usable = _leading(all(kinds[name] != "refuted" for name in row) for row in batch)
+        unknown = [name for row in batch[:usable] for name in row if kinds[name] == "unknown"]
+        answers = ask(unknown)
+        there = {name for name in kinds if kinds[name] in {"confirmed", "reported"}}
+        there.update(name for name, answer in answers.items() if answer == "ok")
+        count = _leading(there.issuperset(row) for row in batch[:usable])
+        queried += len(unknown)
+        refuted += sum(answer == "refuted" for answer in answers.values())
+        late += sum(answer == "late" for answer in answers.values())
+        blocks += count
+        if count < len(batch):
+            refuted += count == usable
+            break
+        size = min(2 * size, _MOST_BATCH)
+    return Found(blocks, queried, refuted, late)
+
+
+def known_blocks(rows: Sequence[Sequence[bytes]], beliefs: Beliefs) -> Found:
+    """Count the leading blocks that this process has written or read itself."""
+    return Found(_leading(all(map(beliefs.seen, row)) for row in rows), 0, 0, 0)
+
+
+def _leading(flags: Iterable[bool]) -> int:
+    """Number of leading flags that are set."""
+    count = 0
+    for flag in flags:
+        if not flag:
+            break
+        count += 1
+    return count
