@@ -14,7 +14,7 @@ import pytest
 
 from kvtrie import BlockManager, ConfigError, Cost, ModelShape, Scope, Tier
 
-SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=4)
+SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=4, fingerprint="weights")
 SIZE, RUN, MOST = 4, 16, 128 << 10
 # Blocks that share their first tokens; a ghost compares first, middle and last tokens in 8 bits.
 POOL = [[10 * first, 10 * first, 3, last] for first in range(1, 4) for last in range(101, 105)]
@@ -315,6 +315,15 @@ def play_world(seed):
         miss = twin.manager.explain_miss(asked, now=now, scope=scope, session=session, limit=limit)
         assert seen(miss) == twin.miss(asked, scope, session, limit, now)
         assert twin.manager.generation == generation
+        cheap = twin.manager.explain_miss(asked, now=now, scope=scope, session=session, limit=0)
+        whole = twin.manager.explain_miss(asked, now=now, scope=scope, session=session)
+        assert cheap.branches == []
+        assert cheap.parted_at == whole.parted_at
+        rest = {"diverged": "new"}
+        assert cheap.causes == [(a, b, rest.get(why, why)) for a, b, why in whole.causes]
+        known = (whole.parted_at or 0) // SIZE
+        key = bytes(twin.manager.keys(asked, scope=scope)[known - 1]) if known else None
+        assert cheap.parting == whole.parting == key
         computed = sum(end - start for start, end, _ in miss.causes)
         unstored = sum(end - start for start, end, why in miss.causes if why == "not stored yet")
         assert computed + sum(miss.found) + miss.in_flight - unstored == miss.tokens == len(asked)
@@ -444,8 +453,8 @@ def test_remembering_decides_nothing():
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"limit": 0}, "limit is 0, 1 to 64 wanted"),
-        ({"limit": 65}, "limit is 65, 1 to 64 wanted"),
+        ({"limit": -1}, "limit is -1"),
+        ({"limit": 65}, "limit is 65, 0 to 64 wanted"),
         ({"session": 7}, "session"),
         ({"scope": "a"}, "scope is 'a', a Scope wanted"),
         ({"now": -1}, "now is -1"),

@@ -702,7 +702,8 @@ class BlockManager:
             now: the time.
             scope: whose KV; other tenants' blocks, sessions and scopes never influence the answer.
             session: the conversation that the prompt belongs to.
-            limit: the most branches, 1 to 64.
+            limit: the most branches, 0 to 64. With 0 no branch is copied or compared, and what the
+                answer calls "new" may be "diverged".
 
         Raises:
             ConfigError: tokens or a scope that cannot be, as for `lookup`; a model with several
@@ -1066,6 +1067,8 @@ class Miss:
         found: tokens found with a complete copy, per tier, where the fastest has them.
         parted_at: index of the first token that differs from the cached branches, inside a block
             too; None if nothing is cached there, or the prompt ends before it differs.
+        parting: content key of the last block that the prompt has in common with them; None where
+            it differs in the first block, or does not part.
         branches: the cached branches at that token.
         evicted: tokens after the match that were cached once and left. Known where a policy
             remembers evicted blocks (`learned` does), or with `explain=True`.
@@ -1085,6 +1088,8 @@ class Miss:
     def found(self) -> list[int]: ...
     @property
     def parted_at(self) -> int | None: ...
+    @property
+    def parting(self) -> bytes | None: ...
     @property
     def branches(self) -> list[MissBranch]: ...
     @property

@@ -42,7 +42,7 @@ class PlayedRequest:
     table: list = field(default_factory=list)
     computed: int = 0
     prompt_embeds = lora_request = cache_salt = kv_transfer_params = kv_hints = session_id = None
-    mm_features, priority = (), 0
+    mm_features, priority, skip_reading_prefix_cache = (), 0, False
 
     @property
     def num_tokens(self):

@@ -209,6 +209,7 @@ USED = {
         "block_hashes",
         "status",
         "prompt_embeds",
+        "skip_reading_prefix_cache",
         "lora_request",
         "mm_features",
         "cache_salt",

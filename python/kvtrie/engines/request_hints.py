@@ -21,7 +21,7 @@ FAR = 2**63 - 1
 MOST_RANGES = 64
 """Ranges that are read of one request."""
 
-_KEYS = ("session", "end", "retain")
+_KEYS = ("session", "end", "retain", "why")
 _RANGE = ("start", "end", "priority", "ttl_s")
 _NORMAL, _HIGHEST = 35, 100
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
@@ -51,6 +51,7 @@ class RequestHints:
         session: the conversation that the request belongs to.
         end: whether the conversation ends with this request.
         ranges: the ranges of its prompt to be kept.
+        why: whether the request asks why its tokens are computed.
         strange: the fields that were left out, and why.
     """
 
@@ -58,10 +59,11 @@ class RequestHints:
     end: bool = False
     ranges: tuple[RetainedRange, ...] = ()
     strange: tuple[str, ...] = ()
+    why: bool = False
 
 
 def read_hints(params: object, session: object = None) -> RequestHints:
-    """Read `{"kvtrie": {"session": ..., "end": ..., "retain": [...]}}`.
+    """Read `{"kvtrie": {"session": ..., "end": ..., "retain": [...], "why": ...}}`.
 
     Args:
         params: the parameters of a request, of any type.
@@ -73,15 +75,12 @@ def read_hints(params: object, session: object = None) -> RequestHints:
     named = given.get("session")
     if named is None or named == "":
         named = session
-    found, end, ranges = None, False, list[RetainedRange]()
+    found, ranges = None, list[RetainedRange]()
     try:
         found = None if named is None or named == "" else text("session", named)
     except ConfigError as error:
         strange.append(str(error))
-    try:
-        end = given.get("end") is not None and flag("end", given["end"])
-    except ConfigError as error:
-        strange.append(str(error))
+    end, why = (_flag(name, given, strange) for name in ("end", "why"))
     rows = given.get("retain")
     if rows is not None and (not isinstance(rows, Sequence) or isinstance(rows, str)):
         strange.append(f"retain is {shown(rows)}, a list of ranges wanted")
@@ -94,7 +93,15 @@ def read_hints(params: object, session: object = None) -> RequestHints:
             ranges.append(_retained_range(row))
         except ConfigError as error:
             strange.append(str(error))
-    return RequestHints(found, end, tuple(ranges), tuple(strange))
+    return RequestHints(found, end, tuple(ranges), tuple(strange), why)
+
+
+def _flag(name: str, given: Mapping[str, Any], strange: list[str]) -> bool:
+    try:
+        return given.get(name) is not None and flag(name, given[name])
+    except ConfigError as error:
+        strange.append(str(error))
+        return False
 
 
 def _section(params: object, strange: list[str]) -> Mapping[str, Any]:

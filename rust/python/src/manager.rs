@@ -598,8 +598,8 @@ impl BlockManager {
     ) -> PyResult<Miss> {
         let py = tokens.py();
         let limit = limit.map_or(BRANCHES, |limit| limit.0);
-        if !(1..=MOST_BRANCHES).contains(&limit) {
-            return Err(bad(format!("limit is {limit}, 1 to {MOST_BRANCHES} wanted")));
+        if limit > MOST_BRANCHES {
+            return Err(bad(format!("limit is {limit}, 0 to {MOST_BRANCHES} wanted")));
         }
         let tokens = Tokens::new(tokens)?.into_vec()?;
         let scope = crate::scope::scope(scope)?;

@@ -9,6 +9,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use kvtrie_core::manager;
 use numpy::{PyArray1, ToPyArray};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::record::record;
 
@@ -78,6 +79,12 @@ impl Miss {
     #[getter]
     fn parted_at(&self, py: Python<'_>) -> Option<usize> {
         self.answer(py).parted_at
+    }
+
+    /// Content key of the last block in common with the branches; None at a first block.
+    #[getter]
+    fn parting<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        self.answer(py).parting.map(|key| PyBytes::new(py, &key))
     }
 
     /// The branches there.

@@ -16,6 +16,7 @@ class Request:
     block_hashes: list[Any]
     status: Any
     prompt_embeds: torch.Tensor | None
+    skip_reading_prefix_cache: Any
     lora_request: LoRARequest | None
     mm_features: Any
     cache_salt: str | None

@@ -32,6 +32,7 @@ from kvtrie.engines.vllm.restored import (
 from kvtrie.engines.vllm.running import GrowingTokens, RunningRequest
 from kvtrie.engines.vllm.scope import scope_of
 from kvtrie.engines.vllm.waiting import WaitingRequest
+from kvtrie.engines.why import MissCounter
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.transfer.dispatch import Dispatch
 from kvtrie.transfer.used_blocks import UsedBlocks
@@ -109,7 +110,15 @@ class Books:
             ranks=len(opened),
             events=_MOST_EVENTS if settings.events else 0,
             events_of="residency",
+            explain=settings.why,
         )
+        self.why: MissCounter | None = None
+        if settings.why:
+            self.why = MissCounter(
+                self.manager,
+                min_tokens=settings.why_min_tokens,
+                per_second=settings.why_per_second,
+            )
         found = [each.rows for each in opened.values() if each.rows is not None]
         self._announced = None
         if settings.events:
@@ -144,6 +153,11 @@ class Books:
             index = on_every_rank(found, self._layers)
             self.manager.load_index(index, DISK, now=clock())
 
+    def close(self) -> None:
+        """End the thread that compares prompts."""
+        if self.why is not None:
+            self.why.close()
+
     def _waiting_request(self, request: Request) -> WaitingRequest:
         waiting = self._waiting.get(request.request_id)
         identity = self.identity.name(request)
@@ -161,6 +175,7 @@ class Books:
             scope = self._scope_of(request, identity)
             tokens = GrowingTokens(request)
             waiting = WaitingRequest(tokens, scope, about[1], identity, given.session, given.end)
+            waiting.asked = given.why
             self._waiting[request.request_id] = waiting
             self._ignored(request, given.strange)
             if waiting.scope is not None:

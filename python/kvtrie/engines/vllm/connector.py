@@ -194,10 +194,19 @@ class KvtrieConnector(KVConnectorBase_V1):
         if news is not None:
             self.scheduler.on_reports(news.news)
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ARG002
-        """Let go of a request; its blocks are vLLM's at once."""
-        self.scheduler.end(request)
-        return False, None
+    def request_finished(
+        self,
+        request: Request,
+        block_ids: list[int],  # noqa: ARG002
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Let go of a request; its blocks are vLLM's at once.
+
+        Returns:
+            False, and parameters for the answer of a request that asks why its tokens were
+            computed.
+        """
+        why = self.scheduler.end(request)
+        return False, None if why is None else {"kvtrie": {"why": why}}
 
     def has_pending_push_work(self) -> bool:
         """Whether steps are wanted that compute nothing, to carry on with stores."""
@@ -314,3 +323,5 @@ class KvtrieConnector(KVConnectorBase_V1):
         """End the threads and close the files."""
         if self._worker is not None:
             self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()

@@ -12,10 +12,14 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvtrie.engines.miss_report import CAUSES
 from kvtrie.metrics import METRICS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvtrie import Stats
+    from kvtrie.engines.why import MissCounter
 
 __all__ = ["OWN", "ConnectorCounters", "Count", "ExportedValues", "MetricsExporter", "exported"]
 
@@ -60,6 +64,18 @@ OWN = (
     Count(
         f"{_PREFIX}lost_total", "counter",
         "What was not stored, not waited for or not loaded, by the reason", "reason",
+    ),
+    Count(
+        f"{_PREFIX}missed_tokens_total", "counter",
+        "Prompt tokens of admitted requests that are computed, by the cause", "cause",
+    ),
+    Count(
+        f"{_PREFIX}dropped_comparisons_total", "counter",
+        "Requests that were not compared with cached branches because the queue was full",
+    ),
+    Count(
+        f"{_PREFIX}first_salt_requests_total", "counter",
+        "Requests that were the first with their cache_salt",
     ),
     Count(f"{_PREFIX}held_blocks", "gauge", "Blocks on host that waiting requests hold"),
     Count(f"{_PREFIX}waiting_requests", "gauge", "Requests that wait for a disk"),
@@ -107,15 +123,23 @@ class ConnectorCounters:
         named = (("tokens", self.tokens), ("blocks", self.blocks), ("lost", self.lost))
         return {f"{name} {key}": one for name, each in named for key, one in sorted(each.items())}
 
-    def line(self, now: int) -> None:
-        """Log what came since the last line, if that was a minute ago and there is any."""
+    def line(self, now: int, more: Callable[[], str] | None = None) -> None:
+        """Log what came since the last line, if that was a minute ago and there is any.
+
+        Args:
+            now: the time.
+            more: returns a further part of the line, or "".
+        """
         at, before = self._logged
         if now - at < _MINUTE_NS:
             return
         counts = self.as_dict()
         new = {name: one - before.get(name, 0) for name, one in counts.items()}
         if at and any(new.values()):
-            _LOG.info("kvtrie: %s", ", ".join(f"{name} {n}" for name, n in new.items() if n))
+            parts = [f"{name} {count}" for name, count in new.items() if count]
+            if more is not None and (last := more()):
+                parts.append(last)
+            _LOG.info("kvtrie: %s", ", ".join(parts))
         self._logged = now, counts
 
 
@@ -126,7 +150,12 @@ class MetricsExporter:
         self._before: dict[tuple[str, str], float] = {}
 
     def take(
-        self, stats: Stats, own: ConnectorCounters, pinned: int, waiting: int
+        self,
+        stats: Stats,
+        own: ConnectorCounters,
+        pinned: int,
+        waiting: int,
+        why: MissCounter | None = None,
     ) -> ExportedValues:
         """All gauges, and how far counters have come since the last call.
 
@@ -135,10 +164,12 @@ class MetricsExporter:
             own: the connector's.
             pinned: blocks in host memory that waiting requests have pinned.
             waiting: requests that wait for a disk.
+            why: the causes of computed tokens; None if they are not counted.
         """
         counters: dict[str, dict[str, float]] = {}
         gauges: dict[str, dict[str, float]] = {}
-        for name, label, value in self._all(stats, own, pinned, waiting):
+        values = self._all(stats, own, pinned, waiting)
+        for name, label, value in values if why is None else [*values, *_missed(why)]:
             if not name.endswith("_total"):
                 gauges.setdefault(name, {})[label] = value
             elif value != self._before.get((name, label)):  # the first time even if it is 0
@@ -169,3 +200,12 @@ class MetricsExporter:
             else:
                 values.append((name, "", getattr(stats, metric.of) / metric.scale))
         return values
+
+
+def _missed(why: MissCounter) -> list[tuple[str, str, float]]:
+    name = f"{_PREFIX}missed_tokens_total"
+    return [
+        *((name, cause, float(why.tokens[cause])) for cause in CAUSES),
+        (f"{_PREFIX}dropped_comparisons_total", "", why.dropped),
+        (f"{_PREFIX}first_salt_requests_total", "", why.first_salts),
+    ]

@@ -7,7 +7,7 @@ Cost: per step a pass over its reports; per request one call at its end.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvtrie.engines.vllm.books import DISK
 from kvtrie.engines.vllm.matching import Matching
@@ -75,8 +75,12 @@ class Reports(Matching):
             for run in self._runs.values():
                 run.stopped |= not broken.isdisjoint(run.table)
 
-    def end(self, request: Request) -> None:
-        """Take note that a request has ended, well or not; vLLM frees its blocks now."""
+    def end(self, request: Request) -> dict[str, Any] | None:
+        """Take note that a request has ended, well or not; vLLM frees its blocks now.
+
+        Returns:
+            Why its tokens were computed, if it asked.
+        """
         waiting, now = self._waiting.pop(request.request_id, None), self._clock()
         self._drop(request.request_id)
         with self._contained(request.request_id):
@@ -85,6 +89,9 @@ class Reports(Matching):
             if waiting is not None and waiting.session and waiting.ends:
                 ended = Release(session=waiting.session, scope=waiting.scope)
                 self.manager.hint([ended], now=now)
+        if self.why is None or waiting is None or not waiting.asked:
+            return None
+        return self.why.answer(request.request_id)
 
     @property
     def busy(self) -> bool:
@@ -159,4 +166,4 @@ class Reports(Matching):
         if self._announced is not None:
             self.counters.lost["an event without a hash"] = self._announced.unknown
         waits = sum(waiting.waits_until > 0 for waiting in self._waiting.values())
-        return counts.take(self.manager.stats(), self.counters, self._pinned, waits)
+        return counts.take(self.manager.stats(), self.counters, self._pinned, waits, self.why)

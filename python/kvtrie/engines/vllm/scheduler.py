@@ -23,6 +23,7 @@ from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.reports import Reports
 from kvtrie.engines.vllm.running import RunningRequest
 from kvtrie.engines.vllm.waiting import Promise, WaitingRequest
+from kvtrie.engines.why import Admitted
 from kvtrie.errors import KvtrieError, NoSpaceError
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ class SchedulerConnector(Reports):
     def _admit(self, request: Request, table: list[int], loaded: int) -> None:
         waiting, now = self._waiting_request(request), self._clock()
         unsure = self._end_last_run(request, waiting)
+        local = waiting.promise.local
+        self._count_computed(request, waiting, local + loaded, now)
         if waiting.scope is None or self._resetting:
             return
-        local = waiting.promise.local
         own, new = table[: local // self._size], table[local // self._size :]
         if not self.identity.settled or self.identity.reads_stale(request, own):
             self._unpin(waiting, now)
@@ -110,6 +112,22 @@ class SchedulerConnector(Reports):
             run.loads.add(ident)
             self._loads[ident] = run
             self._new_loads[ident] = slot
+
+    def _count_computed(
+        self, request: Request, waiting: WaitingRequest, start: int, now: int
+    ) -> None:
+        """Count the prompt tokens that a request computes by cause, once each."""
+        if self.why is None:
+            return
+        start, prompt, scope = max(start, waiting.counted), waiting.prompt, waiting.scope
+        waiting.counted = max(prompt, waiting.counted)
+        unread = self._resetting or not self.identity.settled or request.skip_reading_prefix_cache
+        if scope is None or unread:
+            self.why.uncached(max(0, prompt - start))
+            return
+        tokens = waiting.tokens.read()[:prompt]
+        named = request.request_id, tokens, start, scope, waiting.session, waiting.asked
+        self.why.admitted(Admitted(*named), now)
 
     def _end_last_run(self, request: Request, waiting: WaitingRequest) -> bool:
         """End the run before this admission; whether rows that it left may be of other tokens."""
@@ -162,7 +180,7 @@ class SchedulerConnector(Reports):
         )
         self._lost, self._forget = [], False
         self._step += 1
-        self.counters.line(now)
+        self.counters.line(now, None if self.why is None else self.why.line)
         return made
 
     def _note_unstored(self, parts: list[Moves]) -> None:

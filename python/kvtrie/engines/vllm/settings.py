@@ -13,14 +13,24 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from kvtrie import BlockManager
-from kvtrie.argument import flag, folder, real, shown, word
+from kvtrie.argument import flag, folder, real, shown, whole, word
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_disk, free_memory, size
 from kvtrie.tier import DEFAULT_POLICY, Tier
 
 __all__ = ["Settings"]
 
-_KEYS = ("tiers", "policy", "objective", "use_layerwise", "deadline_s", "events")
+_KEYS = (
+    "tiers",
+    "policy",
+    "objective",
+    "use_layerwise",
+    "deadline_s",
+    "events",
+    "why",
+    "why_min_tokens",
+    "why_per_second",
+)
 _TIER_KEYS = (
     "kind",
     "blocks",
@@ -37,6 +47,7 @@ _TIER_KEYS = (
 )
 _KINDS = ("host", "disk")
 _DEADLINE_S = 30.0
+_MOST_TOKENS, _MOST_PER_SECOND = 2**31, 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,11 @@ class Settings:
             that a copy of the disk may take.
         events: whether KV events of host and disk are published with vLLM's own
             (`--kv-events-config`).
+        why: whether computed prompt tokens are counted by cause, for which every policy remembers
+            evicted blocks, in 8 bytes per block.
+        why_min_tokens: computed tokens from which the rest of a prompt is compared with cached
+            branches.
+        why_per_second: requests that are compared per second; 0 for those that ask alone.
     """
 
     tiers: tuple[Tier, ...] | None = None
@@ -62,6 +78,9 @@ class Settings:
     use_layerwise: bool = False
     deadline_s: float = _DEADLINE_S
     events: bool = False
+    why: bool = True
+    why_min_tokens: int = 1024
+    why_per_second: int = 20
 
     @classmethod
     def read(cls, extra: Mapping[str, Any] | None, *, ranks: int = 1) -> Settings:
@@ -85,9 +104,12 @@ class Settings:
             word("policy", given["policy"], tuple(BlockManager.policies()))
         if "objective" in given:
             word("objective", given["objective"], ("cost", "balanced", "hits"))
-        for name in ("use_layerwise", "events"):
+        for name in ("use_layerwise", "events", "why"):
             if name in given:
                 flag(name, given[name])
+        for name, most in (("why_min_tokens", _MOST_TOKENS), ("why_per_second", _MOST_PER_SECOND)):
+            if name in given:
+                given[name] = whole(name, given[name], 0, most)
         if "deadline_s" in given:
             given["deadline_s"] = real("deadline_s", given["deadline_s"], 1e-3, 1e6)
         if "tiers" in given:

@@ -58,6 +58,8 @@ class WaitingRequest:
         coming: whether a block of it was on its way when it was looked up last.
         promise: the hits last reported to vLLM.
         shut: an error has taken it out of the cache for good.
+        asked: whether it asks why its tokens are computed.
+        counted: tokens of its prompt up to which the computed ones are counted by cause.
         answer: that, if it holds as long as nothing changes.
     """
 
@@ -75,6 +77,8 @@ class WaitingRequest:
     coming: bool = False
     promise: Promise = field(default_factory=lambda: Promise(0, 0))
     shut: bool = False
+    asked: bool = False
+    counted: int = 0
     answer: Answer | None = None
 
     def valid_answer(self, generation: int, local: int, now: int) -> Answer | None:

@@ -17,6 +17,7 @@
 
 use crate::block::{BlockId, TierId, Token};
 use crate::error::Result;
+use crate::record::BlockKey;
 use crate::recurrence::recurring;
 use crate::scope::{FIRST_DIGEST, Scope, ScopeId, Whose};
 use crate::time::{Nanos, stamp};
@@ -50,7 +51,7 @@ pub struct Asked<'a> {
     pub scope: &'a Scope,
     /// Name of the conversation it belongs to.
     pub session: Option<&'a str>,
-    /// Most branches.
+    /// Most branches; with 0 none is copied, and no rest is `diverged`.
     pub limit: usize,
 }
 
@@ -113,6 +114,8 @@ pub struct Miss {
     pub found: Vec<usize>,
     /// Index of the first token that differs from the cached branches.
     pub parted_at: Option<usize>,
+    /// Content key of the last block that the prompt has in common with them; None at a first block.
+    pub parting: Option<BlockKey>,
     /// The branches there.
     pub branches: Vec<MissBranch>,
     /// Tokens after the match that were cached once.
@@ -146,7 +149,7 @@ impl Manager {
     ///
     /// # Errors
     /// As [`Manager::lookup`]; [`crate::error::Error::Config`] for a model with several groups.
-    pub fn miss(&self, asked: &Asked<'_>, now: Nanos) -> Result<OpenMiss> {
+    pub fn miss(&mut self, asked: &Asked<'_>, now: Nanos) -> Result<OpenMiss> {
         self.open()?;
         self.one_group("explain_miss")?;
         let Asked { tokens, scope, .. } = *asked;
@@ -165,6 +168,7 @@ impl Manager {
             tokens: tokens.len(),
             found: vec![0; self.tiers.len()],
             parted_at: None,
+            parting: None,
             branches: Vec::new(),
             evicted: self.once_cached(
                 scope,
@@ -187,12 +191,22 @@ impl Manager {
             OpenMiss { miss, rest: Vec::new(), branches: Vec::new(), known: known_tokens, full };
         if let Some(shared) = parted {
             open.miss.parted_at = Some(known_tokens + shared);
-            open.rest = rest[shared..].to_vec();
-            for block in first {
+            open.miss.parting = known.last().map(|&block| self.key(block));
+            if asked.limit > 0 {
+                open.rest = rest[shared..].to_vec();
+            }
+            for (at, block) in first.into_iter().enumerate() {
+                if at >= asked.limit
+                    && !self.parts_at_digest(rest, self.trie().tokens(block), shared)
+                {
+                    continue;
+                }
                 let branch = self.follow(block);
                 open.miss.other_scope =
                     open.miss.other_scope.max(self.other_digest(rest, &branch.0, shared));
-                self.add_branch(block, branch, shared, now, &mut open);
+                if at < asked.limit {
+                    self.add_branch(block, branch, shared, now, &mut open);
+                }
             }
         }
         Ok(open)
@@ -297,7 +311,8 @@ impl Manager {
                 chosen.push(block);
             }
         }
-        chosen.truncate(asked.limit);
+        // Without branches the closest one still gives the parting.
+        chosen.truncate(if asked.limit == 0 { 2 } else { asked.limit });
         chosen
     }
 
@@ -343,16 +358,21 @@ impl Manager {
         }
     }
 
+    /// Whether a branch and the rest of a prompt differ by a digest.
+    fn parts_at_digest(&self, rest: &[Token], branch: &[Token], shared: usize) -> bool {
+        let both = rest.get(shared).zip(branch.get(shared));
+        self.scopes.digests.begun()
+            && both.is_some_and(|(&ours, &theirs)| ours >= FIRST_DIGEST && theirs >= FIRST_DIGEST)
+    }
+
     /// Tokens of full blocks that a branch has in common with the rest of a prompt if digests are left
     /// aside; 0 unless they part at a digest.
     fn other_digest(&self, rest: &[Token], branch: &[Token], shared: usize) -> usize {
-        let digest = |token: Token| self.scopes.digests.begun() && token >= FIRST_DIGEST;
-        let parts = rest.get(shared).zip(branch.get(shared));
-        if !parts.is_some_and(|(&ours, &theirs)| digest(ours) && digest(theirs)) {
+        if !self.parts_at_digest(rest, branch, shared) {
             return 0;
         }
         let alike = |&(&ours, &theirs): &(&Token, &Token)| {
-            ours == theirs || (digest(ours) && digest(theirs))
+            ours == theirs || (ours >= FIRST_DIGEST && theirs >= FIRST_DIGEST)
         };
         let common = rest.iter().zip(branch).take_while(alike).count();
         common / self.block_tokens() * self.block_tokens()

@@ -1,0 +1,137 @@
+"""Reports of misses: causes of the computed tokens of a request, and a `Miss` as plain values.
+
+Invariant: the causes of a request cover its computed tokens once, in order. Cost: a pass over the
+few ranges of a `Miss`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvtrie import Miss
+
+__all__ = ["CAUSES", "Ranges", "breaker_example", "computed_ranges", "miss_report", "sums"]
+
+CAUSES = (
+    "new",
+    "diverged",
+    "evicted",
+    "other scope",
+    "not stored yet",
+    "recomputed",
+    "not cacheable",
+    "unclassified",
+)
+"""Causes by which computed tokens are counted."""
+
+Ranges = list[tuple[int, int, str]]
+"""For each range of tokens: the first, one after the last, and the cause."""
+
+_BEFORE = 64  # tokens before a parting that an example keeps, and after it
+
+
+def computed_ranges(miss: Miss, start: int, block_tokens: int) -> Ranges:
+    """Return the causes of the tokens that a request computes.
+
+    Tokens that are cached and computed all the same are `recomputed`: the request did not wait for
+    them. Of a prompt that is cached completely an engine computes the last block again, which
+    is `not cacheable`.
+
+    Args:
+        miss: the explanation of its prompt.
+        start: the first token that it computes.
+        block_tokens: tokens of a block.
+    """
+    ranges: Ranges = []
+    at = start
+
+    def add(upto: int, cause: str) -> None:
+        nonlocal at
+        if upto > at:
+            ranges.append((at, upto, cause))
+            at = upto
+
+    for first, last, cause in miss.causes:
+        if last > at:
+            add(first, "recomputed")
+            add(last, cause)
+    if at < miss.tokens:
+        add(miss.tokens - block_tokens, "recomputed")
+        add(miss.tokens, "not cacheable")
+    return ranges
+
+
+def sums(ranges: Ranges) -> Counter[str]:
+    """Return the number of tokens by cause."""
+    counts: Counter[str] = Counter()
+    for first, last, cause in ranges:
+        counts[cause] += last - first
+    return counts
+
+
+def miss_report(
+    miss: Miss, ranges: Ranges, tokens: NDArray[np.uint32], tiers: list[str], detail: str = ""
+) -> dict[str, Any]:
+    """Return a `Miss` as values of JSON.
+
+    Args:
+        miss: the explanation of a prompt.
+        ranges: the causes of the tokens that its request computed.
+        tokens: the prompt.
+        tiers: names of the tiers.
+        detail: a remark; "" for none.
+    """
+    report: dict[str, Any] = {
+        "tokens": miss.tokens,
+        "computed": sum(last - first for first, last, _ in ranges),
+        "causes": [list(each) for each in ranges],
+        "found": dict(zip(tiers, miss.found, strict=True)),
+        "parted_at": miss.parted_at,
+        "evicted": miss.evicted,
+        "in_flight": miss.in_flight,
+        "other_scope": miss.other_scope,
+        "recomputed": miss.recomputed,
+    }
+    if miss.parted_at is not None:
+        report["asked"] = tokens[miss.parted_at : miss.parted_at + _BEFORE].tolist()
+        report["branches"] = [
+            {
+                "tokens": branch.tokens.tolist(),
+                "cached": branch.cached,
+                "idle_s": branch.idle / 1e9,
+                "session": branch.session,
+                "recurring": branch.recurring,
+            }
+            for branch in miss.branches
+        ]
+    if detail:
+        report["detail"] = detail
+    return report
+
+
+def breaker_example(
+    miss: Miss, tokens: NDArray[np.uint32], session: str | None
+) -> tuple[int, dict[str, Any]]:
+    """Return how many tokens of a prompt recur after its parting, and the parting as an example.
+
+    Args:
+        miss: the explanation of a prompt that diverged.
+        tokens: the prompt.
+        session: the conversation that it belongs to.
+    """
+    at = miss.parted_at or 0
+    branch = max(miss.branches, key=lambda one: one.recurring)
+    return branch.recurring, {
+        "position": at,
+        "tokens": miss.tokens,
+        "before": tokens[max(0, at - _BEFORE) : at].tolist(),
+        "cached": branch.tokens.tolist(),
+        "asked": tokens[at : at + _BEFORE].tolist(),
+        "session": session,
+        "cached_session": branch.session,
+    }

@@ -1,0 +1,130 @@
+"""Computed prompt tokens of a vLLM server by cause."""
+
+import json
+
+import pytest
+from tests.engines.vllm_engine import SIZE, Engine, PlayedRequest, make_engine, play
+
+from kvtrie.engines.vllm.metrics import MetricsExporter
+
+
+def computed_of(engine):
+    """Record the prompt tokens that each request computes, at its first admission."""
+    computed, admit = {}, engine.scheduler.admit
+
+    def admitted(request, table, loaded):
+        computed.setdefault(request.request_id, request.num_prompt_tokens - loaded)
+        admit(request, table, loaded)
+
+    engine.scheduler.admit = admitted
+    return computed
+
+
+@pytest.mark.parametrize(("seed", "deep"), [(0, False), (1, True)])
+def test_the_causes_sum_to_the_computed_prompt_tokens(tmp_path, seed, deep):
+    engine = Engine(tmp_path if deep else "", 1, seed, seed, why_min_tokens=4)
+    computed = computed_of(engine)
+    play(engine, 40, seed)
+    why = engine.scheduler.why
+    why.drain()
+    assert sum(why.tokens.values()) == sum(computed.values())
+    assert {"new", "evicted", "not cacheable"} <= set(why.tokens)
+    assert all(count > 0 for count in why.tokens.values())
+    exported = MetricsExporter().take(engine.scheduler.manager.stats(), *own(engine))
+    assert json.loads(json.dumps(exported)) == exported
+    rows = exported["counters"]["vllm:kvtrie_missed_tokens_total"]
+    assert sum(rows.values()) == sum(computed.values())
+    engine.close()
+    engine.scheduler.close()
+
+
+def own(engine):
+    return engine.scheduler.counters, 0, 0, engine.scheduler.why
+
+
+def run(engine, name, tokens, **more):
+    """One request from its arrival to its end; the answer of its end."""
+    answers, end = [], engine.scheduler.end
+    engine.scheduler.end = lambda request: answers.append(end(request))
+    engine.add(name, tokens, 1)
+    for field, value in more.items():
+        setattr(engine.seen[-1], field, value)
+    engine.drain()
+    engine.scheduler.end = end
+    return answers[-1]
+
+
+def test_a_request_that_asks_gets_its_miss_at_its_end():
+    engine = make_engine()
+    old = [*range(100, 124)]
+    assert run(engine, "old", old) is None
+    asked = {"kvtrie": {"why": True}}
+    broken = [*old[:6], 99, *old[6:]]
+    run(engine, "first", broken, kv_transfer_params=asked)  # its thread may not have ended
+    engine.scheduler.why.drain()
+    answer = engine.scheduler.why.answer("first")
+    assert answer["parted_at"] == 6
+    assert answer["asked"] == broken[6:]
+    assert answer["branches"][0]["tokens"] == old[6:]
+    assert answer["causes"] == [[4, 24, "diverged"], [24, 25, "not cacheable"]]
+    with_end = run(engine, "second", [*broken, 5], kv_transfer_params=asked)
+    assert with_end["state"] in {"explained", "pending"}
+    salted = run(engine, "salted", old, cache_salt="s", kv_transfer_params=asked)
+    assert salted.get("parted_at") is None
+    engine.close()
+    engine.scheduler.close()
+
+
+def test_requests_that_read_no_cache_are_not_cacheable():
+    engine = make_engine()
+    for at, more in enumerate(({"prompt_embeds": object()}, {"skip_reading_prefix_cache": True})):
+        request = PlayedRequest(str(at), list(range(13)), 13, 1)
+        for field, value in more.items():
+            setattr(request, field, value)
+        engine.scheduler.match(request, 0)
+        engine.scheduler.admit(request, [1, 2, 3, 4], 0)
+        engine.scheduler.end(request)
+    assert engine.scheduler.why.tokens == {"not cacheable": 26}
+    engine.close()
+
+
+def test_a_session_counts_only_its_further_input():
+    engine = make_engine()
+    request = PlayedRequest("chat", list(range(13)), 13, 1)
+    engine.scheduler.match(request, 0)
+    engine.scheduler.admit(request, [1, 2, 3, 4], 0)
+    why = engine.scheduler.why
+    assert sum(why.tokens.values()) == 13
+    request.all_token_ids += range(50, 60)
+    request.num_prompt_tokens, request.computed = 23, 3 * SIZE
+    engine.scheduler.admit(request, [1, 2, 3, 4, 5, 6], 0)
+    assert sum(why.tokens.values()) == 23
+    engine.scheduler.end(request)
+    engine.close()
+
+
+def test_without_why_nothing_is_counted_or_exported():
+    engine = Engine("", 1, 0, 0, 16, why=False)
+    asked = {"kvtrie": {"why": True}}
+    assert run(engine, "old", list(range(24)), kv_transfer_params=asked) is None
+    assert engine.scheduler.why is None
+    exported = engine.scheduler.counts(MetricsExporter())
+    assert "vllm:kvtrie_missed_tokens_total" not in exported["counters"]
+    engine.close()
+
+
+def test_the_minutes_line_names_the_first_breaker(caplog):
+    engine, now = make_engine(), [60 * 10**9]
+    engine.scheduler._clock = lambda: now[0]
+    caplog.set_level("INFO", "vllm.kvtrie")
+    old = [*range(100, 124)]
+    run(engine, "old", old)
+    run(engine, "broken", [*old[:6], 99, *old[6:]], kv_transfer_params={"kvtrie": {"why": True}})
+    engine.scheduler.why.drain()
+    now[0] += 60 * 10**9
+    run(engine, "last", [1, 2, 3])
+    (line,) = [line for line in caplog.messages if line.startswith("kvtrie: tokens asked")]
+    assert "top breaker: 18 recurring tokens computed after token 6 by 1 requests" in line
+    assert "100" not in line.partition("top breaker")[2]
+    engine.close()
+    engine.scheduler.close()
