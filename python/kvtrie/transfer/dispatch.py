@@ -49,13 +49,17 @@ class Dispatch:
         """Moves that wait for another one, which has not ended on every rank."""
         return list(self._waiting.values())
 
+    def is_open(self, ident: int) -> bool:
+        """Whether a move has not ended on every rank."""
+        return ident in self._waiting or ident in self._out
+
     def take(self, now: int) -> list[Moves]:
         """Return the moves that every rank may carry out now, in the manager's order.
 
         Args:
             now: the time in nanoseconds, for reports of moves that are not wanted any more.
         """
-        able = [one for one in self._waiting.values() if not self._open(int(one.after[0]))]
+        able = [one for one in self._waiting.values() if not self.is_open(int(one.after[0]))]
         for move in able:
             del self._waiting[int(move.id[0])]
         moves = self._manager.moves()
@@ -164,7 +168,7 @@ class Dispatch:
                 continue
             if before in refused:  # in topological order, so one pass finds chains
                 refused.add(ident)
-            elif before and (self._open(before) or before in here):
+            elif before and (self.is_open(before) or before in here):
                 self._waiting[ident] = moves[row : row + 1]
             else:
                 free.append(row)
@@ -173,9 +177,6 @@ class Dispatch:
         if not free:
             return []
         return [moves[np.asarray(free)]]
-
-    def _open(self, ident: int) -> bool:
-        return ident in self._waiting or ident in self._out
 
     def _end(self, ids: Iterable[int], bit: int) -> None:
         for ident in ids:

@@ -36,7 +36,7 @@ class Reports(Matching):
 
     def on_reports(self, news: Mapping[int, StepNews]) -> None:
         """Apply the workers' reports of a finished step: results of its moves."""
-        now, failed = self._clock(), set[int]()
+        now, failed, ended = self._clock(), set[int](), set[int]()
         for rank, one in news.items():
             if one.weights is not None:
                 self.identity.on_answer(rank, *one.weights)
@@ -44,12 +44,13 @@ class Reports(Matching):
                 continue
             reports = MoveReport.from_bytes(one.reports)
             failed |= self.dispatch.on_reports(rank, reports, now)
-            for report in reports if self._loads else ():
-                if report.ok:
-                    for ident in report.ids:
-                        self._loads.pop(ident, None)
+            if self._loads:
+                ended.update(ident for report in reports if report.ok for ident in report.ids)
         if failed:
             self._give_up(failed & self._loads.keys())
+        for ident in ended & self._loads.keys():
+            if not self.dispatch.is_open(ident):  # otherwise it may still fail on another rank
+                del self._loads[ident]
         if any(one.reports for one in news.values()):  # which alone have the manager plan more
             self.manager.failed()
             if not self._resetting:
