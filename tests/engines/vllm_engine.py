@@ -25,6 +25,7 @@ from kvtrie.engines.vllm.model import ServedModel
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.worker import WorkerConnector
+from kvtrie.transfer.copy_stream import CopyStream
 
 SIZE, LAYERS, BLOCKS = 4, 2, 14  # of the first stage
 PROMPT = list(range(13))  # three full blocks
@@ -117,6 +118,7 @@ class Engine:
         **more,
     ):
         self.draw, self.ahead = random.Random(seed), ahead
+        self.layerwise = more.get("use_layerwise", False)
         rows = [{"kind": "host", "blocks": host}]
         if folder:
             rows.append({"kind": "disk", "blocks": 64, "path": str(folder)})
@@ -154,11 +156,16 @@ class Engine:
                 engine="naive",
                 gather=partial(exchange.gather, rank),
                 runners=1,
+                stream=self.stream(first + rank),
                 wall=self.wall,
             )
 
         with ThreadPoolExecutor(ranks) as threads:
             self.workers += threads.map(worker, range(ranks))
+
+    def stream(self, rank):  # noqa: ARG002
+        """Makes the streams of a worker's loads and stores."""
+        return CopyStream
 
     def add(self, name, tokens, answer):
         self.seen.append(PlayedRequest(name, list(tokens), len(tokens), answer))
@@ -267,7 +274,8 @@ class Engine:
         """The oldest step: each worker stores, loads, and writes what the step computes."""
         orders, rows, tables = self.under_way.popleft()
         news, bad = {}, set()
-        by_layer = self.draw.random() < 0.7  # else a graph of all layers is run
+        # Otherwise a graph of all layers is run.
+        by_layer = self.draw.random() < 0.7 or self.layerwise
         for rank, worker in enumerate(self.workers):
             worker.store(orders)
             worker.load()

@@ -146,6 +146,7 @@ class Books:
         self._most_pinned = tiers[HOST].blocks or 0
         self._step: int = 0
         self._forget = False
+        self._taken_back = False  # blocks that stores may still read, since the last orders
         self._resetting = False  # a reset waits for copies to end
         self._committed: set[int] = set()
         self._stored = 0  # of those, with the step that filled them
@@ -255,6 +256,7 @@ class Books:
                 self._used.use(run.lease.handles)
             released += run.lease.release(now=now).tolist()
         self._leaving = []
+        self._taken_back |= bool(released)
         return released
 
     def _commit(self, run: RunningRequest, now: int) -> None:

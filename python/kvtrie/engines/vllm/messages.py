@@ -25,6 +25,7 @@ class StepOrders:
         used: blocks on disk whose ages are to be written down, as `Opened.rows`.
         weights: the number of times that the digest of the weights was asked for; one that the
             worker has not seen asks it to answer.
+        taken_back: whether vLLM has taken blocks back that stores may still read.
     """
 
     step: int
@@ -37,6 +38,7 @@ class StepOrders:
         default_factory=list[tuple[bytes, int, int, int]]
     )
     weights: int = 0
+    taken_back: bool = False
 
 
 @dataclass(slots=True)

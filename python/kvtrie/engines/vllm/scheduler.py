@@ -177,8 +177,9 @@ class SchedulerConnector(Reports):
             output.total_num_scheduled_tokens > 0,
             list(self._used.take(now, idle=not self._runs)) if self._used else [],
             self.identity.question,
+            self._taken_back,
         )
-        self._lost, self._forget = [], False
+        self._lost, self._forget, self._taken_back = [], False, False
         self._step += 1
         self.counters.line(now, None if self.why is None else self.why.line)
         return made

@@ -1,13 +1,11 @@
 """WorkerConnector: the bytes of one rank inside a vLLM worker. It decides nothing.
 
-A step's loads are copied before it reads, or layer by layer while it does. Blocks that it fills are
-stored after each layer, or at its end; blocks of earlier steps are stored before it writes
-anything. All of them are begun by the thread that computes and are in the order of its stream, so
-that no copy runs when vLLM gives a block to another request. The threads of a `Runner` copy between
-host memory and disk at the same time, and an `AgeWriter` writes the ages of blocks.
-Invariant: every move is reported once, done or failed; a slot whose load has failed is reported to
-vLLM in the same step. Cost: a copy of each block that is stored or loaded, and nothing per step
-that has neither.
+`StepCopies` loads what a step reads before it reads, or layer by layer while it does; stores the
+blocks that it fills after each layer, or at its end; and stores blocks of earlier steps before it
+writes. The threads of a `Runner` copy between host memory and disk at the same time, and an
+`AgeWriter` writes the ages of blocks.
+Invariant: every move is reported once, done or failed. Cost: a copy of each block that is stored or
+loaded, and nothing per step that has neither.
 """
 
 from __future__ import annotations
@@ -17,27 +15,25 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
 from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
-from kvtrie.engines.vllm.device_reports import DeviceReports
 from kvtrie.engines.vllm.messages import Opened, StepNews
 from kvtrie.engines.vllm.replicated import ReplicatedRanks
+from kvtrie.engines.vllm.step_copies import StepCopies
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
 from kvtrie.sizes import free_memory
 from kvtrie.tier import Tier
 from kvtrie.tiers import DiskStorage, EnginePool, Pool
-from kvtrie.transfer.layer_copies import LayerCopies
+from kvtrie.transfer.copy_stream import CopyStream
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import TypeAlias
 
+    import numpy as np
+    import torch
     from numpy.typing import NDArray
 
     from kvtrie.engines.vllm.messages import StepOrders
@@ -46,8 +42,6 @@ if TYPE_CHECKING:
     from kvtrie.tiers import Storage
     from kvtrie.tiers.shared_memory import SharedMemory
     from kvtrie.transfer.report import Progress
-
-    _Copying: TypeAlias = tuple[Moves, LayerCopies]
 
 __all__ = ["WorkerConnector", "block_axis"]
 
@@ -68,6 +62,7 @@ class WorkerConnector:
             once for those of a machine then.
         weights: returns the digest of the weights that the rank computes with now.
         runners: threads that exchange blocks with a disk.
+        stream: makes the streams of loads and of stores.
         wall: the wall clock in nanoseconds, by which ages grow between two servers.
 
     Raises:
@@ -85,6 +80,7 @@ class WorkerConnector:
         gather: Callable[[Any], list[Any]] | None = None,
         weights: Callable[[], bytes] = bytes,
         runners: int = 2,
+        stream: Callable[[torch.device], CopyStream] = CopyStream,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
         ordered = [tensors[name] for name in model.layer_names]
@@ -136,11 +132,9 @@ class WorkerConnector:
         self._layerwise = settings.use_layerwise
         self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
         self._step = -1
-        self._loads: list[_Copying] = []
-        self._ahead: list[_Copying] = []
-        self._reports: list[MoveReport] = []
-        self._copied = DeviceReports(self.gpu.device)
-        self._bad: set[int] = set()
+        load, store = stream(self.gpu.device), stream(self.gpu.device)
+        self._copies = StepCopies(self.gpu, self.host, load, store)
+        self._reports: list[MoveReport] = []  # of other ranks' moves
         _LOG.debug(
             "kvtrie: rank %d keeps %s blocks of %d bytes in %s",
             rank,
@@ -174,51 +168,50 @@ class WorkerConnector:
         if orders.weights != self._question:
             self._question = orders.weights
             self._answer = self._question, self._weights()
-        self._bad = set(orders.lost)
-        self._loads = []
-        self._ahead = [
-            self._copies(self._own(Moves.from_bytes(data)), self.gpu, self.host)
-            for data in orders.ahead
-        ]
+        self._copies.begin(orders.lost)
+        for data in orders.ahead:
+            self._copies.store_ahead(self._own(Moves.from_bytes(data)))
         if orders.forget:
             self._forget()
         if self._ages is not None:
             self._ages.write(orders.used)
         for data in orders.moves:
-            moves = self._own(Moves.from_bytes(data))
-            out: NDArray[np.bool_] = moves.src == 0
-            into: NDArray[np.bool_] = moves.dst == 0
-            if out.any():
-                self._advance([self._copies(moves[out], self.gpu, self.host)], self.gpu.layers)
-            if into.any():
-                self._loads.append(self._copies(moves[into], self.host, self.gpu))
-            if not (out | into).all():
-                self.runner.submit(moves[~(out | into)])
+            self._start(self._own(Moves.from_bytes(data)))
+        if orders.taken_back:
+            self._copies.await_stores()
+
+    def _start(self, moves: Moves) -> None:
+        out: NDArray[np.bool_] = moves.src == 0
+        into: NDArray[np.bool_] = moves.dst == 0
+        if out.any():
+            self._copies.store(moves[out])
+        if into.any():
+            self._copies.load(moves[into])
+        if not (out | into).all():
+            self.runner.submit(moves[~(out | into)])
 
     def load(self) -> None:
         """Begin the loads of the step; all of them, unless they come layer by layer."""
-        if not self._layerwise:
-            self._finish_loads()
+        if self._layerwise:
+            self._copies.start_loads()
+        else:
+            self._copies.finish_loads()
 
     def wait_for_layer(self, name: str) -> None:
         """Have a layer's blocks in vLLM's memory before the layer reads them."""
-        last = self.gpu.layers - 1
-        self._loads = self._advance(self._loads, self._layer_of.get(name, last) + 1)
+        self._copies.wait_for_layer(self._layer_of.get(name, self.gpu.layers - 1))
 
     def save_layer(self, name: str) -> None:
         """Store a layer that the step has just written, of the blocks that it fills."""
-        if self._ahead and self._layer_of.get(name) == (layer := self._ahead[0][1].done):
-            self._ahead = self._advance(self._ahead, layer + 1)
+        self._copies.save_layer(self._layer_of.get(name))
 
     def finish(self) -> None:
         """End the step: copy the layers that its loads and stores have left."""
-        self._finish_loads()
-        self._ahead = self._advance(self._ahead, self.gpu.layers)
+        self._copies.finish()
 
     def bad_slots(self) -> set[int]:
         """Slots of vLLM's memory that should have been filled by now and were not."""
-        bad, self._bad = self._bad, set()
-        return bad
+        return self._copies.bad_slots()
 
     def news(self, *, idle: bool) -> StepNews:
         """Return the reports since the last step.
@@ -226,9 +219,8 @@ class WorkerConnector:
         Args:
             idle: the step has computed nothing, so that it may wait a moment for news.
         """
-        self._copied.add(self._reports)
+        reports = self._reports + self._copies.reports(wait=idle)
         self._reports = []
-        reports = self._copied.take(wait=idle)
         if idle and self.runner.pending and not reports:
             self._news.wait(_IDLE_S)
         self._news.clear()
@@ -238,6 +230,7 @@ class WorkerConnector:
 
     def close(self) -> None:
         """Let running copies end, and give the folder back. Closing twice does nothing."""
+        self._copies.close()
         self.runner.close()
         if self._ages is not None:
             self._ages.close()
@@ -245,32 +238,6 @@ class WorkerConnector:
             self.disk.close()
         if self._shared is not None:
             self._shared.close()
-
-    def _copies(self, moves: Moves, source: Pool, target: Pool) -> _Copying:
-        slots = np.stack((moves.src_slot, moves.dst_slot), axis=1)
-        return moves, LayerCopies.of_slots(source, target, slots, (0, self.gpu.layers))
-
-    def _advance(self, copying: list[_Copying], upto: int) -> list[_Copying]:
-        """Copy the layers before `upto`, and report the moves that have failed or are complete.
-
-        Returns:
-            The copies that have layers left.
-        """
-        for moves, copies in copying:
-            for at, why in copies.advance(upto).items():
-                self._reports.append(MoveReport((int(moves.id[at]),), error=why))
-                if copies.target is self.gpu:
-                    self._bad.add(int(moves.dst_slot[at]))
-            if upto == self.gpu.layers and len(copies.blocks):
-                self._reports.append(MoveReport(tuple(moves.id[copies.blocks].tolist())))
-        return [one for one in copying if upto < self.gpu.layers and len(one[1].blocks)]
-
-    def _finish_loads(self) -> None:
-        """Have all loads of the step in vLLM's memory, on a GPU too, before vLLM goes on."""
-        if self._loads:
-            self._loads = self._advance(self._loads, self.gpu.layers)
-            if self.gpu.device.type == "cuda":
-                torch.cuda.current_stream(self.gpu.device).synchronize()
 
     def _own(self, moves: Moves) -> Moves:
         """The moves that this rank carries out, of all its layers; others have ended for it."""

@@ -1,0 +1,204 @@
+"""StepCopies: the copies of a step between vLLM's memory and host memory, on three streams.
+
+Loads run on a load stream, up to two layers before the layer that computes; stores on a store
+stream, each layer after its computation. Events order them with vLLM's own stream:
+
+- loads and stores follow what vLLM's stream was given before them;
+- vLLM's stream waits for the event of a layer's load before the layer reads it, and for no other;
+- vLLM's stream waits for stores in flight before a step that may write blocks that they read: one
+  whose orders say that vLLM has taken blocks back.
+
+Without a GPU the calling thread makes the copies in the same order, each layer's loads just before
+it reads, and nothing waits.
+Invariant: every move is reported once, after its stream has passed the copy; a slot whose load has
+failed is reported to vLLM in the same step. Cost: per layer that is copied a call and two events.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie.engines.vllm.device_reports import DeviceReports
+from kvtrie.transfer.layer_copies import LayerCopies
+from kvtrie.transfer.report import MoveReport
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import torch
+
+    from kvtrie import Moves
+    from kvtrie.tiers import Pool
+    from kvtrie.transfer.copy_stream import CopyStream
+
+    _Copying: TypeAlias = tuple[Moves, LayerCopies]
+
+__all__ = ["StepCopies"]
+
+_LOOK_AHEAD = 2  # layers, as of `Layerwise`
+_ABORTED = "the step was aborted before it was copied"
+
+
+class StepCopies:
+    """Copies of one step after another.
+
+    Args:
+        gpu: vLLM's memory.
+        host: the host tier's memory.
+        load: the stream of loads.
+        store: the stream of stores.
+    """
+
+    def __init__(
+        self,
+        gpu: Pool,
+        host: Pool,
+        load: CopyStream,
+        store: CopyStream,
+    ) -> None:
+        self._gpu, self._host, self._layers = gpu, host, gpu.layers
+        self._load, self._store = load, store
+        self._loads: list[_Copying] = []
+        self._ahead: list[_Copying] = []
+        self._loaded: list[torch.cuda.Event | None] = []  # after each layer of the step's loads
+        self._held = 0  # layers whose loads vLLM's stream waits for
+        self._loading: list[MoveReport] = []  # reports of this step
+        self._storing: list[MoveReport] = []
+        self._reports = DeviceReports()
+        self._bad: set[int] = set()
+
+    def begin(self, lost: list[int]) -> None:
+        """Begin a step; what an aborted step has left is reported as failed.
+
+        Args:
+            lost: slots of vLLM's memory that were promised and will not be filled.
+        """
+        self._hold(len(self._loaded))  # the aborted step's loads must not overtake this step
+        for copying, reports in ((self._loads, self._loading), (self._ahead, self._storing)):
+            for moves, copies in copying:
+                ids = moves.id[copies.blocks].tolist()
+                if ids and copies.done < self._layers:
+                    reports.append(MoveReport(tuple(ids), error=_ABORTED))
+        self._settle()
+        self._loads, self._ahead, self._loaded, self._held = [], [], [], 0
+        self._bad = set(lost)
+
+    def store(self, moves: Moves) -> None:
+        """Store blocks that earlier steps have written."""
+        self._store.follow()
+        with self._store.copying():
+            self._advance([self._copies(moves, self._gpu, self._host)], self._layers)
+
+    def store_ahead(self, moves: Moves) -> None:
+        """Store blocks that this step fills, each layer after its computation."""
+        if len(moves):
+            self._ahead.append(self._copies(moves, self._gpu, self._host))
+
+    def load(self, moves: Moves) -> None:
+        """Load blocks that this step reads, from `start_loads` on."""
+        self._loads.append(self._copies(moves, self._host, self._gpu))
+
+    def await_stores(self) -> None:
+        """Let the step write only after all stores so far have been read."""
+        self._store.hold(self._store.record())
+
+    def start_loads(self) -> None:
+        """Begin the loads of the first layers."""
+        for layer in range(_LOOK_AHEAD if self._load.overlaps else 0):
+            self._issue(layer + 1)
+
+    def wait_for_layer(self, layer: int) -> None:
+        """Let vLLM's stream wait for a layer's loads, and begin those of a later one."""
+        if layer >= self._held:
+            self._issue(layer + 1)
+            if self._load.overlaps:
+                self._issue(layer + 1 + _LOOK_AHEAD)
+            self._hold(layer + 1)
+
+    def save_layer(self, layer: int | None) -> None:
+        """Store a layer that the step has just written, of the blocks that it fills."""
+        if layer is not None and self._ahead and self._ahead[0][1].done == layer:
+            self._save(layer + 1)
+
+    def finish_loads(self) -> None:
+        """Begin all loads of the step, and let vLLM's stream wait for them."""
+        self._issue(self._layers)
+        self._hold(self._layers)
+
+    def finish(self) -> None:
+        """End the step: copy the layers that its loads and stores have left."""
+        self.finish_loads()
+        self._save(self._layers)
+        self._loads, self._ahead, self._loaded, self._held = [], [], [], 0
+
+    def bad_slots(self) -> set[int]:
+        """Slots of vLLM's memory that should have been filled by now and were not."""
+        bad, self._bad = self._bad, set()
+        return bad
+
+    def reports(self, *, wait: bool) -> list[MoveReport]:
+        """Return the reports of moves whose copies have been made.
+
+        Args:
+            wait: until all have.
+        """
+        self._settle()
+        return self._reports.take(wait=wait)
+
+    def close(self) -> None:
+        """Block until all copies are made."""
+        self._load.synchronize()
+        self._store.synchronize()
+
+    def _save(self, upto: int) -> None:
+        if all(copies.done >= upto for _, copies in self._ahead):
+            return
+        self._store.follow()
+        with self._store.copying():
+            self._advance(self._ahead, upto)
+
+    def _issue(self, upto: int) -> None:
+        """Enqueue the loads of the layers below `upto` together, and an event."""
+        upto = min(upto, self._layers)
+        if not self._loads or upto <= len(self._loaded):
+            return
+        if not self._loaded:
+            self._load.follow()
+        with self._load.copying():
+            self._advance(self._loads, upto)
+        self._loaded += [self._load.record()] * (upto - len(self._loaded))
+
+    def _hold(self, upto: int) -> None:
+        """Let vLLM's stream wait for the loads of the layers below `upto`."""
+        if self._loads and upto > self._held:
+            self._load.hold(self._loaded[upto - 1])
+            self._held = upto
+
+    def _settle(self) -> None:
+        """Have reports wait for the stream that makes their copies."""
+        if self._loading:
+            self._reports.add(self._loading, self._load.record())
+            self._loading = []
+        if self._storing:
+            self._reports.add(self._storing, self._store.record())
+            self._storing = []
+
+    def _copies(self, moves: Moves, source: Pool, target: Pool) -> _Copying:
+        slots = np.stack((moves.src_slot, moves.dst_slot), axis=1)
+        return moves, LayerCopies.of_slots(source, target, slots, (0, self._layers))
+
+    def _advance(self, copying: list[_Copying], upto: int) -> None:
+        """Copy the layers before `upto`; note the moves that have failed or are complete."""
+        for moves, copies in copying:
+            into = copies.target is self._gpu
+            reports = self._loading if into else self._storing
+            if copies.done >= upto:
+                continue
+            for at, why in copies.advance(upto).items():
+                reports.append(MoveReport((int(moves.id[at]),), error=why))
+                if into:
+                    self._bad.add(int(moves.dst_slot[at]))
+            if upto == self._layers and len(copies.blocks):
+                reports.append(MoveReport(tuple(moves.id[copies.blocks].tolist())))
