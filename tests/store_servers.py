@@ -177,7 +177,7 @@ def certificates(folder, host="localhost"):
 def moto(folder, *options):
     """A server of S3's protocol that keeps objects in memory."""
     port = free_port()
-    scheme = "https" if "-c" in options else "http"
+    scheme = "https" if "--ssl-cert" in options else "http"
     command = [program("moto"), "-H", "127.0.0.1", "-p", port, *options]
     return StoreServer(folder, command, lambda port: _serves(port, scheme), port)
 
@@ -303,3 +303,28 @@ def _ask(port, command):
         sock.settimeout(1.0)
         sock.sendall(command.encode() + b"\r\n")
         return sock.recv(1 << 16).decode(errors="replace")
+
+
+def make_bucket(server, bucket="kvtrie-test", ca=None):
+    """Make a bucket, and return when a value can be put into it; its name."""
+    boto3 = pytest.importorskip("boto3")
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"{'https' if ca else 'http'}://127.0.0.1:{server.port}",
+        verify=ca and str(ca),
+        region_name="us-east-1",
+        aws_access_key_id=ACCESS,
+        aws_secret_access_key=SECRET,
+    )
+    client.create_bucket(Bucket=bucket)
+
+    def puts():
+        with suppress(boto3.exceptions.Boto3Error, client.exceptions.ClientError):
+            client.put_object(Bucket=bucket, Key="ready", Body=b"1")
+            client.delete_object(Bucket=bucket, Key="ready")
+            return True
+        return False
+
+    until(puts)
+    client.close()
+    return bucket

@@ -1,4 +1,4 @@
-"""Connections to real Redis and Valkey servers: certificates, passwords, memory limits, clusters."""
+"""Connections to real Redis and Valkey servers: certificates, passwords, memory, clusters."""
 
 from __future__ import annotations
 

@@ -51,12 +51,28 @@ def cluster_place(folder):
         yield server, lambda port: f"redis://127.0.0.1:{port}?cluster=1"
 
 
+def object_place(folder, start=store_servers.moto):
+    pytest.importorskip("obstore")
+    with start(folder) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", store_servers.ACCESS)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", store_servers.SECRET)
+        bucket = store_servers.make_bucket(server)
+        query = "region=us-east-1&endpoint=http://127.0.0.1"
+        yield server, lambda port: f"s3://{bucket}/kv?{query}:{port}"
+
+
+def real_object_place(folder):
+    yield from object_place(folder, store_servers.seaweedfs)
+
+
 PLACES = {
     "folder": folder_place,
     "redis": real_redis_place,
     "valkey": redis_place,
     "tls": tls_place,
     "cluster": cluster_place,
+    "moto": object_place,
+    "seaweedfs": real_object_place,
 }
 
 
@@ -212,26 +228,6 @@ def test_idle_connections_that_were_closed_are_replaced(proxied):
     assert get(store, 0) == ["ok"]
 
 
-def test_one_process_writes_and_another_finds_until_the_server_is_killed(place):
-    server, url = place
-    place_url = url(server and server.port)
-    with world(place_url) as executor:
-        compute(executor, PROMPT)
-    with world(place_url) as executor:
-        assert executor.prefetch(PROMPT[: 2 * SIZE], deadline_s=30.0).found == 2
-        executor.drain()
-        assert fetch(executor, PROMPT) == 2 * SIZE
-        assert executor.prefetch(PROMPT, deadline_s=30.0).found == 4
-        executor.drain()
-        assert fetch(executor, PROMPT) == len(PROMPT)
-        if server is not None:
-            server.kill()
-            other = [1000 + token for token in PROMPT]
-            assert executor.prefetch(other, deadline_s=10.0).found == 0
-            assert fetch(executor, other) == 0
-            server.start()
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -255,3 +251,22 @@ def test_blocks_of_another_meaning_are_not_found(place, other):
     settings = {name: value for name, value in other.items() if name != "scope"}
     with closing(RemoteStorage(place_url, SHAPE, SIZE, **settings)) as storage:
         assert storage.find(theirs, soon()).blocks == (0 if other else len(keys))
+
+
+def test_one_process_writes_and_another_finds_until_the_server_is_killed(place):
+    server, url = place
+    place_url = url(server and server.port)
+    with world(place_url) as executor:  # the last test of a place
+        compute(executor, PROMPT)
+    with world(place_url) as executor:
+        assert executor.prefetch(PROMPT[: 2 * SIZE], deadline_s=30.0).found == 2
+        executor.drain()
+        assert fetch(executor, PROMPT) == 2 * SIZE
+        assert executor.prefetch(PROMPT, deadline_s=30.0).found == 4
+        executor.drain()
+        assert fetch(executor, PROMPT) == len(PROMPT)
+        if server is not None:
+            server.kill()
+            other = [1000 + token for token in PROMPT]
+            assert executor.prefetch(other, deadline_s=10.0).found == 0
+            assert fetch(executor, other) == 0

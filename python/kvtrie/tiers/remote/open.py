@@ -31,6 +31,9 @@ _OWN = {
     "redis": ("kvtrie.tiers.remote.redis", "RedisStore", "redis"),
     "rediss": ("kvtrie.tiers.remote.redis", "RedisStore", "redis"),
     "unix": ("kvtrie.tiers.remote.redis", "RedisStore", "redis"),
+    "s3": ("kvtrie.tiers.remote.object", "ObjectStore", "object"),
+    "gs": ("kvtrie.tiers.remote.object", "ObjectStore", "object"),
+    "az": ("kvtrie.tiers.remote.object", "ObjectStore", "object"),
 }
 
 

@@ -1,0 +1,341 @@
+"""The back end `s3://`, `gs://` and `az://`: values as objects of a bucket, through obstore.
+
+`s3://bucket/prefix?endpoint=URL&region=NAME&ca=PATH`. Credentials come from the environment, as
+obstore reads them, never from the URL. A call asks for all of its objects at once and is cancelled
+at its deadline, which is the only time limit of its requests; nothing is retried. A value is
+written once, by a conditional put where the store honours one. Invariant: an object is read only if
+its whole length is that of a value; bytes are written into pool memory only before the deadline.
+Cost: a request per block and range, and one copy; a `HEAD` more per put.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from socket import create_connection
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.store import from_url
+
+from kvtrie.argument import masked
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers.remote.protocol import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from kvtrie._kvtrie import ValueFormat
+    from kvtrie.tiers.remote.protocol import Get, Put
+    from kvtrie.tiers.remote.url import RemoteUrl
+
+__all__ = ["ObjectStore"]
+
+_Row = TypeVar("_Row")
+_T = TypeVar("_T")
+
+_LOG = logging.getLogger(__name__)
+_NS = 1_000_000_000
+_MOST_VALUE = 5 << 30  # bytes that one put may have
+_CONNECT_S = 2.0
+_OPEN_S = 10.0
+_UNLIMITED = timedelta(days=1)  # the deadline of a call ends its requests
+_AT_ONCE = 16  # requests of a call
+_CHUNK = 1 << 20
+_DENIED = (PermissionDeniedError, UnauthenticatedError)
+_OPTIONS = {
+    "s3": ("endpoint", "region", "ca", "connect_s"),
+    "gs": ("ca", "connect_s"),
+    "az": ("endpoint", "ca", "connect_s"),
+}
+
+
+class ObjectStore:
+    """Values in a bucket.
+
+    Args:
+        url: the bucket and a prefix of names; options `endpoint` (not `gs`), `region` (`s3`), `ca`
+            and `connect_s`.
+        form: the format of the values.
+
+    Raises:
+        ConfigError: credentials in the URL, an unknown option, no such bucket, one that may not be
+            used, a certificate of another authority, values above 5 GiB.
+        TransferError: the store does not answer.
+    """
+
+    def __init__(self, url: RemoteUrl, form: ValueFormat) -> None:
+        url.only(_OPTIONS[url.scheme])
+        if form.value_bytes > _MOST_VALUE:
+            raise ConfigError(
+                f"a block of {form.value_bytes} bytes, at most {_MOST_VALUE} fit an object: "
+                "use fewer tokens per block"
+            )
+        self._url, self._form = url, form
+        self._store = _client(url)
+        self._closed = False
+        self._conditional = _run(self._opened)
+        if not self._conditional:
+            _LOG.warning("%s ignores conditional puts: writers of one block may all send it", url)
+
+    def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
+        """Whether there are objects of these names with the length of a value."""
+        return self._each(names, self._exists, deadline)
+
+    def get_many(self, rows: Sequence[Get], deadline: int) -> list[Result]:
+        """Read headers and layers."""
+        return self._each(rows, self._get, deadline)
+
+    def put_many(self, rows: Sequence[Put], deadline: int) -> list[Result]:
+        """Write values that are absent, and replace objects of another length."""
+        return self._each(rows, self._put, deadline)
+
+    def remove_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
+        """Remove objects."""
+        return self._each(names, self._remove, deadline)
+
+    def close(self) -> None:
+        """Refuse further calls; the library closes connections that are idle."""
+        self._closed = True
+
+    async def _exists(self, name: bytes) -> Result:
+        size = (await obstore.head_async(self._store, name.hex()))["size"]
+        return Result("ok") if size == self._form.value_bytes else self._wrong(size)
+
+    async def _get(self, row: Get) -> Result:
+        form, (lo, hi) = self._form, row.layers
+        start, stop = form.layer_at(lo), form.layer_at(hi)
+        header, memory = row.header.data, row.memory.data.cast("B")
+        if lo == 0:
+            whole = stop == form.value_bytes
+            parts = [(None if whole else (0, stop), (header, memory))]
+        else:
+            parts = [((0, form.header_bytes), (header,)), ((start, stop), (memory,))]
+        found = [await self._range(row.name, *part) for part in parts]
+        return next((one for one in found if one.outcome != "ok"), found[0])
+
+    async def _range(
+        self, name: bytes, part: tuple[int, int] | None, targets: Sequence[memoryview]
+    ) -> Result:
+        """Read an object, or a part of it, into memory that it has to fill."""
+        options: Any = None if part is None else {"range": part}
+        try:
+            found = await obstore.get_async(self._store, name.hex(), options=options)
+        except _DENIED:
+            raise
+        except BaseError:
+            # The answer to a part beyond the end of an object has no error of its own.
+            if part is None or (result := await self._exists(name)).outcome == "ok":
+                raise
+            return result
+        size, wanted = found.meta["size"], sum(map(len, targets))
+        if size != self._form.value_bytes:
+            return self._wrong(size)
+        at = 0
+        async for chunk in found.stream(_CHUNK):
+            if at + len(chunk) > wanted:
+                return Result("damaged", f"more than {wanted} bytes")
+            _scatter(targets, at, memoryview(chunk))
+            at += len(chunk)
+        return Result("ok") if at == wanted else Result("damaged", f"{at} bytes, {wanted} wanted")
+
+    async def _put(self, row: Put) -> Result:
+        there = False
+        try:
+            if (await self._exists(row.name)).outcome == "ok":
+                return Result("ok")
+            there = True
+        except FileNotFoundError:
+            pass
+        value = [row.header, row.memory.data.cast("B")]
+        mode = "create" if self._conditional and not there else "overwrite"
+        try:
+            await self._send(row.name.hex(), value, mode)
+        except AlreadyExistsError:  # another process was first
+            return Result("ok")
+        return Result("ok")
+
+    async def _remove(self, name: bytes) -> Result:
+        await obstore.delete_async(self._store, name.hex())
+        return Result("ok")
+
+    async def _send(self, path: str, value: Any, mode: Any) -> None:  # noqa: ANN401 - as obstore's
+        # In one part: an upload of several leaves them in the bucket if it is cut.
+        await obstore.put_async(self._store, path, value, mode=mode, use_multipart=False)
+
+    async def _opened(self) -> bool:
+        """Whether conditional puts are honoured, after one object was written and removed.
+
+        Raises:
+            ConfigError: no such bucket, or one that may not be used.
+            TransferError: the store does not answer.
+        """
+        probe = f"probe-{secrets.token_hex(16)}"
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                await self._found(probe)
+                return await self._honours(probe)
+        except TimeoutError:
+            raise TransferError(f"no answer in {_OPEN_S:.0f} s") from None
+        except _DENIED as error:
+            raise ConfigError(f"{self._url} may not be used: {_line(error)}") from error
+        except (OSError, BaseError) as error:
+            raise TransferError(_line(error)) from error
+
+    async def _found(self, probe: str) -> None:
+        """List before anything is written: a server may make a bucket that is not there."""
+        try:
+            library: Any = obstore  # its stubs name a type of another package
+            await library.list_with_delimiter_async(self._store, probe)
+        except BaseError as error:
+            try:
+                await obstore.head_async(self._store, probe)
+            except FileNotFoundError:
+                raise ConfigError(
+                    f"{self._url}: no such bucket, or it may not be listed"
+                ) from error
+            except _DENIED:
+                raise
+            except BaseError as second:
+                _verify_certificate(self._url)
+                raise TransferError(_line(second)) from second
+            raise
+
+    async def _honours(self, probe: str) -> bool:
+        try:
+            await self._send(probe, b"kvtrie", "create")
+            await self._send(probe, b"kvtrie", "create")
+        except AlreadyExistsError:
+            return True
+        except NotSupportedError:
+            return False
+        else:
+            return False
+        finally:
+            await obstore.delete_async(self._store, probe)
+
+    def _wrong(self, size: int) -> Result:
+        return Result("damaged", f"{size} bytes, {self._form.value_bytes} wanted")
+
+    def _each(
+        self, rows: Sequence[_Row], one: Callable[[_Row], Awaitable[Result]], deadline: int
+    ) -> list[Result]:
+        """The result of each row; rows without one at the deadline are late."""
+        if self._closed:
+            raise TransferError("the store is closed")
+        left = (deadline - time.monotonic_ns()) / _NS
+        if left <= 0:
+            return [_LATE] * len(rows)
+
+        async def work() -> list[Result]:
+            gate, end = asyncio.Semaphore(_AT_ONCE), asyncio.get_running_loop().time() + left
+
+            async def guarded(row: _Row) -> Result:
+                try:
+                    async with asyncio.timeout_at(end), gate:
+                        return await one(row)
+                except TimeoutError:
+                    return _LATE
+                except FileNotFoundError:
+                    return Result("missing")
+                except _DENIED as error:
+                    return Result("refused", _line(error))
+                except (OSError, BaseError) as error:
+                    return Result("unreachable", _line(error))
+
+            return await asyncio.gather(*map(guarded, rows))
+
+        return _run(work)
+
+
+_LATE = Result("late", "the deadline passed")
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Run a coroutine in a loop of its own, also in a thread that runs another one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(work())).result()
+
+
+def _scatter(targets: Sequence[memoryview], at: int, chunk: memoryview) -> None:
+    """Copy the bytes at an offset of several pieces of memory, seen as one."""
+    for target in targets:
+        lo, hi = max(at, 0), min(at + len(chunk), len(target))
+        if lo < hi:
+            target[lo:hi] = chunk[lo - at : hi - at]
+        at -= len(target)
+
+
+def _client(url: RemoteUrl) -> Any:  # noqa: ANN401 - of the library's several classes
+    """The library's client of a bucket, which connects to nothing yet."""
+    if url.user or url.password:
+        raise ConfigError(f"{url}: credentials come from the environment, not from the URL")
+    if not url.host:
+        raise ConfigError(f"{url} names no bucket")
+    endpoint = url.options.get("endpoint")
+    options: dict[str, Any] = {
+        "timeout": _UNLIMITED,
+        "connect_timeout": timedelta(seconds=url.seconds("connect_s", 1e-3, 600.0) or _CONNECT_S),
+        "allow_http": endpoint is not None and urlsplit(endpoint).scheme == "http",
+    }
+    if (ca := url.options.get("ca")) is not None:
+        try:
+            options["root_certificate"] = Path(ca).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"option ca of {url.scheme}: {ca}: {error.strerror}") from error
+    names = ("endpoint", "region")
+    config: Any = {name: url.options[name] for name in names if name in url.options}
+    make: Any = from_url
+    try:
+        return make(
+            f"{url.scheme}://{url.host}{url.path}",
+            config=config,
+            client_options=options,
+            retry_config={"max_retries": 0},
+        )
+    except (BaseError, ValueError) as error:
+        raise ConfigError(f"{url}: {_line(error)}") from error
+
+
+def _verify_certificate(url: RemoteUrl) -> None:
+    """Raise if an endpoint's certificate is of another authority; obstore has no error for it.
+
+    Raises:
+        ConfigError: the certificate is not accepted.
+    """
+    parts = urlsplit(url.options.get("endpoint", ""))
+    if parts.scheme != "https" or parts.hostname is None:
+        return
+    context = ssl.create_default_context(cafile=url.options.get("ca"))
+    try:
+        with create_connection((parts.hostname, parts.port or 443), _CONNECT_S) as plain:
+            context.wrap_socket(plain, server_hostname=parts.hostname).close()
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(f"{url}: {error}") from error
+    except OSError:
+        return  # it does not answer at all
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error, without queries of URLs, which may be signed."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return masked(re.sub(r"\?\S+", "?...", lines[0]))[:300]
