@@ -9,6 +9,9 @@ import re
 import pytest
 
 from kvtrie.cli import main
+from kvtrie.sim.config.lanes import lanes_of
+from kvtrie.sim.config.table import Table
+from kvtrie.tiers.remote.check import check_store
 
 
 def run(capsys, *arguments):
@@ -32,6 +35,32 @@ def test_gc_removes_what_is_old(tmp_path, capsys):
     )
     status, out, _ = run(capsys, "gc", url)
     assert out == "0 expired blocks and 0 staging files removed, 0 bytes; 1 blocks kept\n"
+
+
+def test_check_prints_operations_and_speeds_and_writes_lanes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(check_store.__kwdefaults__, "sizes", (1 << 16, 1 << 18))
+    url, out = f"folder:{tmp_path}/kv", tmp_path / "lanes.toml"
+    status, text, _ = run(capsys, "check", url, "--out", out)
+    assert status == 0
+    assert text.startswith(f"{url}\n\nok      connect ")
+    assert "plain client" in text
+    assert f"Lanes written to {out}." in text
+    status, text, _ = run(capsys, "check", url, "--json", "--out", out)
+    document = json.loads(text)
+    assert (status, document["ok"], document["url"]) == (0, True, url)
+    lanes = lanes_of(Table("lanes", {"path": str(out)}))
+    assert {name: lane.bytes_per_s for name, lane in lanes.items()} == {
+        name: lane["bytes_per_s"] for name, lane in document["lanes"].items()
+    }
+    assert [file for file in (tmp_path / "kv").rglob("*") if file.is_file()] == []
+
+
+def test_a_check_of_a_store_that_does_not_answer_is_one_line(tmp_path, capsys):
+    pytest.importorskip("redis")
+    status, out, err = run(capsys, "check", f"unix:{tmp_path}/none", "--out", tmp_path / "x")
+    assert (status, out) == (2, "")
+    assert err.startswith(f"kvtrie remote: unix:{tmp_path}/none is unreachable: ")
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(

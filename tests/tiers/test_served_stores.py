@@ -10,13 +10,14 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from test_folder_store import PROMPT, SHAPE, SIZE, compute, fetch, world
+from test_folder_store import PROMPT, SHAPE, SIZE, compute, fetch, values, world
 from tests import store_servers
 from tests.tcp_proxy import TcpProxy
 
 from kvtrie import Layout, Scope
 from kvtrie._kvtrie import ValueFormat
 from kvtrie.tiers.remote import Get, Put, RemoteStorage, RemoteUrl
+from kvtrie.tiers.remote.check import check_store
 from kvtrie.tiers.remote.open import open_store
 
 LAYERS, LAYER = 3, 200_000
@@ -251,6 +252,19 @@ def test_blocks_of_another_meaning_are_not_found(place, other):
     settings = {name: value for name, value in other.items() if name != "scope"}
     with closing(RemoteStorage(place_url, SHAPE, SIZE, **settings)) as storage:
         assert storage.find(theirs, soon()).blocks == (0 if other else len(keys))
+
+
+def test_a_check_finds_all_well_and_leaves_nothing(place):
+    server, url = place
+    seen = []
+    parsed = RemoteUrl.parse("url", url(server and server.port))
+    report = check_store(parsed, sizes=(1 << 16, 1 << 20), repeats=2, on_step=seen.append)
+    assert [step for step in report.steps if not step.ok] == []
+    assert [speed.bytes for speed in report.speeds] == [(1 << 16) + 4096, (1 << 20) + 4096]
+    assert all(speed.plain_ns for speed in report.speeds)
+    assert len(seen) == 3
+    if parsed.scheme == "folder":
+        assert [one for one in values(parsed.path) if one.stat().st_size > 50_000] == []
 
 
 def test_one_process_writes_and_another_finds_until_the_server_is_killed(place):

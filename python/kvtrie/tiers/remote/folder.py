@@ -85,6 +85,10 @@ class FolderStore:
         """The file of a value."""
         return self._files.path(name)
 
+    def plain(self, name: bytes) -> object:
+        """The bytes of a value, read as Python alone does."""
+        return self.path(name).read_bytes()
+
     def close(self) -> None:
         """Do nothing: no file stays open."""
 

@@ -73,6 +73,9 @@ class ObjectStore:
             and `connect_s`.
         form: the format of the values.
 
+    Attributes:
+        conditional: whether the store honours conditional puts.
+
     Raises:
         ConfigError: credentials in the URL, an unknown option, no such bucket, one that may not be
             used, a certificate of another authority, values above 5 GiB.
@@ -89,8 +92,8 @@ class ObjectStore:
         self._url, self._form = url, form
         self._store = _client(url)
         self._closed = False
-        self._conditional = _run(self._opened)
-        if not self._conditional:
+        self.conditional = _run(self._opened)
+        if not self.conditional:
             _LOG.warning("%s ignores conditional puts: writers of one block may all send it", url)
 
     def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
@@ -108,6 +111,10 @@ class ObjectStore:
     def remove_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
         """Remove objects."""
         return self._each(names, self._remove, deadline)
+
+    def plain(self, name: bytes) -> object:
+        """The bytes of a value, read as the client library alone does."""
+        return obstore.get(self._store, name.hex()).bytes()
 
     def close(self) -> None:
         """Refuse further calls; the library closes connections that are idle."""
@@ -163,7 +170,7 @@ class ObjectStore:
         except FileNotFoundError:
             pass
         value = [row.header, row.memory.data.cast("B")]
-        mode = "create" if self._conditional and not there else "overwrite"
+        mode = "create" if self.conditional and not there else "overwrite"
         try:
             await self._send(row.name.hex(), value, mode)
         except AlreadyExistsError:  # another process was first

@@ -135,6 +135,10 @@ class RedisStore:
 
         return self._each(names, lambda name: command(b"UNLINK", name), read, deadline)
 
+    def plain(self, name: bytes) -> object:
+        """The bytes of a value, read as the client library alone does."""
+        return self._nodes.client().get(name)
+
     def close(self) -> None:
         """Close the connections that no call uses; others close with their call."""
         self._nodes.close()

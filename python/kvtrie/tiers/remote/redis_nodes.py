@@ -89,6 +89,10 @@ class Nodes:
             found.setdefault(node.name, []).append(at)
         return found
 
+    def client(self) -> Any:  # noqa: ANN401 - of the library's several classes
+        """The library's own client, to compare with."""
+        return self._cluster or redis.Redis(connection_pool=self._pool)
+
     def note_move(self) -> None:
         """Note that a slot may be at another node, so that `of` asks again."""
         with self._lock:
