@@ -213,3 +213,30 @@ def test_it_becomes_the_engine_with_the_same_process_id(tmp_path, engine):
 def test_an_engine_that_is_not_installed_is_named(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "there is no vllm next to" in refused(capsys, "vllm", "m")
+
+
+def test_keep_names_the_file_of_host_memory(capsys, tmp_path):
+    words = printed(capsys, "vllm", "m", "--host", "8GB", "--keep", f"{tmp_path}/pool")
+    rows = extra(words)["tiers"]
+    assert rows == [{"kind": "host", "bytes": "8GB", "keep": f"{tmp_path}/pool"}]
+    (host,) = Settings.read({"tiers": rows}).tiers
+    assert (host.keep, host.keep_replace) == (f"{tmp_path}/pool", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--keep", "memory/kv"], "--keep with --host 25%: a share of the free memory differs"),
+        (["--host", "10%", "--keep", "memory/kv"], "--keep with --host 10%"),
+        (
+            ["--host", "8GB", "--keep", "memory/kv", "--", "--data-parallel-size", "2"],
+            "--keep and 2 data-parallel servers",
+        ),
+    ],
+)
+def test_keep_needs_one_server_and_a_size(capsys, words, why):
+    assert why in refused(capsys, "vllm", "m", *words)
+
+
+def test_sglang_has_no_file_of_host_memory(capsys):
+    assert "unknown arguments: --keep" in refused(capsys, "sglang", "m", "--keep", "memory/kv")

@@ -24,7 +24,7 @@ from kvtrie.argument import (
 )
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
-from kvtrie.sizes import forgotten, free_disk, free_memory, size
+from kvtrie.sizes import forgotten, free_disk, free_memory, is_share, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,6 +240,12 @@ class Tier:
                 f"keep is {shown(self.keep)}, for a tier of kind 'host' with owner 'kvtrie' and "
                 f"slots of whole blocks, not {self.kind!r}, {self.owner!r} and "
                 f"layer_slots={self.layer_slots}"
+            )
+        if is_share(self.bytes):
+            raise ConfigError(
+                f"bytes of tier 'host' is {shown(self.bytes)} with keep: a share of the free "
+                "memory differs at each start, and a file of another size is made again; give a "
+                "number"
             )
 
     def _free(self) -> Callable[[], int] | None:

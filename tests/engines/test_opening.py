@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kept import memory_folder
 from tinymodels import some
 
 from kvtrie import Scope
 from kvtrie.engines import transformers
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import ClosedError, ConfigError
+from kvtrie.tiers import KeptPool
 
 IDS = some(1, 1, 40)
 SIZES = {"host": "2MB", "gpu": "1MB", "block_tokens": 8}
@@ -110,3 +112,25 @@ def test_the_model_has_no_hooks_left(llama):
         answer(llama, kv)
     assert not any(module._forward_pre_hooks for module in llama.modules())
     assert torch.is_grad_enabled()
+
+
+def test_kept_host_memory_is_found_after_a_restart(llama, plain, capfd, caplog):
+    with memory_folder() as folder:
+        keep = str(folder / "kv")
+        with transformers.open(llama, keep=keep, **SIZES) as kv:
+            assert answer(llama, kv) == (plain, 0)
+            with transformers.open(llama, keep=keep, **SIZES) as second:
+                assert answer(llama, second) == (plain, 0)
+            assert "starts with a pool of its own" in caplog.text
+        assert f", kept in {keep}, 0 % filled by an earlier run; " in capfd.readouterr().err
+        with transformers.open(llama, keep=keep, **SIZES) as kv:
+            assert isinstance(kv.executor.pools[1], KeptPool)
+            ids = IDS[0].numpy()
+            lease = kv.executor.manager.acquire(ids, now=kv.executor.clock(), load="all", keep=1)
+            assert lease.matched == 32
+            kv.executor.wait(lease)
+            lease.release()
+            assert answer(llama, kv) == (plain, 32)
+            assert not kv.executor.pools[1].lost_blocks
+        with pytest.raises(ConfigError, match="there is no host memory to keep"):
+            transformers.open(llama, keep=keep, host=None)

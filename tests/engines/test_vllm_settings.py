@@ -69,6 +69,14 @@ def test_ranks_divide_the_sizes_of_a_server(tmp_path, monkeypatch):
             "path of tier 1 is 's3://kv': s3:// is not supported",
         ),
         ({"tiers": [{"kind": "host"}]}, "needs room as blocks or as bytes"),
+        (
+            {"tiers": [{"kind": "host", "bytes": "25%", "keep": "memory/kv"}]},
+            "bytes of tier 'host' is '25%' with keep: a share of the free memory differs",
+        ),
+        (
+            {"tiers": [{"kind": "host", "blocks": 2}, {"kind": "disk", "blocks": 2, "keep": "a"}]},
+            "keep is 'a', for a tier of kind 'host'",
+        ),
         ({"tiers": [{"kind": "host", "blocks": 2, "owner": "none"}]}, "tier 0 has no 'owner'"),
         ({"tiers": [{"kind": "host", "blocks": 2}, {"kind": "disk", "blocks": 2}]}, "needs a path"),
         (

@@ -28,6 +28,7 @@ from kvtrie.engines.vllm.worker import WorkerConnector
 from kvtrie.transfer.copy_stream import CopyStream
 
 SIZE, LAYERS, BLOCKS = 4, 2, 14  # of the first stage
+KEPT: dict = {}  # further settings of a host tier with a file
 PROMPT = list(range(13))  # three full blocks
 
 
@@ -100,6 +101,7 @@ class Engine:
         more: further settings.
         naming: hashes of blocks, for events.
         clock: the scheduler's, and the wall's; None is the system's.
+        keep: path of the file of host memory; None for memory that ends with the engine.
     """
 
     def __init__(
@@ -115,11 +117,12 @@ class Engine:
         alike=False,
         clock=None,
         naming=None,
+        keep=None,
         **more,
     ):
         self.draw, self.ahead = random.Random(seed), ahead
         self.layerwise = more.get("use_layerwise", False)
-        rows = [{"kind": "host", "blocks": host}]
+        rows = [{"kind": "host", "blocks": host} | ({"keep": str(keep), **KEPT} if keep else {})]
         if folder:
             rows.append({"kind": "disk", "blocks": 64, "path": str(folder)})
         settings = Settings.read({"tiers": rows, "deadline_s": 1000, "events": events, **more})

@@ -1,8 +1,8 @@
 """Kill writers of a kept file at random points, and look at what the next process finds.
 
-`python kept_kills.py PATH KILLS`. A writer is a fork of this process, which has no threads. It
-notes in shared memory what it begins and what it has sealed; a block's bytes are a function of its
-key. Prints counts as JSON.
+`python kept_kills.py PATH KILLS [SEED]`. A writer is a fork of this process, which has no threads.
+It notes in shared memory what it begins and what it has sealed; a block's bytes are a function of
+its key. Prints counts as JSON.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ def look(path, names, bytes_of, journal, counts):
     pool.close()
 
 
-def main(path, kills):
+def main(path, kills, seed=0):
     """Kill `kills` writers."""
     names = make_names()
     bytes_of = [content(number) for number in range(NAMES)]
     journal = mmap.mmap(-1, (SLOTS + 1) * NOTE.size)
-    draw = random.Random(1)
+    draw = random.Random(seed)
     counts = {"kills": 0, "sealed": 0, "found": 0, "blocks": 0, "wrong": 0}
     for slot in range(SLOTS):
         NOTE.pack_into(journal, slot * NOTE.size, -1, 0, 0)
@@ -121,7 +121,7 @@ def main(path, kills):
         NOTE.pack_into(journal, READY * NOTE.size, 0, 0, 0)
         child = os.fork()
         if not child:
-            write(path, names, bytes_of, journal, counts["kills"])
+            write(path, names, bytes_of, journal, f"{seed} {counts['kills']}")
         until = time.monotonic() + 30
         while not NOTE.unpack_from(journal, READY * NOTE.size)[0]:
             assert time.monotonic() < until, "the writer did not begin"
@@ -136,4 +136,4 @@ def main(path, kills):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

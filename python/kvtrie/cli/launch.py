@@ -89,6 +89,14 @@ def _arguments(engine: str, parser: argparse.ArgumentParser) -> None:
         help="host memory of the server, as 8GB, 512MiB or 25%% of the free memory "
         "(default: a quarter of the free memory)",
     )
+    if engine == "vllm":
+        add(
+            "--keep",
+            action=_Once,
+            metavar="PATH",
+            help="file in a memory file system, such as /dev/shm/kv, that is the host memory, so "
+            "that the next server finds the blocks; needs --host with a size",
+        )
     add("--disk", action=_Once, metavar="PATH:SIZE", help="folder and size of the disk tier")
     add("--policy", action=_Once, metavar="NAME", help="policy that ranks blocks for eviction")
     add(
@@ -141,8 +149,9 @@ class _Sizes(NamedTuple):
 def _vllm(given: argparse.Namespace, args: list[str]) -> list[str]:
     """The command of a vLLM server with `KvtrieConnector`."""
     _refuse(args, _VLLM_SETS)
-    sizes = _sizes(given, _number(args, "--data-parallel-size", "-dp"))
-    tiers: list[dict[str, Any]] = [{"kind": "host", "bytes": sizes.host}]
+    servers = _number(args, "--data-parallel-size", "-dp")
+    sizes = _sizes(given, servers)
+    tiers: list[dict[str, Any]] = [{"kind": "host", "bytes": sizes.host, **_keep(given, servers)}]
     if sizes.path is not None:
         tiers.append({"kind": "disk", "bytes": sizes.disk, "path": sizes.path})
     extra: dict[str, Any] = {"tiers": tiers, **_ranking(given)}
@@ -226,6 +235,27 @@ def _sizes(given: argparse.Namespace, servers: int) -> _Sizes:
     disk = size("size of --disk", room, of=lambda: free_disk(path))
     check_exists("--disk", disk, all_disk(path), f"the file system of {path}")
     return _Sizes(host if exact else text, path, disk if is_share(room) else room)
+
+
+def _keep(given: argparse.Namespace, servers: int) -> dict[str, str]:
+    """The setting of host memory that the next server finds.
+
+    Raises:
+        ConfigError: host memory whose size differs at each start, or several servers.
+    """
+    if given.keep is None:
+        return {}
+    if given.host is None or is_share(given.host):
+        raise ConfigError(
+            f"--keep with --host {given.host or _DEFAULT_HOST}: a share of the free memory differs "
+            "at each start, and a file of another size is made again; give a size as 8GB"
+        )
+    if servers > 1:
+        raise ConfigError(
+            f"--keep and {servers} data-parallel servers: one process writes to a file; start a "
+            "server per rank, each with a separate path"
+        )
+    return {"keep": str(Path(given.keep).absolute())}
 
 
 def _ranking(given: argparse.Namespace) -> dict[str, str]:

@@ -18,7 +18,7 @@ from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.engines.startup import OpenTier, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_memory, path_and_size, size
-from kvtrie.tiers import DiskStorage, open_pools
+from kvtrie.tiers import DiskStorage, KeptPool, open_pools
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
@@ -42,8 +42,9 @@ def open_executor(
     gpu: int | str | None,
     block_tokens: int,
     policy: str,
+    keep: str | None = None,
 ) -> Executor:
-    """Open tiers for the KV of a model, with the blocks that its disk has.
+    """Open tiers for the KV of a model, with the blocks that its disk or kept host memory has.
 
     Args:
         model: the model, on the device where it will run.
@@ -52,10 +53,11 @@ def open_executor(
         gpu: size of the first tier; None is a quarter of the free memory of the model's device.
         block_tokens: tokens per block.
         policy: the policy that ranks blocks for eviction.
+        keep: file of host memory that the next process finds; None keeps nothing.
 
     Raises:
         ConfigError: a size or path that cannot be, a model whose KV no tier holds, a folder that
-            another process writes to.
+            another process writes to, a file of another model.
         TransferError: the folder cannot be read or made.
     """
     instance("model", model, torch.nn.Module)
@@ -64,7 +66,9 @@ def open_executor(
     device = model.device
     tiers = [Tier("gpu", bytes=size("gpu", gpu or _SHARE, of=lambda: _free(device)))]
     if host is not None:
-        tiers.append(Tier("host", bytes=host))
+        tiers.append(Tier("host", bytes=host, keep=keep))
+    elif keep is not None:
+        raise ConfigError(f"keep is {keep!r}, and host is None: there is no host memory to keep")
     if disk is not None:
         path, room = path_and_size("disk", disk)
         tiers.append(Tier("disk", bytes=room, path=path))
@@ -100,7 +104,7 @@ def _check_written(pools: Sequence[Pool | Storage | None]) -> None:
 
 def _close(pools: Sequence[Pool | Storage | None]) -> None:
     for pool in pools:
-        if isinstance(pool, DiskStorage):
+        if isinstance(pool, DiskStorage | KeptPool):
             pool.close()
 
 
@@ -113,6 +117,7 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
     """Print the start-up line on standard error, and log warnings."""
     manager = executor.manager
     stats, tokens = manager.stats().tiers, manager.block_tokens
+    kept = any(isinstance(pool, KeptPool) for pool in executor.pools)
     disks = [pool for pool in executor.pools if isinstance(pool, DiskStorage)]
     lines = [
         OpenTier(
@@ -121,7 +126,8 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
             stats[tier.kind].slots,
             found=stats[tier.kind].slots - stats[tier.kind].free,
             others=sum(disk.other_blocks() for disk in disks) if tier.kind == "disk" else 0,
-            path=tier.path,
+            path=tier.path or tier.keep,
+            kept=tier.keep is not None and kept,
             pinned=tier.kind == "host" and torch.cuda.is_available(),
         )
         for tier in tiers

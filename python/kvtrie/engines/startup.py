@@ -33,8 +33,9 @@ class OpenTier:
         blocks: blocks that it holds.
         found: blocks that an earlier run left.
         others: blocks of another model in the same folder.
-        path: the folder of a disk.
+        path: the folder of a disk, or the file of kept host memory.
         pinned: whether its memory is locked.
+        kept: whether it is host memory that the next server finds.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class OpenTier:
     others: int = 0
     path: str | None = None
     pinned: bool = False
+    kept: bool = False
 
 
 def startup_line(
@@ -92,7 +94,7 @@ def startup_warnings(
                 f"the limit of locked memory is {size_text(locked)}, below the host tier of "
                 f"{size_text(tier.bytes)}: set `ulimit -l unlimited`"
             )
-        kind = "" if tier.path is None else kind_of(tier.path)
+        kind = "" if tier.path is None or tier.kept else kind_of(tier.path)
         if kind in IN_MEMORY:
             warnings.append(
                 f"the disk folder {tier.path} is on {kind}: its blocks take memory, and are lost "
@@ -134,5 +136,7 @@ def _tier(tier: OpenTier, block_tokens: int, ranks: int) -> str:
     text = f"{tier.kind}{size} {count} tokens"
     if tier.path is None:
         return text
+    if tier.kept:
+        text += f", kept in {tier.path}"
     text += f", {100 * tier.found // tier.blocks} % filled by an earlier run"
     return text + (f" ({grouped(tier.others)} blocks of another model ignored)" * (tier.others > 0))

@@ -574,8 +574,9 @@ def open(  # noqa: A001 - read as `transformers.open`
     block_tokens: int = 16,
     policy: str = DEFAULT_POLICY,
     scope: Scope | None = None,
+    keep: str | None = None,
 ) -> OpenModel:
-    """Open tiers for the KV of a model, with the blocks that an earlier process left on its disk.
+    """Open tiers for the KV of a model, with the blocks that an earlier process left.
 
     The shape and the fingerprint come from the model. One line on standard error has the sizes.
 
@@ -588,14 +589,23 @@ def open(  # noqa: A001 - read as `transformers.open`
         block_tokens: tokens per block.
         policy: the policy that ranks blocks for eviction.
         scope: whose KV may be shared, by all caches.
+        keep: path of the file in a memory file system, such as `/dev/shm/kv`, that is the host
+            memory, so that the next process finds the blocks, after a kill too; None keeps
+            nothing. A second process that finds the file in use starts with a pool of its own.
 
     Raises:
-        ConfigError: a size, path or policy that cannot be, a model whose KV no tier holds, or a
-            folder that another process writes to.
+        ConfigError: a size, path or policy that cannot be, a model whose KV no tier holds, a folder
+            that another process writes to, or a file of another model.
         TransferError: the folder cannot be read or made.
     """
     executor = open_executor(
-        model, host=host, disk=disk, gpu=gpu, block_tokens=block_tokens, policy=policy
+        model,
+        host=host,
+        disk=disk,
+        gpu=gpu,
+        block_tokens=block_tokens,
+        policy=policy,
+        keep=keep,
     )
     return OpenModel(model, executor, scope)
 

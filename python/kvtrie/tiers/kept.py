@@ -21,6 +21,8 @@ import time
 import weakref
 from collections import deque
 from contextlib import suppress
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["KeptPool", "kept_pool"]
+__all__ = ["KeptPool", "kept_pool", "open_kept_memory"]
 
 _LOG = logging.getLogger(__name__)
 _NO_KEY = bytes(32)
@@ -63,6 +65,7 @@ class _Unsealed(NamedTuple):
     generation: int
     layers: tuple[int, int]
     label: bytes
+    wall: int
 
 
 class KeptPool(Pool):
@@ -168,8 +171,9 @@ class KeptPool(Pool):
             sealable: list[tuple[int, int, tuple[int, int]]] = []
             for place, key in zip(places, keys, strict=True):
                 sealable += self.file.finish([place], [key], ok=ok and place in named)
+        wall = self._clock()  # of the ages in the labels
         self._unsealed.extend(
-            _Unsealed(place, generation, layers, named[place])
+            _Unsealed(place, generation, layers, named[place], wall)
             for place, generation, layers in sealable
         )
 
@@ -201,7 +205,7 @@ class KeptPool(Pool):
         with suppress(IndexError):
             while len(waiting) < _AT_ONCE:
                 waiting.append(self._unsealed.popleft())
-        if waiting:
+        for wall, batch in groupby(waiting, key=attrgetter("wall")):
             rows = [
                 (
                     one.place,
@@ -210,9 +214,9 @@ class KeptPool(Pool):
                     self._bytes(one.place, one.layers),
                     one.label,
                 )
-                for one in waiting
+                for one in batch
             ]
-            self.file.seal(rows, self._clock())
+            self.file.seal(rows, wall)
         return bool(waiting)
 
     def _seal_all(self) -> None:
@@ -257,9 +261,33 @@ class KeptPool(Pool):
         self._seal_all()
         self.note_uses(index)
 
-    def note_uses(self, index: Index) -> None:
-        """Note ages and uses of the blocks of `index`, and leave all others as they are."""
-        self.file.note_uses(index, self._clock(), self._place)
+    def note_uses(self, index: Index, wall: int | None = None) -> None:
+        """Note ages and uses of the blocks of `index`, and leave all others as they are.
+
+        Args:
+            index: what `BlockManager.index` gave of some blocks.
+            wall: the time of its ages by the wall clock, in nanoseconds; None is now.
+        """
+        if self in _open:
+            self.file.note_uses(index, self.wall() if wall is None else wall, self._place)
+
+    def wall(self) -> int:
+        """Return the time of the wall clock, in nanoseconds."""
+        return self._clock()
+
+    def forget(self) -> None:
+        """Empty all slots: no later process finds a block. No copy may be under way."""
+        if self in _open:
+            self._unsealed.clear()
+            places = [*range(self.blocks + self.spare)]
+            keys = [_NO_KEY] * len(places)
+            self.file.begin(places, keys, (0, self.layers))
+            self.file.finish(places, keys, ok=False)
+
+    @property
+    def address(self) -> tuple[int, int, int]:
+        """Process, descriptor and offset at which `open_kept_memory` finds the memory."""
+        return os.getpid(), self.file.descriptors[0], self.file.pool[0]
 
     def set_aside(self, blocks: int) -> list[int]:
         """As of `Pool`; the spare blocks count as being written."""
@@ -410,6 +438,34 @@ def kept_pool(
         spare=spare,
         clock=clock,
     )
+
+
+def open_kept_memory(process: int, file: int, start: int, size: int) -> torch.Tensor:
+    """Map the memory of a kept pool of another process of this machine, without its table.
+
+    Args:
+        process: that process, `file` its descriptor and `start` the pool's offset: the `address`
+            of the pool.
+        file: see `process`.
+        start: see `process`.
+        size: bytes of the pool.
+
+    Raises:
+        ConfigError: there is no such memory.
+    """
+    what = f"the kept file {file} of process {process}"
+    try:
+        found = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"{what} cannot be opened: {error}") from error
+    try:
+        length = os.fstat(found).st_size
+        if length < start + size:
+            raise ConfigError(f"{what} has {length} bytes, at least {start + size} wanted")
+        mapped = mmap.mmap(found, length - start, offset=start)
+    finally:
+        os.close(found)
+    return torch.frombuffer(mapped, dtype=torch.uint8)[:size]
 
 
 def _check_memory(path: Path, wanted: int) -> None:

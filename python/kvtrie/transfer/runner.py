@@ -276,6 +276,11 @@ class Runner:
                 self.section.notify_all()
             return len(gone) + len(with_them)
 
+    def wake(self) -> None:
+        """Have idle threads look again: blocks of a kept pool wait to be sealed."""
+        with self.section:
+            self.section.notify_all()
+
     def close(self) -> None:
         """Cancel the moves that have not started, let the running ones end, join the threads.
 

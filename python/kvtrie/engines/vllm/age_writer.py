@@ -1,4 +1,4 @@
-"""AgeWriter: a thread that writes ages of blocks into the files of a disk while a server runs.
+"""AgeWriter: a thread that writes ages of blocks into the files of a tier while a server runs.
 
 Invariant: a caller never waits for a device; rows that a slow device cannot take are dropped, the
 oldest first, and a failure is only logged: the blocks are found all the same.
@@ -10,15 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kvtrie import Index
 from kvtrie.errors import KvtrieError
 
-if TYPE_CHECKING:
-    from kvtrie.tiers import DiskStorage
-
-__all__ = ["AgeWriter"]
+__all__ = ["AgeWriter", "Aged"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _MOST_WAITING = 64  # steps whose rows may wait for the device
@@ -26,15 +23,27 @@ _MOST_WAITING = 64  # steps whose rows may wait for the device
 _Rows = list[tuple[bytes, int, int, int]]
 
 
+class Aged(Protocol):
+    """A tier that keeps ages and uses of its blocks for the next process."""
+
+    def wall(self) -> int:
+        """Return the time of the wall clock, in nanoseconds."""
+        ...
+
+    def note_uses(self, index: Index, wall: int | None = None) -> object:
+        """Note ages and uses of the blocks of an index, as of a time of the wall clock."""
+        ...
+
+
 class AgeWriter:
     """The thread, and the rows that wait for it.
 
     Args:
-        disk: whose files are written.
+        disk: the disk, or the kept host memory, that is written.
         deadline_s: how long `close` waits for the device.
     """
 
-    def __init__(self, disk: DiskStorage, deadline_s: float) -> None:
+    def __init__(self, disk: Aged, deadline_s: float) -> None:
         self._disk, self._deadline_s = disk, deadline_s
         self._waiting: deque[tuple[_Rows, int]] = deque(maxlen=_MOST_WAITING)
         self._news, self._closed = threading.Condition(), False

@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie import BlockManager, Moves
+from kvtrie import BlockManager, Index, Moves
 from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.request_hints import RequestHints, read_hints
 from kvtrie.engines.vllm.events import Change, Naming, PublishedBlocks
 from kvtrie.engines.vllm.hints import envelope_hints, priority_hint, range_hints
 from kvtrie.engines.vllm.identity import Identity
 from kvtrie.engines.vllm.metrics import ConnectorCounters
+from kvtrie.engines.vllm.proofs import Proofs
 from kvtrie.engines.vllm.restored import (
+    DISK,
+    HOST,
     keys_with_images,
+    load_indexes,
     on_every_rank,
     opened_tiers,
     root_key,
@@ -55,7 +59,6 @@ _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 
 _NS = 1_000_000_000
 _MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it waits to be taken
-HOST, DISK = 1, 2
 
 
 @dataclass(slots=True)
@@ -81,6 +84,8 @@ class Books:
         dispatch: its moves that are under way.
         counters: the connector's counters.
         identity: the weights and adapters that requests compute with.
+        proofs: blocks of an earlier server in host memory that are not proved yet.
+        kept_blocks: by rank, blocks that the next server would find in kept host memory.
     """
 
     def __init__(
@@ -120,17 +125,22 @@ class Books:
                 per_second=settings.why_per_second,
             )
         found = [each.rows for each in opened.values() if each.rows is not None]
+        kept = [each.kept_rows for each in opened.values() if each.kept_rows is not None]
         self._announced = None
         if settings.events:
             self._announced = PublishedBlocks(
-                self._layers, naming, root_key(model), keys_with_images(found)
+                self._layers, naming, root_key(model), keys_with_images([*found, *kept])
             )
         self._cleared: list[Change] = []
         self._exported_at = 0
+        self.kept_blocks: dict[int, int] = {}
+        self._lost_kept: dict[int, dict[str, int]] = {}
         self.dispatch = Dispatch(self.manager, len(opened))
         self.counters = ConnectorCounters()
         self._boundary = Boundary("kvtrie", _LOG, clock)
+        self._kept = tiers[HOST].keep is not None
         self._used = UsedBlocks(self.manager, DISK if self._deep else None)
+        self._used_host = UsedBlocks(self.manager, HOST if self._kept else None)
         self._waiting: dict[str, WaitingRequest] = {}
         self._runs: dict[str, RunningRequest] = {}
         self._leaving: list[RunningRequest] = []
@@ -150,9 +160,13 @@ class Books:
         self._resetting = False  # a reset waits for copies to end
         self._committed: set[int] = set()
         self._stored = 0  # of those, with the step that filled them
+        left = {HOST: on_every_rank(kept, self._layers)} if self._kept else {}
         if self._deep:
-            index = on_every_rank(found, self._layers)
-            self.manager.load_index(index, DISK, now=clock())
+            left[DISK] = on_every_rank(found, self._layers)
+        now = clock()
+        load_indexes(self.manager, left, now)
+        here = self.manager.index(HOST, now=now) if self._kept else Index()
+        self.proofs = Proofs(here, len(opened))
 
     def close(self) -> None:
         """End the thread that compares prompts."""
@@ -252,12 +266,18 @@ class Books:
                 self._commit(run, now)
             self._to_commit.pop(run, None)
             run.stopped = True
-            if self._deep:
-                self._used.use(run.lease.handles)
+            self._note_use(run)
             released += run.lease.release(now=now).tolist()
         self._leaving = []
         self._taken_back |= bool(released)
         return released
+
+    def _note_use(self, run: RunningRequest) -> None:
+        """Note a use of a run's blocks, for tiers that the next server finds."""
+        if self._deep:
+            self._used.use(run.lease.handles)
+        if self._kept:
+            self._used_host.use(run.lease.handles)
 
     def _commit(self, run: RunningRequest, now: int) -> None:
         """Commit the full blocks that finished steps have written; the rest stays due."""

@@ -87,8 +87,8 @@ class KvtrieConnector(KVConnectorBase_V1):
             self._kv_transfer_config.kv_connector_extra_config,
             ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
         )
-        deep = self._settings.tiers is not None and len(self._settings.tiers) > 1
-        self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=deep)
+        lasting = any(tier.outlives() for tier in self._settings.tiers or ())
+        self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=lasting)
         self._scheduler: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
         self._digest = b""  # of this worker's weights, at start

@@ -73,6 +73,10 @@ class Matching(Books):
             return 0
         first, count = local // self._size, match.tokens // self._size
         host = match.standing(HOST, skip=first)
+        if self.proofs:
+            host, waits = self.proofs.usable(match.blocks[first : first + host])
+            if waits and self._may_await_proofs(waiting, now):
+                return None
         if first + host < count:
             states = [self._state(block) for block in match.blocks[first:]]
             if not waiting.waits_until:
@@ -87,6 +91,11 @@ class Matching(Books):
         end = local + host * self._size
         waiting.promise = Promise(local, end)
         return end - local
+
+    def _may_await_proofs(self, waiting: WaitingRequest, now: int) -> bool:
+        """Whether a request waits for proofs of its blocks; no longer than the deadline."""
+        waiting.proofs_until = waiting.proofs_until or now + self._deadline_ns
+        return now < waiting.proofs_until
 
     def _state(self, block: MatchedBlock) -> str:
         """Return the state of a matched block as seen from host memory."""

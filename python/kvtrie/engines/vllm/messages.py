@@ -26,6 +26,8 @@ class StepOrders:
         weights: the number of times that the digest of the weights was asked for; one that the
             worker has not seen asks it to answer.
         taken_back: whether vLLM has taken blocks back that stores may still read.
+        prove: slots and keys of blocks of an earlier server in host memory, to be proved.
+        used_host: blocks in kept host memory whose ages are to be written down, as `used`.
     """
 
     step: int
@@ -39,6 +41,10 @@ class StepOrders:
     )
     weights: int = 0
     taken_back: bool = False
+    prove: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    used_host: list[tuple[bytes, int, int, int]] = field(
+        default_factory=list[tuple[bytes, int, int, int]]
+    )
 
 
 @dataclass(slots=True)
@@ -49,11 +55,18 @@ class StepNews:
         step: the step's number.
         reports: reports as `MoveReport.to_bytes` gave them; empty if there are none.
         weights: the number of the question and the digest, if the step asked for it.
+        proved: by slot of host memory, whether the block of an earlier server was proved.
+        kept: blocks that the next server would find in this worker's host memory; None without
+            `keep`, and for ranks that share the memory of another one.
+        lost: blocks of earlier servers that were misses there, by reason.
     """
 
     step: int
     reports: bytes
     weights: tuple[int, bytes] | None = None
+    proved: dict[int, bool] = field(default_factory=dict[int, bool])
+    kept: int | None = None
+    lost: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(slots=True)
@@ -66,6 +79,8 @@ class Opened:
         weights: the digest of the weights that it has loaded.
         others: blocks of another model in the folder of its disk.
         pinned: whether its host memory is locked.
+        kept_rows: as `rows`, of its host memory; None without `keep`, and for ranks that share the
+            memory of another one.
     """
 
     rooms: list[int]
@@ -73,3 +88,4 @@ class Opened:
     weights: bytes = b""
     others: int = 0
     pinned: bool = False
+    kept_rows: list[tuple[bytes, int]] | None = None

@@ -79,6 +79,10 @@ OWN = (
     ),
     Count(f"{_PREFIX}held_blocks", "gauge", "Blocks on host that waiting requests hold"),
     Count(f"{_PREFIX}waiting_requests", "gauge", "Requests that wait for a disk"),
+    Count(
+        f"{_PREFIX}host_kept_blocks", "gauge",
+        "Blocks of host memory that the next server would find, of the rank with the fewest",
+    ),
 )  # fmt: skip
 """Metrics of the connector itself."""
 
@@ -156,6 +160,8 @@ class MetricsExporter:
         pinned: int,
         waiting: int,
         why: MissCounter | None = None,
+        *,
+        kept: int = 0,
     ) -> ExportedValues:
         """All gauges, and how far counters have come since the last call.
 
@@ -165,10 +171,11 @@ class MetricsExporter:
             pinned: blocks in host memory that waiting requests have pinned.
             waiting: requests that wait for a disk.
             why: the causes of computed tokens; None if they are not counted.
+            kept: blocks of host memory that the next server would find.
         """
         counters: dict[str, dict[str, float]] = {}
         gauges: dict[str, dict[str, float]] = {}
-        values = self._all(stats, own, pinned, waiting)
+        values = self._all(stats, own, pinned, waiting, kept)
         for name, label, value in values if why is None else [*values, *_missed(why)]:
             if not name.endswith("_total"):
                 gauges.setdefault(name, {})[label] = value
@@ -178,13 +185,14 @@ class MetricsExporter:
         return {"counters": counters, "gauges": gauges}
 
     def _all(
-        self, stats: Stats, own: ConnectorCounters, pinned: int, waiting: int
+        self, stats: Stats, own: ConnectorCounters, pinned: int, waiting: int, kept: int
     ) -> list[tuple[str, str, float]]:
         values: list[tuple[str, str, float]] = [
             (f"{_PREFIX}wanted_tokens_total", "", own.tokens["asked"]),
             (f"{_PREFIX}computed_blocks_total", "", own.blocks["written"]),
             (f"{_PREFIX}held_blocks", "", pinned),
             (f"{_PREFIX}waiting_requests", "", waiting),
+            (f"{_PREFIX}host_kept_blocks", "", kept),
         ]
         values += [
             (f"{_PREFIX}found_tokens_total", tier, own.tokens[tier]) for tier in ("host", "disk")

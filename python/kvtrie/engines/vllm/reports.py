@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.engines.vllm.books import DISK
+from kvtrie.engines.vllm.books import DISK, HOST
 from kvtrie.engines.vllm.matching import Matching
 from kvtrie.hint import Release
 from kvtrie.transfer.report import MoveReport
@@ -38,8 +38,7 @@ class Reports(Matching):
         """Apply the workers' reports of a finished step: results of its moves."""
         now, failed, ended = self._clock(), set[int](), set[int]()
         for rank, one in news.items():
-            if one.weights is not None:
-                self.identity.on_answer(rank, *one.weights)
+            self._note_news(rank, one)
             if not one.reports:
                 continue
             reports = MoveReport.from_bytes(one.reports)
@@ -57,6 +56,20 @@ class Reports(Matching):
                 self._ready += self.dispatch.take(now)  # so that `busy` knows of them
         self._end_reset(now)
         self._note_written(min((one.step for one in news.values()), default=-1))
+
+    def _note_news(self, rank: int, news: StepNews) -> None:
+        """Apply what a worker reports of its weights and of kept host memory."""
+        if news.weights is not None:
+            self.identity.on_answer(rank, *news.weights)
+        if news.proved:
+            self.proofs.on_answers(rank, news.proved)
+        if news.kept is None:
+            return
+        self.kept_blocks[rank] = news.kept
+        before = self._lost_kept.get(rank, {})
+        for reason, count in news.lost.items():
+            self.counters.lost[f"kept block: {reason}"] += count - before.get(reason, 0)
+        self._lost_kept[rank] = news.lost
 
     def _note_written(self, finished: int) -> None:
         """Blocks that steps up to one have filled are due."""
@@ -101,7 +114,8 @@ class Reports(Matching):
             self._leaving
             or self._resetting
             or self._forget
-            or (self._used and not self._runs)
+            or ((self._used or self._used_host) and not self._runs)
+            or self.proofs.pending
             or self.dispatch.pending
         )
 
@@ -140,6 +154,8 @@ class Reports(Matching):
             return
         self.manager.reset()
         self._used = UsedBlocks(self.manager, DISK if self._deep else None)
+        self._used_host = UsedBlocks(self.manager, HOST if self._kept else None)
+        self.proofs.clear()
         self._loads, self._forget, self._resetting = {}, True, False
 
     def changes(self) -> list[Change]:
@@ -167,4 +183,6 @@ class Reports(Matching):
         if self._announced is not None:
             self.counters.lost["an event without a hash"] = self._announced.unknown
         waits = sum(waiting.waits_until > 0 for waiting in self._waiting.values())
-        return counts.take(self.manager.stats(), self.counters, self._pinned, waits, self.why)
+        kept = min(self.kept_blocks.values(), default=0)
+        stats = self.manager.stats()
+        return counts.take(stats, self.counters, self._pinned, waits, self.why, kept=kept)

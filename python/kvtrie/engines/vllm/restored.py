@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
 
-__all__ = ["keys_with_images", "on_every_rank", "opened_tiers", "root_key"]
+__all__ = [
+    "DISK",
+    "HOST",
+    "keys_with_images",
+    "load_indexes",
+    "on_every_rank",
+    "opened_tiers",
+    "root_key",
+]
+
+HOST, DISK = 1, 2
+"""Indices of the tiers below vLLM's memory."""
 
 
 def root_key(model: ServedModel) -> bytes:
@@ -36,12 +47,23 @@ def root_key(model: ServedModel) -> bytes:
 
 
 def on_every_rank(ranks: list[list[tuple[bytes, int]]], layers: int) -> Index:
-    """The blocks that the disks of all ranks have in the same slots; others are overwritten."""
+    """The blocks that a tier of every rank has in the same slots; others are overwritten."""
+    if not ranks:
+        return Index()
     rows = [[(label, slot, 0, layers) for label, slot in each] for each in ranks]
     # Labels differ: each has its rank's own age.
     places = [list(zip(_keys(each), (row[1] for row in each), strict=True)) for each in rows]
     common = set(places[0]).intersection(*places[1:])
     return Index([row for row, at in zip(rows[0], places[0], strict=True) if at in common])
+
+
+def load_indexes(manager: BlockManager, found: Mapping[int, Index], now: int) -> None:
+    """Load what tiers have; a block of one may continue a path whose start is on another."""
+    left, more = dict(found), True
+    while more:
+        loaded = {tier: manager.load_index(index, tier, now=now) for tier, index in left.items()}
+        left = {tier: index for tier, index in left.items() if loaded[tier] < len(index)}
+        more = bool(left) and len(found) > 1 and any(loaded.values())
 
 
 def keys_with_images(ranks: list[list[tuple[bytes, int]]]) -> set[bytes]:

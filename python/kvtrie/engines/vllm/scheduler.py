@@ -89,8 +89,7 @@ class SchedulerConnector(Reports):
         run.stopped = unsure
         self._runs[request.request_id] = run
         self._unpin(waiting, now)
-        if self._deep:
-            self._used.use(lease.handles)
+        self._note_use(run)
         self._learn(run, 0, only_missing=True)
         lease.bind(0, table)
         if not loaded:
@@ -178,6 +177,8 @@ class SchedulerConnector(Reports):
             list(self._used.take(now, idle=not self._runs)) if self._used else [],
             self.identity.question,
             self._taken_back,
+            self.proofs.questions((*parts, *ahead)),
+            list(self._used_host.take(now, idle=not self._runs)) if self._used_host else [],
         )
         self._lost, self._forget, self._taken_back = [], False, False
         self._step += 1

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from kvtrie import BlockManager
 from kvtrie.argument import flag, folder, real, shown, whole, word
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import free_disk, free_memory, size
+from kvtrie.sizes import free_disk, free_memory, is_share, size
 from kvtrie.tier import DEFAULT_POLICY, Tier
 
 __all__ = ["Settings"]
@@ -44,6 +44,8 @@ _TIER_KEYS = (
     "policy",
     "durability",
     "io",
+    "keep",
+    "keep_replace",
 )
 _KINDS = ("host", "disk")
 _DEADLINE_S = 30.0
@@ -100,10 +102,12 @@ class Settings:
                 raise ConfigError("layerwise is another name of use_layerwise: give one of them")
             given["use_layerwise"] = given.pop("layerwise")
         _check_keys("kv_connector_extra_config", given, _KEYS)
-        if "policy" in given:
-            word("policy", given["policy"], tuple(BlockManager.policies()))
-        if "objective" in given:
-            word("objective", given["objective"], ("cost", "balanced", "hits"))
+        words = {
+            "policy": tuple(BlockManager.policies()),
+            "objective": ("cost", "balanced", "hits"),
+        }
+        for name in words.keys() & given.keys():
+            word(name, given[name], words[name])
         for name in ("use_layerwise", "events", "why"):
             if name in given:
                 flag(name, given[name])
@@ -153,6 +157,8 @@ def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
         row.setdefault("write", "through")
     if row.get("path") is not None:
         row["path"] = folder(f"path of tier {at}", row["path"])
+    if row.get("keep") is not None and is_share(row.get("bytes")):
+        Tier(**row)  # refuses it, with the reason
     if row.get("bytes") is not None:
         row["bytes"] = size(f"bytes of tier {at}", row["bytes"], ranks, of=_free(row)) // ranks
     tier = Tier(**row)

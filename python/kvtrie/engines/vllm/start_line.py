@@ -43,7 +43,8 @@ def log_start(
     parts = model.stages if model.alike else model.ranks
     each = parts * model.shape.block_bytes(model.block_tokens)
     tiers = manager.stats().tiers
-    paths = {tier.kind: tier.path for tier in settings.tiers or ()}
+    paths = {tier.kind: tier.path or tier.keep for tier in settings.tiers or ()}
+    kept = any(tier.keep for tier in settings.tiers or ())
     lines = [
         OpenTier(
             kind,
@@ -53,6 +54,7 @@ def log_start(
             others=max(one.others for one in opened.values()) if kind == "disk" else 0,
             path=paths.get(kind),
             pinned=kind == "host" and any(one.pinned for one in opened.values()),
+            kept=kind == "host" and kept,
         )
         for kind in ("host", "disk")
         if kind in tiers

@@ -85,8 +85,14 @@ class StepCopies:
         self._loads, self._ahead, self._loaded, self._held = [], [], [], 0
         self._bad = set(lost)
 
+    def lose(self, slot: int) -> None:
+        """Report a slot of vLLM's memory as not filled: its load is not made."""
+        self._bad.add(slot)
+
     def store(self, moves: Moves) -> None:
         """Store blocks that earlier steps have written."""
+        if not len(moves):
+            return
         self._store.follow()
         with self._store.copying():
             self._advance([self._copies(moves, self._gpu, self._host)], self._layers)
@@ -98,7 +104,8 @@ class StepCopies:
 
     def load(self, moves: Moves) -> None:
         """Load blocks that this step reads, from `start_loads` on."""
-        self._loads.append(self._copies(moves, self._host, self._gpu))
+        if len(moves):
+            self._loads.append(self._copies(moves, self._host, self._gpu))
 
     def await_stores(self) -> None:
         """Let the step write only after all stores so far have been read."""

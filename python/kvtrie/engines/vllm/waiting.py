@@ -51,6 +51,7 @@ class WaitingRequest:
         session: the conversation that it belongs to.
         ends: whether that is over with it.
         waits_until: the time up to which it waits for what is to come; 0 before it waits.
+        proofs_until: the time up to which it waits for proofs of its blocks; 0 before it waits.
         prefetched: blocks on host at the last prefetch; -1 before one.
         pins: pins of the manager on blocks that wait on host for the others.
         pinned: the number of pinned blocks.
@@ -70,6 +71,7 @@ class WaitingRequest:
     session: str | None = None
     ends: bool = False
     waits_until: int = 0
+    proofs_until: int = 0
     prefetched: int = -1
     pins: list[int] = field(default_factory=list[int])
     pinned: int = 0

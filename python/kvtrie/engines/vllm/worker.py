@@ -15,8 +15,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
+from kvtrie.engines.vllm.kept_host import KeptStores, open_host
 from kvtrie.engines.vllm.messages import Opened, StepNews
 from kvtrie.engines.vllm.replicated import ReplicatedRanks
 from kvtrie.engines.vllm.step_copies import StepCopies
@@ -24,7 +27,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
 from kvtrie.sizes import free_memory
 from kvtrie.tier import Tier
-from kvtrie.tiers import DiskStorage, EnginePool, Pool
+from kvtrie.tiers import DiskStorage, EnginePool, KeptPool, Pool
 from kvtrie.transfer.copy_stream import CopyStream
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.runner import Runner
@@ -32,7 +35,6 @@ from kvtrie.transfer.runner import Runner
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
     from kvtrie.tiers import Storage
-    from kvtrie.tiers.shared_memory import SharedMemory
     from kvtrie.transfer.report import Progress
 
 __all__ = ["WorkerConnector", "block_axis"]
@@ -100,25 +101,31 @@ class WorkerConnector:
         tiers = settings.tiers or (_default(model),)
         rooms = [tier.room(model.shape, model.block_tokens) for tier in tiers]
         self._rooms = [room * self.replicas.count for room in rooms]
-        self._shared: SharedMemory | None = None
-        if gather is not None and self.replicas.count > 1:
-            size = self._rooms[0] * model.shape.block_bytes(model.block_tokens)
-            self._shared = self.replicas.share(size, gather)
-        self.host = Pool(
-            model.shape,
+        self.host, self._shared, self._one_writes = open_host(
+            tiers[0],
+            model,
             self._rooms[0],
-            model.block_tokens,
-            layout=layout,
+            layout,
+            rank=rank,
+            replicas=self.replicas,
+            gather=gather,
             pinned=self.gpu.device.type == "cuda",
-            memory=None if self._shared is None else self._shared.bytes,
+            wall=wall,
         )
+        self._keeps = tiers[0].keep is not None
+        self._news = threading.Event()
+        self._kept: KeptStores | None = None
+        if isinstance(self.host, KeptPool):
+            self._kept = KeptStores(self.host, self._news.set)
         pools: list[Pool | Storage] = [self.gpu, self.host]
         self.disk: DiskStorage | None = None
         if len(tiers) > 1 and self.replicas.place == 0:
             self.disk = _disk(tiers[1], self._rooms[1], model, self.host, rank, wall=wall)
             pools.append(self.disk)
-        self._ages = None if self.disk is None else AgeWriter(self.disk, settings.deadline_s)
-        self._news = threading.Event()
+        self._ages, self._host_ages = (
+            None if tier is None else AgeWriter(tier, settings.deadline_s)
+            for tier in (self.disk, None if self._kept is None else self._kept.pool)
+        )
         self.runner = Runner(
             pools,
             tiers=(Tier("gpu", blocks=model.blocks, owner="engine"), *tiers)[: len(pools)],
@@ -132,9 +139,10 @@ class WorkerConnector:
         self._layerwise = settings.use_layerwise
         self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
         self._step = -1
+        self._proving, self._unasked = 0, dict[int, bool]()
         load, store = stream(self.gpu.device), stream(self.gpu.device)
         self._copies = StepCopies(self.gpu, self.host, load, store)
-        self._reports: list[MoveReport] = []  # of other ranks' moves
+        self._reports: list[MoveReport] = []  # of moves that this rank does not carry out
         _LOG.debug(
             "kvtrie: rank %d keeps %s blocks of %d bytes in %s",
             rank,
@@ -145,17 +153,19 @@ class WorkerConnector:
 
     def opened(self) -> Opened:
         """Return the tiers and weights that the scheduler needs before the first request."""
-        pinned = self.gpu.device.type == "cuda"
-        if self.disk is None:
-            return Opened(self._rooms, pinned=pinned)
-        rows = list(self.disk.recall())
+        opened = Opened(self._rooms, pinned=self.gpu.device.type == "cuda")
+        if self._kept is not None:
+            opened.kept_rows = self._whole(self._kept.pool.recall())
+        elif self._keeps and not (self._one_writes and self.replicas.place):
+            opened.kept_rows = []  # another process has the file
+        if self.disk is not None:
+            opened.rows = self._whole(self.disk.recall())
+            opened.others = self.disk.other_blocks()
+        return opened
+
+    def _whole(self, index: Index) -> list[tuple[bytes, int]]:
         whole = (0, self.gpu.layers)
-        return Opened(
-            self._rooms,
-            [(label, slot) for label, slot, *had in rows if (*had,) == whole],
-            others=self.disk.other_blocks(),
-            pinned=pinned,
-        )
+        return [(label, slot) for label, slot, *had in index if (*had,) == whole]
 
     def store(self, orders: StepOrders) -> None:
         """Begin a step: copy out of vLLM's memory what its orders say, before anything is written.
@@ -175,6 +185,9 @@ class WorkerConnector:
             self._forget()
         if self._ages is not None:
             self._ages.write(orders.used)
+        if self._host_ages is not None:
+            self._host_ages.write(orders.used_host)
+        self._prove_soon(orders.prove)
         for data in orders.moves:
             self._start(self._own(Moves.from_bytes(data)))
         if orders.taken_back:
@@ -184,9 +197,9 @@ class WorkerConnector:
         out: NDArray[np.bool_] = moves.src == 0
         into: NDArray[np.bool_] = moves.dst == 0
         if out.any():
-            self._copies.store(moves[out])
+            self._copies.store(self._admitted(moves[out], KeptStores.begin))
         if into.any():
-            self._copies.load(moves[into])
+            self._copies.load(self._admitted(moves[into], KeptStores.prove))
         if not (out | into).all():
             self.runner.submit(moves[~(out | into)])
 
@@ -221,30 +234,69 @@ class WorkerConnector:
         """
         reports = self._reports + self._copies.reports(wait=idle)
         self._reports = []
-        if idle and self.runner.pending and not reports:
+        if self._kept is not None and self._kept.settle(reports):
+            self.runner.wake()
+        if idle and (self.runner.pending or self._proving) and not reports:
             self._news.wait(_IDLE_S)
         self._news.clear()
         reports += self.runner.reports()
         answer, self._answer = self._answer, None
-        return StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"", answer)
+        news = StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"", answer)
+        if self._keeps:
+            self._note_kept(news)
+        return news
+
+    def _note_kept(self, news: StepNews) -> None:
+        """Add results of proofs and counts of kept memory; nothing to prove counts as proved."""
+        if self._kept is None:
+            news.proved, self._unasked = self._unasked, {}
+            news.kept = None if self._one_writes else 0
+        else:
+            news.proved, news.lost = self._kept.proved(), dict(self._kept.pool.lost_blocks)
+            news.kept = self._kept.pool.kept_blocks
+        self._proving -= len(news.proved)
+
+    def _prove_soon(self, questions: list[tuple[int, bytes]]) -> None:
+        self._proving += len(questions)
+        if self._kept is not None:
+            self._kept.prove_soon(questions)
+        else:
+            self._unasked.update((slot, True) for slot, _ in questions)
 
     def close(self) -> None:
         """Let running copies end, and give the folder back. Closing twice does nothing."""
         self._copies.close()
         self.runner.close()
-        if self._ages is not None:
-            self._ages.close()
+        for ages in (self._ages, self._host_ages):
+            if ages is not None:
+                ages.close()
+        if self._kept is not None:
+            self._kept.close()
         if self.disk is not None:
             self.disk.close()
         if self._shared is not None:
             self._shared.close()
+
+    def _admitted(
+        self, moves: Moves, check: Callable[[KeptStores, Moves], dict[int, str]]
+    ) -> Moves:
+        """The moves that kept host memory admits; others are reported failed."""
+        failed = {} if self._kept is None else check(self._kept, moves)
+        for at, why in failed.items():
+            self._reports.append(MoveReport((int(moves.id[at]),), error=why))
+            if moves.dst[at] == 0:
+                self._copies.lose(int(moves.dst_slot[at]))
+        return moves if not failed else moves[np.delete(np.arange(len(moves)), [*failed])]
 
     def _own(self, moves: Moves) -> Moves:
         """The moves that this rank carries out, of all its layers; others have ended for it."""
         if self.replicas.count > 1:
             into: NDArray[np.bool_] = moves.dst == 0
             out: NDArray[np.bool_] = moves.src == 0
-            own = into | (out & self.replicas.stores(moves.dst_slot))
+            stores = self.replicas.stores(moves.dst_slot)
+            if self._one_writes:
+                stores = np.full(len(moves), self.replicas.place == 0)
+            own = into | (out & stores)
             if self.disk is not None:
                 own |= ~(into | out)
             if not own.all():
@@ -255,6 +307,8 @@ class WorkerConnector:
     def _forget(self) -> None:
         if self.disk is not None:
             self.disk.keep(Index())
+        if self._kept is not None:
+            self._kept.pool.forget()
 
     def _on_progress(self, _progress: Progress) -> None:
         self._news.set()
