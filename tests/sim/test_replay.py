@@ -1,10 +1,12 @@
 """Replay: the manager's hits are those of a cache written in twenty lines."""
 
+import numpy as np
 import pytest
 
 from kvtrie import BlockManager, Lane, Tier
 from kvtrie.errors import ConfigError
 from kvtrie.sim.replay import open_manager, replay
+from kvtrie.sim.trace import TraceRequest
 from kvtrie.sim.workloads import conversations
 
 TRACE = conversations(seed=7, chats=120, turns=5, active=12)
@@ -98,6 +100,26 @@ def test_what_does_not_fit_is_refused_and_counted():
     played = replay(TRACE, open_manager([Tier("gpu", blocks=longest - 1)], policy="lru"))
     assert played.refused == sum(len(path) == longest for path in PATHS) > 0
     assert played.blocks == sum(map(len, PATHS))
+
+
+def test_a_prompt_waits_for_stores_that_hold_its_slots():
+    gpu = 8
+    longs = [
+        TraceRequest(at, 512 * gpu, 1, np.arange(gpu, dtype=np.uint32) + first)
+        for at, first in ((0, 0), (1, 100), (2, 0))
+    ]
+    tiers = [Tier("gpu", blocks=gpu, write="through"), Tier("host", blocks=100, store=SLOW)]
+    played = replay(longs, open_manager(tiers, policy="lru"))
+    assert played.refused == 0
+    assert played.tiers[1].hits == gpu
+
+
+def test_a_prompt_waits_for_requests_that_hold_its_slots():
+    alone = [
+        TraceRequest(at, 512 * 6, 1, np.arange(6, dtype=np.uint32) + 100 * at) for at in range(4)
+    ]
+    played = replay(alone, open_manager([Tier("gpu", blocks=8)], policy="lru"), running=3)
+    assert played.refused == 0
 
 
 def test_what_the_manager_refuses_is_refused():

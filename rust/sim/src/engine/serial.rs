@@ -61,6 +61,8 @@ pub struct Serial {
     running: Option<Running>,
     /// Requests that have ended and hold their blocks, the oldest first.
     held: VecDeque<(LeaseId, Request)>,
+    /// Whether the first request of the queue waits for room, until a move ends.
+    blocked: bool,
     /// No request begins before.
     free_at: Nanos,
     due: Vec<(Kind, Nanos)>,
@@ -73,7 +75,8 @@ impl Serial {
     pub fn new(service: Service) -> Self {
         let free_at = service.gap;
         let (queue, due, finished) = (VecDeque::new(), Vec::new(), Vec::new());
-        Self { service, queue, running: None, held: VecDeque::new(), free_at, due, finished }
+        let (running, held, blocked) = (None, VecDeque::new(), false);
+        Self { service, queue, running, held, blocked, free_at, due, finished }
     }
 
     /// Ends the oldest requests until at most `left` requests hold their blocks.
@@ -84,6 +87,25 @@ impl Serial {
             machine.calls.end(lease, &request, now)?;
         }
         machine.take(now)
+    }
+
+    /// A request that does not fit waits for the room that requests before it and moves under way
+    /// free; without any it is refused. Returns whether it is.
+    fn waits(&mut self, request: Request, machine: &mut Machine, now: Nanos) -> Result<bool> {
+        machine.take(now)?;
+        if !self.held.is_empty() {
+            self.release(self.held.len() - 1, machine, now)?;
+            self.due.push((Kind::StepBegins, now));
+        } else if machine.executor.idle() {
+            let Request { id, arrival, .. } = request;
+            let machine = machine.number;
+            self.finished.push(Record { id, machine, arrival, ..Record::default() });
+            self.free(now);
+            return Ok(true);
+        }
+        self.queue.push_front(request);
+        self.blocked = true;
+        Ok(false)
     }
 
     /// The machine is free for the next request.
@@ -121,10 +143,15 @@ impl Engine for Serial {
     }
 
     fn head(&self, now: Nanos) -> Option<&Request> {
-        if self.running.is_some() || now < self.free_at { None } else { self.next() }
+        if self.running.is_some() || self.blocked || now < self.free_at {
+            None
+        } else {
+            self.next()
+        }
     }
 
     fn step_begins(&mut self, _: &mut Machine, _: Nanos) -> Result<()> {
+        self.blocked = false;
         Ok(())
     }
 
@@ -140,14 +167,9 @@ impl Engine for Serial {
             let (phase, step) = (Phase::Loading, now);
             self.running = Some(Running { request, prefill, compute, record, phase, step });
             self.start(now);
-        } else {
-            // Nothing else runs: it would not fit later either.
-            let Request { id, arrival, .. } = request;
-            let machine = machine.number;
-            self.finished.push(Record { id, machine, arrival, ..Record::default() });
-            self.free(now);
+            return Ok(true);
         }
-        Ok(true)
+        self.waits(request, machine, now)
     }
 
     fn go_on(&mut self, now: Nanos) {
@@ -175,6 +197,8 @@ impl Engine for Serial {
             if running.prefill.ready() {
                 self.due.push((Kind::StepBegins, now));
             }
+        } else if self.running.is_none() && self.blocked {
+            self.due.push((Kind::StepBegins, now));
         }
     }
 
