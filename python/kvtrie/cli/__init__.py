@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvtrie import __version__
 from kvtrie.cli import (
+    advise,
     demo,
     disk,
     doctor,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _COMMANDS = {
+    "advise": advise.COMMAND,
     "demo": demo.COMMAND,
     "fuse": fuse.COMMAND,
     "generate": generate.COMMAND,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["draw_hits", "draw_ratios", "draw_savings", "draw_tiers", "draw_times"]
+__all__ = ["draw_advice", "draw_hits", "draw_ratios", "draw_savings", "draw_tiers", "draw_times"]
 
 _COLOURS = ("#1b4f8a", "#c0392b", "#3c8d40", "#8e5ea2", "#d98c21", "#777777")
 _MOST_SAMPLES = 2000
@@ -51,6 +51,39 @@ def draw_hits(
         label = "most hits with this room (Belady)"
         axis.plot(*_columns(bound), color=INK, linestyle="--", linewidth=1, label=label)
     axis.set(xscale="log", xlabel="GiB of KV", ylabel="share of prompt blocks found")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(_labelled)
+    axis.set_ylim(bottom=0)
+    _finish(axis)
+    save(drawn, path)
+
+
+def draw_advice(
+    path: Path,
+    title: str,
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    gpu: float,
+    most: float,
+) -> None:
+    """Write the share of prompt tokens found over GiB of host memory, between two limits.
+
+    Args:
+        path: where to write.
+        title: one line above it.
+        lines: points `(GiB, share found on all tiers)` by what they are, ascending.
+        gpu: share that the GPU finds alone.
+        most: share that a cache of any size could find.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    drawn = figure(title, 5.4)
+    axis: Any = drawn.subplots()
+    for colour, (name, points) in zip(_cycled(len(lines)), lines.items(), strict=True):
+        axis.plot(*_columns(points), color=colour, label=name, marker="o")
+    axis.axhline(most, color=INK, linestyle="--", linewidth=1, label="a cache of any size")
+    axis.axhline(gpu, color=INK, linewidth=1, label="the GPU alone")
+    axis.set(xscale="log", xlabel="GiB of host memory", ylabel="share of prompt tokens found")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter(_labelled)
     axis.set_ylim(bottom=0)

@@ -1,0 +1,263 @@
+"""Advice: what host memory and a disk of each size would find and save, and which to take.
+
+Invariant: a hit whose load takes longer than its computation counts as none. Cost: one replay of
+the window per size and policy, with and without disk, and two more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie.advise.predict import Setting, bound, play
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kvtrie.advise.predict import Bound, Played
+    from kvtrie.advise.server_metrics import Traffic
+    from kvtrie.shape import ModelShape
+    from kvtrie.sim.trace import TraceRequest
+    from kvtrie.tier import Lane
+
+__all__ = ["Advice", "Outlook", "Question", "advise", "usual_hosts"]
+
+_POINT = 0.01
+_ON_GPU = 0.9
+_NS = 1e9
+_STEPS = 6
+_LEAST_COUNTED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The settings to predict for.
+
+    Attributes:
+        model: decides bytes.
+        block_tokens: tokens of a block.
+        gpu_blocks: blocks of the engine's cache.
+        hosts: sizes of host memory in bytes; empty takes the usual ones.
+        disk: bytes of a disk that each size is also played with; None takes all blocks' bytes and
+            0 plays none.
+        policies: of host and disk.
+        lanes: the lanes that load from host and from disk.
+        traffic: work of the server in the window, if its metrics are known.
+        coverage: tokens of the rebuilt prompts per token of all prompts; 1 without metrics.
+    """
+
+    model: ModelShape
+    block_tokens: int
+    gpu_blocks: int
+    hosts: Sequence[int] = ()
+    disk: int | None = None
+    policies: Sequence[str] = ("lru", "learned")
+    lanes: tuple[Lane, Lane] | None = None
+    traffic: Traffic | None = None
+    coverage: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The figures of one setting.
+
+    Attributes:
+        host: bytes of host memory.
+        disk: bytes of the disk.
+        policy: the policy of both.
+        beyond: whether a tier is larger than all that the window stored, so that the figures are
+            lower limits.
+        gpu: share of prompt tokens found in the GPU's memory, with the engine's cache as played.
+        found: share of prompt tokens found on host and disk.
+        saved: share of the time of all prefills that these tokens save; None without metrics.
+        ttft_mean_s: mean of the seconds that requests with such tokens save.
+        ttft_median_s: median of them.
+        helped: share of requests with such tokens.
+    """
+
+    host: int
+    disk: int
+    policy: str
+    beyond: bool
+    gpu: float
+    found: float
+    saved: float | None
+    ttft_mean_s: float | None
+    ttft_median_s: float | None
+    helped: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The answer.
+
+    Attributes:
+        window: facts of the window.
+        gpu: share of prompt tokens found in the GPU's memory alone.
+        most: share of prompt tokens that a cache of any size could find.
+        rows: all settings.
+        chosen: the smallest one within a point of the largest; None with nothing to gain.
+        half: with a GPU cache half as large, the chosen setting or the GPU alone.
+        half_gpu_alone: share found in the GPU's memory alone where it is half as large.
+        nothing: why there is nothing to gain; None if there is.
+        refused: requests that did not fit into the engine's cache as it was played.
+    """
+
+    window: Bound
+    gpu: float
+    most: float
+    rows: tuple[Outlook, ...]
+    chosen: Outlook | None
+    half: Outlook
+    half_gpu_alone: float
+    nothing: str | None
+    refused: int
+
+
+def usual_hosts(gpu: int, stored: int, block: int) -> list[int]:
+    """Sizes of host memory in bytes: the GPU cache's, doubled until all that was stored fits.
+
+    Args:
+        gpu: blocks of the engine's cache.
+        stored: distinct blocks of the window.
+        block: bytes of a block.
+    """
+    sizes = [gpu * block]
+    while sizes[-1] < stored * block and len(sizes) < _STEPS:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def advise(
+    requests: Callable[[], Iterable[TraceRequest]],
+    question: Question,
+    watch: Callable[[Sequence[Setting]], Iterable[Setting]] = iter,
+) -> Advice:
+    """Predict every setting, and choose.
+
+    Args:
+        requests: gives the window's requests, in order of arrival, each time it is called.
+        question: the settings.
+        watch: passes the settings on as they are played.
+
+    Raises:
+        ConfigError: an unknown policy, too few requests, or a size below a block.
+    """
+    size = question.block_tokens
+    window = bound(requests, size)
+    if window.counted < _LEAST_COUNTED:
+        raise ConfigError(
+            f"{window.requests} requests, {window.counted} of them in the last third of the "
+            f"window: at least {_LEAST_COUNTED} wanted there; listen for longer"
+        )
+    block = question.model.block_bytes(size)
+    hosts = question.hosts or usual_hosts(question.gpu_blocks, window.distinct, block)
+    disk = window.distinct * block if question.disk is None else question.disk
+    for given in (*hosts, *((disk,) if disk else ())):
+        if given < block:
+            raise ConfigError(f"a size of {given} bytes is below a block of {block} bytes")
+    settings = [
+        Setting(question.gpu_blocks, host // block, below // block, policy)
+        for policy in question.policies
+        for below in ((0, disk) if disk else (0,))
+        for host in hosts
+    ]
+
+    def played(setting: Setting) -> Played:
+        return play(
+            requests(), setting, model=question.model, block_tokens=size, since=window.since
+        )
+
+    alone = played(Setting(question.gpu_blocks))
+    rows = tuple(_outlook(one, played(one), window, question) for one in watch(settings))
+    chosen, nothing = _choose(rows, alone, window, question)
+    smaller = max(1, question.gpu_blocks // 2)
+    half = Setting(smaller)
+    if chosen is not None:
+        half = Setting(smaller, chosen.host // block, chosen.disk // block, chosen.policy)
+    halved = played(Setting(smaller))
+    return Advice(
+        window,
+        _share(int(alone.found.sum()), window, question),
+        _share(window.repeated, window, question),
+        rows,
+        chosen,
+        _outlook(half, played(half), window, question),
+        _share(int(halved.found.sum()), window, question),
+        nothing,
+        alone.refused,
+    )
+
+
+def _share(tokens: int, window: Bound, question: Question) -> float:
+    """The share of all prompt tokens."""
+    return tokens / window.prompt * question.coverage if window.prompt else 0.0
+
+
+def _outlook(setting: Setting, played: Played, window: Bound, question: Question) -> Outlook:
+    size, block = question.block_tokens, question.model.block_bytes(question.block_tokens)
+    below = played.found[:, 1:]
+    token_s = question.traffic.token_s if question.traffic is not None else None
+    load_s = np.zeros(len(below))
+    kinds = [kind for kind, blocks in ((0, setting.host), (1, setting.disk)) if blocks]
+    if question.lanes is not None:
+        for at, kind in enumerate(kinds):
+            lane, tokens = question.lanes[kind], below[:, at]
+            carried = tokens * (block / size) / lane.bytes_per_s + lane.latency_ns / _NS
+            load_s += np.where(tokens > 0, carried, 0.0)
+    found = below.sum(axis=1) if kinds else np.zeros(len(below), dtype=np.int64)
+    spared = None
+    if token_s is not None:
+        gain = found * token_s - load_s
+        found = np.where(gain > 0, found, 0)
+        spared = np.where(gain > 0, gain, 0.0)
+    helped = found > 0
+    saved = mean = median = None
+    if spared is not None and token_s is not None:
+        computed = (played.prompt - played.found[:, 0]).sum() * token_s
+        saved = float(spared.sum() / computed) if computed > 0 else 0.0
+        some = spared[helped]
+        mean, median = (float(some.mean()), float(np.median(some))) if len(some) else (0.0, 0.0)
+    return Outlook(
+        host=setting.host * block,
+        disk=setting.disk * block,
+        policy=setting.policy,
+        beyond=max(setting.host, setting.disk) > window.distinct,
+        gpu=_share(int(played.found[:, 0].sum()), window, question),
+        found=_share(int(found.sum()), window, question),
+        saved=saved,
+        ttft_mean_s=mean,
+        ttft_median_s=median,
+        helped=float(helped.mean()) if len(helped) else 0.0,
+    )
+
+
+def _choose(
+    rows: Sequence[Outlook], alone: Played, window: Bound, question: Question
+) -> tuple[Outlook | None, str | None]:
+    """The smallest setting within a point of the largest, or why none is worth it.
+
+    Host memory alone is preferred: a disk is chosen where it finds a point more than any host.
+    """
+    plain = [row for row in rows if not row.disk]
+    best, most = max(row.found for row in plain), max(row.found for row in rows)
+    if most < _POINT:
+        could, has = window.repeated, int(alone.found.sum())
+        if could and has >= _ON_GPU * could:
+            why = "all hits are on the GPU already"
+        elif _share(could, window, question) < _POINT:
+            why = "prompts are new content"
+        else:
+            why = "prompts that return had left every size played; play larger ones with --host"
+        share = 100 * _share(has, window, question)
+        at_most = 100 * _share(could, window, question)
+        return None, (
+            f"{why}: the GPU finds {share:.1f} % of prompt tokens, a cache of any size "
+            f"{at_most:.1f} %"
+        )
+    worth = [row for row in (plain if best > most - _POINT else rows) if row.found > most - _POINT]
+    # Of settings that find as much, the one with the least memory, then the one that saves more.
+    return min(worth, key=lambda row: (row.host, row.disk, -row.found)), None

@@ -1,0 +1,175 @@
+"""Predict: requests played through the production core with tiers that the server does not have.
+
+The engine's cache is an LRU tier that writes through, as the connector fills host memory, above a
+host tier and perhaps a disk. The first two thirds of the window fill the tiers, the last third is
+counted: a tier that starts empty finds less than a warm one.
+Invariant: the same requests and setting give the same figures. Cost: a few microseconds per block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie._kvtrie import BlockManager, Simulation
+from kvtrie.tier import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from kvtrie.shape import ModelShape
+    from kvtrie.sim.readers.rows import Record, RowWithAnswer
+    from kvtrie.sim.trace import TraceRequest
+
+__all__ = ["Bound", "Played", "Setting", "bound", "play"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Tiers of a server.
+
+    Attributes:
+        gpu: blocks of the engine's cache.
+        host: blocks of host memory; 0 for none.
+        disk: blocks of the disk; 0 for none.
+        policy: the policy of host and disk.
+    """
+
+    gpu: int
+    host: int = 0
+    disk: int = 0
+    policy: str = "lru"
+
+    def tiers(self) -> list[Tier]:
+        """The tiers, fastest first, without bytes."""
+        tiers = [Tier("gpu", blocks=self.gpu, owner="none", write="through", policy="lru")]
+        rooms: dict[str, int] = {"host": self.host, "disk": self.disk}
+        for kind, blocks in rooms.items():
+            if blocks:
+                tiers.append(
+                    Tier("host" if kind == "host" else "disk", blocks=blocks, owner="none")
+                )
+        return tiers
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The counted requests, in order.
+
+    Attributes:
+        prompt: int64, tokens of each prompt.
+        found: int64 `(requests, tiers)`, tokens of it that each tier had.
+        refused: requests of the whole window that did not fit on the GPU alone.
+    """
+
+    prompt: NDArray[np.int64]
+    found: NDArray[np.int64]
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Facts of a window that no setting changes.
+
+    Attributes:
+        requests: requests of the whole window.
+        counted: requests of its last third.
+        since: when that begins, in ns.
+        end: when the last request came, in ns.
+        prompt: tokens of the counted prompts.
+        repeated: tokens of them that a cache of any size could find.
+        distinct: distinct blocks of the window.
+        longest: blocks of the longest prompt with its answer.
+    """
+
+    requests: int
+    counted: int
+    since: int
+    end: int
+    prompt: int
+    repeated: int
+    distinct: int
+    longest: int
+
+
+def bound(requests: Callable[[], Iterable[TraceRequest]], block_tokens: int) -> Bound:
+    """Read a window once, for its borders and what could be found at most."""
+    first, last, count, most = None, 0, 0, -1
+    for request in requests():
+        first = request.at if first is None else first
+        last, count = max(last, request.at), count + 1
+        for blocks in (request.blocks, request.answer):
+            if blocks is not None and len(blocks):
+                most = max(most, int(blocks.max()))
+    since = (first or 0) + (last - (first or 0)) * 2 // 3
+    seen = np.zeros(most + 1, dtype=bool)
+    counted = prompt = repeated = longest = 0
+    for request in requests():
+        new = np.flatnonzero(~seen[request.blocks])
+        known = int(new[0]) if len(new) else len(request.blocks)
+        if request.at >= since:
+            counted, prompt = counted + 1, prompt + request.input_tokens
+            repeated += min(known * block_tokens, request.input_tokens)
+        seen[request.blocks] = True
+        answer = 0
+        if request.answer is not None:
+            seen[request.answer] = True
+            answer = len(request.answer)
+        longest = max(longest, len(request.blocks) + answer)
+    return Bound(count, counted, since, last, prompt, repeated, int(seen.sum()), longest)
+
+
+def play(
+    requests: Iterable[TraceRequest],
+    setting: Setting,
+    *,
+    model: ModelShape,
+    block_tokens: int,
+    since: int,
+) -> Played:
+    """Play a window through fresh tiers.
+
+    Args:
+        requests: in order of arrival.
+        setting: the tiers.
+        model: decides bytes and times.
+        block_tokens: tokens of a block.
+        since: requests from this time on are counted, in ns.
+
+    Raises:
+        ConfigError: an unknown policy.
+    """
+    tiers = setting.tiers()
+    manager = BlockManager(
+        model, tiers, block_tokens=1, token_weight=block_tokens, policy=setting.policy
+    )
+    prompts: list[int] = []
+    found: list[list[int]] = []
+    skipped = refused = 0
+
+    def rows() -> Iterator[RowWithAnswer]:
+        nonlocal skipped
+        for request in requests:
+            if request.at < since:
+                skipped += 1
+            else:
+                prompts.append(request.input_tokens)
+            none = request.blocks[:0]
+            answer = none if request.answer is None else request.answer
+            yield request.at, request.blocks, request.input_tokens, 0, None, False, answer
+
+    def on_record(record: Record) -> None:
+        nonlocal refused
+        refused += record[3] is None
+        if record[2] >= since:
+            found.append(list(record[5]) or [0] * len(tiers))
+
+    Simulation.over(manager).run(rows(), on_record)
+    shape = (len(found), len(tiers))
+    return Played(
+        np.array(prompts, dtype=np.int64), np.array(found, np.int64).reshape(shape), refused
+    )

@@ -1,0 +1,269 @@
+"""Rebuild: the requests of an engine, from the blocks that it stored.
+
+The ancestors of a request's first stored block are what it found in the GPU's memory, so its path
+from the root to its last stored block is its prompt and its answer. Prefill in chunks and decode
+store the path in pieces: a piece whose parent is the tip of an open path of the same session
+extends that path, unless the path paused for `PAUSE_S`, or for `TURN_S` and more than one block
+comes at once, which is the next turn of a conversation. Blocks that come one by one after the
+last larger piece are the answer.
+Invariant: equal names are equal blocks, whenever they came. Cost: some 150 bytes per distinct
+block, at most `most` of them: the oldest requests are forgotten then.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie.errors import ConfigError
+from kvtrie.sim.trace import TraceRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from kvtrie.advise.wire import Batch, Hash, Stored
+
+__all__ = ["MOST_BLOCKS", "PAUSE_S", "TURN_S", "Rebuilt"]
+
+PAUSE_S = 30.0
+"""Seconds without a stored block after which a path is over."""
+
+TURN_S = 2.0
+"""Seconds without a stored block after which several blocks at once are the next turn."""
+
+MOST_BLOCKS = 8_000_000
+"""Distinct blocks that are kept, about a gigabyte."""
+
+_NS = 1_000_000_000
+_BACKWARDS_S = 1.0  # a clock that is set may jump by less
+_FEW_OPEN = 1024
+_BLOCKS_PER_PATH = 4  # as many paths as blocks would take twice the memory
+
+
+@dataclass(slots=True)
+class _Path:
+    """One request: blocks by their numbers, -1 for none.
+
+    Attributes:
+        at: when its first block was stored, in seconds.
+        last: when the last one was.
+        prompt: last block of its prompt.
+        tip: its last block.
+        session: name of its session.
+    """
+
+    at: float
+    last: float
+    prompt: int
+    tip: int
+    session: str | None
+
+
+class Rebuilt:
+    """Requests so far.
+
+    Blocks are numbered as they come, in runs: a run's blocks follow each other, and only its first
+    one has another parent than the number before.
+
+    Args:
+        most: distinct blocks that are kept.
+
+    Attributes:
+        size: tokens of a block; 0 before the first.
+        stored: blocks that the engine stored.
+        unknown: blocks whose parent was not seen: their requests begin there.
+        cleared: times that the engine dropped all blocks.
+        forgotten: requests that were dropped for room.
+        resident: the most blocks that were in the GPU's memory at once, as far as events show.
+        lost: sequence numbers that did not come, as `[first, last]`.
+        first: seconds of the first batch; None before.
+        last: seconds of the last batch.
+    """
+
+    def __init__(self, most: int = MOST_BLOCKS) -> None:
+        self._most = most
+        self._ids: dict[Hash, int] = {}
+        self._run = array("I")  # by block
+        self._start, self._parent, self._depth = array("q"), array("q"), array("q")  # by run
+        self._paths: list[_Path] = []
+        self._open: dict[int, _Path] = {}
+        self._open_limit = _FEW_OPEN
+        self._here: set[Hash] = set()
+        self.size = self.stored = self.unknown = self.cleared = self.forgotten = self.resident = 0
+        self.lost: list[tuple[int, int]] = []
+        self.first: float | None = None
+        self.last = 0.0
+        self._rank: int | None = None
+        self._next: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @property
+    def distinct(self) -> int:
+        """Number of distinct blocks."""
+        return len(self._run)
+
+    def add(self, batch: Batch) -> None:
+        """Take in the events of a step.
+
+        Raises:
+            ConfigError: another block size or rank than before, a sequence number that came before,
+                or a clock that went back.
+        """
+        self._check(batch)
+        self._next, self.last = batch.number + 1, max(self.last, batch.at)
+        if self.first is None:
+            self.first = batch.at
+        if batch.cleared:
+            self.cleared += 1
+            self._here.clear()
+        self._here.difference_update(batch.removed)
+        for stored in batch.stored:
+            self._add(stored)
+        self.resident = max(self.resident, len(self._here))
+        if len(self._run) > self._most or len(self._paths) > self._most // _BLOCKS_PER_PATH:
+            self._forget()
+
+    def requests(self) -> Iterator[TraceRequest]:
+        """Yield the requests by their first stored block; times begin with the first batch."""
+        begin = self.first or 0.0
+        for path in self._paths:
+            blocks = self._blocks(path.tip)
+            prompt = self._length(path.prompt)
+            tokens, answer = prompt * self.size, blocks[prompt:]
+            at = max(0, round((path.at - begin) * _NS))
+            yield TraceRequest(
+                at,
+                tokens,
+                len(answer) * self.size,
+                blocks[:prompt],
+                path.session,
+                answer if len(answer) else None,
+            )
+
+    def _check(self, batch: Batch) -> None:
+        if self._next is None:
+            self._rank = batch.rank
+        if self._next is not None and (batch.number < self._next or batch.rank != self._rank):
+            raise ConfigError(
+                f"sequence number {batch.number} of rank {batch.rank} follows {self._next - 1} of "
+                f"rank {self._rank}: several publishers on one endpoint, or a server that started "
+                "again; listen to one server of one rank"
+            )
+        if self.first is not None and batch.at < self.last - _BACKWARDS_S:
+            raise ConfigError(
+                f"the clock went back from {self.last:.3f} s to {batch.at:.3f} s at sequence "
+                f"number {batch.number}"
+            )
+        for stored in batch.stored:
+            if self.size and stored.size != self.size:
+                raise ConfigError(
+                    f"sequence number {batch.number} has blocks of {stored.size} tokens, those "
+                    f"before have {self.size}: one server with one block size wanted"
+                )
+            self.size = stored.size
+        if self._next is not None and batch.number > self._next:
+            self.lost.append((self._next, batch.number - 1))
+
+    def _add(self, stored: Stored) -> None:
+        parent = -1
+        if stored.parent is not None:
+            known = self._ids.get(stored.parent)
+            if known is None:
+                self.unknown += 1
+                known = self._ids[stored.parent] = self._number(-1)
+            parent = known
+        tip = parent
+        for name in stored.hashes:
+            known = self._ids.get(name)
+            if known is None:
+                known = self._ids[name] = self._number(tip)
+            tip = known
+        self._here.update(stored.hashes)
+        self.stored += len(stored.hashes)
+        self._extend(parent, tip, len(stored.hashes), stored.session)
+
+    def _number(self, parent: int) -> int:
+        """The number of a new block."""
+        number = len(self._run)
+        if parent < 0 or parent != number - 1:
+            self._start.append(number)
+            self._parent.append(parent)
+            self._depth.append(self._length(parent))
+        self._run.append(len(self._start) - 1)
+        return number
+
+    def _extend(self, parent: int, tip: int, blocks: int, session: str | None) -> None:
+        """Continue the open path that ends at the parent, or begin one."""
+        now = self.last
+        path = self._open.get(parent) if parent >= 0 else None
+        if path is not None:
+            pause = now - path.last
+            turn = blocks > 1 and pause > TURN_S
+            if path.session == session and pause < PAUSE_S and not turn:
+                del self._open[parent]
+                path.last, path.tip = now, tip
+                if blocks > 1:
+                    path.prompt = tip
+                self._open[tip] = path
+                return
+        path = _Path(now, now, tip, tip, session)
+        self._paths.append(path)
+        self._open[tip] = path
+        if len(self._open) > self._open_limit:
+            fresh = {at: one for at, one in self._open.items() if now - one.last < PAUSE_S}
+            self._open, self._open_limit = fresh, 2 * len(fresh) + _FEW_OPEN
+
+    def _length(self, block: int) -> int:
+        """Blocks from the root to a block."""
+        if block < 0:
+            return 0
+        run = self._run[block]
+        return self._depth[run] + block - self._start[run] + 1
+
+    def _blocks(self, tip: int) -> NDArray[np.uint32]:
+        parts: list[NDArray[np.uint32]] = []
+        for start, end in self._spans(tip):
+            parts.append(np.arange(start, end, dtype=np.uint32))
+        return np.concatenate(parts[::-1])
+
+    def _spans(self, tip: int) -> Iterator[tuple[int, int]]:
+        """The pieces of a path, last to first, as numbers `[start, end)`."""
+        while tip >= 0:
+            run = self._run[tip]
+            yield self._start[run], tip + 1
+            tip = self._parent[run]
+
+    def _forget(self) -> None:
+        """Drop the older half of the requests, and the blocks that no other request has."""
+        kept = self._paths[len(self._paths) // 2 :]
+        self.forgotten += len(self._paths) - len(kept)
+        used = np.zeros(len(self._run), dtype=bool)
+        for path in kept:
+            for start, end in self._spans(path.tip):
+                used[start:end] = True
+        moved = np.where(used, np.cumsum(used) - 1, -1)
+        old = self._parents(np.flatnonzero(used))
+        self._run, self._start = array("I"), array("q")
+        self._parent, self._depth = array("q"), array("q")
+        for parent in old:
+            self._number(int(moved[parent]) if parent >= 0 else -1)
+        self._ids = {name: int(moved[at]) for name, at in self._ids.items() if moved[at] >= 0}
+        self._here.intersection_update(self._ids)
+        for path in kept:
+            path.prompt, path.tip = int(moved[path.prompt]), int(moved[path.tip])
+        self._paths = kept
+        self._open = {path.tip: path for path in kept if self.last - path.last < PAUSE_S}
+
+    def _parents(self, blocks: Iterable[int]) -> list[int]:
+        found: list[int] = []
+        for block in blocks:
+            run = self._run[block]
+            found.append(self._parent[run] if block == self._start[run] else int(block) - 1)
+        return found

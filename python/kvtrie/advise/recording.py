@@ -1,0 +1,179 @@
+"""Recordings: a server's KV events in a file, one JSON object per line.
+
+The first line names the format. A line has a batch of events, or the counters of `/metrics`.
+Token ids are left out, and names of blocks and sessions are digests under a key that dies with the
+process: equal blocks of one recording stay equal, and no prompt can be guessed from them.
+Invariant: the file is readable by its owner only from its first byte on, and what is read back
+gives the same requests. Cost: about 20 bytes per block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from hashlib import blake2b
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from kvtrie.advise.wire import Batch, Stored
+from kvtrie.errors import ConfigError
+from kvtrie.sim.readers.lines import lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from kvtrie.advise.wire import Hash
+
+__all__ = ["Recorder", "is_recording", "read_recording"]
+
+_FORMAT = "kvtrie events"
+_VERSION = 1
+_DIGEST = 8
+_OWNER_ONLY = 0o600
+
+
+class Recorder:
+    """Writer of a recording.
+
+    Args:
+        path: a new file.
+        keep_tokens: write token ids and the engine's names.
+
+    Raises:
+        ConfigError: the file is there already, or cannot be written.
+    """
+
+    def __init__(self, path: Path, *, keep_tokens: bool = False) -> None:
+        self._key = None if keep_tokens else secrets.token_bytes(32)
+        self._path = path
+        try:
+            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the recording {path}: {error.strerror}; a new file wanted"
+            ) from error
+        self._file: IO[str] = os.fdopen(made, "w", encoding="utf-8")
+        self._write({"recording": _FORMAT, "version": _VERSION, "tokens": keep_tokens})
+
+    def batch(self, batch: Batch) -> None:
+        """Write the events of a step."""
+        stored: list[dict[str, Any]] = []
+        for one in batch.stored:
+            row: dict[str, Any] = {"blocks": self._names(one.hashes), "size": one.size}
+            if one.parent is not None:
+                row["parent"] = self._name(one.parent)
+            if one.session is not None:
+                row["session"] = self._session(one.session)
+            if self._key is None:
+                row["tokens"] = list(one.tokens)
+            stored.append(row)
+        line: dict[str, Any] = {"number": batch.number, "at": batch.at}
+        if batch.rank is not None:
+            line["rank"] = batch.rank
+        more = {"stored": stored, "removed": self._names(batch.removed), "cleared": batch.cleared}
+        self._write(line | {name: value for name, value in more.items() if value})
+
+    def metrics(self, counters: dict[str, float]) -> None:
+        """Write the counters of a server."""
+        self._write({"metrics": counters})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(row, separators=(",", ":")) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise ConfigError(f"cannot write {self._path}: {error.strerror}") from error
+
+    def _names(self, names: Sequence[Hash]) -> list[int | str]:
+        return [self._name(name) for name in names]
+
+    def _name(self, name: Hash) -> int | str:
+        if self._key is None:
+            return name.hex() if isinstance(name, bytes) else name
+        plain = name if isinstance(name, bytes) else b"%d" % name
+        return int.from_bytes(blake2b(plain, digest_size=_DIGEST, key=self._key).digest(), "big")
+
+    def _session(self, name: str) -> str:
+        if self._key is None:
+            return name
+        return blake2b(name.encode(), digest_size=_DIGEST, key=self._key).hexdigest()
+
+
+def is_recording(path: Path) -> bool:
+    """Return whether a file is a recording, and not a trace.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    for _, line in lines_of(path):
+        return f'"{_FORMAT}"' in line
+    return False
+
+
+def read_recording(path: Path) -> Iterator[Batch | dict[str, float]]:
+    """Yield the batches of a recording, and counters as dictionaries, in order.
+
+    Raises:
+        ConfigError: a file that cannot be read, another version, or a line that is cut or damaged.
+    """
+    for number, line in lines_of(path):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(
+                f"{path}, line {number}: no JSON object: the file is cut or damaged there; remove "
+                "the line to use the lines before it"
+            ) from error
+        try:
+            if number == 1:
+                if row["version"] != _VERSION:
+                    raise ConfigError(
+                        f"{path} is a recording of version {row['version']}, {_VERSION} wanted"
+                    )
+            elif "metrics" in row:
+                yield {str(name): float(value) for name, value in row["metrics"].items()}
+            else:
+                yield _batch(row)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"{path}, line {number}: not a line of a recording: {type(error).__name__} {error}"
+            ) from error
+
+
+def _batch(row: dict[str, Any]) -> Batch:
+    return Batch(
+        int(row["number"]),
+        float(row["at"]),
+        [_stored(one) for one in row.get("stored", ())],
+        [_hash(name) for name in row.get("removed", ())],
+        bool(row.get("cleared")),
+        row.get("rank"),
+    )
+
+
+def _stored(row: dict[str, Any]) -> Stored:
+    parent = row.get("parent")
+    names = [_hash(name) for name in row["blocks"]]
+    session = cast("str | None", row.get("session"))
+    return Stored(
+        names,
+        None if parent is None else _hash(parent),
+        int(row["size"]),
+        session,
+        [int(token) for token in row.get("tokens", ())],
+    )
+
+
+def _hash(name: Any) -> Hash:  # noqa: ANN401 - a value of JSON
+    if isinstance(name, str):
+        return bytes.fromhex(name)
+    if isinstance(name, bool) or not isinstance(name, int):
+        raise TypeError(f"{name!r} is no name of a block")
+    return name

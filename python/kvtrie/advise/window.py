@@ -1,0 +1,112 @@
+"""Window: the requests that advice is about, from a server, a recording or a trace.
+
+Invariant: what listening gives is what its recording gives. Cost: that of the requests; see
+`kvtrie.advise.rebuild`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvtrie.advise.rebuild import Rebuilt
+from kvtrie.advise.server_metrics import traffic_of
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvtrie.advise.server_metrics import Traffic
+    from kvtrie.advise.wire import Batch
+
+__all__ = ["Window"]
+
+_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Window:
+    """Events and counters of one server.
+
+    Attributes:
+        rebuilt: its requests.
+        before: counters when listening began, after the history.
+        after: the latest counters.
+        listened: seconds of the first batch after `before`; None before.
+        other_groups: events of other groups of layers.
+    """
+
+    rebuilt: Rebuilt = field(default_factory=Rebuilt)
+    before: dict[str, float] | None = None
+    after: dict[str, float] | None = None
+    listened: float | None = None
+    other_groups: int = 0
+
+    def add(self, one: Batch | dict[str, float]) -> None:
+        """Take in a batch of events, or counters.
+
+        Raises:
+            ConfigError: as `Rebuilt.add`.
+        """
+        if isinstance(one, dict):
+            if self.before is None:
+                self.before = one
+            self.after = one
+            return
+        if self.before is not None and self.listened is None:
+            self.listened = one.at
+        self.rebuilt.add(one)
+
+    def add_all(self, rows: Iterable[Batch | dict[str, float]]) -> None:
+        """Take in a recording.
+
+        Raises:
+            ConfigError: as `Rebuilt.add`, or no event.
+        """
+        for row in rows:
+            self.add(row)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse a window without requests.
+
+        Raises:
+            ConfigError: no block was stored.
+        """
+        if not len(self.rebuilt):
+            raise ConfigError(
+                "no block was stored in the window: the server had no requests, or prefix caching "
+                "is off there"
+            )
+
+    def traffic(self) -> Traffic | None:
+        """Return the server's work while this listened; None without metrics.
+
+        Raises:
+            ConfigError: as `traffic_of`.
+        """
+        if self.before is None or self.after is None:
+            return None
+        return traffic_of(self.before, self.after)
+
+    def coverage(self, traffic: Traffic | None) -> float:
+        """Return the tokens of rebuilt prompts per token of all prompts, at most 1.
+
+        Requests that the GPU's memory holds whole store no block and are not rebuilt.
+        """
+        if traffic is None or self.listened is None or self.rebuilt.first is None:
+            return 1.0
+        since = round((self.listened - self.rebuilt.first) * _NS)
+        rebuilt = sum(
+            request.input_tokens for request in self.rebuilt.requests() if request.at >= since
+        )
+        return min(1.0, rebuilt / traffic.prompt_tokens)
+
+    def gpu_blocks(self) -> int | None:
+        """Return the blocks of the engine's cache by its metrics; None if they do not say."""
+        counters = self.after or {}
+        if "num_gpu_blocks" in counters:
+            return int(counters["num_gpu_blocks"]) - 1  # vLLM keeps one for padding
+        if "gpu_tokens" in counters and self.rebuilt.size:
+            return int(counters["gpu_tokens"]) // self.rebuilt.size
+        return None

@@ -1,0 +1,208 @@
+"""Wire: the KV events that vLLM and SGLang publish, decoded without importing either.
+
+A message has the frames topic, sequence number (8 bytes, big-endian) and msgpack `[ts, events,
+rank]`; each event is a map with `type`. Only blocks in the engine's GPU memory count, and of a
+hybrid model only those of its first group with full attention.
+Invariant: a message that cannot be read raises a `ConfigError` that says why. Cost: msgspec's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvtrie.argument import shown
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Batch", "Hash", "Reader", "Stored"]
+
+Hash = int | bytes
+"""Name of a block and of all blocks before it."""
+
+_MEDIA = (None, "GPU")
+_FULL = (None, "full_attention", "mla_attention", "sink_full_attention")
+_FRAMES = 3
+_NUMBER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks that follow each other and that the engine has stored for one request.
+
+    Attributes:
+        hashes: their names, first to last.
+        parent: name of the block before the first; None at a sequence's start.
+        size: tokens of a block.
+        session: name of the request's session, if the engine has one.
+        tokens: token ids of the blocks; empty in a recording without them.
+    """
+
+    hashes: Sequence[Hash]
+    parent: Hash | None
+    size: int
+    session: str | None = None
+    tokens: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Events of one step of the engine.
+
+    Attributes:
+        number: sequence number of the message.
+        at: seconds of the engine's clock.
+        stored: blocks that came.
+        removed: names of blocks that left.
+        cleared: whether the engine dropped all of them.
+        rank: data-parallel rank of the engine, if it has one.
+    """
+
+    number: int
+    at: float
+    stored: Sequence[Stored] = ()
+    removed: Sequence[Hash] = ()
+    cleared: bool = False
+    rank: int | None = None
+
+
+class _Event(msgspec.Struct, tag_field="type"):
+    """An event of either engine."""
+
+
+class _BlockStored(_Event, tag="BlockStored"):
+    block_hashes: list[int | bytes]
+    token_ids: list[int]
+    block_size: int
+    parent_block_hash: int | bytes | None = None
+    medium: str | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    session_id: str | None = None
+
+
+class _BlockRemoved(_Event, tag="BlockRemoved"):
+    block_hashes: list[int | bytes]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _AllBlocksCleared(_Event, tag="AllBlocksCleared"):
+    pass
+
+
+class _Message(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_BlockStored | _BlockRemoved | _AllBlocksCleared]
+    rank: int | None = None
+
+
+@dataclass(slots=True)
+class Reader:
+    """Decoder of one publisher's messages.
+
+    Attributes:
+        other_groups: events of other groups of layers, which are left out.
+    """
+
+    other_groups: int = 0
+    _group: int | None = None
+    _topic: bytes | None = None
+    _decoder: msgspec.msgpack.Decoder[_Message] = field(
+        default_factory=lambda: msgspec.msgpack.Decoder(_Message)
+    )
+
+    def read(self, frames: Sequence[bytes]) -> Batch:
+        """Return the events of a message.
+
+        Args:
+            frames: topic, sequence number and payload.
+
+        Raises:
+            ConfigError: another number of frames, no sequence number, a payload in another form,
+                events without token ids, or two topics on one endpoint.
+        """
+        if len(frames) != _FRAMES or len(frames[1]) != _NUMBER_BYTES:
+            raise ConfigError(
+                f"a message has {len(frames)} frames of {[len(frame) for frame in frames[:9]]} "
+                "bytes; topic, a sequence number of 8 bytes and a payload wanted: is this the "
+                "endpoint of --kv-events-config?"
+            )
+        topic, number, payload = frames
+        if topic != (self._topic or topic):
+            raise ConfigError(
+                f"the endpoint has the topics {shown(self._topic)} and {shown(topic)}: several "
+                "models or servers publish there; give each its own endpoint"
+            )
+        self._topic = topic
+        try:
+            message = self._decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                f"message {int.from_bytes(number, 'big')} is not KV events as vLLM 0.32 or SGLang "
+                f"0.5 publish them: {error}"
+            ) from error
+        return self._batch(int.from_bytes(number, "big"), message)
+
+    def _batch(self, number: int, message: _Message) -> Batch:
+        stored: list[Stored] = []
+        removed: list[Hash] = []
+        cleared = False
+        for event in message.events:
+            if isinstance(event, _AllBlocksCleared):
+                cleared = True
+            elif event.medium not in _MEDIA or not self._counts(event):
+                continue
+            elif isinstance(event, _BlockRemoved):
+                removed += event.block_hashes
+            else:
+                stored.append(_checked(number, event))
+        return Batch(number, message.ts, joined(stored), removed, cleared, message.rank)
+
+    def _counts(self, event: _BlockStored | _BlockRemoved) -> bool:
+        """Whether an event is of the group that is taken."""
+        full = isinstance(event, _BlockRemoved) or event.kv_cache_spec_kind in _FULL
+        if self._group is None and isinstance(event, _BlockStored) and full:
+            self._group = event.group_idx
+        counts = full and event.group_idx == self._group
+        self.other_groups += not counts
+        return counts
+
+
+def _checked(number: int, event: _BlockStored) -> Stored:
+    blocks, tokens = len(event.block_hashes), len(event.token_ids)
+    if blocks and not tokens:
+        raise ConfigError(
+            f"message {number} stores {blocks} blocks without token ids: the engine publishes "
+            "hashes only, and advise needs events with tokens"
+        )
+    if event.block_size < 1 or tokens != blocks * event.block_size:
+        raise ConfigError(
+            f"message {number} stores {blocks} blocks of {event.block_size} tokens with {tokens} "
+            f"token ids, {blocks * event.block_size} wanted"
+        )
+    hashes, parent = event.block_hashes, event.parent_block_hash
+    return Stored(hashes, parent, event.block_size, event.session_id, event.token_ids)
+
+
+def joined(stored: Sequence[Stored]) -> list[Stored]:
+    """Join events of one step that continue each other: SGLang sends one per page."""
+    runs: list[Stored] = []
+    for event in stored:
+        last = runs[-1] if runs else None
+        if (
+            last is None
+            or event.parent is None
+            or event.parent != last.hashes[-1]
+            or (event.session, event.size) != (last.session, last.size)
+        ):
+            if event.hashes:
+                runs.append(event)
+            continue
+        hashes, tokens = [*last.hashes, *event.hashes], [*last.tokens, *event.tokens]
+        runs[-1] = Stored(hashes, last.parent, last.size, last.session, tokens)
+    return runs

@@ -1,0 +1,143 @@
+"""The answer of `kvtrie advise` as text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvtrie.advise.advice import Advice, Outlook, Question
+    from kvtrie.advise.window import Window
+
+__all__ = ["advice_text", "size_text"]
+
+_MIB = 2**20
+_GIB = 2**30
+_NS = 1e9
+_SMALL = 10 * _GIB
+_HEADS = ("policy", "host", "disk", "found", "prefill saved", "mean", "median", "helped")
+_WIDTHS = (9, 10, 10, 9, 14, 10, 10, 8)
+
+
+def size_text(size: int) -> str:
+    """Return a size as the launcher takes it, rounded up to a MiB or, from 10 GiB on, a GiB."""
+    if size < _SMALL:
+        return f"{math.ceil(size / _MIB)}MiB"
+    return f"{math.ceil(size / _GIB)}GiB"
+
+
+def advice_text(advice: Advice, question: Question, seen: Window | None) -> str:
+    """Return the answer: the window, the table, the choice, and the line that starts it."""
+    lines = [*_window(advice, seen), *_shares(advice, question, seen), ""]
+    lines.append(_row(_HEADS))
+    lines += [_row(_cells(row)) for row in advice.rows]
+    lines.append("")
+    if any(row.saved is None for row in advice.rows):
+        lines.append("Times are not known without --metrics of a vLLM server.")
+    if any(row.beyond for row in advice.rows):
+        lines.append("≥: larger than all that the window stored; a longer one may find more.")
+    if advice.refused:
+        lines.append(f"{advice.refused} requests are larger than the GPU cache as played.")
+    half, chosen = advice.half, advice.chosen
+    fewer = f"With a GPU cache half as large the GPU finds {_share(half.gpu)}"
+    if chosen is None:
+        lines += [f"Nothing to gain: {advice.nothing}.", f"{fewer}."]
+        return "\n".join(lines) + "\n"
+    best = f"{_named(chosen)} finds {_share(chosen.found)} of prompt tokens"
+    both = f"these tiers {_share(half.found)}; the GPU alone {_share(advice.half_gpu_alone)}"
+    lines += [f"Smallest size within 1 point of the largest: {best}.", f"{fewer} and {both}."]
+    lines += ["", _launch(chosen, seen)]
+    return "\n".join(lines) + "\n"
+
+
+def _window(advice: Advice, seen: Window | None) -> list[str]:
+    window = advice.window
+    about = (
+        f"{window.requests} requests in {window.end / _NS:.0f} s; the last {window.counted}, "
+        f"from {window.since / _NS:.0f} s on, are counted"
+    )
+    if seen is None:
+        return [f"{about}."]
+    rebuilt = seen.rebuilt
+    stored = f"{rebuilt.stored} blocks of {rebuilt.size} tokens stored, {rebuilt.distinct} distinct"
+    lines = [f"{about}. {stored}; {rebuilt.unknown} unknown parents."]
+    if rebuilt.lost:
+        count = sum(last - first + 1 for first, last in rebuilt.lost)
+        spans = ", ".join(f"{first}–{last}" for first, last in rebuilt.lost[:4])
+        more = ", …" if len(rebuilt.lost) > 4 else ""  # noqa: PLR2004 - as sliced above
+        lines.append(f"Lost sequence numbers: {count} ({spans}{more}).")
+    if rebuilt.forgotten:
+        lines.append(f"The first {rebuilt.forgotten} requests were dropped for memory.")
+    if rebuilt.cleared:
+        lines.append(f"The engine dropped all blocks {rebuilt.cleared} times.")
+    if seen.other_groups:
+        lines.append(
+            f"Warning: a model with several groups of layers: {seen.other_groups} events of other "
+            "groups than full attention are left out, and sizes are those of that group."
+        )
+    return lines
+
+
+def _shares(advice: Advice, question: Question, seen: Window | None) -> list[str]:
+    of = "rebuilt requests, which leave out those that the GPU held whole"
+    if question.traffic is not None:
+        of = f"all prompts, by the metrics; {100 * question.coverage:.1f} % of them are rebuilt"
+    elif seen is None:
+        of = "the trace"
+    found = f"The GPU finds {_share(advice.gpu)} of prompt tokens"
+    lines = [f"{found}, a cache of any size {_share(advice.most)}. Shares are of {of}."]
+    if question.traffic is not None and question.traffic.gpu_hits is not None:
+        lines[0] += f" The server counts {_share(question.traffic.gpu_hits)} on the GPU."
+    if seen is not None and seen.gpu_blocks() is None:
+        lines.append(
+            f"The GPU cache is taken to be {question.gpu_blocks} blocks; --metrics or --gpu gives "
+            "its size."
+        )
+    return lines
+
+
+def _cells(row: Outlook) -> tuple[str, ...]:
+    return (
+        row.policy,
+        size_text(row.host),
+        size_text(row.disk) if row.disk else "–",
+        ("≥ " if row.beyond else "") + _share(row.found),
+        "–" if row.saved is None else _share(row.saved),
+        _seconds(row.ttft_mean_s),
+        _seconds(row.ttft_median_s),
+        _share(row.helped),
+    )
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    first, *others = zip(cells, _WIDTHS, strict=True)
+    left = f"{first[0]:{first[1]}}"
+    return left + "".join(f" {cell:>{width}}" for cell, width in others)
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _named(row: Outlook) -> str:
+    disk = f" with disk {size_text(row.disk)}" if row.disk else ""
+    return f"host {size_text(row.host)}{disk}, policy {row.policy},"
+
+
+def _launch(chosen: Outlook, seen: Window | None) -> str:
+    """The line that starts a server with these tiers."""
+    counters = (seen.after if seen is not None else None) or {}
+    host, disk = size_text(chosen.host), size_text(chosen.disk)
+    if "gpu_tokens" not in counters:
+        more = f" --disk PATH:{disk}" if chosen.disk else ""
+        return f"kvtrie vllm MODEL --host {host}{more} --policy {chosen.policy}"
+    if chosen.disk:
+        return f"kvtrie sglang MODEL --host {host} --disk PATH:{disk}"
+    gigabytes = math.ceil(chosen.host / 1e9)
+    return f"sglang serve --model-path MODEL --enable-hierarchical-cache --hicache-size {gigabytes}"

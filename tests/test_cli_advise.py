@@ -1,0 +1,110 @@
+"""`kvtrie advise`: a recording and a trace, as text, JSON and picture; what goes wrong."""
+
+import json
+
+import pytest
+
+from kvtrie.advise.recording import Recorder
+from kvtrie.advise.wire import Batch, Stored
+from kvtrie.cli import main
+
+SIZE = 16
+WORDS = ["--bytes-per-token", "1024"]
+BLOCK = 1024 * SIZE
+
+
+def batches(chats=40, turns=3):
+    """Chats whose turns return after all other chats, on an engine that keeps none of them."""
+    for turn in range(turns):
+        for chat in range(chats):
+            number = turn * chats + chat
+            blocks = [100 * chat + at for at in range(4 * (turn + 1))]
+            stored = Stored(blocks, None, SIZE, None, [1] * SIZE * len(blocks))
+            yield Batch(number, 60.0 * number, [stored], blocks, rank=0)
+
+
+@pytest.fixture
+def recording(tmp_path):
+    path = tmp_path / "events.jsonl"
+    recorder = Recorder(path)
+    before = {"prompt_tokens": 0.0, "queries": 0.0, "hits": 0.0, "prefill_s": 0.0, "computed": 0.0}
+    tokens = 40.0 * SIZE * 24
+    after = {"prompt_tokens": tokens, "queries": tokens, "hits": 0.0, "num_gpu_blocks": 41.0}
+    recorder.metrics(before)
+    for batch in batches():
+        recorder.batch(batch)
+    recorder.metrics(after | {"prefill_s": tokens / 1e3, "computed": tokens})
+    recorder.close()
+    return path
+
+
+def test_a_recording_as_text(recording, capsys):
+    words = ["--host", "640KiB,7680KiB", "--disk", "0", "--policy", "lru"]
+    assert main(["advise", str(recording), *WORDS, *words]) == 0
+    text = capsys.readouterr().out
+    assert "120 requests in 7140 s; the last 40, from 4760 s on, are counted" in text
+    assert "960 blocks of 16 tokens stored, 480 distinct; 0 unknown parents" in text
+    assert "100.0 % of them are rebuilt" in text
+    assert "≥" not in text
+    assert "host 8MiB, policy lru, finds 66.7 % of prompt tokens" in text
+    assert text.endswith("\nkvtrie vllm MODEL --host 8MiB --policy lru\n")
+
+
+def test_a_recording_as_json_and_picture(recording, tmp_path, capsys):
+    picture = tmp_path / "advice.png"
+    words = ["--host", "7680KiB", "--json", "--plot", str(picture)]
+    assert main(["advise", str(recording), *WORDS, *words]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["shares_of"] == "all requests"
+    assert answer["coverage"] == 1
+    assert answer["gpu_bytes"] == 40 * BLOCK
+    assert [row["policy"] for row in answer["rows"]] == ["lru", "lru", "learned", "learned"]
+    assert answer["rows"][0]["saved"] == pytest.approx(2 / 3, abs=0.01)
+    assert answer["chosen"]["host"] == 480 * BLOCK
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trace(tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": at * 1000, "input_length": 512, "output_length": 1, "hash_ids": [at]}
+        for at in range(60)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert main(["advise", str(trace), *WORDS, "--gpu", "8MiB"]) == 0
+    text = capsys.readouterr().out
+    assert "Shares are of the trace." in text
+    assert "Nothing to gain: prompts are new content" in text
+
+
+def test_the_shape_of_a_models_folder(recording, tmp_path, capsys):
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"hidden_size": 256, "torch_dtype": "bfloat16", "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["advise", str(recording), "--model", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpu_bytes"] == 40 * BLOCK
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--model DIR or --bytes-per-token N wanted"),
+        (["--bytes-per-token", "6"], "a multiple of 4 wanted"),
+        ([*WORDS, "--metrics", "http://h/metrics"], "--metrics goes with a server's endpoint"),
+        ([*WORDS, "--keep-tokens"], "--keep-tokens goes with --record"),
+        ([*WORDS, "--host", "1KB"], "a size of 1000 bytes is below a block of 16384 bytes"),
+        ([*WORDS, "--gpu", "1KB"], "--gpu SIZE wanted, at least a block"),
+        ([*WORDS, "--policy", "best"], "'best'"),
+        (["--model", "/nowhere"], "cannot read /nowhere/config.json"),
+    ],
+)
+def test_a_wrong_argument_is_named(recording, capsys, words, said):
+    assert main(["advise", str(recording), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_time_that_cannot_be_is_refused(capsys):
+    for wrong in ("10", "0s", "25h", "soon"):
+        with pytest.raises(SystemExit):
+            main(["advise", "tcp://h:1", *WORDS, "--for", wrong])
+        assert "30s, 10m or at most 24h wanted" in capsys.readouterr().err
