@@ -135,6 +135,7 @@ lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contrac
 
 fuzz: $(BUILT) ## six million random operations in Rust (OPS=100000000 sets it), a hundred thousand through Python, and mutations
 	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
+	PROPTEST_CASES=100000 cargo test -p kvtrie-store --lib value::
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest tests/test_state_machine.py -s --timeout=7200 $(ARGS)
 	$(BIN)/python tests/mutations.py
 
@@ -156,8 +157,8 @@ fuzz-coverage: ## share of lines and branches of the core that a short fuzz run 
 faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong blocks; ARGS="--cases 500"
 	$(BIN)/python tests/faults.py --store-cases 10000 $(ARGS)
 
-faults-remote: $(BUILT) ## shared stores that fail under two executors, OPS=2000 steps per back end; KVTRIE_SEED=1
-	KVTRIE_REMOTE_OPS=$(if $(filter command line,$(origin OPS)),$(OPS),2000) $(BIN)/python -m pytest -q --timeout 3600 tests/tiers/test_remote_faults.py
+faults-remote: $(BUILT) ## shared stores that fail under three processes, ARGS="valkey --ops 2000 --seed 1"; make stores first
+	$(BIN)/python -m tests.faults_remote $(ARGS)
 
 soak: $(BUILT) ## three full tiers under endless traces, every byte compared, for MINUTES=10; ARGS="--json"
 	$(BIN)/python -m benches.soak --minutes $(MINUTES) $(ARGS)
