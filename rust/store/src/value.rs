@@ -235,7 +235,7 @@ mod tests {
     use kvtrie_core::record::{Record, scope_key};
     use proptest::prelude::*;
 
-    use super::ValueFormat;
+    use super::{ValueFormat, small};
 
     const LAYERS: u16 = 3;
     const LAYER: usize = 100;
@@ -344,6 +344,46 @@ mod tests {
             // Zeros after the record mean nothing.
             let end = super::FIXED + 48 + record.encode().len();
             prop_assert_eq!(found.is_ok(), header[24..end] == before[24..end]);
+        }
+
+        /// A fuzz target: a value that was cut, stretched, moved, mixed with another or overwritten.
+        #[test]
+        fn a_value_after_any_edits_is_refused_or_unchanged(
+            edits in prop::collection::vec((0_u8..5, 0_usize..4400, 0_usize..4400, 1_usize..300), 0..6),
+            layers in (0_u16..3, 1_u16..4), secret in any::<bool>(),
+        ) {
+            let format = format(0, secret.then_some(b"s"));
+            let value = |token| {
+                let memory: Vec<u8> = memory().iter().map(|byte| byte ^ u8::try_from(token).unwrap()).collect();
+                let record = record(token);
+                let mut value = format.header(&record.key(), &record, &memory).unwrap();
+                value.extend(memory);
+                value
+            };
+            let (right, other) = (value(1), value(2));
+            let mut edited = right.clone();
+            for (kind, at, from, length) in edits {
+                let at = at.min(edited.len());
+                let end = (at + length).min(edited.len());
+                let part = from.min(other.len())..(from + length).min(other.len());
+                match kind {
+                    0 => { edited.drain(at..end); }
+                    1 => { edited.splice(at..at, other[part].iter().copied()); }
+                    2 => { edited.splice(at..end, other[part].iter().copied()); }
+                    3 => edited.truncate(at),
+                    _ => edited[at..end].rotate_left(length % (end - at).max(1)),
+                }
+            }
+            // A back end refuses a value of another length.
+            edited.resize(right.len(), 0);
+            let layers = Layers::new(layers.0.min(layers.1 - 1), layers.1);
+            let bytes = small(format.layer_at(layers.lo))..small(format.layer_at(layers.hi));
+            let found =
+                format.verify(&record(1).key(), &edited[..4096], layers, &edited[bytes.clone()]);
+            let end = super::FIXED + 48 + record(1).encode().len();
+            let same = edited[..end] == right[..end] && edited[bytes.clone()] == right[bytes];
+            prop_assert!(found.is_err() || same);
+            prop_assert!(found.is_ok() || edited != right);
         }
     }
 }
