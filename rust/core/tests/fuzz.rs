@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use kvtrie_core::manager::Settings;
 use kvtrie_core::policy::NAMES;
-use world::{Mix, Raw, World, engines, mixed, settings};
+use world::{Mix, Raw, World, engines, mixed, settings, shared};
 
 const OPS_PER_WORLD: u64 = 200;
 
@@ -99,8 +99,11 @@ fn millions_of_operations() {
     while ops < wanted {
         let mut state = world_seed;
         let drawn_from = mixed(&mut state);
-        let engine = world_seed.is_multiple_of(8);
-        let settings = if engine { engines(drawn_from) } else { settings(drawn_from) };
+        let settings = match world_seed % 8 {
+            0 => engines(drawn_from),
+            4 => shared(drawn_from),
+            _ => settings(drawn_from),
+        };
         tiers[settings.tiers.len() - 1] += OPS_PER_WORLD;
         for kind in drawn(&settings) {
             *shapes.entry(kind).or_default() += OPS_PER_WORLD;

@@ -4,7 +4,7 @@ mod world;
 
 use kvtrie_core::manager::Settings;
 use proptest::prelude::*;
-use world::{Raw, World, engines, settings};
+use world::{Raw, World, engines, settings, shared};
 
 fn run(settings: Settings, ops: &[Raw]) -> World {
     let mut world = World::new(settings);
@@ -42,6 +42,16 @@ proptest! {
         ops in prop::collection::vec(any::<Raw>(), 1..120),
     ) {
         let (one, two) = (run(engines(seed), &ops), run(engines(seed), &ops));
+        prop_assert_eq!(format!("{:?}", one.log), format!("{:?}", two.log));
+        prop_assert_eq!(one.manager.snapshot(), two.manager.snapshot());
+    }
+
+    #[test]
+    fn blocks_above_a_shared_store_keep_every_invariant(
+        seed: u64,
+        ops in prop::collection::vec(any::<Raw>(), 1..120),
+    ) {
+        let (one, two) = (run(shared(seed), &ops), run(shared(seed), &ops));
         prop_assert_eq!(format!("{:?}", one.log), format!("{:?}", two.log));
         prop_assert_eq!(one.manager.snapshot(), two.manager.snapshot());
     }

@@ -4,7 +4,7 @@ use kvtrie_core::cost::CostModel;
 use kvtrie_core::manager::Settings;
 use kvtrie_core::tier::Kind;
 
-use crate::rig::{GPU, HOST, Rig, all_of, holes, tier, tokens};
+use crate::rig::{ALL, DISK, GPU, HOST, Rig, all_of, holes, settings, tier, tokens};
 
 /// Sequences of one and two blocks, the first block of the longer one evicted; the others' costs
 /// 1.4 and 1 are of one class if rounded by a half.
@@ -106,4 +106,29 @@ fn the_end_of_a_suspended_lease_is_no_use_of_its_session() {
     let before = idle(&rig);
     rig.release(id);
     assert!(before > 0 && idle(&rig) >= before, "{before} {}", idle(&rig));
+}
+
+#[test]
+fn host_memory_above_a_shared_store_loses_clean_copies_first() {
+    for (below, kept) in [(Kind::Remote, [0, 1]), (Kind::Disk, [1, 0])] {
+        let mut rig =
+            Rig::new(settings(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 2), tier(below, 4)]));
+        let (dirty, clean, new) = (tokens(1, 1), tokens(2, 1), tokens(3, 1));
+        rig.mark(&dirty, HOST);
+        // Used later than the dirty one, so worth more.
+        rig.now += 10;
+        rig.mark(&clean, HOST);
+        rig.mark(&clean, DISK);
+        rig.mark(&new, HOST);
+        let on_host =
+            |rig: &Rig, tokens| rig.on(tokens, HOST).iter().filter(|at| !at.is_empty()).count();
+        assert_eq!([on_host(&rig, &clean), on_host(&rig, &dirty)], kept, "above {below:?}");
+        // Without a clean copy the order is that of value.
+        rig.run();
+        rig.now += 10;
+        rig.mark(&tokens(4, 1), HOST);
+        rig.run();
+        assert_eq!(on_host(&rig, &tokens(4, 1)), 1);
+        assert_eq!(rig.on(&dirty, DISK), [ALL]);
+    }
 }

@@ -30,7 +30,7 @@ use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner};
 
 #[allow(unused_imports, reason = "each test binary uses a part")]
-pub(crate) use shape::{engines, mixed, settings};
+pub(crate) use shape::{engines, mixed, settings, shared};
 
 /// A raw operation: its kind and two numbers, taken modulo the possibilities.
 pub(crate) type Raw = (u8, u16, u16);

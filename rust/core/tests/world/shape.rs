@@ -87,3 +87,12 @@ pub(crate) fn engines(seed: u64) -> Settings {
     first.admit_after = 1 + u32::from(seed.is_multiple_of(16));
     drawn
 }
+
+/// The same with host memory directly above a remote tier.
+#[must_use]
+pub(crate) fn shared(seed: u64) -> Settings {
+    let mut drawn = settings(seed | 4);
+    drawn.tiers.truncate(3);
+    (drawn.tiers[2].kind, drawn.tiers[2].blocks) = (Kind::Remote, 12);
+    drawn
+}

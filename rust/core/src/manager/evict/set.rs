@@ -1,10 +1,11 @@
 //! Eviction sets: plans of victims that make room, completed before anything changes.
 //!
 //! A set takes victims in exact order of value, tier by tier down the cascade, on a view of the
-//! residencies as they would be. Only entries of the eviction indexes are unlinked on the way;
-//! `abandon` links them again, so that a set without enough room leaves no trace. Invariant:
-//! `spare` counts the slots that carrying the set out leaves free or draining. Cost: O(log n) per
-//! victim, plus the scan over class heads. One victim:
+//! residencies as they would be; above a shared store clean victims come first (`clean_first.rs`).
+//! Only entries of the eviction indexes are unlinked on the way; `abandon` links them again, so that
+//! a set without enough room leaves no trace. Invariant: `spare` counts the slots that carrying the
+//! set out leaves free or draining. Cost: O(log n) per victim, plus the scan over class heads. One
+//! victim:
 //!
 //! ```text
 //! lowest entry -> tail of an idle leaf-only run? --yes--> all its last blocks at once (tail.rs)
@@ -16,6 +17,7 @@
 //!      room on the next tier (recursive)? --yes--> Demote --no--> Drop
 //! ```
 
+mod clean_first;
 mod decide;
 mod tail;
 mod transit;
@@ -287,6 +289,7 @@ impl Manager {
         // Only write-backs from disk to remote pass through, and dropping writes none.
         let kept = if set.dropping { 0 } else { self.transit_reserve(tier) };
         let wanted = units + kept;
+        self.clean_first(set, tier, wanted, now);
         let mut next = None;
         while set.spare[tier] < wanted {
             // A block that a tail exposed goes on unlinked, which spares a link and an unlink per
