@@ -313,3 +313,25 @@ def test_counters_of_the_store_are_exported(server):
         executor.pools[2].count_dropped(3)
         assert exported("breaker_open") == 1
         assert exported("dropped_blocks_total", reason="late") == 3
+
+
+def test_values_are_asked_for_by_bytes_ahead_and_names_all_at_once(server, monkeypatch):
+    from kvtrie.tiers.remote import redis
+
+    asked = []
+
+    def send(sock, parts, deadline):
+        asked.append(sum(bytes(part) in {b"GET", b"EXISTS"} for part in parts))
+        return resp_send(sock, parts, deadline)
+
+    resp_send = redis.send
+    monkeypatch.setattr(redis, "send", send)
+    monkeypatch.setattr(redis, "_AHEAD", 3 * FORM.value_bytes)
+    with closing(opened(server)) as store:
+        assert put(store, *range(6)) == ["ok"] * 6
+        asked.clear()
+        assert get(store, *range(6)) == ["ok"] * 6
+        assert asked == [3, 1, 1, 1, 0, 0]
+        asked.clear()
+        assert exists(store, *range(6)) == ["ok"] * 6
+        assert sum(asked[:1]) == sum(asked) == 6
