@@ -206,6 +206,12 @@ def test_gpu(record, monkeypatch, capsys):
         assert capsys.readouterr().out == "not run: no CUDA device\n"
 
 
+def test_remote(record):
+    rows = record("remote")["rows"]
+    assert {row["what"] for row in rows} >= {"folder get 1 MiB", "host hit, store hangs", "keys"}
+    assert all(row["ours"] > 0 and row["peer"] > 0 for row in rows)
+
+
 def test_restart(record):
     document = record("restart")
     assert document["blocks"] == 1000
