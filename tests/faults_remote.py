@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import multiprocessing
+import os
 import random
 import subprocess
 import sys
@@ -138,6 +139,7 @@ class FolderStore(FolderValues):
     faults = ("gone", "full", "evict", "foreign")
     outages = ("gone",)
     may_be_away = False  # when a process starts: that is an error of its settings
+    lost = OSError
 
     def __init__(self, folder):
         super().__init__(folder)
@@ -172,41 +174,22 @@ class FolderStore(FolderValues):
 
 
 class ServerStore:
-    """A Redis or Valkey server after a proxy; it loses its values when it is killed."""
+    """A server after a proxy that is killed, stopped, cut off and slowed down."""
 
-    faults = ("kill", "pause", "cut", "delay", "stall", "drop", "full", "evict")
     outages = ("pause", "stall", "kill")
     may_be_away = True
+    lost: type[Exception] = OSError
 
     def __init__(self, server, proxy):
-        import redis  # an extra
-
         self.server, self.proxy = server, proxy
-        self.url = f"redis://127.0.0.1:{proxy.port}/0?connect_s=0.2"
-        self._client = redis.Redis(
-            port=server.port, socket_timeout=0.2, socket_connect_timeout=0.2, retry=None
-        )
-        self._lost = redis.RedisError
         self._paused = False
-
-    def names(self):
-        return sorted(self._client.keys()) if self._reachable else []
-
-    def get(self, name):
-        return self._client.get(name) or b""
-
-    def set(self, name, value):
-        self._client.set(name, value)
-
-    def remove(self, name):
-        self._client.delete(name)
 
     @property
     def _reachable(self):
         return self.server.process is not None and not self._paused
 
     def fault(self, kind, rng):
-        """A fault of the server, of its memory, or of the network."""
+        """A fault of the server or of the network."""
         if kind == "kill":
             self.server.kill()
             self._paused = False
@@ -221,10 +204,6 @@ class ServerStore:
             self.proxy.stall()
         elif kind == "drop":
             self.proxy.drop()
-        elif kind in {"full", "evict"} and self._reachable:
-            policy = "noeviction" if kind == "full" else "allkeys-random"
-            self._client.config_set("maxmemory-policy", policy)
-            self._client.config_set("maxmemory", FULL_BYTES)
 
     def heal(self):
         self.proxy.release()
@@ -233,11 +212,90 @@ class ServerStore:
             self._paused = False
         if self.server.process is None:
             self.server.start()
+
+
+class RedisServer(ServerStore):
+    """A Redis or Valkey server; it loses its values when it is killed."""
+
+    faults = ("kill", "pause", "cut", "delay", "stall", "drop", "full", "evict")
+
+    def __init__(self, server, proxy):
+        import redis  # an extra
+
+        super().__init__(server, proxy)
+        self.url = f"redis://127.0.0.1:{proxy.port}/0?connect_s=0.2"
+        self._client = redis.Redis(
+            port=server.port, socket_timeout=0.2, socket_connect_timeout=0.2, retry=None
+        )
+        self.lost = redis.RedisError
+
+    def names(self):
+        return sorted(self._client.keys()) if self._reachable else []
+
+    def get(self, name):
+        return self._client.get(name) or b""
+
+    def set(self, name, value):
+        self._client.set(name, value)
+
+    def remove(self, name):
+        self._client.delete(name)
+
+    def fault(self, kind, rng):
+        """A fault of the server, of its memory, or of the network."""
+        super().fault(kind, rng)
+        if kind in {"full", "evict"} and self._reachable:
+            policy = "noeviction" if kind == "full" else "allkeys-random"
+            self._client.config_set("maxmemory-policy", policy)
+            self._client.config_set("maxmemory", FULL_BYTES)
+
+    def heal(self):
+        super().heal()
         for _ in range(10):  # one that was stopped may still have commands to answer
-            with suppress(self._lost):
+            with suppress(self.lost):
                 self._client.config_set("maxmemory", 0)
                 return
         raise RuntimeError("the server does not answer after it was healed")
+
+
+class S3Server(ServerStore):
+    """A server of S3's protocol, which keeps its objects when it is killed."""
+
+    faults = ("kill", "pause", "cut", "delay", "stall", "drop", "evict")
+
+    def __init__(self, server, proxy):
+        import obstore  # an extra
+        from obstore.store import S3Store
+
+        super().__init__(server, proxy)
+        bucket, endpoint = store_servers.make_bucket(server), "http://127.0.0.1"
+        plain = {"region": "us-east-1", "client_options": {"allow_http": True, "timeout": "2s"}}
+        self._client = S3Store(bucket, endpoint=f"{endpoint}:{server.port}", **plain)
+        self._obstore, self.lost = obstore, obstore.exceptions.BaseError
+        self.url = (
+            f"s3://{bucket}/kv?region=us-east-1&connect_s=0.2&endpoint={endpoint}:{proxy.port}"
+        )
+
+    def names(self):
+        if not self._reachable:
+            return []
+        return sorted(row["path"] for part in self._obstore.list(self._client) for row in part)
+
+    def get(self, name):
+        return bytes(self._obstore.get(self._client, name).bytes())
+
+    def set(self, name, value):
+        self._obstore.put(self._client, name, value)
+
+    def remove(self, name):
+        self._obstore.delete(self._client, name)
+
+    def fault(self, kind, rng):
+        """A fault of the server or network, or another client removes half of the objects."""
+        super().fault(kind, rng)
+        for name in self.names() if kind == "evict" else ():
+            if rng.random() < 0.5:
+                self.remove(name)
 
 
 @contextmanager
@@ -260,13 +318,22 @@ def folder_store(folder):
 @contextmanager
 def server_store(folder, start=store_servers.valkey):
     with start(folder) as server, TcpProxy(server.port) as proxy:
-        yield ServerStore(server, proxy)
+        yield RedisServer(server, proxy)
+
+
+@contextmanager
+def s3_store(folder):
+    os.environ["AWS_ACCESS_KEY_ID"] = store_servers.ACCESS
+    os.environ["AWS_SECRET_ACCESS_KEY"] = store_servers.SECRET
+    with store_servers.seaweedfs(folder) as server, TcpProxy(server.port) as proxy:
+        yield S3Server(server, proxy)
 
 
 STORES = {
     "folder": folder_store,
     "valkey": server_store,
     "redis": lambda folder: server_store(folder, store_servers.redis),
+    "seaweedfs": s3_store,
 }
 
 
@@ -300,7 +367,8 @@ class Campaign:
                 self._damage()
             elif choice < 0.925:
                 kind = self.rng.choice(self.store.faults)
-                self.store.fault(kind, self.rng)
+                with suppress(self.store.lost):  # it answers nothing after another fault
+                    self.store.fault(kind, self.rng)
                 self._count(kind)
             elif choice < 0.985:
                 self.store.heal()
@@ -315,7 +383,7 @@ class Campaign:
 
     def _damage(self):
         # The store may be gone, or answer nothing.
-        with suppress(OSError, getattr(self.store, "_lost", OSError)):
+        with suppress(OSError, self.store.lost):
             kind = damage(self.store, self.rng)
             if kind:
                 self._count(kind)
