@@ -222,7 +222,7 @@ def selective_eval(record: dict[str, Any]) -> str:
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     **{
         name: results(name)
-        for name in ("core", "transfer", "fusion", "selective", "train", "sim", "hybrid")
+        for name in ("core", "transfer", "fusion", "selective", "train", "sim", "hybrid", "remote")
     },
     "reproductions": results("reproductions"),
     "engines": engines,
