@@ -240,3 +240,14 @@ def test_keep_needs_one_server_and_a_size(capsys, words, why):
 
 def test_sglang_has_no_file_of_host_memory(capsys):
     assert "unknown arguments: --keep" in refused(capsys, "sglang", "m", "--keep", "memory/kv")
+
+
+def test_a_control_socket_is_a_setting_and_each_rank_has_one(capsys):
+    words = printed(capsys, "vllm", "a/model", "--control", "/run/kv.sock")
+    assert extra(words)["control"] == "/run/kv.sock"
+    two = ("--", "--data-parallel-size", "2")
+    words = printed(capsys, "vllm", "a/model", "--control", "/run/kv.sock", *two)
+    assert extra(words)["control"] == "/run/kv-{rank}.sock"
+    assert Settings.read({"control": extra(words)["control"]}).control == "/run/kv-{rank}.sock"
+    assert "at most 100 wanted" in refused(capsys, "vllm", "m", "--control", "/" + "x" * 120)
+    assert "no control socket" in refused(capsys, "sglang", "m", "--control", "/run/kv.sock")

@@ -268,6 +268,8 @@ USED = {
     ("vllm.config", "ParallelConfig"): (
         "tensor_parallel_size",
         "pipeline_parallel_size",
+        "data_parallel_size",
+        "data_parallel_index",
         "use_ubatching",
         "decode_context_parallel_size",
         "prefill_context_parallel_size",

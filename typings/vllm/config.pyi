@@ -18,6 +18,8 @@ class VllmConfig:
 class ParallelConfig:
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
+    data_parallel_index: int
     @property
     def use_ubatching(self) -> bool: ...
     decode_context_parallel_size: int

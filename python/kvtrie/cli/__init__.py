@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kvtrie import __version__
 from kvtrie.cli import (
     advise,
+    control,
     demo,
     disk,
     doctor,
@@ -55,6 +56,8 @@ _COMMANDS = {
     "doctor": doctor.COMMAND,
     "remote": remote.COMMAND,
     "profile": profile.COMMAND,
+    "ctl": control.CTL,
+    "why": control.WHY,
     **launch.COMMANDS,
 }
 # Commands with dotted keys, or with words of an engine, which read their words by themselves.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvtrie import BlockManager
 from kvtrie.argument import word
+from kvtrie.engines.control import socket_path
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import (
     all_disk,
@@ -106,6 +107,13 @@ def _arguments(engine: str, parser: argparse.ArgumentParser) -> None:
         help="what policies by value save",
     )
     add("--events", action="store_true", help="publish KV events by ZMQ")
+    add(
+        "--control",
+        action=_Once,
+        metavar="SOCKET",
+        help="unix socket for `kvtrie ctl` and `kvtrie why`; NAME-0.sock, NAME-1.sock with "
+        "data-parallel servers",
+    )
     add("--print", action="store_true", help="print the command for a shell, and start nothing")
 
 
@@ -157,6 +165,8 @@ def _vllm(given: argparse.Namespace, args: list[str]) -> list[str]:
     extra: dict[str, Any] = {"tiers": tiers, **_ranking(given)}
     if given.events:
         extra["events"] = True
+    if given.control is not None:
+        extra["control"] = _control(given.control, servers)
     config = {
         "kv_connector": "KvtrieConnector",
         "kv_role": "kv_both",
@@ -172,6 +182,8 @@ def _vllm(given: argparse.Namespace, args: list[str]) -> list[str]:
 
 def _sglang(given: argparse.Namespace, args: list[str]) -> list[str]:
     """The command of an SGLang server: the radix cache, or the disk of its hierarchical cache."""
+    if given.control is not None:
+        raise ConfigError("--control: SGLang servers have no control socket, vLLM servers have one")
     _refuse(args, ("--model-path", "--model", *_RADIX_SETS, *_HICACHE_SETS))
     command = ["sglang", "serve", "--model-path", given.model]
     events = _events(given, args, {"publisher": "zmq"})
@@ -256,6 +268,14 @@ def _keep(given: argparse.Namespace, servers: int) -> dict[str, str]:
             "server per rank, each with a separate path"
         )
     return {"keep": str(Path(given.keep).absolute())}
+
+
+def _control(given: str, servers: int) -> str:
+    """The path of a control socket, with a place for the rank where several servers run."""
+    path = Path(given).absolute()
+    if servers > 1:
+        path = path.with_name(f"{path.stem}-{{rank}}{path.suffix}")
+    return socket_path("--control", str(path))
 
 
 def _ranking(given: argparse.Namespace) -> dict[str, str]:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from kvtrie.argument import flag, real, shown, text, whole
+from kvtrie.argument import few, flag, real, shown, text, whole
 from kvtrie.errors import ConfigError
 
-__all__ = ["FAR", "MOST_RANGES", "RequestHints", "RetainedRange", "read_hints"]
+__all__ = ["FAR", "MOST_RANGES", "RequestHints", "RetainedRange", "read_hints", "read_ranges"]
 
 FAR = 2**63 - 1
 """End of a range that has no end."""
@@ -94,6 +94,15 @@ def read_hints(params: object, session: object = None) -> RequestHints:
         except ConfigError as error:
             strange.append(str(error))
     return RequestHints(found, end, tuple(ranges), tuple(strange), why)
+
+
+def read_ranges(rows: object) -> tuple[RetainedRange, ...]:
+    """Check ranges to be kept, all or none.
+
+    Raises:
+        ConfigError: no list, more than `MOST_RANGES`, or a range that cannot be.
+    """
+    return tuple(_retained_range(row) for row in few("retain", rows, MOST_RANGES))
 
 
 def _flag(name: str, given: Mapping[str, Any], strange: list[str]) -> bool:

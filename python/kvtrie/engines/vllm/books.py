@@ -18,6 +18,7 @@ import numpy as np
 
 from kvtrie import BlockManager, Index, Moves
 from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.commands import CommandQueue
 from kvtrie.engines.request_hints import RequestHints, read_hints
 from kvtrie.engines.vllm.events import Change, Naming, PublishedBlocks
 from kvtrie.engines.vllm.hints import envelope_hints, priority_hint, range_hints
@@ -117,6 +118,7 @@ class Books:
             events_of="residency",
             explain=settings.why,
         )
+        self.commands = CommandQueue()
         self.why: MissCounter | None = None
         if settings.why:
             self.why = MissCounter(

@@ -21,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvtrie.engines.control import Controlled, ControlSocket, control_path
 from kvtrie.engines.vllm.metrics import MetricsExporter
 from kvtrie.engines.vllm.model import ServedModel, window_cost
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
@@ -91,6 +92,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=lasting)
         self._scheduler: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
+        self._control: ControlSocket | None = None
         self._digest = b""  # of this worker's weights, at start
         self._cost = window_cost(vllm_config.model_config)
         self._counts = MetricsExporter()
@@ -142,7 +144,27 @@ class KvtrieConnector(KVConnectorBase_V1):
             naming=VllmNaming(self._hashed) if self._settings.events else None,
         )
         log_start(self._settings, self._model, opened, self._scheduler.manager, self._cost)
+        if self._settings.control is not None:
+            self._control = self._open_control(self._settings.control, self._scheduler)
         watch(self)
+
+    def _open_control(self, path: str, scheduler: SchedulerConnector) -> ControlSocket:
+        parallel = self._vllm_config.parallel_config
+        rank, ranks = parallel.data_parallel_index, parallel.data_parallel_size
+        engine = Controlled(
+            scheduler.manager,
+            scheduler.why,
+            scheduler.counters.as_dict,
+            {
+                "tiers": {
+                    kind: tier.slots for kind, tier in scheduler.manager.stats().tiers.items()
+                },
+                "why_min_tokens": self._settings.why_min_tokens,
+                "why_per_second": self._settings.why_per_second,
+            },
+            scheduler.commands,
+        )
+        return ControlSocket(control_path(path, rank, ranks), engine)
 
     def doubt_weights(self) -> None:
         """Have the workers name their weights again before anything is found or kept."""
@@ -323,5 +345,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         """End the threads and close the files."""
         if self._worker is not None:
             self._worker.close()
+        if self._control is not None:
+            self._control.close()
         if self._scheduler is not None:
             self._scheduler.close()

@@ -86,6 +86,11 @@ class Identity:
         name = self._adapters.name(adapter)
         return None if name is None else f"{self._weights} {name}"
 
+    @property
+    def weights(self) -> str:
+        """The name of the weights, without an adapter."""
+        return self._weights
+
     def reads_stale(self, request: Request, slots: Iterable[int]) -> bool:
         """Whether any of the slots that a request reads was written by something else."""
         if not self._stale:

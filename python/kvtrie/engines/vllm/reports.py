@@ -117,6 +117,7 @@ class Reports(Matching):
             or ((self._used or self._used_host) and not self._runs)
             or self.proofs.pending
             or self.dispatch.pending
+            or len(self.commands)
         )
 
     def reset(self) -> bool:

@@ -150,6 +150,7 @@ class SchedulerConnector(Reports):
     def orders(self, output: SchedulerOutput) -> StepOrders:
         """Return the workers' orders for the step that vLLM has just scheduled."""
         now = self._clock()
+        self.commands.apply(self.manager, self.identity.weights, now)
         self._extend(output)
         for ident in self._runs.keys() - output.num_scheduled_tokens.keys():
             if self._runs[ident].request.status.name == "PREEMPTED":

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 
 from kvtrie import BlockManager
 from kvtrie.argument import flag, folder, real, shown, whole, word
+from kvtrie.engines.control import socket_path
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_disk, free_memory, is_share, size
 from kvtrie.tier import DEFAULT_POLICY, Tier
@@ -30,6 +31,7 @@ _KEYS = (
     "why",
     "why_min_tokens",
     "why_per_second",
+    "control",
 )
 _TIER_KEYS = (
     "kind",
@@ -72,6 +74,8 @@ class Settings:
         why_min_tokens: computed tokens from which the rest of a prompt is compared with cached
             branches.
         why_per_second: requests that are compared per second; 0 for those that ask alone.
+        control: path of a unix socket for `kvtrie ctl` and `kvtrie why`; None for none. With data
+            parallelism each rank adds its number, `NAME-1.sock`, or puts it in place of `{rank}`.
     """
 
     tiers: tuple[Tier, ...] | None = None
@@ -83,6 +87,7 @@ class Settings:
     why: bool = True
     why_min_tokens: int = 1024
     why_per_second: int = 20
+    control: str | None = None
 
     @classmethod
     def read(cls, extra: Mapping[str, Any] | None, *, ranks: int = 1) -> Settings:
@@ -111,14 +116,21 @@ class Settings:
         for name in ("use_layerwise", "events", "why"):
             if name in given:
                 flag(name, given[name])
-        for name, most in (("why_min_tokens", _MOST_TOKENS), ("why_per_second", _MOST_PER_SECOND)):
-            if name in given:
-                given[name] = whole(name, given[name], 0, most)
         if "deadline_s" in given:
             given["deadline_s"] = real("deadline_s", given["deadline_s"], 1e-3, 1e6)
+        given |= _observed(given)
         if "tiers" in given:
             given["tiers"] = _tiers(given["tiers"], ranks)
         return cls(**given)
+
+
+def _observed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The checked settings of causes and of the control socket."""
+    most = {"why_min_tokens": _MOST_TOKENS, "why_per_second": _MOST_PER_SECOND}
+    read = {name: whole(name, given[name], 0, most[name]) for name in most.keys() & given.keys()}
+    if given.get("control") is None:
+        return read
+    return {**read, "control": socket_path("control", given["control"])}
 
 
 def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:

@@ -1,0 +1,159 @@
+"""`kvtrie ctl` and `kvtrie why`: the control socket of a running server.
+
+Invariant: a command is sent once. Cost: one request.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from http.client import HTTPConnection, HTTPException
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from kvtrie.engines.commands import COMMANDS
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["CTL", "WHY", "ask"]
+
+_TIMEOUT_S = 30
+_READ = ("stats", "why", "limits")
+_SHOWN_TOKENS = 8
+
+
+class _Connection(HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """Open the socket."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_TIMEOUT_S)
+        self.sock.connect(self._path)
+
+
+def ask(path: str, route: str, body: str | None = None) -> Any:  # noqa: ANN401 - any JSON
+    """Return the answer of a control socket.
+
+    Args:
+        path: the socket.
+        route: what to read, or with a body the command.
+        body: parameters of a command, as JSON.
+
+    Raises:
+        ConfigError: nothing listens there, or the server refuses the request.
+    """
+    connection = _Connection(path.removeprefix("unix://"))
+    try:
+        connection.request("GET" if body is None else "POST", route, body and body.encode())
+        reply = connection.getresponse()
+        status, content = reply.status, json.loads(reply.read())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; is the server running?") from error
+    except (HTTPException, ValueError) as error:
+        raise ConfigError(f"{path} does not answer as a control socket: {error}") from error
+    finally:
+        connection.close()
+    if status >= 400:  # noqa: PLR2004 - HTTP's errors
+        raise ConfigError(f"{path}: {content['error']}")
+    return content
+
+
+def _ctl_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("socket", metavar="SOCKET", help="the server's setting `control`")
+    commands = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    for name in _READ:
+        read = commands.add_parser(name, help=f"print GET /{name}")
+        if name == "why":
+            read.add_argument("request", metavar="ID", nargs="?", help="one of the last requests")
+        read.set_defaults(run=_read)
+    for name in COMMANDS:
+        send = commands.add_parser(name, help=f"queue {name} for the next step")
+        send.add_argument("--session", metavar="NAME", help="the conversation that is meant")
+        send.add_argument("--tokens", metavar="JSON", help="the token ids that are meant, or -")
+        send.add_argument("--salt", metavar="TEXT", help="the cache_salt of its requests")
+        if name == "retain":
+            send.add_argument("--ranges", metavar="JSON", help='as a request has "retain"')
+        send.set_defaults(run=_send)
+
+
+def _read(given: argparse.Namespace) -> int:
+    name = getattr(given, "request", None)
+    route = f"/{given.action}" + ("" if name is None else "/" + quote(name, safe=""))
+    sys.stdout.write(json.dumps(ask(given.socket, route), indent=1) + "\n")
+    return 0
+
+
+def _send(given: argparse.Namespace) -> int:
+    body: dict[str, Any] = {"session": given.session, "cache_salt": given.salt}
+    if given.tokens is not None:
+        text = sys.stdin.read() if given.tokens == "-" else given.tokens
+        body["tokens"] = _json("--tokens", text)
+    if getattr(given, "ranges", None) is not None:
+        body["retain"] = _json("--ranges", given.ranges)
+    body = {name: value for name, value in body.items() if value is not None}
+    sys.stdout.write(json.dumps(ask(given.socket, f"/{given.action}", json.dumps(body))) + "\n")
+    return 0
+
+
+def _json(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is no JSON: {error}") from error
+
+
+def _why_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("socket", metavar="SOCKET", help="the server's setting `control`")
+    add("--show-text", metavar="MODEL", help="decode both sides with this model's tokenizer, here")
+    add("--limit", type=int, default=5, help="parting points that are listed (5)")
+    add("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=_why)
+
+
+def _why(given: argparse.Namespace) -> int:
+    found = ask(given.socket, "/why")
+    if given.json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return 0
+    total = sum(found["missed_tokens"].values())
+    sys.stdout.write(f"{total} computed prompt tokens\n")
+    for cause, count in sorted(found["missed_tokens"].items(), key=lambda row: -row[1]):
+        sys.stdout.write(f"  {cause:<15}{count:>14}  {count / max(total, 1):6.1%}\n")
+    if not found["breakers"]:
+        sys.stdout.write("no prompt has diverged from a cached one\n")
+    decode = None
+    if given.show_text is not None:
+        from kvtrie.engines.show_text import tokenizer_of
+
+        decode = tokenizer_of(given.show_text)
+    for rank, one in enumerate(found["breakers"][: given.limit], 1):
+        sys.stdout.write(_breaker(rank, one))
+        sides = _tokens(one) if decode is None else decode(one)
+        for name, side in zip(("cached", "asked"), sides, strict=True):
+            sys.stdout.write(f"   {name:<7} {side}\n")
+    return 0
+
+
+def _breaker(rank: int, one: dict[str, Any]) -> str:
+    session = "" if one["session"] is None else f", session {one['session']}"
+    return (
+        f"{rank}. {one['recurring']} recurring tokens computed by {one['requests']} requests that "
+        f"part at token {one['position']} of {one['tokens']}{session}\n"
+    )
+
+
+def _tokens(one: dict[str, Any]) -> list[str]:
+    return [" ".join(map(str, one[side][:_SHOWN_TOKENS])) for side in ("cached", "asked")]
+
+
+CTL = ("read from or command a running server by its control socket", _ctl_arguments)
+WHY = ("list the parting points at which prompts diverge from cached ones", _why_arguments)

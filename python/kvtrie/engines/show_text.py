@@ -1,0 +1,75 @@
+"""The two sides of a parting point as text, decoded with a model's tokenizer on this machine.
+
+Invariant: the marked part begins at the first character that differs. Cost: a tokenizer loaded
+once, and at most 256 tokens decoded per point.
+"""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["marked", "tokenizer_of"]
+
+_CONTEXT = 40  # characters before and after the difference
+_AGAIN = 8  # equal characters that end a difference
+
+
+def tokenizer_of(model: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
+    """Return a function that gives the cached and the asked side of a parting point as text.
+
+    Args:
+        model: name or folder, as `AutoTokenizer.from_pretrained` takes it.
+
+    Raises:
+        ConfigError: transformers is not installed, or the model has no tokenizer here.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ConfigError("--show-text needs: pip install 'kvtrie[hf]'") from error
+    load: Any = AutoTokenizer.from_pretrained  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - untyped
+    try:
+        tokenizer: Any = load(model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--show-text is {model}: {str(error).splitlines()[0]}") from error
+
+    def sides(point: Mapping[str, Any]) -> tuple[str, str]:
+        cached, asked = (
+            str(tokenizer.decode([*point["before"], *point[side]])) for side in ("cached", "asked")
+        )
+        return marked(cached, asked)
+
+    return sides
+
+
+def marked(cached: str, asked: str) -> tuple[str, str]:
+    """Return 40 characters around the first difference of two texts, which is marked.
+
+    Args:
+        cached: the cached text.
+        asked: the text that parts from it.
+    """
+    pairs = zip(cached, asked, strict=False)
+    first = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+    if first is None:
+        first = min(len(cached), len(asked))
+    one, other = cached[first:], asked[first:]
+    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
+    again = next((block for block in blocks if block.size >= _AGAIN), blocks[-1])
+    before = cached[max(0, first - _CONTEXT) : first]
+
+    def side(text: str, end: int) -> str:
+        return _line(f"{before}>>>{text[:end]}<<<{text[end : end + _CONTEXT]}")
+
+    return side(one, again.a), side(other, again.b)
+
+
+def _line(text: str) -> str:
+    """One line: control characters are escaped."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
