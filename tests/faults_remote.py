@@ -12,14 +12,12 @@ import argparse
 import json
 import logging
 import multiprocessing
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
@@ -28,14 +26,13 @@ from tests import store_servers
 from tests.remote_requests import (
     DEADLINE_S,
     PREFETCH_S,
-    FolderValues,
     WrongBlockError,
     damage,
     executor_of,
     prompts_of,
     request,
 )
-from tests.tcp_proxy import TcpProxy
+from tests.remote_stores import STORES
 
 from kvtrie import NoSpaceError
 
@@ -43,7 +40,6 @@ PROCESSES = 3
 SLACK_S = 0.25  # of the machine's scheduler, per request
 PROBES = 3
 RECOVERED = 0.9
-FULL_BYTES = 1 << 20
 _PATIENCE_S = 90.0
 _OUTAGE_REQUESTS = 24
 
@@ -133,210 +129,6 @@ class Worker:
         self.channel.close()
 
 
-class FolderStore(FolderValues):
-    """A folder that is lost, fills up, and loses files."""
-
-    faults = ("gone", "full", "evict", "foreign")
-    outages = ("gone",)
-    may_be_away = False  # when a process starts: that is an error of its settings
-    lost = OSError
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.url = f"folder:{folder}"
-        self._away = self.folder.with_name("away")
-        self._room = self.folder / "room"
-
-    def fault(self, kind, rng):
-        """The mount is gone, there is no room left, another client removes or adds files."""
-        if kind == "gone" and not self._away.exists():
-            self.folder.rename(self._away)
-            self.folder.touch()
-        elif kind == "full" and self.folder.is_dir():
-            with suppress(OSError), self._room.open("wb") as file:
-                while file.write(bytes(1 << 20)):
-                    file.flush()
-        elif kind == "evict":
-            for name in self.names():
-                if rng.random() < 0.5:
-                    self.remove(name)
-        elif kind == "foreign" and self.folder.is_dir():
-            for place in ("staging", "00"):
-                with suppress(OSError):  # there may be no room
-                    (self.folder / place).mkdir(exist_ok=True)
-                    (self.folder / place / f"{rng.random()}").write_bytes(b"foreign")
-
-    def heal(self):
-        if self._away.exists():
-            self.folder.unlink()
-            self._away.rename(self.folder)
-        self._room.unlink(missing_ok=True)
-
-
-class ServerStore:
-    """A server after a proxy that is killed, stopped, cut off and slowed down."""
-
-    outages = ("pause", "stall", "kill")
-    may_be_away = True
-    lost: type[Exception] = OSError
-
-    def __init__(self, server, proxy):
-        self.server, self.proxy = server, proxy
-        self._paused = False
-
-    @property
-    def _reachable(self):
-        return self.server.process is not None and not self._paused
-
-    def fault(self, kind, rng):
-        """A fault of the server or of the network."""
-        if kind == "kill":
-            self.server.kill()
-            self._paused = False
-        elif kind == "pause" and self.server.process is not None:
-            self.server.pause()
-            self._paused = True
-        elif kind == "cut":
-            self.proxy.cut = rng.randrange(100, 9000)
-        elif kind == "delay":
-            self.proxy.delay = rng.choice([0.01, 0.1, 0.4])
-        elif kind == "stall":
-            self.proxy.stall()
-        elif kind == "drop":
-            self.proxy.drop()
-
-    def heal(self):
-        self.proxy.release()
-        if self._paused:
-            self.server.resume()
-            self._paused = False
-        if self.server.process is None:
-            self.server.start()
-
-
-class RedisServer(ServerStore):
-    """A Redis or Valkey server; it loses its values when it is killed."""
-
-    faults = ("kill", "pause", "cut", "delay", "stall", "drop", "full", "evict")
-
-    def __init__(self, server, proxy):
-        import redis  # an extra
-
-        super().__init__(server, proxy)
-        self.url = f"redis://127.0.0.1:{proxy.port}/0?connect_s=0.2"
-        self._client = redis.Redis(
-            port=server.port, socket_timeout=0.2, socket_connect_timeout=0.2, retry=None
-        )
-        self.lost = redis.RedisError
-
-    def names(self):
-        return sorted(self._client.keys()) if self._reachable else []
-
-    def get(self, name):
-        return self._client.get(name) or b""
-
-    def set(self, name, value):
-        self._client.set(name, value)
-
-    def remove(self, name):
-        self._client.delete(name)
-
-    def fault(self, kind, rng):
-        """A fault of the server, of its memory, or of the network."""
-        super().fault(kind, rng)
-        if kind in {"full", "evict"} and self._reachable:
-            policy = "noeviction" if kind == "full" else "allkeys-random"
-            self._client.config_set("maxmemory-policy", policy)
-            self._client.config_set("maxmemory", FULL_BYTES)
-
-    def heal(self):
-        super().heal()
-        for _ in range(10):  # one that was stopped may still have commands to answer
-            with suppress(self.lost):
-                self._client.config_set("maxmemory", 0)
-                return
-        raise RuntimeError("the server does not answer after it was healed")
-
-
-class S3Server(ServerStore):
-    """A server of S3's protocol, which keeps its objects when it is killed."""
-
-    faults = ("kill", "pause", "cut", "delay", "stall", "drop", "evict")
-
-    def __init__(self, server, proxy):
-        import obstore  # an extra
-        from obstore.store import S3Store
-
-        super().__init__(server, proxy)
-        bucket, endpoint = store_servers.make_bucket(server), "http://127.0.0.1"
-        plain = {"region": "us-east-1", "client_options": {"allow_http": True, "timeout": "2s"}}
-        self._client = S3Store(bucket, endpoint=f"{endpoint}:{server.port}", **plain)
-        self._obstore, self.lost = obstore, obstore.exceptions.BaseError
-        self.url = (
-            f"s3://{bucket}/kv?region=us-east-1&connect_s=0.2&endpoint={endpoint}:{proxy.port}"
-        )
-
-    def names(self):
-        if not self._reachable:
-            return []
-        return sorted(row["path"] for part in self._obstore.list(self._client) for row in part)
-
-    def get(self, name):
-        return bytes(self._obstore.get(self._client, name).bytes())
-
-    def set(self, name, value):
-        self._obstore.put(self._client, name, value)
-
-    def remove(self, name):
-        self._obstore.delete(self._client, name)
-
-    def fault(self, kind, rng):
-        """A fault of the server or network, or another client removes half of the objects."""
-        super().fault(kind, rng)
-        for name in self.names() if kind == "evict" else ():
-            if rng.random() < 0.5:
-                self.remove(name)
-
-
-@contextmanager
-def folder_store(folder):
-    """A folder on a small file system, where this user may mount one."""
-    root = folder / "mount"
-    root.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "kvtrie-test", str(root)]
-    mounted = not subprocess.run(command, check=False, capture_output=True).returncode
-    try:
-        store = FolderStore(root / "kv")
-        if not mounted:
-            store.faults = tuple(kind for kind in store.faults if kind != "full")
-        yield store
-    finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(root)], check=True)  # noqa: S607 - as above
-
-
-@contextmanager
-def server_store(folder, start=store_servers.valkey):
-    with start(folder) as server, TcpProxy(server.port) as proxy:
-        yield RedisServer(server, proxy)
-
-
-@contextmanager
-def s3_store(folder):
-    os.environ["AWS_ACCESS_KEY_ID"] = store_servers.ACCESS
-    os.environ["AWS_SECRET_ACCESS_KEY"] = store_servers.SECRET
-    with store_servers.seaweedfs(folder) as server, TcpProxy(server.port) as proxy:
-        yield S3Server(server, proxy)
-
-
-STORES = {
-    "folder": folder_store,
-    "valkey": server_store,
-    "redis": lambda folder: server_store(folder, store_servers.redis),
-    "seaweedfs": s3_store,
-}
-
-
 class Campaign:
     """Random operations of three processes on one store, and what came of them."""
 
@@ -348,6 +140,8 @@ class Campaign:
         self.operations, self.errors = Counter(), Counter()
         self.hits = self.tokens = 0
         self.late = []
+        self.after = Counter()
+        self._last = ""
         self._fresh = 0
 
     def _worker(self):
@@ -380,6 +174,8 @@ class Campaign:
 
     def _count(self, kind):
         self.operations[kind] += 1
+        if kind in {*self.store.faults, "recovery"}:
+            self._last = kind
 
     def _damage(self):
         # The store may be gone, or answer nothing.
@@ -434,6 +230,8 @@ class Campaign:
                 self.errors[reply.error] += 1
             else:
                 self.late.append(reply.late_s)
+                if reply.late_s > SLACK_S:
+                    self.after[self._last] += 1
         return replies
 
     def settle(self):
@@ -507,6 +305,7 @@ def measure(name, wanted, seed, context):
             "requests": len(late),
             "share found": campaign.hits / campaign.tokens,
             "late": sum(seconds > SLACK_S for seconds in late),
+            "late after": dict(campaign.after),
             "latest_s": late[-1],
             "recovery": recoveries,
             "seconds": time.monotonic() - began,
