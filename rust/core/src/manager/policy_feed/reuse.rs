@@ -24,6 +24,9 @@ use crate::manager::settings::Settings;
 /// Bit that the classes of sampled blocks have.
 const SAMPLED: u8 = 1 << 7;
 
+/// Sampled blocks whose lives are prefetched together.
+const TOGETHER: usize = 16;
+
 /// The request that used a block last, and the path that it used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Use {
@@ -174,18 +177,29 @@ impl Uses {
     fn sample(&mut self, known: &Blocks<Node>, seed: u64, blocks: Range<BlockId>, request: u64) {
         let mut rest = blocks;
         while !rest.is_empty() {
-            let block = self.first_sampled(rest.clone());
-            let class = if block < rest.end { self.classes[block] } else { 0 };
-            if class & SAMPLED == 0 {
+            let mut prints = [(0, 0); TOGETHER];
+            let mut number = 0;
+            while number < TOGETHER && !rest.is_empty() {
                 // The blocks that are looked at together end with a page.
-                rest.start = block;
-                continue;
+                rest.start = self.first_sampled(rest.clone());
+                let block = rest.start;
+                if block < rest.end && self.classes[block] & SAMPLED != 0 {
+                    prints[number] = (block, known.trie().print(seed, block));
+                    self.lives.iter().for_each(|(_, lives)| lives.prefetch_head(prints[number].1));
+                    number += 1;
+                    rest.start = block + 1;
+                }
             }
-            rest.start = block + 1;
-            let print = known.trie().print(seed, block);
-            for (tier, lives) in &mut self.lives {
-                let served = (0..*tier).any(|above| known.table(above).fully_resident(block));
-                lives.use_again(print, class & !SAMPLED, request, !served);
+            let prints = &prints[..number];
+            for (_, lives) in &self.lives {
+                prints.iter().for_each(|&(_, print)| lives.prefetch_life(print));
+            }
+            for &(block, print) in prints {
+                let class = self.classes[block] & !SAMPLED;
+                for (tier, lives) in &mut self.lives {
+                    let served = (0..*tier).any(|above| known.table(above).fully_resident(block));
+                    lives.use_again(print, class, request, !served);
+                }
             }
         }
     }

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use prefetch_index::prefetch_index;
+
 use super::rates::{BUCKETS, bucket, start};
 use super::{CLASSES, Counts, Reuse};
 use crate::paged_vec::{PAGE, PagedVec};
@@ -190,6 +192,24 @@ impl Lives {
     fn head(&self, print: u32) -> u32 {
         let (page, place) = self.home(print);
         self.heads[page].get(place).map_or(NONE, |head| head.wrapping_sub(1))
+    }
+
+    /// Prefetches the CPU cache line that holds the head of a print's chain.
+    #[inline]
+    pub fn prefetch_head(&self, print: u32) {
+        let (page, place) = self.home(print);
+        if place < self.heads[page].len() {
+            prefetch_index(&self.heads[page], place);
+        }
+    }
+
+    /// Prefetches the first life of a print's chain.
+    #[inline]
+    pub fn prefetch_life(&self, print: u32) {
+        let first = self.head(print);
+        if first != NONE {
+            self.ring.prefetch_line(first);
+        }
     }
 
     fn head_mut(&mut self, print: u32) -> &mut u32 {
