@@ -152,6 +152,11 @@ def test_commands_exist(command, tmp_path):
         for word in itertools.takewhile(lambda word: word != "--", words[1:]):
             if word.startswith("--"):
                 assert word.partition("=")[0] in told.stdout
+    elif "--kv-events-config" in words:
+        assert [program, words[0]] in (["vllm", "serve"], ["sglang", "serve"])
+        events = json.loads(words[words.index("--kv-events-config") + 1])
+        assert events["publisher"] == "zmq"
+        assert {events["endpoint"], events["replay_endpoint"]} == {"tcp://*:5557", "tcp://*:5558"}
     elif program == "vllm":
         assert words[0] == "serve"
         assert settings_of(words, tmp_path).tiers
@@ -162,7 +167,7 @@ def test_commands_exist(command, tmp_path):
         assert words[:2] == ["-m", "sglang.launch_server"]
         assert names_of_sglang(words)
     else:
-        pytest.fail(f"'{program}' is none of make, pip, kvtrie, vllm, maturin, curl and python")
+        pytest.fail(f"'{program}' is none of make, pip, kvtrie, vllm, sglang, curl and python")
 
 
 @pytest.mark.parametrize("page", named(PAGES))
