@@ -70,12 +70,14 @@ def _ctl_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("socket", metavar="SOCKET", help="the server's setting `control`")
     commands = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
     for name in _READ:
-        read = commands.add_parser(name, help=f"print GET /{name}")
+        summary = f"print the answer to GET /{name}"
+        read = commands.add_parser(name, help=summary, description=summary)
         if name == "why":
             read.add_argument("request", metavar="ID", nargs="?", help="one of the last requests")
         read.set_defaults(run=_read)
     for name in COMMANDS:
-        send = commands.add_parser(name, help=f"queue {name} for the next step")
+        summary = f"queue {name} for the server's next step"
+        send = commands.add_parser(name, help=summary, description=summary)
         send.add_argument("--session", metavar="NAME", help="the conversation that is meant")
         send.add_argument("--tokens", metavar="JSON", help="the token ids that are meant, or -")
         send.add_argument("--salt", metavar="TEXT", help="the cache_salt of its requests")

@@ -119,13 +119,7 @@ class Books:
             explain=settings.why,
         )
         self.commands = CommandQueue()
-        self.why: MissCounter | None = None
-        if settings.why:
-            self.why = MissCounter(
-                self.manager,
-                min_tokens=settings.why_min_tokens,
-                per_second=settings.why_per_second,
-            )
+        self.why = _miss_counter(self.manager, settings)
         found = [each.rows for each in opened.values() if each.rows is not None]
         kept = [each.kept_rows for each in opened.values() if each.kept_rows is not None]
         self._announced = None
@@ -313,3 +307,11 @@ class Books:
         slots = table[local // self._size : end // self._size]
         self.counters.lost[why] += 1
         self._lost += slots
+
+
+def _miss_counter(manager: BlockManager, settings: Settings) -> MissCounter | None:
+    if not settings.why:
+        return None
+    return MissCounter(
+        manager, min_tokens=settings.why_min_tokens, per_second=settings.why_per_second
+    )
