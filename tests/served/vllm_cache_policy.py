@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 from servers import BLOCK
 
+pytestmark = pytest.mark.since("0.31")
+
 
 class Manager:
     """vLLM's CPU manager with our policy, and the requests that it hears of."""

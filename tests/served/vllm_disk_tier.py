@@ -9,6 +9,8 @@ import pytest
 import servers
 from servers import BLOCK, prompt, same
 
+pytestmark = pytest.mark.since("0.31")
+
 PROMPTS = [prompt(seed, 200) for seed in range(5)]
 
 

@@ -12,6 +12,8 @@ from vllm_cache_policy import Manager
 
 from kvtrie.errors import ConfigError
 
+pytestmark = pytest.mark.since("0.31")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):

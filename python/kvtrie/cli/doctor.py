@@ -44,8 +44,11 @@ _GB = 10**9
 _FAILED = 1
 _ABSENT = "not installed"
 
-ENGINES = {"vllm": ((0, 32), (0, 33), "0.32.*"), "sglang": ((0, 5, 23), (0, 5, 23), "0.5.23")}
-"""Of each engine: the tested version, the newest checked one, and what pip installs."""
+ENGINES = {
+    "vllm": ((0, 30), (0, 32), (0, 33), "0.32.*"),
+    "sglang": ((0, 5, 23), (0, 5, 23), (0, 5, 23), "0.5.23"),
+}
+"""Of each engine: the first and last tested version, the newest checked one, what pip installs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +126,17 @@ def _torch() -> Check:
 
 def _engine(name: str, *, wanted: bool) -> Check | None:
     """The version of an engine: tested, newer or unsupported; None for one that is not wanted."""
-    tested, newest, pinned = ENGINES[name]
+    oldest, tested, newest, pinned = ENGINES[name]
     text, fix = ".".join(map(str, tested)), f"pip install '{name}=={pinned}'"
     found = _version(name)
     if found is None:
         return Check("error", name, _ABSENT, fix) if wanted else None
     numbers = _numbers(found)[: len(tested)]
-    if numbers == tested:
+    if oldest <= numbers <= tested:
         return Check("ok", name, f"{found}, tested")
-    if numbers < tested:
-        return Check("error", name, f"{found}, unsupported: older than {text}", fix)
+    if numbers < oldest:
+        first = ".".join(map(str, oldest))
+        return Check("error", name, f"{found}, unsupported: older than {first}", fix)
     if numbers <= newest:
         return Check("warning", name, f"{found}, newer than the tested {text}", fix)
     return Check("warning", name, f"{found}, newer than all versions that were checked", fix)

@@ -2,7 +2,7 @@
 
 In the scheduler's process (`scheduler`) it has the manager and decides; in each worker's (`worker`)
 it has the bytes and copies. They exchange `messages`. `connector` is the class that vLLM asks for;
-`plugin` registers its name.
+`plugin` registers its name; `surface` lists all that is used of vLLM.
 Cost: importing this package imports neither vLLM nor torch.
 """
 
@@ -16,5 +16,6 @@ __all__ = ["KvtrieConnector"]  # pyright: ignore[reportUnsupportedDunderAll] - s
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class that vLLM's own base makes
     if name == "KvtrieConnector":
-        return getattr(import_module("kvtrie.engines.vllm.connector"), name)
+        version_check = import_module("kvtrie.engines.vllm.version_check")
+        return version_check.load_connector("kvtrie.engines.vllm.connector", name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -229,8 +229,8 @@ class Books:
         strange: list[str] = []
         if request.priority:
             hints.append(priority_hint(request.priority, tokens, waiting.scope, waiting.session))
-        if request.kv_hints is not None:
-            advice = envelope_hints(request.kv_hints, tokens, waiting.scope, waiting.session)
+        if (envelope := getattr(request, "kv_hints", None)) is not None:  # from 0.31 on
+            advice = envelope_hints(envelope, tokens, waiting.scope, waiting.session)
             hints += advice.hints
             waiting.ends |= advice.end
             strange += advice.strange

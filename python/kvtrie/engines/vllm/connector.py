@@ -1,7 +1,7 @@
 """KvtrieConnector: the class that vLLM makes in its scheduler and in each of its workers.
 
 It only translates: vLLM's calls become those of a `SchedulerConnector` or a `WorkerConnector`. All
-that is used of vLLM is here and named in `tests/served/surface_vllm.py`.
+that is used of vLLM is here and named in `surface`.
 Cost: attribute look-ups.
 """
 
@@ -19,7 +19,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtrie.engines.control import Controlled, ControlSocket, control_path
 from kvtrie.engines.vllm.metrics import MetricsExporter
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -201,7 +201,9 @@ class KvtrieConnector(KVConnectorBase_V1):
         request: Request,
         num_external_tokens: int,
     ) -> dict[CacheHitSource, int]:
-        """Tokens of a hit by tier."""
+        """Tokens of a hit by tier; vLLM asks from 0.32 on."""
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
         host, disk = self.scheduler.sources(request.request_id, num_external_tokens)
         found = {CacheHitSource.HOST: host, CacheHitSource.DISK: disk}
         return {source: tokens for source, tokens in found.items() if tokens}

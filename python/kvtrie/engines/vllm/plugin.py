@@ -16,7 +16,7 @@ _TABLES = (
     (
         "vllm.distributed.kv_transfer.kv_connector.factory",
         "KVConnectorFactory.register_connector",
-        ("KvtrieConnector", f"{_OURS}.connector", "KvtrieConnector"),
+        ("KvtrieConnector", _OURS, "KvtrieConnector"),
     ),
     (
         "vllm.v1.kv_offload.cpu.policies.factory",
@@ -41,6 +41,8 @@ def register() -> None:
     for at, (module, path, row) in enumerate(_TABLES):
         table, method = path.split(".")
         try:
+            if at:  # vLLM before 0.31 has the tables, and classes that ours do not fit
+                import_module("vllm.v1.kv_hints")
             enter = getattr(getattr(import_module(module), table), method)
         except (ImportError, AttributeError):
             if not at:  # without connectors there is nothing that we could be

@@ -101,11 +101,7 @@ class Settings:
             ConfigError: an unknown key or word, a number that cannot be, tiers out of order, or a
                 folder that cannot be written.
         """
-        given = dict(extra or {})
-        if "layerwise" in given:  # its name in earlier versions
-            if "use_layerwise" in given:
-                raise ConfigError("layerwise is another name of use_layerwise: give one of them")
-            given["use_layerwise"] = given.pop("layerwise")
+        given = _renamed(dict(extra or {}))
         _check_keys("kv_connector_extra_config", given, _KEYS)
         words = {
             "policy": tuple(BlockManager.policies()),
@@ -131,6 +127,15 @@ def _observed(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("control") is None:
         return read
     return {**read, "control": socket_path("control", given["control"])}
+
+
+def _renamed(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings with `use_layerwise` under its name, where its former name is given."""
+    if "layerwise" in given:
+        if "use_layerwise" in given:
+            raise ConfigError("layerwise is another name of use_layerwise: give one of them")
+        given["use_layerwise"] = given.pop("layerwise")
+    return given
 
 
 def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:

@@ -15,10 +15,20 @@ from vllm.v1.core.kv_cache_utils import (
     generate_block_hash_extra_keys,
     hash_block_tokens,
     maybe_convert_block_hash,
-    to_event_extra_keys,
 )
 
 from kvtrie.engines.vllm.events import Extra
+
+try:
+    from vllm.v1.core.kv_cache_utils import to_event_extra_keys
+except ImportError:  # before 0.31 keys have the form that events publish
+
+    def to_event_extra_keys(
+        extra_keys: Iterable[tuple[Any, ...] | None] | None,
+    ) -> list[tuple[Any, ...] | None] | None:
+        """Return the keys."""
+        return list(extra_keys) if extra_keys else None
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,6 +1,18 @@
-"""All that kvtrie uses of vLLM: module, class, and its methods, properties and fields."""
+"""All that kvtrie uses of vLLM: module, class, and its methods, properties and fields.
+
+`VERSIONS` are the versions of vLLM that kvtrie is tested with; `SINCE` has the names that an
+earlier one of them lacks, and that kvtrie does without there.
+"""
 
 from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+__all__ = ["NAMES", "OVERRIDDEN", "SINCE", "USED", "VERSIONS", "members", "missing_names"]
+
+VERSIONS = ("0.30", "0.31", "0.32")
 
 _V1 = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _EVENTS = "vllm.distributed.kv_events"
@@ -309,3 +321,61 @@ NAMES = (
     ("vllm.platforms", "current_platform"),
 )
 """Functions and constants, by module."""
+
+_HINTS = "vllm.v1.kv_hints"
+SINCE = {
+    "0.31": frozenset(
+        {
+            f"{_HINTS}.KvHintAction",
+            f"{_HINTS}.KvHintsEnvelope",
+            "vllm.v1.request.Request.kv_hints",
+            f"{_OFFLOAD}.base.ReqContext.kv_hints",
+            f"{_OFFLOAD}.base.ReqContext.get_offload_key_position",
+            f"{_OFFLOAD}.cpu.policies.base.CachePolicy.on_request_finished",
+            f"{_OFFLOAD}.cpu.policies.base.CachePolicy.on_store_miss",
+            f"{_OFFLOAD}.tiering.base.SecondaryTierManager.block_size_bytes",
+            f"{_OFFLOAD}.tiering.base.JobResult.transfer_bytes",
+            "vllm.v1.core.kv_cache_utils.to_event_extra_keys",
+        }
+    ),
+    "0.32": frozenset(
+        {
+            f"{_V1}.KVConnectorBase_V1.get_external_cache_hit_sources",
+            "vllm.v1.metrics.cache_hit_source.CacheHitSource",
+        }
+    ),
+}
+"""Names by the version that brought them."""
+
+
+def members(kind: type) -> set[str]:
+    """Names of a class: attributes, annotated fields, and what its methods set on `self`."""
+    names = set(dir(kind))
+    for base in kind.__mro__[:-1]:
+        names |= set(inspect.get_annotations(base))
+        try:
+            source = inspect.getsource(base)
+        except (OSError, TypeError):
+            continue
+        names |= {part.split(":")[0].split(" ")[0] for part in source.split("self.")[1:]}
+    return names
+
+
+def missing_names() -> frozenset[str]:
+    """Return the listed names that the installed vLLM lacks, with their modules."""
+    missing: set[str] = set()
+    for (module, name), used in USED.items():
+        kind = _find(module, name)
+        if kind is None:
+            missing.add(f"{module}.{name}")
+        else:
+            missing |= {f"{module}.{name}.{each}" for each in set(used) - members(kind)}
+    missing |= {f"{module}.{name}" for module, name in NAMES if _find(module, name) is None}
+    return frozenset(missing)
+
+
+def _find(module: str, name: str) -> Any:  # noqa: ANN401 - a class, function or constant
+    try:
+        return getattr(import_module(module), name, None)
+    except Exception:  # noqa: BLE001 - a module that cannot be imported has no name
+        return None
