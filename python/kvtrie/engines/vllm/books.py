@@ -151,8 +151,8 @@ class Books:
         self._pinned: int = 0
         self._most_pinned = tiers[HOST].blocks or 0
         self._step: int = 0
-        self._forget = False
-        self._taken_back = False  # blocks that stores may still read, since the last orders
+        # Whether stores may still read blocks that vLLM has taken back since the last orders.
+        self._forget = self._taken_back = False
         self._resetting = False  # a reset waits for copies to end
         self._committed: set[int] = set()
         self._stored = 0  # of those, with the step that filled them
