@@ -201,6 +201,19 @@ def seaweedfs(folder):
     return StoreServer(folder, command, lambda port: _serves(port, "http"), ports["s3"])
 
 
+def mooncake(folder):
+    """A Mooncake master; its clients listen on every address, so a test has its own namespace."""
+    port, metrics = free_port(), free_port()
+    command = [program("mooncake"), "-rpc_port", port, "-rpc_address", "127.0.0.1"]
+    command += ["-metrics_port", metrics, "-metrics_host", "127.0.0.1"]
+    return StoreServer(folder, command, _listens, port)
+
+
+def _listens(port):
+    socket.create_connection(("127.0.0.1", port), 1.0).close()
+    return True
+
+
 def _pongs(port):
     with socket.create_connection(("127.0.0.1", port), 1.0) as sock:
         return _pong(sock)

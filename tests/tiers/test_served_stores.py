@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from contextlib import closing
 
@@ -66,6 +68,16 @@ def real_object_place(folder):
     yield from object_place(folder, store_servers.seaweedfs)
 
 
+def mooncake_place(folder):
+    if "KVTRIE_NAMESPACE" not in os.environ:
+        pytest.skip("test_mooncake_store.py runs it in a network namespace")
+    sys.path.append(str(store_servers.SITE))
+    with store_servers.mooncake(folder) as server:
+        url = f"mooncake://127.0.0.1:{server.port}"
+        with closing(opened(f"{url}?segment_bytes={256 << 20}")):
+            yield server, lambda port: f"mooncake://127.0.0.1:{port}"
+
+
 PLACES = {
     "folder": folder_place,
     "redis": real_redis_place,
@@ -74,6 +86,7 @@ PLACES = {
     "cluster": cluster_place,
     "moto": object_place,
     "seaweedfs": real_object_place,
+    "mooncake": mooncake_place,
 }
 
 
@@ -95,8 +108,8 @@ def store(place):
 def proxied(place):
     """A proxy in front of the server, and a store through it."""
     server, url = place
-    if server is None or "cluster" in url(1):
-        pytest.skip("no proxy in front of a folder or a cluster")
+    if server is None or "cluster" in url(1) or "mooncake" in url(1):
+        pytest.skip("no proxy in front of a folder, a cluster or memory of many machines")
     with TcpProxy(server.port) as proxy, closing(opened(url(proxy.port))) as store:
         yield proxy, store
         proxy.release()

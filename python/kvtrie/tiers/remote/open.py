@@ -34,6 +34,7 @@ _OWN = {
     "s3": ("kvtrie.tiers.remote.object", "ObjectStore", "object"),
     "gs": ("kvtrie.tiers.remote.object", "ObjectStore", "object"),
     "az": ("kvtrie.tiers.remote.object", "ObjectStore", "object"),
+    "mooncake": ("kvtrie.tiers.remote.mooncake", "MooncakeStore", "mooncake"),
 }
 
 
@@ -66,7 +67,9 @@ def _factory(url: RemoteUrl) -> Callable[[RemoteUrl, ValueFormat], Any]:
         try:
             return getattr(import_module(module), name)
         except ImportError as error:
-            raise ConfigError(f"{url.scheme}: needs: pip install 'kvtrie[{extra}]'") from error
+            raise ConfigError(
+                f"{url.scheme}: needs: pip install 'kvtrie[{extra}]' ({error})"
+            ) from error
     for entry in entry_points(group=_GROUP, name=url.scheme):
         return entry.load()
     known = ", ".join(f"{scheme}:" for scheme in schemes())

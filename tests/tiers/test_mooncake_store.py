@@ -1,0 +1,103 @@
+"""The back end `mooncake:`: all tests of served stores and its own, in a network namespace.
+
+Its clients listen on every address of their machine, and its library needs some of Debian's, so the
+tests run in a process of `unshare -n`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_served_stores import exists, get, mooncake_place, name, opened, put, soon
+from tests import store_servers
+
+from kvtrie import ConfigError, TransferError
+
+HERE = Path(__file__).parent
+INSIDE = "KVTRIE_NAMESPACE" in os.environ
+inside = pytest.mark.skipif(not INSIDE, reason="test_all_of_it runs it in a network namespace")
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(INSIDE, reason="runs the others")
+def test_all_of_it():
+    store_servers.program("mooncake")
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-n", "true"], check=False).returncode:
+        pytest.skip("no network namespace: unshare -n does not work here")
+    code = (
+        "import fcntl, os, socket, struct, sys\n"
+        "with socket.socket() as sock:\n"  # `ip link set lo up`, which not every machine has
+        "    fcntl.ioctl(sock, 0x8914, struct.pack('16sh14x', b'lo', 0x1 | 0x40))\n"
+        "import pytest\n"
+        "status = pytest.main(sys.argv[1:])\n"
+        "sys.stdout.flush()\n"
+        "os._exit(status)\n"  # the library's threads do not end
+    )
+    options = ["-q", "-rf", "-p", "no:cacheprovider", "--show-capture=no", "-k", "mooncake"]
+    files = [HERE / "test_served_stores.py", Path(__file__)]
+    environment = {
+        **os.environ,
+        "KVTRIE_NAMESPACE": "1",
+        "LD_LIBRARY_PATH": store_servers.LIBRARIES,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    ended = subprocess.run(
+        [unshare, "-n", sys.executable, "-c", code, *options, *files],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    assert " passed" in ended.stdout
+
+
+@pytest.fixture
+def place(tmp_path):
+    yield from mooncake_place(tmp_path)
+
+
+@inside
+def test_questions_to_a_dead_master_are_abandoned_at_their_deadline(place):
+    server, url = place
+    store = opened(url(server.port))
+    assert put(store, 0) == get(store, 0) == ["ok"]
+    server.pause()
+    began = time.monotonic()
+    assert [one.outcome for one in store.exists_many([name(0)], soon(0.3))] == ["late"]
+    assert [one.outcome for one in store.remove_many([name(0)], soon(0.3))] == ["late"]
+    assert time.monotonic() - began < 3
+    server.resume()
+    assert exists(store, 8) == ["missing"]
+    store.close()
+    with pytest.raises(TransferError, match="closed"):
+        exists(store, 0)
+
+
+@inside
+def test_a_master_that_is_not_there_does_not_answer():
+    sys.path.append(str(store_servers.SITE))
+    with pytest.raises(TransferError, match=r"the master of mooncake://127\.0\.0\.1:1"):
+        opened("mooncake://127.0.0.1:1")
+
+
+@inside
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mooncake:", "names no master"),
+        ("mooncake://127.0.0.1?segment_bytes=1GB", "segment_bytes of mooncake: is '1GB'"),
+        ("mooncake://127.0.0.1?ttl=5", "mooncake: has no option 'ttl'"),
+    ],
+)
+def test_a_bad_setting_is_one_clear_error(url, said):
+    sys.path.append(str(store_servers.SITE))
+    with pytest.raises(ConfigError, match=said):
+        opened(url)
