@@ -155,11 +155,25 @@ class S3Server(ServerStore):
         super().__init__(server, proxy)
         bucket, endpoint = store_servers.make_bucket(server), "http://127.0.0.1"
         plain = {"region": "us-east-1", "client_options": {"allow_http": True, "timeout": "2s"}}
+        plain["retry_config"] = {"max_retries": 0}
         self._client = S3Store(bucket, endpoint=f"{endpoint}:{server.port}", **plain)
         self._obstore, self.lost = obstore, obstore.exceptions.BaseError
         self.url = (
             f"s3://{bucket}/kv?region=us-east-1&connect_s=0.2&endpoint={endpoint}:{proxy.port}"
         )
+
+    def heal(self):
+        """Let it answer; one that was started again is ready when it keeps an object."""
+        started = self.server.process is None
+        super().heal()
+        if started:
+            store_servers.until(self._keeps)
+
+    def _keeps(self):
+        with suppress(self.lost):
+            self.set("kv/ready", b"1")
+            return self.get("kv/ready") == b"1"
+        return False
 
     def names(self):
         if not self._reachable:
