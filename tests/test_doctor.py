@@ -62,6 +62,7 @@ def test_a_sound_machine_has_no_warning_and_exit_status_0(machine, tmp_path, cap
     [
         ({"versions": {"vllm": None}}, "vllm", "error", "not installed", "vllm==0.32.*"),
         ({"versions": {"vllm": "0.29.9"}}, "vllm", "error", "unsupported", "vllm==0.32.*"),
+        ({"versions": {"vllm": "0.31.0"}}, "vllm", "ok", "0.31.0, supported", ""),
         ({"versions": {"vllm": "0.33.0rc1"}}, "vllm", "warning", "newer than the tested", "0.32"),
         ({"versions": {"vllm": "0.40.0"}}, "vllm", "warning", "newer than all", "0.32"),
         ({"versions": {"torch": None}}, "torch", "warning", "not installed", "kvtrie[hf]"),

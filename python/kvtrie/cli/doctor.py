@@ -48,7 +48,7 @@ ENGINES = {
     "vllm": ((0, 30), (0, 32), (0, 33), "0.32.*"),
     "sglang": ((0, 5, 23), (0, 5, 23), (0, 5, 23), "0.5.23"),
 }
-"""Of each engine: the first and last tested version, the newest checked one, what pip installs."""
+"""Of each engine: the oldest supported version, the tested one, the newest checked one, pip's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _engine(name: str, *, wanted: bool) -> Check | None:
         return Check("error", name, _ABSENT, fix) if wanted else None
     numbers = _numbers(found)[: len(tested)]
     if oldest <= numbers <= tested:
-        return Check("ok", name, f"{found}, tested")
+        return Check("ok", name, f"{found}, {'tested' if numbers == tested else 'supported'}")
     if numbers < oldest:
         first = ".".join(map(str, oldest))
         return Check("error", name, f"{found}, unsupported: older than {first}", fix)
