@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation(
         "a slot that a store still reads is written at once",
         "manager/slots.rs",
-        "return space.drained_by(private.slot).into_iter().collect();",
+        "return self.blocks.waits(private.tier, private.slot);",
         "return MoveIds::new();",
     ),
     Mutation(

@@ -172,8 +172,8 @@ class BlockManager:
                 where every block is worth the same and prices are not read. Every tier's policy
                 must have values then: `learned`, `retention`, `flat`, `weighted`.
             resume: which borders stay resumable in a model of several groups of layers. Each
-                group keeps only what resume points and leases need then, on one tier without bytes
-                (`owner="none"`); None keeps all tokens of all layers.
+                group keeps only what resume points and leases need then, on one or two tiers
+                without bytes (`owner="none"`); None keeps all tokens of all layers.
             explain: whether evicted blocks are remembered for `explain_miss` under a policy that
                 does not remember them, in 8 bytes per block of the tiers; decides nothing.
 
@@ -845,15 +845,20 @@ class Lease:
     def ready(self) -> bool:
         """Whether `after` is empty."""
 
-    def slots(self, tier: _Tier = 0) -> NDArray[np.uint32]:
+    def slots(self, tier: _Tier = 0, group: int = 0) -> NDArray[np.uint32]:
         """The block table in logical order; on the first tier, reserved slots follow.
+
+        Args:
+            tier: index or kind of the tier.
+            group: which group of layers, where they are kept apart. After the first one the table
+                has the path alone, and on the first tier what the lease holds of it.
 
         Returns:
             `uint32[blocks]`, or `uint32[layers, blocks]` on a tier with layer slots; 2**32 - 1
             where a block is not on that tier, or its slot is not bound.
 
         Raises:
-            ConfigError: there is no such tier.
+            ConfigError: there is no such tier or group.
         """
 
     def reserve(self, tokens: int, *, now: int) -> None:

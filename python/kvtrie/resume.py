@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["ResumePoints"]
 
 _Plan: TypeAlias = tuple[
-    list[tuple[str, int, int, int]], tuple[int, int, int], int, tuple[int, int]
+    list[tuple[str, int, int, int, int]], int, list[tuple[int, int]], tuple[int, int]
 ]
+_MOST_TIERS = 2
 _MOST_BLOCKS = 2**32 - 2
 
 
@@ -55,31 +56,32 @@ class ResumePoints:
 
         Args:
             model: its groups are kept apart.
-            tiers: one tier, whose bytes all groups share.
+            tiers: one or two, whose bytes all groups share.
             block_tokens: tokens of a block, each with its KV.
 
         Returns:
-            Kind, window, sinks and bytes of a slot of each group; layers, bytes of a layer and most
-            blocks of the first; bytes of the tier; newest and blocks between points.
+            Kind, window, sinks, bytes of a slot and layers of each group; bytes of a layer of the
+            first; of each tier the most blocks of the first group, and the bytes; newest and blocks
+            between points.
 
         Raises:
-            ConfigError: a model of one group, several tiers, a room that does not say its bytes, or
-                points within a block.
+            ConfigError: a model of one group, more than two tiers, a room that does not say its
+                bytes, or points within a block.
         """
         if len(model.groups) < 2:  # noqa: PLR2004
             raise ConfigError(
                 f"resume points are for models of several groups of layers, this one has "
                 f"{len(model.groups) or 1}"
             )
-        if len(tiers) != 1 or tiers[0].owner != "none":
+        if len(tiers) > _MOST_TIERS or any(tier.owner != "none" for tier in tiers):
             owners = ", ".join(tier.owner for tier in tiers)
             raise ConfigError(
-                f"{len(tiers)} tiers with owner {owners}: groups are kept apart on one tier with "
-                "owner 'none'"
+                f"{len(tiers)} tiers with owner {owners}: groups are kept apart on one or two "
+                "tiers with owner 'none'"
             )
         slots = [model.block_bytes(block_tokens, at) for at in range(len(model.groups))]
         rows = zip(model.groups, slots, strict=True)
-        room = self._room(model, tiers[0], block_tokens)
+        rooms = [self._room(model, tier, block_tokens) for tier in tiers]
         layers = len(model.groups[0].layers)
         every = self.every or 0
         if every % block_tokens:
@@ -88,9 +90,9 @@ class ResumePoints:
                 "tokens wanted"
             )
         return (
-            [(one.kind, one.window, one.sinks, slot) for one, slot in rows],
-            (layers, max(1, slots[0] // layers), min(max(1, room // slots[0]), _MOST_BLOCKS)),
-            room,
+            [(one.kind, one.window, one.sinks, slot, len(one.layers)) for one, slot in rows],
+            max(1, slots[0] // layers),
+            [(min(max(1, room // slots[0]), _MOST_BLOCKS), room) for room in rooms],
             (self.newest, every // block_tokens),
         )
 

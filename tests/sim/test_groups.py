@@ -59,6 +59,21 @@ def test_states_at_ends_and_branches_find_more_than_states_at_intervals():
     assert apart.token_rate > played("qwen3-next-80b", 4 * GIB, points=512).token_rate * 1.3
 
 
+@pytest.mark.parametrize("policy", ["learned", "lru"])
+def test_a_tier_below_finds_what_the_first_one_drops(policy):
+    model, requests = model_named("gemma-3-27b"), TRACE[:200]
+    found = []
+    for rooms in [(6 * GIB,), (6 * GIB, 64 * GIB), (64 * GIB,)]:
+        tiers = [Tier(kind, bytes=room) for kind, room in zip(("gpu", "host"), rooms, strict=False)]
+        manager = open_manager(tiers, policy=policy, model=model, resume=ResumePoints())
+        found.append(replay(requests, manager))
+        manager.audit()
+    small, both, large = (figures.token_rate for figures in found)
+    assert small < both - 0.1
+    assert both > large - 0.05
+    assert found[1].tiers[1].hits > 0
+
+
 @pytest.mark.parametrize("policy", BlockManager.policies())
 def test_every_policy_keeps_points_in_a_budget(policy):
     assert played("gemma-3-27b", 4 * GIB, policy=policy).token_rate > 0.1
@@ -99,7 +114,13 @@ def test_replay_reports_bytes_by_group(capsys, tmp_path):
         (["--model", "qwen3-next-80b", "--tier", "gpu=99"], "blocks=99: .*wants bytes="),
         (["--model", "gemma-3-27b", "--tier", "gpu=1MiB"], "1048576 bytes, a block .* 41943040"),
         (["--model", "gemma-3-27b", "--tier", "gpu=400MiB"], "1 pages of .*: 2 are wanted"),
-        (["--model", "gemma-3-27b", "--tier", "gpu=8GiB", "--tier", "host=8GiB"], "2 tiers"),
+        (
+            [
+                *("--model", "gemma-3-27b", "--tier", "gpu=8GiB", "--tier", "host=8GiB"),
+                *("--tier", "disk=8GiB"),
+            ],
+            "3 tiers",
+        ),
         (["--model", "gemma-3-27b", "--tier", "gpu=8GiB", "--structure", "holes"], "'holes'"),
     ],
 )
@@ -116,7 +137,7 @@ def test_resume_points_are_for_several_groups_without_bytes():
     mixed = dataclasses.replace(
         plain, groups=(LayerGroup((0, 1)), LayerGroup((2, 3), kind="sliding", window=64))
     )
-    gpu = Tier("gpu", blocks=40, owner="none")
+    gpu, host = (Tier(kind, blocks=40, owner="none") for kind in ("gpu", "host"))
     with pytest.raises(ConfigError, match="this one has 1"):
         BlockManager(plain, [gpu], resume=ResumePoints())
     with pytest.raises(ConfigError, match="owner kvtrie"):
@@ -129,7 +150,46 @@ def test_resume_points_are_for_several_groups_without_bytes():
     with pytest.raises(ConfigError, match="first of kind Some"):
         BlockManager(turned, [gpu], resume=ResumePoints())
     manager = BlockManager(mixed, [gpu], resume=ResumePoints())
+    with pytest.raises(ConfigError, match="write='through'"):
+        BlockManager(
+            mixed, [dataclasses.replace(gpu, write="through"), host], resume=ResumePoints()
+        )
     # The bytes of 40 blocks of all layers are 80 of two layers.
     assert manager.stats().tiers["gpu"].slots == 80
     groups = manager.stats().as_dict()["tiers"]["gpu"]["groups"]
     assert groups == [{"held": 0, "released": 0}] * 2
+
+
+def test_a_lease_has_a_table_per_group_and_moves_name_theirs():
+    groups = (LayerGroup((0, 1)), LayerGroup((2, 3, 4), kind="sliding", window=5))
+    model = ModelShape(5, 2, 8, groups=groups)
+    tiers = [Tier("gpu", blocks=8, owner="none"), Tier("host", blocks=40, owner="none")]
+    manager = BlockManager(model, tiers, block_tokens=4, policy="lru", resume=ResumePoints())
+
+    def carry(now):
+        seen = []
+        while moves := list(manager.moves()):
+            manager.complete([move.id for move in moves], now=now)
+            seen += moves
+        return seen
+
+    for now, start in enumerate((0, 100, 200)):
+        with manager.acquire(range(start, start + 40), now=now) as lease:
+            carry(now)
+            lease.commit(range(start, start + 40), now=now)
+        carry(now)
+    lease = manager.acquire(range(44), load="all", now=9)
+    assert lease.matched == 40
+    moves = carry(9)
+    loads = {(move.group, move.layer_hi) for move in moves if move.dst == 0}
+    assert loads == {(0, 2), (1, 3)}
+    nothing = 2**32 - 1
+    windows = lease.slots("gpu", group=1)
+    assert [slot != nothing for slot in windows] == [False] * 9 + [True]
+    assert (lease.slots(0, 0)[:10] != nothing).all()
+    assert len(lease.slots("host", 1)) == 10
+    with pytest.raises(ConfigError, match="no group 2, the manager keeps 2 apart"):
+        lease.slots(group=2)
+    counted = manager.stats().tiers["host"].groups
+    assert (len(counted), counted[1].held > 0) == (2, True)
+    manager.audit()

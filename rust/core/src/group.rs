@@ -39,6 +39,8 @@ pub struct Group {
     pub kind: GroupKind,
     /// Bytes of a slot: of one block of all the group's layers, or of one state.
     pub slot_bytes: u64,
+    /// Its layers.
+    pub layers: u16,
 }
 
 /// Indices of the blocks of a path that a resume needs of a group.
@@ -143,7 +145,7 @@ mod tests {
     use super::{Group, GroupKind, longest, page_bytes};
 
     fn group(kind: GroupKind) -> Group {
-        Group { kind, slot_bytes: 1 }
+        Group { kind, slot_bytes: 1, layers: 1 }
     }
 
     /// Whether a token at `query` attends to the earlier token `past`: the definition of attention.

@@ -140,7 +140,8 @@ impl Manager {
         }
         let mut points = None;
         if let Some(groups) = &settings.groups {
-            blocks.open_groups(groups.arena()?, groups.groups.len());
+            let layers: Vec<u16> = groups.groups[1..].iter().map(|group| group.layers).collect();
+            blocks.open_groups(groups.arenas()?, &layers);
             points = Some(Box::new(Points::new(groups, &settings)));
         }
         memory::check(blocks.trie().growth(1), || {

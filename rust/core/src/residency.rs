@@ -24,7 +24,7 @@ mod table;
 
 use std::ops::Range;
 
-use crate::arrival::Arrival;
+use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId, Token};
 use crate::tier::{Residency, ResidencyState, TierSpec};
 use crate::trie::{RunId, Trie};
@@ -138,6 +138,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         for tier in &mut self.tiers {
             tier.table.reach(bound);
         }
+        if let Some(groups) = &mut self.groups {
+            groups.reach(bound);
+        }
     }
 
     /// Changes the values of a path, run by run.
@@ -211,9 +214,6 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         // Last block first: the free list is a stack, so the first slot is taken first again.
         space.give_all(table.clear(blocks.clone()));
         self.recount_run(tier, &blocks, self.all, None);
-        if let Some(groups) = &mut self.groups {
-            blocks.clone().for_each(|block| groups.drop_block(block));
-        }
         self.note_all(tier, blocks.rev(), self.all, Layers::NONE);
     }
 
@@ -396,7 +396,24 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Frees a slot that a store still reads.
     pub fn drain(&mut self, tier: TierId, slot: Slot, by: MoveId) {
-        self.tiers[tier].space.drain(slot, by);
+        let space = &mut self.tiers[tier].space;
+        match &mut self.groups {
+            // Groups share the slot's bytes: any of them may take its page.
+            Some(groups) => {
+                space.lend();
+                groups.drain(tier, slot, by);
+            }
+            None => space.drain(slot, by),
+        }
+    }
+
+    /// The moves that must end before a slot may be written.
+    #[must_use]
+    pub fn waits(&self, tier: TierId, slot: Slot) -> MoveIds {
+        match &self.groups {
+            Some(groups) => groups.waits(tier, slot),
+            None => self.tiers[tier].space.drained_by(slot).into_iter().collect(),
+        }
     }
 
     /// Ends the store's read of a slot.

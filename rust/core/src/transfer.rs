@@ -41,6 +41,15 @@ pub(crate) enum End {
     PrivateSlot(PrivateSlotId),
     /// A slot whose block was evicted from it and is written back by this move.
     Leaving,
+    /// The block's residency on that tier in a group after the first, by the group's number.
+    Group(u8),
+}
+
+impl End {
+    /// Its group of layers.
+    pub(crate) fn group(self) -> u8 {
+        if let Self::Group(group) = self { group } else { 0 }
+    }
 }
 
 /// Copies `layers` of one block from one slot to another.
@@ -67,7 +76,9 @@ pub struct Move {
     pub src_slot: Slot,
     /// The destination's slot.
     pub dst_slot: Slot,
-    /// Layers to copy.
+    /// Group of layers.
+    pub group: u8,
+    /// Layers of the group to copy.
     pub layers: Layers,
     /// The move that must have finished before this one starts; 0 if none.
     pub after: MoveId,

@@ -5,28 +5,39 @@
 
 mod rig;
 
-use kvtrie_core::block::{LeaseId, Token};
+use kvtrie_core::block::{LeaseId, NO_SLOT, Token};
 use kvtrie_core::error::Error;
 use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::manager::{Acquire, Groups, Manager, Settings};
+use kvtrie_core::manager::{Acquire, Groups, LoadMode, Manager, MoveKind, Outcome, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
 use proptest::prelude::*;
-use rig::{Rig, SIZE, settings, tier, tokens};
+use rig::{GPU, HOST, Rig, SIZE, all_of, settings, tier, tokens};
 
-const FULL: Group = Group { kind: GroupKind::Full, slot_bytes: 100 };
+const FULL: Group = Group { kind: GroupKind::Full, slot_bytes: 100, layers: 4 };
 /// Two blocks of four tokens.
-const WINDOW: Group = Group { kind: GroupKind::Sliding { window: 9, sinks: 0 }, slot_bytes: 500 };
-const STATE: Group = Group { kind: GroupKind::State, slot_bytes: 700 };
+const WINDOW: Group =
+    Group { kind: GroupKind::Sliding { window: 9, sinks: 0 }, slot_bytes: 500, layers: 3 };
+const STATE: Group = Group { kind: GroupKind::State, slot_bytes: 700, layers: 2 };
 
 fn of(groups: &[Group], bytes: u64) -> Settings {
-    let first = TierSpec { owner: Owner::Nobody, ..tier(Kind::Gpu, 1000) };
-    let groups = Groups { groups: groups.to_vec(), bytes, newest: 1, every: 0 };
-    Settings { groups: Some(groups), ..settings(vec![first]) }
+    on(groups, &[bytes])
+}
+
+/// The same on one tier or two.
+fn on(groups: &[Group], bytes: &[u64]) -> Settings {
+    let spec = |kind| TierSpec { owner: Owner::Nobody, ..tier(kind, 1000) };
+    let groups = Groups { groups: groups.to_vec(), bytes: bytes.to_vec(), newest: 1, every: 0 };
+    let tiers = [Kind::Gpu, Kind::Host].into_iter().take(bytes.len()).map(spec).collect();
+    Settings { groups: Some(groups), ..settings(tiers) }
 }
 
 fn held(rig: &Rig) -> Vec<(u64, u64)> {
-    rig.manager.group_slots().iter().map(|slots| (slots.held, slots.released)).collect()
+    held_on(rig, GPU)
+}
+
+fn held_on(rig: &Rig, tier: usize) -> Vec<(u64, u64)> {
+    rig.manager.group_slots(tier).iter().map(|slots| (slots.held, slots.released)).collect()
 }
 
 /// A prompt whose tokens equal those of another up to `shared` blocks.
@@ -118,13 +129,101 @@ fn a_request_without_room_is_refused_and_changes_nothing() {
     let id = rig.acquire(&tokens(1, 20));
     rig.commit(id, &tokens(1, 20));
     let other = tokens(2, 25);
-    let Err(Error::NoSpace { wanted, .. }) = rig.ask(&rig::all_of(&other)) else {
+    let Err(Error::NoSpace { wanted, .. }) = rig.ask(&all_of(&other)) else {
         panic!("there is no room");
     };
     assert_eq!(wanted, 25);
     assert_eq!(rig.matched(&tokens(1, 20)), 20 * SIZE);
     rig.release(id);
     rig.serve(&other);
+}
+
+#[test]
+fn a_point_that_leaves_the_first_tier_is_loaded_for_its_next_turn() {
+    for group in [WINDOW, STATE] {
+        // Room for one session of twenty blocks and its point, and a large tier below.
+        let mut rig = Rig::new(on(&[FULL, group], &[6 * 700, 100 * 700]));
+        let first = tokens(1, 20);
+        rig.serve(&first);
+        rig.serve(&tokens(2, 20));
+        let needed = if group == WINDOW { 2 } else { 1 };
+        assert_eq!(held_on(&rig, HOST)[1], (needed, 0));
+        assert_eq!(rig.matched(&first), 20 * SIZE);
+        let next = branch(&first, 20, 3, 1);
+        let id = rig.acquire(&next);
+        let lease = rig.manager.lease(id).unwrap();
+        assert_eq!(lease.matched(), 20 * SIZE);
+        let moves = rig.run();
+        let loads = moves.iter().filter(|known| known.kind == MoveKind::Load && known.group == 1);
+        assert_eq!(loads.count() as u64, needed, "{group:?}");
+        let table = rig.manager.group_table(id, GPU, 1).unwrap().1;
+        assert_eq!(table.iter().filter(|&&slot| slot != NO_SLOT).count() as u64, needed);
+        rig.commit(id, &next[20 * SIZE..]);
+        rig.release(id);
+        assert_eq!(rig.matched(&branch(&next, 21, 4, 1)), 21 * SIZE);
+    }
+}
+
+#[test]
+fn without_room_below_a_point_is_dropped() {
+    let mut settings = on(&[FULL, STATE], &[6 * 700, 2 * 700]);
+    settings.tiers[0].write = kvtrie_core::tier::Write::Never;
+    let mut rig = Rig::new(settings);
+    rig.serve(&tokens(1, 20));
+    rig.serve(&tokens(2, 20));
+    assert_eq!((rig.matched(&tokens(1, 20)), held_on(&rig, HOST)[1]), (0, (0, 0)));
+    // One page for the state, and one for seven of twenty blocks: the others leave.
+    let mut rig = Rig::new(on(&[FULL, STATE], &[6 * 700, 2 * 700]));
+    rig.serve(&tokens(1, 20));
+    rig.serve(&tokens(2, 20));
+    assert_eq!(rig.matched(&tokens(2, 20)), 20 * SIZE);
+}
+
+#[test]
+fn a_window_that_cannot_be_loaded_ends_the_match_at_the_point_before() {
+    let mut rig = Rig::new(on(&[FULL, STATE], &[6 * 700, 100 * 700]));
+    let first = tokens(1, 10);
+    let id = rig.acquire(&first[..4 * SIZE]);
+    rig.commit(id, &first[..4 * SIZE]);
+    rig.release(id);
+    rig.serve(&branch(&first, 4, 9, 1));
+    rig.serve(&first);
+    rig.serve(&tokens(2, 35));
+    assert_eq!(rig.matched(&first), 10 * SIZE);
+    let id = rig.acquire(&branch(&first, 10, 3, 1));
+    for known in rig.hand_out() {
+        match (known.kind, known.group) {
+            (MoveKind::Load, 1) => rig.fail(known.id),
+            _ => rig.done(known.id),
+        }
+    }
+    let failed = rig.call(|m, _| m.failed()).unwrap();
+    let matched = rig.manager.lease(id).unwrap().matched();
+    assert!(matched < 10 * SIZE, "{matched}");
+    assert_eq!((failed[0].lease, failed[0].start), (id, matched as u64));
+    // Its bytes cannot be read: it is no point any more.
+    assert!(rig.matched(&first) < 10 * SIZE);
+    let next = branch(&first, 10, 3, 1);
+    rig.run();
+    rig.commit(id, &next[matched..]);
+    rig.release(id);
+    assert_eq!(rig.matched(&branch(&next, 11, 4, 1)), 11 * SIZE);
+}
+
+#[test]
+fn a_plan_computes_from_a_near_border_where_loads_take_longer() {
+    let mut settings = on(&[FULL, STATE], &[6 * 700, 100 * 700]);
+    settings.tiers[1].read.latency_ns = 1_000_000_000;
+    let mut rig = Rig::new(settings);
+    let first = tokens(1, 20);
+    rig.serve(&first);
+    rig.serve(&tokens(2, 20));
+    let ask = |load| Acquire { tokens: &first, load, ..Acquire::default() };
+    for (load, matched) in [(LoadMode::Plan, 0), (LoadMode::None, 0), (LoadMode::All, 20)] {
+        let id = rig.ask(&ask(load)).unwrap();
+        assert_eq!(rig.manager.lease(id).unwrap().matched(), matched * SIZE);
+        rig.release(id);
+    }
 }
 
 #[test]
@@ -151,7 +250,8 @@ fn groups() -> impl Strategy<Value = Vec<Group>> {
         (1_u64..30, 0_u64..6).prop_map(|(window, sinks)| GroupKind::Sliding { window, sinks });
     let chunked = (1_u64..30).prop_map(|chunk| GroupKind::Chunked { chunk });
     let kind = prop_oneof![3 => sliding, 2 => chunked, 2 => Just(GroupKind::State)];
-    let group = (kind, 20_u64..900).prop_map(|(kind, slot_bytes)| Group { kind, slot_bytes });
+    let group =
+        (kind, 20_u64..900).prop_map(|(kind, slot_bytes)| Group { kind, slot_bytes, layers: 2 });
     prop::collection::vec(group, 1..4).prop_map(|rest| [vec![FULL], rest].concat())
 }
 
@@ -173,72 +273,125 @@ fn resumes(groups: &[Group], border: u32, has: impl Fn(usize, u32) -> bool) -> b
     })
 }
 
+/// A step of a random story: what, and four numbers.
+type Step = (u8, u32, usize, usize, usize);
+
+/// A manager with requests that are held.
+struct Story {
+    rig: Rig,
+    groups: Vec<Group>,
+    held: Vec<(LeaseId, Vec<Token>)>,
+    last: Vec<Token>,
+}
+
+impl Story {
+    /// A request, whose match is compared with attention's.
+    fn ask(&mut self, (_, stem, shared, more, extra): Step, load: LoadMode) {
+        let Self { rig, groups, held, last } = self;
+        let shared = shared.min(last.len() / SIZE);
+        let mut prompt = branch(last, shared, stem + 10, more);
+        prompt.extend(&tokens(77, 1)[..extra % SIZE]);
+        let ask = Acquire { tokens: &prompt, reserve: extra, load, ..Acquire::default() };
+        let border = rig.matched(&prompt) / SIZE;
+        // From first principles: the longest border that every group can resume at.
+        let map = rig.manager.group_map(&prompt, &Scope::default()).unwrap();
+        let most = map.first().map_or(0, |blocks| u32::try_from(blocks.len()).unwrap());
+        let has = |at: usize, place: u32| map[at][place as usize];
+        let naive = (0..=most).rev().find(|&m| resumes(groups, m, has)).unwrap();
+        assert_eq!(border, naive as usize);
+        let Ok(id) = rig.ask(&ask) else { return };
+        let matched = rig.manager.lease(id).unwrap().matched() / SIZE;
+        assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
+        assert!(matched == border || (load != LoadMode::All && matched < border));
+        // Each group has a slot on the first tier for all that the first token attends to.
+        let table = |group| rig.manager.group_table(id, GPU, group).unwrap().1;
+        let tables: Vec<_> = (0..groups.len()).map(table).collect();
+        let has = |at: usize, place: u32| tables[at][place as usize] != NO_SLOT;
+        assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
+        held.push((id, prompt.clone()));
+        *last = prompt;
+    }
+
+    /// The rest of a request is computed; more or fewer of its moves have failed.
+    fn go_on(&mut self, (what, stem, shared, _, extra): Step) {
+        let (id, prompt) = self.held.remove(shared % self.held.len());
+        let rig = &mut self.rig;
+        rig.run();
+        let done = rig.manager.lease_tokens(id).unwrap();
+        let rest = &prompt[done..];
+        let rest = &rest[..rest.len().min(rig.manager.room_left(id).unwrap())];
+        let middle = rest.len().min(extra * 2);
+        rig.commit(id, &rest[..middle]);
+        rig.commit(id, &rest[middle..]);
+        if what == 7 {
+            let room = rig.manager.room_left(id).unwrap();
+            let answer = &tokens(stem + 50, 3)[..room.min(3 * SIZE)];
+            rig.commit(id, answer);
+            self.last.extend(answer);
+        }
+        if what == 8 && rig.call(|m, now| m.reserve(id, extra, now)).is_ok() {
+            rig.run();
+            let room = rig.manager.room_left(id).unwrap();
+            rig.commit(id, &tokens(stem + 60, 3)[..room.min(extra)]);
+        }
+        rig.release(id);
+    }
+
+    /// Moves end, every `each`th of them badly.
+    fn end_moves(&mut self, each: usize) {
+        for (at, known) in self.rig.hand_out().into_iter().enumerate() {
+            // One that failed before it may have ended it.
+            if each > 0 && at % each == 0 {
+                self.rig.fail(known.id);
+            } else {
+                let outcome = Outcome::default();
+                self.rig.report(&[known.id], &outcome).ok();
+            }
+        }
+    }
+
+    fn play(&mut self, steps: Vec<Step>) {
+        for step in steps {
+            self.rig.now += 500;
+            match step.0 {
+                0..5 => self.ask(step, LoadMode::All),
+                5 => self.ask(step, [LoadMode::Plan, LoadMode::None][step.1 as usize % 2]),
+                6..9 if !self.held.is_empty() => self.go_on(step),
+                9 => self.end_moves(step.3 % 4),
+                _ if !self.held.is_empty() => {
+                    let (id, _) = self.held.remove(0);
+                    self.rig.release(id);
+                }
+                _ => {}
+            }
+        }
+        for (id, _) in std::mem::take(&mut self.held) {
+            self.rig.release(id);
+        }
+        self.rig.run();
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
     fn a_match_is_what_attention_can_use(
         groups in groups(),
-        (pages, newest, every) in (6_u64..60, 1_u32..4, prop_oneof![4 => Just(0), 1 => 1_u32..4]),
+        (pages, below, newest, every) in
+            (6_u64..60, prop::option::of(4_u64..40), 1_u32..4, prop_oneof![4 => Just(0), 1 => 1_u32..4]),
         policy in prop::sample::select(kvtrie_core::policy::NAMES),
-        steps in prop::collection::vec((0_u8..10, 0_u32..4, 0_usize..7, 1_usize..9, 0_usize..9), 1..60),
+        steps in prop::collection::vec((0_u8..11, 0_u32..4, 0_usize..7, 1_usize..9, 0_usize..9), 1..60),
     ) {
         let largest = groups.iter().map(|group| group.slot_bytes).max().unwrap();
-        let mut settings = of(&groups, pages * largest);
+        let bytes: Vec<u64> = std::iter::once(pages).chain(below).map(|n| n * largest).collect();
+        let mut settings = on(&groups, &bytes);
         settings.policy = policy.to_owned();
         if let Some(groups) = &mut settings.groups {
             (groups.newest, groups.every) = (newest, every);
         }
         let Ok(manager) = Manager::new(settings) else { return Ok(()) };
-        let mut rig = Rig { manager, now: 1000 };
-        let mut held: Vec<(LeaseId, Vec<Token>)> = Vec::new();
-        let mut last = tokens(0, 2);
-        for (what, stem, shared, more, extra) in steps {
-            rig.now += 500;
-            match what {
-                0..6 => {
-                    let shared = shared.min(last.len() / SIZE);
-                    let mut prompt = branch(&last, shared, stem + 10, more);
-                    prompt.extend(&tokens(77, 1)[..extra % SIZE]);
-                    let ask = Acquire { tokens: &prompt, reserve: extra, ..Acquire::default() };
-                    let border = rig.matched(&prompt) / SIZE;
-                    // From first principles: the longest border that every group can resume at.
-                    let map = rig.manager.group_map(&prompt, &Scope::default()).unwrap();
-                    let most = map.first().map_or(0, |blocks| u32::try_from(blocks.len()).unwrap());
-                    let has = |at: usize, place: u32| map[at][place as usize];
-                    let naive = (0..=most).rev().find(|&m| resumes(&groups, m, has)).unwrap();
-                    prop_assert_eq!(border, naive as usize);
-                    if let Ok(id) = rig.ask(&ask) {
-                        prop_assert_eq!(rig.manager.lease(id).unwrap().matched(), border * SIZE);
-                        held.push((id, prompt[border * SIZE..].to_vec()));
-                        last = prompt;
-                    }
-                }
-                6..9 if !held.is_empty() => {
-                    let (id, rest) = held.remove(shared % held.len());
-                    let middle = rest.len().min(extra * 2);
-                    rig.commit(id, &rest[..middle]);
-                    rig.commit(id, &rest[middle..]);
-                    let room = rig.manager.room_left(id).unwrap();
-                    if what == 7 {
-                        rig.commit(id, &tokens(stem + 50, 3)[..room.min(3 * SIZE)]);
-                        last.extend(&tokens(stem + 50, 3)[..room.min(3 * SIZE)]);
-                    }
-                    if what == 8 && rig.call(|m, now| m.reserve(id, extra, now)).is_ok() {
-                        let room = rig.manager.room_left(id).unwrap();
-                        rig.commit(id, &tokens(stem + 60, 3)[..room.min(extra)]);
-                    }
-                    rig.release(id);
-                }
-                _ if !held.is_empty() => {
-                    let (id, _) = held.remove(0);
-                    rig.release(id);
-                }
-                _ => {}
-            }
-        }
-        for (id, _) in held {
-            rig.release(id);
-        }
+        let rig = Rig { manager, now: 1000 };
+        Story { rig, groups, held: Vec::new(), last: tokens(0, 2) }.play(steps);
     }
 }

@@ -124,15 +124,17 @@ impl Lease {
         Ok(self.shared.call(py, |manager| manager.awaits(self.id))?.is_empty())
     }
 
-    /// The block table on a tier, in logical order.
-    #[pyo3(signature = (tier=None), text_signature = "($self, tier=0)")]
+    /// The block table of a group of layers on a tier, in logical order.
+    #[pyo3(signature = (tier=None, group=0), text_signature = "($self, tier=0, group=0)")]
     fn slots<'py>(
         &self,
         py: Python<'py>,
         tier: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = number::group)] group: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
         let tier = tier.map_or(Ok(0), |tier| self.shared.tier(tier))?;
-        let (rows, table) = self.shared.call(py, |manager| manager.slots(self.id, tier))?;
+        let (rows, table) =
+            self.shared.call(py, |manager| manager.group_table(self.id, tier, group))?;
         let blocks = table.len() / rows.max(1);
         let table = table.into_pyarray(py);
         if self.shared.layer_slots(tier) {

@@ -81,11 +81,11 @@ macro_rules! moves {
     };
 }
 
-/// Kind, lease, tiers and layers of a move.
-type MoveClass = (u8, u64, u8, u8, u16, u16);
+/// Kind, lease, tiers, group and layers of a move.
+type MoveClass = (u8, u64, u8, u8, u8, u16, u16);
 
 fn move_class(row: &Move) -> MoveClass {
-    (row.kind, row.lease, row.src, row.dst, row.layer_lo, row.layer_hi)
+    (row.kind, row.lease, row.src, row.dst, row.group, row.layer_lo, row.layer_hi)
 }
 
 /// Moves in topological order, as columns of equal length.

@@ -58,9 +58,9 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         )));
     }
     let resume = given.resume.map(|resume| groups(resume, given)).transpose()?;
-    let blocks = resume.as_ref().map(|resume| resume.blocks);
-    let mut tiers =
-        given.tiers.iter().map(|tier| spec(tier, given, blocks)).collect::<PyResult<Vec<_>>>()?;
+    let blocks = |at: usize| resume.as_ref().map(|resume| resume.blocks[at]);
+    let specs = given.tiers.iter().enumerate().map(|(at, tier)| spec(tier, given, blocks(at)));
+    let mut tiers = specs.collect::<PyResult<Vec<_>>>()?;
     if let [.., above, last] = &mut tiers[..]
         && last.kind == Kind::Remote
         && given.tiers[given.tiers.len() - 1].getattr("path")?.is_truthy()?
@@ -99,18 +99,20 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     })
 }
 
-/// Kind, window, sinks and bytes of a slot of a group.
-type GroupRow = (String, u64, u64, u64);
+/// Kind, window, sinks, bytes of a slot and layers of a group.
+type GroupRow = (String, u64, u64, u64, u16);
 
-/// Groups; layers, bytes of a layer and most blocks of the first; bytes of the tier; resume points.
-type Plan = (Vec<GroupRow>, (u16, u64, u32), u64, (u32, u32));
+/// Groups; bytes of a layer of the first; of each tier the most blocks of the first group, and the
+/// bytes; resume points.
+type Plan = (Vec<GroupRow>, u64, Vec<(u32, u64)>, (u32, u32));
 
 /// Groups of a model, and the first one's size.
 struct Resume {
     groups: Groups,
     layers: u16,
     layer_bytes: u64,
-    blocks: u32,
+    /// By tier.
+    blocks: Vec<u32>,
 }
 
 /// The groups of the model, of which each keeps what resume points need.
@@ -118,17 +120,19 @@ fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Resume> 
     instance(resume, "resume", "kvtrie.resume", "ResumePoints")?;
     let tiers = PyTuple::new(resume.py(), given.tiers)?;
     let plan = resume.call_method1("_plan", (given.model, tiers, given.real_tokens()?))?;
-    let (rows, (layers, layer_bytes, blocks), bytes, points): Plan = plan.extract()?;
-    let group = |(kind, window, sinks, slot_bytes): GroupRow| {
+    let (rows, layer_bytes, rooms, points): Plan = plan.extract()?;
+    let layers = rows.first().map_or(1, |row| row.4);
+    let group = |(kind, window, sinks, slot_bytes, layers): GroupRow| {
         let kinds = [
             ("full", GroupKind::Full),
             ("sliding", GroupKind::Sliding { window, sinks }),
             ("chunked", GroupKind::Chunked { chunk: window }),
             ("state", GroupKind::State),
         ];
-        Ok(Group { kind: chosen(&kind, "kind", &kinds)?, slot_bytes })
+        Ok(Group { kind: chosen(&kind, "kind", &kinds)?, slot_bytes, layers })
     };
     let groups = rows.into_iter().map(group).collect::<PyResult<_>>()?;
+    let (blocks, bytes) = rooms.into_iter().unzip();
     let groups = Groups { groups, bytes, newest: points.0, every: points.1 };
     Ok(Resume { groups, layers, layer_bytes, blocks })
 }

@@ -23,10 +23,10 @@ impl Manager {
     pub(crate) fn band(&self, tier: TierId, block: BlockId) -> Band {
         // Without hints no table is read: this runs for every link.
         if self.hints.all_normal() {
-            return if self.points.is_none() { Band::NORMAL } else { self.point_band(block) };
+            return if self.points.is_none() { Band::NORMAL } else { self.point_band(tier, block) };
         }
         let band = self.band_of(tier, block, self.hints.claims.priority(block));
-        if self.points.is_none() { band } else { band.min(self.point_band(block)) }
+        if self.points.is_none() { band } else { band.min(self.point_band(tier, block)) }
     }
 
     fn band_of(&self, tier: TierId, block: BlockId, priority: Priority) -> Band {

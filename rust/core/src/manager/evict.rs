@@ -12,12 +12,12 @@
 //! ```
 
 pub(super) mod leaving;
+pub(super) mod room_below;
 pub(super) mod set;
 pub(super) mod write;
 
 use std::ops::Range;
 
-use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, Structure, TierId};
 use crate::error::Error;
 use crate::private_slots::PrivateSlotId;
@@ -95,6 +95,7 @@ impl Manager {
         // The eviction of another victim may have linked it again.
         self.tiers[tier].eviction.unlink(blocks.end - 1);
         self.blocks.evict_run(tier, blocks.clone());
+        self.refresh_above(tier, before);
         for block in blocks.clone() {
             self.note_arrival(tier, block);
         }
@@ -134,7 +135,10 @@ impl Manager {
     ) {
         let stores = self.store(tier, block, dirty, now, |_| (slot, End::Leaving));
         let [by] = stores[..] else { unreachable!("one slot leaves by one store") };
-        self.moves.get_mut(by).expect("just made").leaves = Some(Leaves { tier, slot, held });
+        // A slot of a shared page may be another group's by the time that its store fails.
+        if self.points.is_none() {
+            self.moves.get_mut(by).expect("just made").leaves = Some(Leaves { tier, slot, held });
+        }
         self.blocks.drain(tier, slot, by);
     }
 
@@ -157,9 +161,8 @@ impl Manager {
         for piece in self.pieces(tier, below, transit, layers) {
             let (slot, end) = source(piece.lo);
             let dst = self.slot_of(below, block, piece.lo);
-            let waits = self.blocks.space(below).drained_by(dst);
             let mut from = (tier, slot, end);
-            let mut deps: MoveIds = waits.into_iter().collect();
+            let mut deps = self.blocks.waits(below, dst);
             if let Some(host) = transit {
                 let (up, passing, private) = self.pass_up(block, from, host, piece, now);
                 deps.push(up);

@@ -15,6 +15,7 @@ pub(super) mod awaits;
 pub(super) mod batch;
 pub(super) mod complete;
 pub(super) mod fail;
+pub(super) mod group;
 pub(super) mod load;
 
 use rustc_hash::FxHashMap;
@@ -101,7 +102,7 @@ impl Manager {
             }
         }
         // While slots drain, a lease that was promised one waits for the store that reads it.
-        if !self.blocks.space(0).none_draining() {
+        if !self.blocks.none_draining(0) {
             for lease in self.leases.values() {
                 self.each_reader(lease, |id| visit(id, lease.id));
             }
@@ -167,13 +168,7 @@ impl Manager {
         let Route { lane, keyed, labelled } = route;
         let since = if self.marked.is_empty() { 0 } else { self.marked_until(src, block) };
         let start = self.moves.depend(id, &mut deps, now.max(since));
-        let full = self.settings.layer_bytes * u64::from(layers.len());
-        // A partial block transfers only its tokens.
-        let bytes = if tokens == self.settings.block_tokens {
-            full
-        } else {
-            full * u64::from(tokens) / u64::from(self.settings.block_tokens)
-        };
+        let bytes = self.bytes_of(dst.2.group(), layers, tokens);
         let times = self.lanes.transmit(lane, bytes, start, layers.len());
         let key = match block {
             Some(block) if keyed => self.key(block),
@@ -194,6 +189,7 @@ impl Manager {
                 dst: dst.0,
                 src_slot: src.1,
                 dst_slot: dst.1,
+                group: dst.2.group(),
                 layers,
                 after: NO_MOVE,
                 tokens,
@@ -215,6 +211,16 @@ impl Manager {
             handed: now,
         });
         (id, times)
+    }
+
+    /// Bytes of some tokens of a block: a partial block transfers only its own.
+    fn bytes_of(&self, group: u8, layers: Layers, tokens: u32) -> u64 {
+        let full = self.move_bytes(group, layers);
+        if tokens == self.settings.block_tokens {
+            full
+        } else {
+            full * u64::from(tokens) / u64::from(self.settings.block_tokens)
+        }
     }
 
     /// When a source that was marked and is still arriving is there; 0 for any other.

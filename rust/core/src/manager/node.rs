@@ -119,7 +119,7 @@ impl Manager {
                 .prices
                 .of(block)
                 .map(|price| self.settings.cost.objective().weight(price))
-                .or_else(|| self.point_price(block)),
+                .or_else(|| self.point_price(tier, block)),
             reload: if index.needs(Needs::RELOAD) { self.reload(tier) } else { Reload::default() },
             last_use: if index.needs(Needs::REUSE) {
                 self.feed.last_use(block, depth, &self.settings)
@@ -175,7 +175,7 @@ impl Manager {
                     .trie()
                     .children(block)
                     .any(|child| self.residency(tier, child).state != ResidencyState::Absent)
-                || self.has_point(block))
+                || self.has_point_on(tier, block))
     }
 
     /// Prefetches the CPU cache lines of a block's residencies on all tiers.
@@ -241,6 +241,15 @@ impl Manager {
         self.refresh_on(tier, block);
         if let Some(parent) = self.trie().parent(block) {
             self.refresh_on(tier, parent);
+            self.refresh_above(tier, Some(parent));
+        }
+    }
+
+    /// Updates the entries on the tiers above of a block whose children left a tier or came to it: by
+    /// that it serves a resume point or not.
+    pub(super) fn refresh_above(&mut self, tier: TierId, block: Option<BlockId>) {
+        if let (true, Some(block)) = (self.points.is_some(), block) {
+            (0..tier).for_each(|above| self.refresh_on(above, block));
         }
     }
 
@@ -384,7 +393,8 @@ impl Manager {
                 return;
             }
             let held = (0..self.tiers.len())
-                .any(|tier| self.residency(tier, block).state != ResidencyState::Absent);
+                .any(|tier| self.residency(tier, block).state != ResidencyState::Absent)
+                || self.blocks.groups_arrive(block);
             if held || self.node(block).refs > 0 || self.trie().children(block).next().is_some() {
                 return;
             }

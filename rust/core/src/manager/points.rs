@@ -1,8 +1,9 @@
 //! Resume points: borders of blocks at which a request can go on, of a model with several groups.
 //!
-//! A point holds what a resume at its border needs of the groups after the first. In the eviction index
-//! the entry of a block with a point is the point's: it leaves before the block, which keeps the blocks
-//! before it. A block without a point that no block follows serves no resume, and leaves first.
+//! A point is on one or more tiers. On each it holds all that a resume at its border needs of the
+//! groups after the first. In that tier's eviction index the entry of a block with a point is the
+//! point's: it leaves before the block, which keeps the blocks before it. A block without a point that
+//! no block follows serves no resume, and leaves first.
 //!
 //! ```text
 //!   blocks   0 -- 1 -- 2 -- 3 -- 4 -- 5     point at 4: cost of 2..4, bytes of its windows and state
@@ -10,13 +11,14 @@
 //!                             6 -- 7 < point at 8, whose point before is that at 2
 //! ```
 //!
-//! Invariant: a point's needs are resident and held by it; `before` is the nearest point on the path
+//! Invariant: a point's needs are on each of its tiers, and held by it; `before` is the nearest point on the path
 //! to it, `after` the points that name it. Cost: O(path) per point, O(log n) per block looked up.
+
+mod audit;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, TierId};
@@ -25,6 +27,7 @@ use crate::group::{Group, longest};
 use crate::hint::{Band, Priority};
 use crate::manager::Manager;
 use crate::manager::settings::{Groups, Settings};
+use crate::tier::ResidencyState;
 
 /// Priority of blocks that serve no resume point.
 const USELESS: Priority = 0;
@@ -36,6 +39,8 @@ pub(super) struct Point {
     pub(super) border: u32,
     /// Whether newer points of the path do not replace it.
     pub(super) kept: bool,
+    /// Bit set of the tiers that have all that it needs.
+    pub(super) tiers: u8,
     /// Block of the nearest point before it on its path.
     pub(super) before: Option<BlockId>,
     /// Blocks of the points whose `before` it is.
@@ -94,9 +99,26 @@ impl Manager {
         self.points.as_ref().is_some_and(|points| points.at.contains_key(&block))
     }
 
-    /// Whether a resume point is after one of these blocks.
-    pub(super) fn points_among(&self, blocks: Range<BlockId>) -> bool {
-        self.points.as_ref().is_some_and(|points| points.at.range(blocks).next().is_some())
+    /// Whether a resume point after a block is on a tier.
+    pub(super) fn has_point_on(&self, tier: TierId, block: BlockId) -> bool {
+        let point = self.points.as_ref().and_then(|points| points.at.get(&block));
+        point.is_some_and(|point| point.tiers >> tier & 1 == 1)
+    }
+
+    /// Whether a resume point after one of these blocks is on a tier.
+    pub(super) fn points_among(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
+        let points = self.points.iter().flat_map(|points| points.at.range(blocks.clone()));
+        points.into_iter().any(|(_, point)| point.tiers >> tier & 1 == 1)
+    }
+
+    /// Whether a block at the end of a path on a tier serves a resume: at a point after it, or on the
+    /// way to one on a tier below.
+    pub(super) fn serves_points(&self, tier: TierId, block: BlockId) -> bool {
+        let below = |child: BlockId| {
+            let absent = |at| self.residency(at, child).state == ResidencyState::Absent;
+            !(tier + 1..self.tiers.len()).all(absent)
+        };
+        self.points.is_none() || self.has_point(block) || self.trie().children(block).any(below)
     }
 
     /// The blocks of a run that have a resume point.
@@ -115,19 +137,20 @@ impl Manager {
         }
     }
 
-    /// The band of a block, by whether it serves a resume.
-    pub(super) fn point_band(&self, block: BlockId) -> Band {
-        let priority = if self.has_point(block) { Band::NORMAL.priority } else { USELESS };
+    /// The band of a block on a tier, by whether it serves a resume.
+    pub(super) fn point_band(&self, tier: TierId, block: BlockId) -> Band {
+        let serves = self.serves_points(tier, block);
+        let priority = if serves { Band::NORMAL.priority } else { USELESS };
         Band { priority, ..Band::NORMAL }
     }
 
-    /// Worth of a resume point, if one is after the block: the cost of computing from the point before
+    /// Worth of a resume point on a tier, if one is after the block: the cost of computing from the point before
     /// it, for as many bytes as a token of the first group has. The bytes are those that leave with
     /// the point: its windows and states and, if no other point follows, the blocks after the point
     /// before it.
-    pub(super) fn point_price(&self, block: BlockId) -> Option<f64> {
+    pub(super) fn point_price(&self, tier: TierId, block: BlockId) -> Option<f64> {
         let points = self.points.as_ref()?;
-        let point = points.at.get(&block)?;
+        let point = points.at.get(&block).filter(|point| point.tiers >> tier & 1 == 1)?;
         let from = point.before.map_or(0, |before| points.at[&before].border);
         let tokens = |blocks: u32| u64::from(blocks) * points.block_tokens;
         let (start, end) = (tokens(from), tokens(point.border));
@@ -142,21 +165,36 @@ impl Manager {
     }
 
     /// Cuts a path of blocks of the first group to the longest border at which all groups have what a
-    /// resume needs.
+    /// resume needs, on any tier.
     pub(super) fn cut_to_groups(&self, path: &mut Vec<BlockId>) {
-        let Some(points) = &self.points else { return };
-        let most = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
-        let has = |at, block: u32| self.blocks.group_slot(at, path[block as usize]).is_some();
-        let border = longest(&points.groups, points.block_tokens, most, has);
-        path.truncate(border as usize);
+        if self.points.is_some() {
+            let border = self.longest_border(path, self.tiers.len());
+            path.truncate(border as usize);
+        }
     }
 
-    /// Whether all that a resume at a border of a path needs of the groups after the first is there.
-    fn can_resume(&self, path: &[BlockId], border: u32) -> bool {
+    /// The longest border of a path at which the first `tiers` tiers have what a resume needs of the
+    /// groups after the first.
+    pub(super) fn longest_border(&self, path: &[BlockId], tiers: usize) -> u32 {
+        let points = self.points.as_ref().expect("a model of several groups");
+        let most = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
+        let has = |at, block: u32| self.group_on(at, path[block as usize], tiers);
+        longest(&points.groups, points.block_tokens, most, has)
+    }
+
+    /// Whether one of the first `tiers` tiers has a block in a group after the first, or expects it.
+    pub(super) fn group_on(&self, at: usize, block: BlockId, tiers: usize) -> bool {
+        // A failed move may still write the slot on the first tier: nothing can be loaded there.
+        let stuck = self.blocks.group_arrival(0, at, block).is_some_and(|arrival| arrival.failed);
+        !stuck && (0..tiers).any(|tier| self.blocks.group_here(tier, at, block))
+    }
+
+    /// Whether a tier has all that a resume at a border of a path needs of the groups after the first.
+    fn can_resume(&self, tier: TierId, path: &[BlockId], border: u32) -> bool {
         let Some(points) = &self.points else { return false };
         points.groups.iter().enumerate().all(|(at, group)| {
             let mut needed = group.needed(border, points.block_tokens).iter();
-            needed.all(|block| self.blocks.group_slot(at, path[block as usize]).is_some())
+            needed.all(|block| self.blocks.group_here(tier, at, path[block as usize]))
         })
     }
 
@@ -170,24 +208,24 @@ impl Manager {
         points.groups.iter().enumerate().flat_map(of).collect()
     }
 
-    /// Makes a border of a path a resume point, if all that it needs is there. A point that newer ones
+    /// Makes a border of a path a resume point, if the first tier has all that it needs. A point that newer ones
     /// of its path do not replace is `kept`; of the others the oldest is released where there are too
     /// many.
     pub(super) fn add_point(&mut self, path: &[BlockId], border: u32, kept: bool) {
-        if border == 0 || !self.can_resume(path, border) {
+        if border == 0 || !self.can_resume(0, path, border) {
             return;
         }
         let block = path[border as usize - 1];
         let points = self.points.as_mut().expect("a model of several groups");
         if let Some(known) = points.at.get_mut(&block) {
             known.kept |= kept;
+            if known.tiers & 1 == 0 {
+                self.hold_point(0, path, border);
+            }
             return;
         }
         let before = path[..border as usize - 1].iter().rev();
         let before = before.copied().find(|block| points.at.contains_key(block));
-        for (at, block) in self.needs(path, border) {
-            self.blocks.hold_group(at, block);
-        }
         let after = self.points_below(block);
         let points = self.points.as_mut().expect("seen above");
         for below in &after {
@@ -197,13 +235,24 @@ impl Manager {
             before.after.retain(|below| !after.contains(below));
             before.after.push(block);
         }
-        points.at.insert(block, Point { border, kept, before, after: after.clone() });
-        self.refresh_on(0, block);
+        points.at.insert(block, Point { border, kept, tiers: 0, before, after: after.clone() });
+        self.hold_point(0, path, border);
         // The worth of the points around it hangs on it.
         for other in after.into_iter().chain(before) {
-            self.refresh_on(0, other);
+            self.refresh(other);
         }
         self.replace_points(block);
+    }
+
+    /// Holds what the point at a border of a path needs on a tier, which has it or expects it.
+    pub(super) fn hold_point(&mut self, tier: TierId, path: &[BlockId], border: u32) {
+        for (at, block) in self.needs(path, border) {
+            self.blocks.hold_group(tier, at, block);
+        }
+        let block = path[border as usize - 1];
+        let points = self.points.as_mut().expect("a model of several groups");
+        points.at.get_mut(&block).expect("a point").tiers |= 1 << tier;
+        self.refresh(block);
     }
 
     /// The nearest points below a block.
@@ -241,10 +290,34 @@ impl Manager {
         }
     }
 
+    /// Ends the point after a block on one tier, and with its last tier the point.
+    pub(super) fn drop_point_on(&mut self, tier: TierId, block: BlockId) {
+        let Some(points) = &mut self.points else { return };
+        let Some(point) = points.at.get_mut(&block) else { return };
+        if point.tiers == 1 << tier {
+            self.drop_point(block);
+        } else if point.tiers >> tier & 1 == 1 {
+            point.tiers &= !(1 << tier);
+            let border = point.border;
+            self.let_go(tier, block, border);
+            self.refresh(block);
+        }
+    }
+
+    /// Ends the holds of a point on a tier.
+    fn let_go(&mut self, tier: TierId, block: BlockId, border: u32) {
+        let path = self.path_to(Some(block));
+        for (at, block) in self.needs(&path, border) {
+            self.blocks.unhold_group(tier, at, block);
+        }
+    }
+
     /// Ends the point after a block, if there is one. What it alone held is released.
     pub(super) fn drop_point(&mut self, block: BlockId) {
         let Some(points) = &mut self.points else { return };
-        let Some(Point { border, before, after, .. }) = points.at.remove(&block) else { return };
+        let Some(Point { border, tiers, before, after, .. }) = points.at.remove(&block) else {
+            return;
+        };
         for below in &after {
             points.at.get_mut(below).expect("a point").before = before;
         }
@@ -252,91 +325,25 @@ impl Manager {
             before.after.retain(|below| *below != block);
             before.after.extend(after.iter().copied());
         }
-        let path = self.path_to(Some(block));
-        for (at, block) in self.needs(&path, border) {
-            self.blocks.unhold_group(at, block);
+        for tier in (0..self.tiers.len()).filter(|tier| tiers >> tier & 1 == 1) {
+            self.let_go(tier, block, border);
         }
-        self.refresh_on(0, block);
+        self.refresh(block);
         // Without it the points below cost more to compute, and the one before may be the last.
         for other in after.into_iter().chain(before) {
-            self.refresh_on(0, other);
+            self.refresh(other);
         }
     }
 
-    /// Points, links and holds agree with each other and with the leases.
-    pub(super) fn audit_points(&self, broken: &mut Vec<String>) {
-        let (Some(points), Some(arena)) = (&self.points, self.blocks.arena()) else { return };
-        let mut holds = self.audit_links(points, broken);
-        let mut live = vec![0_u64; points.groups.len()];
-        for lease in self.leases.values() {
-            let Some(windows) = &lease.windows else { continue };
-            for (at, (held, open)) in windows.held.iter().zip(&windows.open).enumerate() {
-                live[at] += open.len() as u64;
-                for &block in held {
-                    *holds.entry((at, lease.path.blocks()[block as usize])).or_default() += 1;
-                }
-                if open.iter().any(|&slot| !arena.is_live(at + 1, slot)) {
-                    broken.push(format!("lease {} has a slot of group {at} twice", lease.id));
-                }
-            }
+    /// Ends the points on a tier that need a block in a group, which it has lost.
+    pub(super) fn drop_points_of(&mut self, tier: TierId, at: usize, block: BlockId) {
+        let Some(points) = &self.points else { return };
+        let on = points.at.iter().filter(|(_, point)| point.tiers >> tier & 1 == 1);
+        let concerned = on.filter(|&(&end, point)| {
+            self.needs(&self.path_to(Some(end)), point.border).contains(&(at, block))
+        });
+        for end in concerned.map(|(&end, _)| end).collect::<Vec<_>>() {
+            self.drop_point_on(tier, end);
         }
-        for block in self.living() {
-            for (at, live) in live.iter_mut().enumerate() {
-                let seen = holds.get(&(at, block)).copied().unwrap_or(0);
-                let slot = self.blocks.group_slot(at, block);
-                *live += u64::from(slot.is_some());
-                let here = !self.blocks.table(0).none_present(block..block + 1);
-                let lost = slot.is_some_and(|slot| !here || !arena.is_live(at + 1, slot));
-                if seen != self.blocks.group_holds(at, block)
-                    || lost
-                    || (seen > 0 && slot.is_none())
-                {
-                    broken.push(format!(
-                        "block {block} has slot {slot:?} in group {at} and {} holds, {seen} seen",
-                        self.blocks.group_holds(at, block)
-                    ));
-                }
-            }
-        }
-        let first = u64::from(self.blocks.space(0).capacity());
-        let counted = std::iter::once(first).chain(live);
-        for (group, counted) in counted.enumerate() {
-            if counted != arena.live(group) {
-                broken.push(format!(
-                    "group {group} has {counted} slots, {} in its pages",
-                    arena.live(group)
-                ));
-            }
-        }
-    }
-
-    /// Links of the points, and how often they hold a block in a group.
-    fn audit_links(
-        &self,
-        points: &Points,
-        broken: &mut Vec<String>,
-    ) -> FxHashMap<(usize, BlockId), u16> {
-        let mut holds: FxHashMap<(usize, BlockId), u16> = FxHashMap::default();
-        for (&block, point) in &points.at {
-            let path = self.path_to(Some(block));
-            if path.len() != point.border as usize || !self.can_resume(&path, point.border) {
-                broken.push(format!("nothing resumes at the point after block {block}"));
-                continue;
-            }
-            for held in self.needs(&path, point.border) {
-                *holds.entry(held).or_default() += 1;
-            }
-            let before = path[..path.len() - 1].iter().rev();
-            let before = before.copied().find(|block| points.at.contains_key(block));
-            let named = before.is_none_or(|before| points.at[&before].after.contains(&block));
-            if before != point.before || !named {
-                broken.push(format!("the point after block {block} is linked to {before:?}"));
-            }
-        }
-        let linked: usize = points.at.values().map(|point| point.after.len()).sum();
-        if linked != points.at.values().filter(|point| point.before.is_some()).count() {
-            broken.push(format!("{linked} points are linked as after another"));
-        }
-        holds
     }
 }

@@ -11,10 +11,12 @@
 pub(super) mod acquire;
 pub(super) mod ages;
 pub(super) mod ahead;
+pub(super) mod borders;
 pub(super) mod branch;
 pub(super) mod commit;
 pub(super) mod digests;
 pub(super) mod expected_sessions;
+pub(super) mod group_room;
 pub(super) mod index;
 pub(super) mod lease;
 pub(super) mod lookup;

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::group::{Group, GroupKind, page_bytes};
 use crate::policy;
 use crate::residency::Arena;
-use crate::tier::{Kind, Owner, TierSpec};
+use crate::tier::{Kind, Owner, TierSpec, Write};
 
 /// Order in which the layers of a last copy are dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,8 +68,8 @@ pub struct Settings {
 pub struct Groups {
     /// The first one is full and has the settings' `layers` and `layer_bytes`; two or more in all.
     pub groups: Vec<Group>,
-    /// Bytes of the first tier, of all groups together.
-    pub bytes: u64,
+    /// Bytes of each tier, of all groups together.
+    pub bytes: Vec<u64>,
     /// Resume points that are kept of a path, the newest ones; those at branches are kept in addition.
     pub newest: u32,
     /// Blocks from one resume point to the next, all of which are kept then; 0 for points at the end of
@@ -81,14 +81,18 @@ impl Groups {
     /// Most groups.
     const MOST: usize = 64;
 
-    /// The arena of the first tier.
+    /// The arenas of all tiers.
     ///
     /// # Errors
     /// [`Error::Config`] if a block of the first group and a resume point do not fit.
-    pub(super) fn arena(&self) -> Result<Arena> {
+    pub(super) fn arenas(&self) -> Result<Vec<Arena>> {
+        self.bytes.iter().map(|&bytes| self.arena(bytes)).collect()
+    }
+
+    fn arena(&self, bytes: u64) -> Result<Arena> {
         let slots: Vec<u64> = self.groups.iter().map(|group| group.slot_bytes).collect();
         let page = page_bytes(&slots)?;
-        let pages = u32::try_from(self.bytes / page).unwrap_or(u32::MAX);
+        let pages = u32::try_from(bytes / page).unwrap_or(u32::MAX);
         let per_page = |&slot: &u64| {
             u16::try_from(page / slot).map_err(|_| {
                 Error::config(format!("a page of {page} bytes has more than 65535 slots of {slot}"))
@@ -98,16 +102,14 @@ impl Groups {
         let most = u64::from(pages) * u64::from(per_page.iter().copied().max().unwrap_or(1));
         if most >= u64::from(Token::MAX) {
             return Err(Error::config(format!(
-                "{} bytes are {most} slots of one group, at most 2^32 - 2 wanted",
-                self.bytes
+                "{bytes} bytes are {most} slots of one group, at most 2^32 - 2 wanted"
             )));
         }
         let arena = Arena::new(pages, &per_page);
         if !arena.fits(&vec![1; slots.len()]) {
             return Err(Error::config(format!(
-                "{} bytes are {pages} pages of {page}: {} are wanted for one block and one resume \
-                 point",
-                self.bytes,
+                "{bytes} bytes are {pages} pages of {page}: {} are wanted for one block and one \
+                 resume point",
                 slots.len()
             )));
         }
@@ -123,12 +125,22 @@ impl Groups {
                 Self::MOST
             )));
         }
-        let first = &settings.tiers[0];
-        let plain = tiers == 1 && first.owner == Owner::Nobody && !first.layer_slots;
-        if !plain || first.growth_reserve > 0.0 || settings.structure != Structure::LeafOnly {
+        let plain = |tier: &TierSpec| {
+            tier.owner == Owner::Nobody
+                && !tier.layer_slots
+                && tier.growth_reserve <= 0.0
+                && tier.free_low <= 0.0
+                && tier.write != Write::Through
+        };
+        if tiers > 2
+            || self.bytes.len() != tiers
+            || !settings.tiers.iter().all(plain)
+            || settings.structure != Structure::LeafOnly
+        {
             return Err(Error::config(format!(
-                "several groups on {tiers} tiers, structure '{}': one tier without bytes (owner \
-                 'none'), layer_slots and growth_reserve, and 'leaf-only' are supported",
+                "several groups on {tiers} tiers, structure '{}': one or two tiers without bytes \
+                 (owner 'none'), layer_slots, growth_reserve, free_low and write='through', and \
+                 'leaf-only' are supported",
                 settings.structure.name()
             )));
         }
@@ -145,7 +157,7 @@ impl Groups {
         if self.newest == 0 {
             return Err(Error::config("0 resume points of a path are kept, at least 1 wanted"));
         }
-        self.arena().map(drop)
+        self.arenas().map(drop)
     }
 }
 

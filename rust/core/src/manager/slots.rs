@@ -45,7 +45,7 @@ impl Manager {
         }
         let space = &self.blocks.space(private.tier);
         if !self.tiers[private.tier].spec.layer_slots {
-            return space.drained_by(private.slot).into_iter().collect();
+            return self.blocks.waits(private.tier, private.slot);
         }
         let mut waits: MoveIds =
             space.row(private.slot).iter().filter_map(|&slot| space.drained_by(slot)).collect();

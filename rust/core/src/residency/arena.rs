@@ -6,10 +6,16 @@
 //!   page · page bytes + place · slot bytes
 //! ```
 //!
+//! A slot may be given back while moves still read it. Whichever slot its page is cut into next, a new
+//! holder waits for those moves.
 //! Invariant: a page is free, or one group's and has a live slot; so a page returns with its last
-//! slot. Cost: O(1) per slot; 13 bytes per page and 2 per free slot of a page in use.
+//! slot. Cost: O(1) per slot, O(draining pages) per move that ends; 13 bytes per page and 2 per free
+//! slot of a page in use.
 
-use crate::block::Slot;
+use rustc_hash::FxHashMap;
+
+use crate::arrival::MoveIds;
+use crate::block::{MoveId, Slot};
 
 /// Group of a page that is free.
 const FREE: u8 = u8::MAX;
@@ -47,6 +53,8 @@ pub struct Arena {
     /// Pages that were used and are free.
     free: Vec<u32>,
     shares: Vec<Share>,
+    /// Pages with a slot that moves still read, with those moves.
+    draining: FxHashMap<u32, MoveIds>,
 }
 
 impl Arena {
@@ -54,7 +62,13 @@ impl Arena {
     #[must_use]
     pub fn new(pages: u32, per_page: &[u16]) -> Self {
         let shares = per_page.iter().map(|&per_page| Share { per_page, ..Share::default() });
-        Self { pages: Vec::new(), room: pages, free: Vec::new(), shares: shares.collect() }
+        Self {
+            pages: Vec::new(),
+            room: pages,
+            free: Vec::new(),
+            shares: shares.collect(),
+            draining: FxHashMap::default(),
+        }
     }
 
     /// Number of pages.
@@ -172,6 +186,39 @@ impl Arena {
                 self.pages[moved as usize].at = u32::try_from(at).expect("no more than pages");
             }
         }
+    }
+
+    /// Gives a slot back that these moves still read.
+    pub fn drain(&mut self, group: usize, slot: Slot, by: &[MoveId]) {
+        let page = self.page(group, slot);
+        self.give(group, slot);
+        self.draining.entry(page).or_default().extend_from_slice(by);
+    }
+
+    /// Ends a move's reads of slots that were given back.
+    pub fn drained(&mut self, by: MoveId) {
+        self.draining.retain(|_, moves| {
+            moves.retain(|id| *id != by);
+            !moves.is_empty()
+        });
+    }
+
+    /// The moves that must end before a slot may be written.
+    #[must_use]
+    pub fn waits(&self, group: usize, slot: Slot) -> MoveIds {
+        if self.draining.is_empty() {
+            return MoveIds::new();
+        }
+        self.draining.get(&self.page(group, slot)).cloned().unwrap_or_default()
+    }
+
+    /// All moves that read slots which were given back.
+    pub fn draining(&self) -> impl Iterator<Item = MoveId> + '_ {
+        self.draining.values().flatten().copied()
+    }
+
+    fn page(&self, group: usize, slot: Slot) -> u32 {
+        slot / u32::from(self.shares[group].per_page)
     }
 
     /// Whether a slot of a group is live.

@@ -1,44 +1,61 @@
-//! Residencies of the groups after the first, on the first tier, and the arena that all groups share.
+//! Residencies of the groups after the first, by tier, and the arena that all groups of a tier share.
 //!
-//! The first group has the table and the space of a model with one group; its space is stocked with
-//! slots out of the arena when room is made, and gives free ones back. A residency of another group
-//! is held by resume points and leases. One that none holds is released: it is found, and its slot
-//! is taken before any victim.
+//! The first group has the tables and the spaces of a model with one group; its space on a tier is
+//! stocked with slots out of the arena when room is made, and gives free ones back. A residency of
+//! another group is held by resume points and, on the first tier, by leases. One that none holds is
+//! released: it is found, and its slot is taken before any victim.
 //!
-//! Invariant: a block has residencies of other groups only while it has one of the first. Cost: O(1)
-//! per verb; 6 bytes per block and group, 8 per released residency.
+//! ```text
+//!            begin_group_arrival           end_group_arrival
+//!   absent ──────────────────────> arriving ────────────────> resident ──┐ begin_group_read,
+//!     ^ └──────────────── settle_group ──────────────────────> ^   │ ^ └─┘ end_group_read
+//!     └── take_released, drop_block; a move that reads the slot drains it
+//! ```
+//!
+//! Invariant: a block that leaves the trie has no residency of any group. Cost: O(1) per verb; 6 bytes
+//! per block, group and tier, 8 per released residency.
 
 use std::collections::VecDeque;
 
-use crate::block::{BlockId, NO_SLOT, Slot};
-use crate::paged_vec::PagedVec;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Arena, Blocks, Space};
+use crate::arrival::{Arrival, MoveIds};
+use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
+use crate::paged_vec::PagedVec;
+use crate::tier::{Residency, ResidencyState};
+
+use super::{Arena, Blocks, ResidencyTable, Space};
 
 /// Number of a group after the first: group `at + 1` of the model.
 type At = usize;
 
-/// Residencies of one group.
+/// Residencies of one group on one tier.
 #[derive(Debug)]
 struct GroupTable {
-    slots: PagedVec<Slot>,
+    table: ResidencyTable,
     /// Resume points and leases that hold a residency.
     holds: PagedVec<u16>,
     /// Residencies that are held.
     held: u64,
-    /// Residencies in all.
+    /// Residencies in all, arriving ones included.
     resident: u64,
 }
 
-/// Residencies of all groups after the first.
+/// One tier: its arena, and the residencies of all groups after the first.
 #[derive(Debug)]
-pub(super) struct GroupBlocks {
+struct GroupTier {
     arena: Arena,
     tables: Vec<GroupTable>,
     /// Released residencies, the oldest first. A row may be out of date: its residency is held again
     /// or has gone.
     released: VecDeque<(u8, BlockId)>,
+    /// Moves that read a residency.
+    readers: FxHashMap<(u8, BlockId), MoveIds>,
 }
+
+/// Residencies of all groups after the first.
+#[derive(Debug)]
+pub(super) struct GroupBlocks(Vec<GroupTier>);
 
 /// Slots of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,177 +67,348 @@ pub struct GroupSlots {
     pub released: u64,
 }
 
-impl GroupBlocks {
-    /// Empty, over an arena.
-    pub(super) fn new(arena: Arena, groups: usize) -> Self {
-        let table = |_| GroupTable {
-            slots: PagedVec::new(NO_SLOT),
+impl GroupTable {
+    fn holds(&self, block: BlockId) -> u16 {
+        self.holds.get(block).copied().unwrap_or(0)
+    }
+
+    fn present(&self, block: BlockId) -> bool {
+        self.table.get(block).slot != NO_SLOT
+    }
+}
+
+impl GroupTier {
+    fn new(arena: Arena, layers: &[u16]) -> Self {
+        let table = |&layers: &u16| GroupTable {
+            table: ResidencyTable::new(Layers::new(0, layers)),
             holds: PagedVec::new(0),
             held: 0,
             resident: 0,
         };
-        Self { arena, tables: (1..groups).map(table).collect(), released: VecDeque::new() }
+        Self {
+            arena,
+            tables: layers.iter().map(table).collect(),
+            released: VecDeque::new(),
+            readers: FxHashMap::default(),
+        }
     }
 
-    fn slot(&self, at: At, block: BlockId) -> Option<Slot> {
-        self.tables[at].slots.get(block).copied().filter(|&slot| slot != NO_SLOT)
-    }
-
-    fn holds(&self, at: At, block: BlockId) -> u16 {
-        self.tables[at].holds.get(block).copied().unwrap_or(0)
-    }
-
-    /// Makes a residency that none holds absent.
+    /// Makes a residency that none holds absent; moves that read its slot drain it.
     fn drop_one(&mut self, at: At, block: BlockId) {
-        let Some(slot) = self.slot(at, block) else { return };
-        debug_assert_eq!(self.holds(at, block), 0, "block {block} of group {at} is held");
-        self.tables[at].slots[block] = NO_SLOT;
-        self.tables[at].resident -= 1;
-        self.arena.give(at + 1, slot);
+        let GroupTable { table, resident, .. } = &mut self.tables[at];
+        let slot = table.get(block).slot;
+        table.change(block, |here| *here = Residency::default());
+        *resident -= 1;
+        match self.readers.remove(&(number(at), block)) {
+            Some(by) => self.arena.drain(at + 1, slot, &by),
+            None => self.arena.give(at + 1, slot),
+        }
     }
 
-    /// Makes all residencies of a block absent, which has none of the first group any more.
-    pub(super) fn drop_block(&mut self, block: BlockId) {
-        (0..self.tables.len()).for_each(|at| self.drop_one(at, block));
+    /// Whether a residency can be taken: it is there, and nothing holds or writes it.
+    fn is_released(&self, at: At, block: BlockId) -> bool {
+        let table = &self.tables[at];
+        let here = table.table.get(block);
+        here.slot != NO_SLOT && here.state != ResidencyState::Arriving && table.holds(block) == 0
     }
 
     /// Notes a residency that none holds any more.
     fn release(&mut self, at: At, block: BlockId) {
-        self.released.push_back((u8::try_from(at).expect("few groups"), block));
+        self.released.push_back((number(at), block));
         let current: u64 = self.tables.iter().map(|table| table.resident - table.held).sum();
         // Rows out of date must not outnumber the others for long.
         if self.released.len() as u64 > 2 * current + 64 {
             let rows = std::mem::take(&mut self.released);
-            let mut seen = rustc_hash::FxHashSet::default();
-            let stays = |&(at, block): &(u8, BlockId)| {
-                let at = usize::from(at);
-                self.slot(at, block).is_some() && self.holds(at, block) == 0
-            };
+            let mut seen = FxHashSet::default();
+            let stays = |&(at, block): &(u8, BlockId)| self.is_released(usize::from(at), block);
             self.released =
                 rows.into_iter().filter(|row| stays(row) && seen.insert(*row)).collect();
         }
     }
 }
 
+impl GroupBlocks {
+    /// Extends the tables to the blocks below `bound`.
+    pub(super) fn reach(&mut self, bound: BlockId) {
+        for table in self.0.iter_mut().flat_map(|tier| &mut tier.tables) {
+            table.table.reach(bound);
+        }
+    }
+
+    /// Makes all residencies of a block absent, which leaves the trie. None may be arriving.
+    pub(super) fn drop_block(&mut self, block: BlockId) {
+        for tier in &mut self.0 {
+            for at in 0..tier.tables.len() {
+                if tier.tables[at].present(block) {
+                    debug_assert!(tier.is_released(at, block), "block {block}, group {at}");
+                    tier.drop_one(at, block);
+                }
+            }
+        }
+    }
+
+    /// Gives a slot of the first group to the arena of a tier while a move reads it.
+    pub(super) fn drain(&mut self, tier: TierId, slot: Slot, by: MoveId) {
+        self.0[tier].arena.drain(0, slot, &[by]);
+    }
+
+    /// The moves that must end before a slot of the first group may be written.
+    pub(super) fn waits(&self, tier: TierId, slot: Slot) -> MoveIds {
+        self.0[tier].arena.waits(0, slot)
+    }
+}
+
 impl<T: Copy + PartialEq + Default> Blocks<T> {
-    /// Gives the first tier, on which nothing is yet, an arena for this number of groups.
-    pub fn open_groups(&mut self, arena: Arena, groups: usize) {
-        self.tiers[0].space = Space::new(0, self.all.hi, false);
-        self.groups = Some(Box::new(GroupBlocks::new(arena, groups)));
+    /// Gives the tiers, on which nothing is yet, an arena each; `layers` are those of the groups after
+    /// the first.
+    pub fn open_groups(&mut self, arenas: Vec<Arena>, layers: &[u16]) {
+        for tier in &mut self.tiers {
+            tier.space = Space::new(0, self.all.hi, false);
+        }
+        let tiers = arenas.into_iter().map(|arena| GroupTier::new(arena, layers));
+        self.groups = Some(Box::new(GroupBlocks(tiers.collect())));
     }
 
-    fn group_blocks(&mut self) -> &mut GroupBlocks {
-        self.groups.as_mut().expect("a manager of several groups")
+    fn group_tier(&mut self, tier: TierId) -> &mut GroupTier {
+        &mut self.groups.as_mut().expect("a manager of several groups").0[tier]
     }
 
-    /// The arena of the first tier, if the model has several groups.
+    /// The arena of a tier, if the model has several groups.
     #[must_use]
-    pub fn arena(&self) -> Option<&Arena> {
-        self.groups.as_ref().map(|groups| &groups.arena)
+    pub fn arena(&self, tier: TierId) -> Option<&Arena> {
+        self.groups.as_ref().map(|groups| &groups.0[tier].arena)
     }
 
-    /// The slot of a block in a group after the first.
+    /// The residency of a block in a group after the first.
     #[must_use]
-    pub fn group_slot(&self, at: usize, block: BlockId) -> Option<Slot> {
-        self.groups.as_ref()?.slot(at, block)
+    pub fn group_residency(&self, tier: TierId, at: usize, block: BlockId) -> Residency {
+        let tier = self.groups.as_ref().map(|groups| &groups.0[tier]);
+        tier.map_or_else(Residency::default, |tier| tier.tables[at].table.get(block))
+    }
+
+    /// The arrival of a block in a group after the first.
+    #[must_use]
+    pub fn group_arrival(&self, tier: TierId, at: usize, block: BlockId) -> Option<&Arrival> {
+        self.groups.as_ref()?.0[tier].tables[at].table.arrival(block)
+    }
+
+    /// Whether a tier has a block in a group after the first, or expects it.
+    #[must_use]
+    pub fn group_here(&self, tier: TierId, at: usize, block: BlockId) -> bool {
+        match self.group_residency(tier, at, block).state {
+            ResidencyState::Resident => true,
+            ResidencyState::Arriving => {
+                self.group_arrival(tier, at, block).is_some_and(|arrival| !arrival.failed)
+            }
+            ResidencyState::Absent | ResidencyState::Bad => false,
+        }
+    }
+
+    /// Whether moves bring a block to a tier in any group after the first.
+    #[must_use]
+    pub fn groups_arrive(&self, block: BlockId) -> bool {
+        let tables = self.groups.iter().flat_map(|groups| &groups.0).flat_map(|tier| &tier.tables);
+        let mut moving = tables.filter(|table| table.table.arrivals() > 0);
+        moving.any(|table| table.table.arrival(block).is_some())
     }
 
     /// Number of resume points and leases that hold a block in a group after the first.
     #[must_use]
-    pub fn group_holds(&self, at: usize, block: BlockId) -> u16 {
-        self.groups.as_ref().map_or(0, |groups| groups.holds(at, block))
+    pub fn group_holds(&self, tier: TierId, at: usize, block: BlockId) -> u16 {
+        self.groups.as_ref().map_or(0, |groups| groups.0[tier].tables[at].holds(block))
     }
 
-    /// Slots of each group.
+    /// Moves that read a block in a group after the first.
     #[must_use]
-    pub fn group_slots(&self) -> Vec<GroupSlots> {
+    pub fn group_readers(&self, tier: TierId, at: usize, block: BlockId) -> MoveIds {
+        let readers = self.groups.as_ref().map(|groups| &groups.0[tier].readers);
+        readers.and_then(|readers| readers.get(&(number(at), block)).cloned()).unwrap_or_default()
+    }
+
+    /// Slots of each group on a tier.
+    #[must_use]
+    pub fn group_slots(&self, tier: TierId) -> Vec<GroupSlots> {
         let Some(groups) = &self.groups else { return Vec::new() };
-        let free = u64::from(self.tiers[0].space.free());
-        let first = GroupSlots { held: groups.arena.live(0) - free, released: 0 };
-        let others = groups.tables.iter().enumerate().map(|(at, table)| {
+        let GroupTier { arena, tables, .. } = &groups.0[tier];
+        let free = u64::from(self.tiers[tier].space.free());
+        let first = GroupSlots { held: arena.live(0) - free, released: 0 };
+        let others = tables.iter().enumerate().map(|(at, table)| {
             let released = table.resident - table.held;
-            GroupSlots { held: groups.arena.live(at + 1) - released, released }
+            GroupSlots { held: arena.live(at + 1) - released, released }
         });
         std::iter::once(first).chain(others).collect()
     }
 
     /// Takes a free slot of a group after the first.
-    pub fn take_group_slot(&mut self, at: usize) -> Option<Slot> {
-        self.group_blocks().arena.take(at + 1)
+    pub fn take_group_slot(&mut self, tier: TierId, at: usize) -> Option<Slot> {
+        self.group_tier(tier).arena.take(at + 1)
     }
 
     /// Gives a slot of a group after the first back, which no block has.
-    pub fn give_group_slot(&mut self, at: usize, slot: Slot) {
-        self.group_blocks().arena.give(at + 1, slot);
+    pub fn give_group_slot(&mut self, tier: TierId, at: usize, slot: Slot) {
+        self.group_tier(tier).arena.give(at + 1, slot);
     }
 
-    /// Makes a block resident in a group after the first, in a slot that was taken: released, until
-    /// it is held.
+    /// Makes a block resident on the first tier in a group after the first, in a slot that was taken:
+    /// released, until it is held.
     pub fn settle_group(&mut self, at: usize, block: BlockId, slot: Slot) {
         self.generation += 1;
-        let groups = self.group_blocks();
-        debug_assert!(groups.slot(at, block).is_none(), "block {block} has a slot of group {at}");
-        groups.tables[at].slots.put(block, slot);
-        groups.tables[at].resident += 1;
-        groups.release(at, block);
+        let tier = self.group_tier(0);
+        tier.tables[at].table.put(block, slot);
+        tier.tables[at].resident += 1;
+        tier.release(at, block);
     }
 
-    /// Takes the slot of a block that one holder holds alone, which is absent then.
-    pub fn unsettle_group(&mut self, at: usize, block: BlockId) -> Slot {
-        self.generation += 1;
-        let table = &mut self.group_blocks().tables[at];
-        debug_assert_eq!(table.holds[block], 1, "block {block} has another holder");
-        table.holds[block] = 0;
-        (table.held, table.resident) = (table.held - 1, table.resident - 1);
-        std::mem::replace(&mut table.slots[block], NO_SLOT)
-    }
-
-    /// Holds a block that is resident in a group after the first.
-    pub fn hold_group(&mut self, at: usize, block: BlockId) {
-        let table = &mut self.group_blocks().tables[at];
-        debug_assert!(table.slots[block] != NO_SLOT, "block {block} is absent in group {at}");
-        let holds = table.holds.get(block).copied().unwrap_or(0);
+    /// Holds a block that a tier has or expects in a group after the first.
+    pub fn hold_group(&mut self, tier: TierId, at: usize, block: BlockId) {
+        let table = &mut self.group_tier(tier).tables[at];
+        debug_assert!(table.present(block), "block {block} is absent in group {at}");
+        let holds = table.holds(block);
         table.holds.put(block, holds + 1);
         table.held += u64::from(holds == 0);
     }
 
     /// Ends one hold; without another one the residency is released.
-    pub fn unhold_group(&mut self, at: usize, block: BlockId) {
-        let groups = self.group_blocks();
-        let table = &mut groups.tables[at];
+    pub fn unhold_group(&mut self, tier: TierId, at: usize, block: BlockId) {
+        let tier = self.group_tier(tier);
+        let table = &mut tier.tables[at];
         table.holds[block] -= 1;
         if table.holds[block] == 0 {
             table.held -= 1;
-            groups.release(at, block);
+            tier.release(at, block);
         }
     }
 
-    /// Frees the slot of the residency that was released first; `false` if there is none.
-    pub fn take_released(&mut self) -> bool {
+    /// Frees the slot of the residency that a tier released first; `false` if there is none.
+    pub fn take_released(&mut self, tier: TierId) -> bool {
         self.generation += 1;
-        let groups = self.group_blocks();
-        while let Some((at, block)) = groups.released.pop_front() {
+        let tier = self.group_tier(tier);
+        while let Some((at, block)) = tier.released.pop_front() {
             let at = usize::from(at);
-            if groups.slot(at, block).is_some() && groups.holds(at, block) == 0 {
-                groups.drop_one(at, block);
+            if tier.is_released(at, block) {
+                tier.drop_one(at, block);
                 return true;
             }
         }
         false
     }
 
-    /// Gives the free slots of the first group back to the arena.
-    pub fn unstock(&mut self) {
-        let Self { tiers, groups, .. } = self;
-        let groups = groups.as_mut().expect("a manager of several groups");
-        tiers[0].space.withdraw().into_iter().for_each(|slot| groups.arena.give(0, slot));
+    // Moves.
+
+    /// Begins the arrival of a block in a slot that was taken; the caller holds it.
+    pub fn begin_group_arrival(
+        &mut self,
+        tier: TierId,
+        at: usize,
+        block: BlockId,
+        slot: Slot,
+        arrival: Arrival,
+    ) {
+        self.generation += 1;
+        let table = &mut self.group_tier(tier).tables[at];
+        table.table.begin_arrival(block, slot, arrival);
+        table.resident += 1;
     }
 
-    /// Takes slots of the first group out of the arena, which must have them, into its space.
-    pub fn stock(&mut self, slots: u64) {
-        let Self { tiers, groups, .. } = self;
-        let groups = groups.as_mut().expect("a manager of several groups");
-        let taken = (0..slots).map(|_| groups.arena.take(0).expect("room was made"));
-        tiers[0].space.add(taken);
+    /// Ends the move that brought a block. One that failed leaves it absent; nothing holds it then.
+    pub fn end_group_arrival(&mut self, tier: TierId, at: usize, block: BlockId, ok: bool) {
+        self.generation += 1;
+        let tier = self.group_tier(tier);
+        let table = &mut tier.tables[at];
+        if !ok {
+            table.table.take_arrival(block);
+            debug_assert_eq!(table.holds(block), 0, "block {block} of group {at} is held");
+            tier.drop_one(at, block);
+            return;
+        }
+        table.table.arrived(block);
+        if table.holds(block) == 0 {
+            tier.release(at, block);
+        }
     }
+
+    /// Marks the arrival of a block as failed: nothing expects it any more.
+    pub fn fail_group_arrival(&mut self, tier: TierId, at: usize, block: BlockId) {
+        self.generation += 1;
+        if let Some(arrival) = self.group_tier(tier).tables[at].table.arrival_mut(block) {
+            arrival.failed = true;
+        }
+    }
+
+    /// Marks a residency as one whose bytes cannot be read.
+    pub fn spoil_group(&mut self, tier: TierId, at: usize, block: BlockId) {
+        self.generation += 1;
+        let table = &mut self.group_tier(tier).tables[at].table;
+        if table.get(block).state == ResidencyState::Resident {
+            table.change(block, |here| here.state = ResidencyState::Bad);
+        }
+    }
+
+    /// Begins a read of a block by a move.
+    pub fn begin_group_read(&mut self, tier: TierId, at: usize, block: BlockId, by: MoveId) {
+        let tier = self.group_tier(tier);
+        tier.tables[at].table.change(block, |here| here.busy += 1);
+        tier.readers.entry((number(at), block)).or_default().push(by);
+    }
+
+    /// Ends a read. A slot that was given back meanwhile is drained; a residency that cannot be read
+    /// is dropped once nothing holds it.
+    pub fn end_group_read(&mut self, tier: TierId, at: usize, block: Option<BlockId>, by: MoveId) {
+        let tier = self.group_tier(tier);
+        let key = block.map(|block| (number(at), block));
+        let known = key.and_then(|key| tier.readers.get_mut(&key));
+        let (Some(block), Some(moves)) = (block, known.filter(|moves| moves.contains(&by))) else {
+            tier.arena.drained(by);
+            return;
+        };
+        moves.retain(|id| *id != by);
+        if moves.is_empty() {
+            tier.readers.remove(&(number(at), block));
+        }
+        let table = &mut tier.tables[at];
+        table.table.change(block, |here| here.busy -= 1);
+        let here = table.table.get(block);
+        if here.state == ResidencyState::Bad && here.busy == 0 && table.holds(block) == 0 {
+            tier.drop_one(at, block);
+        }
+    }
+
+    /// Ends the move that still read a slot of the first group that was given back.
+    pub fn end_drain(&mut self, tier: TierId, by: MoveId) {
+        if let Some(groups) = &mut self.groups {
+            groups.0[tier].arena.drained(by);
+        }
+    }
+
+    /// The moves that must end before a slot of a group after the first may be written.
+    #[must_use]
+    pub fn group_waits(&self, tier: TierId, at: usize, slot: Slot) -> MoveIds {
+        self.arena(tier).map_or_else(MoveIds::new, |arena| arena.waits(at + 1, slot))
+    }
+
+    /// Whether no move reads a slot of a tier that was given back.
+    #[must_use]
+    pub fn none_draining(&self, tier: TierId) -> bool {
+        self.tiers[tier].space.none_draining()
+            && self.arena(tier).is_none_or(|arena| arena.draining().next().is_none())
+    }
+
+    /// Gives the free slots of the first group on a tier back to its arena.
+    pub fn unstock(&mut self, tier: TierId) {
+        let Self { tiers, groups, .. } = self;
+        let arena = &mut groups.as_mut().expect("a manager of several groups").0[tier].arena;
+        tiers[tier].space.withdraw().into_iter().for_each(|slot| arena.give(0, slot));
+    }
+
+    /// Takes slots of the first group out of a tier's arena, which must have them, into its space.
+    pub fn stock(&mut self, tier: TierId, slots: u64) {
+        let Self { tiers, groups, .. } = self;
+        let arena = &mut groups.as_mut().expect("a manager of several groups").0[tier].arena;
+        let taken = (0..slots).map(|_| arena.take(0).expect("room was made"));
+        tiers[tier].space.add(taken);
+    }
+}
+
+fn number(at: At) -> u8 {
+    u8::try_from(at).expect("few groups")
 }

@@ -170,6 +170,12 @@ impl Space {
         self.fresh = self.capacity;
     }
 
+    /// Takes a slot that its holder gives up out of the space, to which slots were added.
+    pub fn lend(&mut self) {
+        self.capacity -= 1;
+        self.fresh = self.capacity;
+    }
+
     /// Starts draining a slot: its block is evicted, a store still reads it.
     pub fn drain(&mut self, slot: Slot, by: MoveId) {
         self.draining.insert(slot, by);

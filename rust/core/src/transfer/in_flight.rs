@@ -212,6 +212,7 @@ mod tests {
             dst: 0,
             src_slot: NO_SLOT,
             dst_slot: NO_SLOT,
+            group: 0,
             layers: Layers::new(0, 1),
             after: NO_MOVE,
             tokens: 1,

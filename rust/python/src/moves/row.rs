@@ -90,7 +90,7 @@ impl Move {
             dst: tier(given.dst),
             src_slot: given.src_slot,
             dst_slot: given.dst_slot,
-            group: 0,
+            group: given.group,
             layer_lo: given.layers.lo,
             layer_hi: given.layers.hi,
             after: given.after,

@@ -68,7 +68,7 @@ impl TierStats {
             kind: spec.kind.name().to_owned(),
             policy: spec.policy.as_ref().unwrap_or(&settings.policy).clone(),
             causes: stats.evicted.to_vec(),
-            slots_of: if at == 0 { manager.group_slots() } else { Vec::new() },
+            slots_of: manager.group_slots(at),
         }
     }
 

@@ -183,7 +183,7 @@ impl Manager {
     }
 
     /// An empty set, in the memory of an earlier one if there is one.
-    fn reuse_set(&mut self, dropping: bool) -> Box<EvictionSet> {
+    pub(crate) fn reuse_set(&mut self, dropping: bool) -> Box<EvictionSet> {
         let mut set = self.spare_set.take().unwrap_or_default();
         set.spare.extend(self.takeable());
         set.dropping = dropping;
@@ -226,6 +226,7 @@ impl Manager {
             return Ok(());
         }
         if self.points.is_some() {
+            // Only the first tier is asked for room, besides transit, which two tiers have none of.
             let units: u64 = wanted.iter().map(|&(_, units)| units).sum();
             return self.make_group_room(&[units], (&[], &[]), now);
         }
@@ -302,7 +303,7 @@ impl Manager {
                 },
             };
             // A block leaves after its resume point, which is no victim of a set.
-            if self.has_point(entry.id) {
+            if self.has_point_on(tier, entry.id) {
                 return false;
             }
             let run = self.prefetch_victim(entry.id);

@@ -175,7 +175,7 @@ impl Manager {
                 dst: (tier, dst, End::Here),
                 layers,
                 tokens: self.settings.block_tokens,
-                deps: self.blocks.space(tier).drained_by(dst).into_iter().collect(),
+                deps: self.blocks.waits(tier, dst),
             };
             moves.push(self.add_move(new, now));
         }

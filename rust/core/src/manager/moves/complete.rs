@@ -267,8 +267,12 @@ impl Manager {
                     self.refresh_on(tier, block);
                 }
                 (End::PrivateSlot(private), _) => self.unbusy_private(private),
+                (End::Leaving, _) => self.blocks.end_drain(tier, known.id),
                 _ => {}
             }
+        }
+        if let End::Group(group) = known.to {
+            self.end_group(known, group, block);
         }
         // A reclaimed victim of a failed store was busy while that store hung.
         if let (Some(Leaves { tier, .. }), true, Some(block)) =

@@ -82,6 +82,9 @@ impl Manager {
         {
             arrival.failed = true;
         }
+        if let (End::Group(group), Some(block)) = (known.to, block) {
+            self.group_failed(known, group, block, failure.blame);
+        }
         match (known.kind, block) {
             (MoveKind::Store, None) => self.ahead_failed(known),
             (MoveKind::Store, Some(block)) => {

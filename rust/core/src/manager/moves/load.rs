@@ -175,7 +175,7 @@ impl Manager {
             }
             // A store may still read the slot that is to be written.
             if slot != NO_SLOT && !self.tiers.engine_owned() {
-                deps.extend(self.blocks.space(0).drained_by(slot));
+                deps.extend(self.blocks.waits(0, slot));
             }
             let mut up = copy(src, (0, slot, end), deps);
             if let Some(hop) = hop {

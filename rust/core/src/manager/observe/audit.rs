@@ -72,7 +72,8 @@ impl Manager {
     /// A block is resident, pinned or a parent; arrivals are counted.
     fn audit_blocks(&self, broken: &mut Vec<String>) {
         for block in self.living() {
-            let mut held = false;
+            // A window or a state may still be on its way.
+            let mut held = self.blocks.groups_arrive(block);
             for tier in 0..self.tiers.len() {
                 let here = self.residency(tier, block);
                 held |= here.state != ResidencyState::Absent;

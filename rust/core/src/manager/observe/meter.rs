@@ -293,7 +293,7 @@ impl Manager {
 
     /// Counts a move that ended well.
     pub(crate) fn count_move(&mut self, known: &InFlightMove, now: Nanos) {
-        let bytes = self.settings.layer_bytes * u64::from(known.layers.len());
+        let bytes = self.move_bytes(known.group, known.layers);
         let class = (known.kind, known.src, known.dst);
         self.meter.count(class, bytes, now.saturating_sub(known.started));
         self.meter.durations(class).record(now.saturating_sub(known.handed), 1);

@@ -63,7 +63,7 @@ impl Manager {
     pub fn occupancy(&self, tier: TierId) -> Occupancy {
         let (space, eviction) = (self.blocks.space(tier), &self.tiers[tier].eviction);
         // A page that no group has can be cut into slots of the first one.
-        let pages = self.blocks.arena().filter(|_| tier == 0).map_or((0, 0), |arena| {
+        let pages = self.blocks.arena(tier).map_or((0, 0), |arena| {
             let slots = u64::from(arena.per_page(0));
             (u64::from(arena.room()) * slots, arena.free_pages() * slots + arena.free(0))
         });

@@ -52,7 +52,7 @@ impl Manager {
             let name = tier.spec.kind.name();
             if self.points.is_some() {
                 // Free slots of the first group are in its space or in the arena.
-                writeln!(out, "{name} {:?}", self.blocks.group_slots())?;
+                writeln!(out, "{name} {:?}", self.blocks.group_slots(number))?;
             } else {
                 writeln!(out, "{name} {:?}", self.blocks.space(number).spare())?;
             }

@@ -186,14 +186,14 @@ impl Manager {
         now: Nanos,
     ) -> Result<Taken> {
         let mut path = scope.map_or_else(Vec::new, |scope| self.requested_path(ask, scope));
-        let mut windows = self.plan_windows(ask, scope, &mut path);
+        let mut windows = self.plan_windows(ask, scope, &mut path, now);
         let mut missing = self.scan(&path, now);
         let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
         let mut open = self.behind(path.len(), ask)?;
         // Pinned before room is made, so that its own blocks are no victims.
         self.pin(&path);
         let mut room = self
-            .open_windows(windows.as_deref_mut(), &path, open, now)
+            .open_windows(windows.as_deref_mut(), &path, (open, &missing), now)
             .and_then(|()| self.room_for(&missing, open, now));
         if room.is_err() && self.avoid_transit(&mut missing) {
             // Its own sources may fill host: blocks that would pass through it are computed
@@ -213,7 +213,7 @@ impl Manager {
             self.unpin(&path, None);
         })?;
         // From here on nothing fails.
-        self.keep_matched(windows.as_deref(), &path);
+        let awaits = self.load_windows(windows.as_deref_mut(), &path, id, &mut plan, now);
         self.feed_request(ask, scope, &path);
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             self.reclaim(miss.block);
@@ -221,13 +221,13 @@ impl Manager {
         let mut taken = Taken {
             path: LeasePath::of(path),
             open: Vec::new(),
-            awaits: Vec::new(),
+            awaits,
             plan: Plan::default(),
             windows,
         };
         let moves = self.begin_missing(ask, id, &missing, &mut taken.path, &mut transit, now);
         self.close_transit(transit);
-        taken.awaits = moves.iter().flatten().copied().collect();
+        taken.awaits.extend(moves.iter().flatten());
         // Layers in flight for other requests must arrive too.
         for miss in missing.iter().filter(|miss| !miss.load || miss.lacks != self.all_layers()) {
             taken.awaits.extend(self.bringing(0, miss.block, self.all_layers()));
@@ -299,12 +299,15 @@ impl Manager {
     }
 
     /// The planner's request for a prompt of which `matched` blocks are known.
-    fn prefill(&self, ask: &Acquire<'_>, matched: usize) -> Prefill {
+    pub(super) fn prefill(&self, ask: &Acquire<'_>, matched: usize) -> Prefill {
         let weight = u64::from(self.settings.token_weight);
         let context = matched * self.block_tokens();
         let tokens = (ask.tokens.len() - context) as u64 * weight;
         let rest = self.settings.cost.compute_ns(context as u64 * weight, tokens);
-        Prefill { mode: ask.load, deadline: ask.deadline, rest, layerwise: ask.layerwise }
+        // All that the border of several groups needs is loaded: it was chosen with that in mind.
+        let all = self.points.is_some() && ask.load == LoadMode::Plan;
+        let mode = if all { LoadMode::All } else { ask.load };
+        Prefill { mode, deadline: ask.deadline, rest, layerwise: ask.layerwise }
     }
 
     /// Number of open slots that a request needs after `matched` blocks.

@@ -184,6 +184,7 @@ impl Manager {
         let Some(at) = self.leases[&id].path.blocks().iter().position(|&at| at == block) else {
             return (0, 0);
         };
+        let at = self.resumable_before(id, at, known);
         let start = (at * size) as u64;
         // A leaf-only prefix must have no hole.
         if self.structure(block) == Structure::LeafOnly {

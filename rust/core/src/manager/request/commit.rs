@@ -163,8 +163,11 @@ impl Manager {
             return Some(first);
         }
         // Without draining slots no store delays a write.
-        if self.blocks.space(0).none_draining() {
+        if self.blocks.none_draining(0) {
             return None;
+        }
+        if let Some(wait) = self.window_waits(lease).next() {
+            return Some(wait);
         }
         let written = (lease.tail.len() + tokens).div_ceil(self.block_tokens());
         let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());

@@ -46,6 +46,15 @@ pub struct Plan {
     pub exact: bool,
 }
 
+impl Plan {
+    /// Delays the plan until all of the match is resident at a time that is no earlier.
+    pub(crate) fn wait_until(&mut self, resident_at: Nanos) {
+        let delay = resident_at.saturating_sub(self.resident_at);
+        self.resident_at += delay;
+        self.finish = self.finish.saturating_add(delay);
+    }
+}
+
 /// Slot of the tail's tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TailFrom {
@@ -203,9 +212,10 @@ impl Manager {
 
     /// Visits the stores that still read slots which a lease is to write.
     pub(crate) fn each_reader(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
-        if self.blocks.space(0).none_draining() {
+        if self.blocks.none_draining(0) {
             return;
         }
+        self.window_waits(lease).for_each(&mut visit);
         let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
         let computed = computed.filter_map(|(_, step)| step.private.map(OpenSlot::Private));
         for open in computed.chain(lease.open.iter().copied()) {

@@ -81,7 +81,7 @@ impl Manager {
     /// The stores that must end before an open slot may be written.
     pub(crate) fn open_slot_waits(&self, open: OpenSlot) -> MoveIds {
         match open {
-            OpenSlot::Plain(slot) => self.blocks.space(0).drained_by(slot).into_iter().collect(),
+            OpenSlot::Plain(slot) => self.blocks.waits(0, slot),
             OpenSlot::Private(private) => self.private_waits(private),
         }
     }

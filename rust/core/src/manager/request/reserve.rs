@@ -87,7 +87,7 @@ impl Manager {
                 (None, None) => return,
             };
             let slot = self.private_slot(open, piece.lo);
-            let mut deps: MoveIds = self.blocks.space(0).drained_by(slot).into_iter().collect();
+            let mut deps: MoveIds = self.blocks.waits(0, slot);
             // The source may itself still be arriving.
             if let (End::Here, Some(block)) = (src.2, block) {
                 deps.extend(self.bringing(0, block, piece));
@@ -165,7 +165,7 @@ impl Manager {
         // Moves that were planned before know the private slot only.
         let named = |end: End| match end {
             End::PrivateSlot(private) => bound.get(&private).copied(),
-            End::Here | End::Leaving => None,
+            End::Here | End::Leaving | End::Group(_) => None,
         };
         for known in self.moves.values_mut() {
             known.dst_slot = named(known.to).unwrap_or(known.dst_slot);

@@ -1,4 +1,4 @@
-//! Windows: the slots of a lease in the groups after the first, and room for all groups at once.
+//! Windows: the slots of a lease in the groups after the first.
 //!
 //! A request matches up to a border at which every group can resume. Its lease holds what that needs,
 //! takes slots for what its own borders will need, and gives each block its slots as it is committed:
@@ -9,21 +9,22 @@
 //!    [held ]            [ window of a point ]  [ window of a point ]   the rest: slots that are free
 //! ```
 //!
-//! Invariant: room is made for all groups or for none. Cost: O(blocks committed · groups).
+//! Invariant: a lease holds on the first tier what its border needs. Cost: O(blocks committed · groups).
 
 use std::collections::BTreeSet;
 
-use rustc_hash::FxHashSet;
-
-use crate::block::{BlockId, LeaseId, Slot, Token};
+use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
 use crate::manager::request::acquire::Acquire;
-use crate::manager::request::lease::Lease;
+use crate::manager::request::lease::{Lease, Plan};
+use crate::manager::request::residency_scan::MissingBlock;
 use crate::residency::GroupSlots;
 use crate::scope::{Scope, ScopeId};
-use crate::time::{Nanos, stamp};
+use crate::tier::ResidencyState;
+use crate::time::Nanos;
+use crate::transfer::MoveKind;
 use crate::trie::Query;
 
 /// Slots of a lease in the groups after the first.
@@ -38,8 +39,10 @@ pub(crate) struct Windows {
     pub(crate) open: Vec<Vec<Slot>>,
     /// Slots to take, by group.
     wanted: Vec<u64>,
+    /// Groups and places on the path of what the match needs from the tier below.
+    loads: Vec<(usize, u32)>,
     /// Blocks of the path that have their slots.
-    done: u32,
+    pub(crate) done: u32,
     /// Whether the prompt leaves a known path at the end of the match, or ends there.
     here: Option<bool>,
 }
@@ -52,12 +55,13 @@ impl Manager {
         ask: &Acquire<'_>,
         scope: Option<ScopeId>,
         path: &mut Vec<BlockId>,
+        now: Nanos,
     ) -> Option<Box<Windows>> {
         let points = self.points.as_ref()?;
         let place = |blocks: usize| u32::try_from(blocks).expect("fewer than 2^32 blocks");
         let (known, end) = (place(path.len()), place(ask.tokens.len() / self.block_tokens()));
         let leaves = scope.is_some_and(|scope| self.leaves_path(ask, scope, path));
-        self.cut_to_groups(path);
+        path.truncate(self.choose_border(ask, path, now) as usize);
         let from = place(path.len());
         let mut borders: Vec<(u32, bool)> = Vec::new();
         if points.every > 0 {
@@ -83,6 +87,7 @@ impl Manager {
             .filter(|&leaves| leaves || from == end);
         Some(Box::new(Windows {
             wanted: wanted.collect(),
+            loads: Vec::new(),
             held: vec![Vec::new(); points.groups.len()],
             open: vec![Vec::new(); points.groups.len()],
             borders,
@@ -134,7 +139,8 @@ impl Manager {
         Ok(borders.map(|&(border, _)| border).collect())
     }
 
-    /// Which blocks of a sequence each group has, of those that the first group has.
+    /// Which blocks of a sequence each group has or expects on any tier, of those that the first group
+    /// has.
     ///
     /// # Errors
     /// As [`Manager::lookup`].
@@ -144,15 +150,15 @@ impl Manager {
         let content = self.scopes.digests.content(scope, 0, tokens);
         let path = self.path(id, Query::Tokens(&content), 0, 0);
         let others = self.points.as_ref().map_or(0, |points| points.groups.len());
-        let has = |at| path.iter().map(move |&block| self.blocks.group_slot(at, block).is_some());
+        let has = |at| path.iter().map(move |&block| self.group_on(at, block, self.tiers.len()));
         let others = (0..others).map(|at| has(at).collect());
         Ok(std::iter::once(vec![true; path.len()]).chain(others).collect())
     }
 
-    /// Slots of each group on the first tier; none of a model with one group.
+    /// Slots of each group on a tier; none of a model with one group.
     #[must_use]
-    pub fn group_slots(&self) -> Vec<GroupSlots> {
-        self.blocks.group_slots()
+    pub fn group_slots(&self, tier: usize) -> Vec<GroupSlots> {
+        self.blocks.group_slots(tier)
     }
 
     /// Holds what the match needs, and takes room for `open` blocks and their windows.
@@ -163,27 +169,119 @@ impl Manager {
         &mut self,
         windows: Option<&mut Windows>,
         path: &[BlockId],
-        open: usize,
+        (open, missing): (usize, &[MissingBlock]),
         now: Nanos,
     ) -> Result<()> {
         let Some(windows) = windows else { return Ok(()) };
         let points = self.points.as_ref().expect("a model of several groups");
         let border = path_border(path);
         let needed = points.groups.iter().map(|group| group.needed(border, points.block_tokens));
-        windows.held = needed.map(|needed| needed.iter().collect()).collect();
-        for (at, held) in windows.held.iter().enumerate() {
-            for &block in held {
-                self.blocks.hold_group(at, path[block as usize]);
+        let needed: Vec<Vec<u32>> = needed.map(|needed| needed.iter().collect()).collect();
+        let loads = missing.iter().filter(|miss| !miss.lacks.is_empty()).count();
+        let mut wanted = vec![(open + loads) as u64];
+        wanted.extend(&windows.wanted);
+        for (at, needed) in needed.into_iter().enumerate() {
+            for place in needed {
+                // What is loaded stays below until the load has begun.
+                let here = self.blocks.group_here(0, at, path[place as usize]);
+                self.blocks.hold_group(usize::from(!here), at, path[place as usize]);
+                if here {
+                    windows.held[at].push(place);
+                } else {
+                    windows.loads.push((at, place));
+                    wanted[at + 1] += 1;
+                }
             }
         }
-        let mut wanted = vec![open as u64];
-        wanted.extend(&windows.wanted);
         self.make_group_room(&wanted, (path, &windows.held), now)?;
         for (at, &slots) in windows.wanted.iter().enumerate() {
-            let taken = (0..slots).map(|_| self.blocks.take_group_slot(at).expect("room was made"));
-            windows.open[at] = taken.collect();
+            let take = |_| self.blocks.take_group_slot(0, at).expect("room was made");
+            windows.open[at] = (0..slots).map(take).collect();
         }
         Ok(())
+    }
+
+    /// Begins the loads that a match needs, into slots for which there is room, and delays the plan
+    /// until they end. The border of the match is a resume point on the first tier again if it is one
+    /// below, or if the prompt leaves a known path or ends there. Returns all moves that bring what
+    /// the match needs.
+    pub(crate) fn load_windows(
+        &mut self,
+        windows: Option<&mut Windows>,
+        path: &[BlockId],
+        id: LeaseId,
+        plan: &mut Plan,
+        now: Nanos,
+    ) -> Vec<MoveId> {
+        let Some(windows) = windows else { return Vec::new() };
+        for (at, place) in std::mem::take(&mut windows.loads) {
+            let needed = (at, path[place as usize]);
+            self.move_group((MoveKind::Load, id), needed, (1, 0), now);
+            self.blocks.unhold_group(1, at, needed.1);
+            self.blocks.hold_group(0, at, needed.1);
+            windows.held[at].push(place);
+            windows.held[at].sort_unstable();
+        }
+        if let Some(&last) = path.last()
+            && self.has_point(last)
+            && !self.has_point_on(0, last)
+        {
+            self.hold_point(0, path, path_border(path));
+        }
+        let held = windows.held.iter().enumerate();
+        let held = held.flat_map(|(at, held)| held.iter().map(move |&place| (at, place)));
+        let moves: Vec<MoveId> =
+            held.flat_map(|(at, place)| self.bringing_group(0, at, path[place as usize])).collect();
+        let ready = moves.iter().filter_map(|&id| self.moves.get(id)).map(|known| known.ready);
+        plan.wait_until(ready.max().unwrap_or(0));
+        if let Some(kept) = windows.here {
+            self.add_point(path, path_border(path), kept);
+        }
+        moves
+    }
+
+    /// The block table of a lease in a group of layers, as [`Manager::slots`]. In a group after the
+    /// first a slot on the first tier is one of those that the lease holds, and open slots have no
+    /// block before it is committed.
+    ///
+    /// # Errors
+    /// As [`Manager::slots`]; [`Error::Config`] if there is no such group.
+    pub fn group_table(
+        &self,
+        id: LeaseId,
+        tier: TierId,
+        group: usize,
+    ) -> Result<(usize, Vec<Slot>)> {
+        let first = self.slots(id, tier)?;
+        let groups = self.points.as_ref().map_or(1, |points| points.groups.len() + 1);
+        if group >= groups {
+            return Err(Error::config(format!(
+                "there is no group {group}, the manager keeps {groups} apart"
+            )));
+        }
+        let lease = &self.leases[&id];
+        Ok(if group == 0 { first } else { (1, self.window_table(lease, tier, group - 1)) })
+    }
+
+    fn window_table(&self, lease: &Lease, tier: TierId, at: usize) -> Vec<Slot> {
+        let held = lease.windows.as_ref().map_or(&[][..], |windows| &windows.held[at]);
+        let path = (0..).zip(lease.path.blocks());
+        let slot = |(place, &block): (u32, &BlockId)| {
+            let has = tier > 0 || held.binary_search(&place).is_ok();
+            let here = self.blocks.group_residency(tier, at, block);
+            if has && here.state != ResidencyState::Bad { here.slot } else { NO_SLOT }
+        };
+        path.map(slot).collect()
+    }
+
+    /// The moves that still read slots which a lease is to write in groups after the first.
+    pub(crate) fn window_waits<'a>(
+        &'a self,
+        lease: &'a Lease,
+    ) -> impl Iterator<Item = MoveId> + 'a {
+        let open = lease.windows.iter().flat_map(|windows| windows.open.iter().enumerate());
+        let open = open.flat_map(|(at, open)| open.iter().map(move |&slot| (at, slot)));
+        open.flat_map(|(at, slot)| self.blocks.group_waits(0, at, slot))
     }
 
     /// Gives all slots and holds of a lease back.
@@ -191,18 +289,14 @@ impl Manager {
         let Some(windows) = windows else { return };
         for (at, (held, open)) in windows.held.iter_mut().zip(&mut windows.open).enumerate() {
             for block in held.drain(..) {
-                self.blocks.unhold_group(at, path[block as usize]);
+                self.blocks.unhold_group(0, at, path[block as usize]);
             }
             for slot in open.drain(..) {
-                self.blocks.give_group_slot(at, slot);
+                self.blocks.give_group_slot(0, at, slot);
             }
         }
-    }
-
-    /// Keeps the border of a match as a resume point where the prompt leaves a known path or ends.
-    pub(crate) fn keep_matched(&mut self, windows: Option<&Windows>, path: &[BlockId]) {
-        if let Some(kept) = windows.and_then(|windows| windows.here) {
-            self.add_point(path, path_border(path), kept);
+        for (at, place) in windows.loads.drain(..) {
+            self.blocks.unhold_group(1, at, path[place as usize]);
         }
     }
 
@@ -243,7 +337,7 @@ impl Manager {
         for place in windows.done..end {
             let block = path[place as usize];
             let wanted = needed.contains(&place);
-            if self.blocks.group_slot(at, block).is_none() {
+            if self.blocks.group_residency(0, at, block).slot == NO_SLOT {
                 // A state is there only where a pass ends.
                 if state && !wanted {
                     continue;
@@ -251,13 +345,14 @@ impl Manager {
                 let slot = if wanted {
                     self.window_slot(at, windows, path, end)
                 } else {
-                    self.blocks.take_group_slot(at)
+                    self.blocks.take_group_slot(0, at)
                 };
                 let Some(slot) = slot else { continue };
                 self.blocks.settle_group(at, block, slot);
             }
-            if wanted {
-                self.blocks.hold_group(at, block);
+            // A failed move may still write the slot that the block has.
+            if wanted && self.blocks.group_here(0, at, block) {
+                self.blocks.hold_group(0, at, block);
                 windows.held[at].push(place);
             }
         }
@@ -277,10 +372,10 @@ impl Manager {
         }
         self.slide(at, windows, path, end);
         loop {
-            if let Some(slot) = self.blocks.take_group_slot(at) {
+            if let Some(slot) = self.blocks.take_group_slot(0, at) {
                 return Some(slot);
             }
-            if !self.blocks.take_released() {
+            if !self.blocks.take_released(0) {
                 return None;
             }
         }
@@ -296,7 +391,7 @@ impl Manager {
         windows.held[at].retain(|&place| {
             let stays = needed.iter().any(|needed| needed.contains(place));
             if !stays {
-                blocks.unhold_group(at, path[place as usize]);
+                blocks.unhold_group(0, at, path[place as usize]);
             }
             stays
         });
@@ -312,119 +407,9 @@ impl Manager {
         }
         self.close_windows(Some(&mut windows.as_ref().clone()), path);
     }
-
-    /// Makes room for this number of slots of each group: free slots, then released ones, then victims
-    /// by value, or changes nothing. The first group's are in its space then.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`] in bytes of pages, if leases hold too many.
-    pub(crate) fn make_group_room(
-        &mut self,
-        wanted: &[u64],
-        held: (&[BlockId], &[Vec<u32>]),
-        now: Nanos,
-    ) -> Result<()> {
-        self.blocks.unstock();
-        if !self.groups_fit(wanted) {
-            self.check_group_room(wanted, held)?;
-        }
-        while !self.groups_fit(wanted) {
-            if self.blocks.take_released() {
-                continue;
-            }
-            let Some(victim) = self.tiers[0].eviction.victim(stamp(now)) else {
-                return Err(self.no_pages(wanted));
-            };
-            if self.has_point(victim.id) {
-                self.drop_point(victim.id);
-                continue;
-            }
-            let slots = self.useless(victim.id, wanted);
-            let set = self.decide_room(&[(0, slots)], &[], now)?;
-            self.apply(&set, now);
-            self.keep(set);
-            self.blocks.unstock();
-        }
-        self.blocks.stock(wanted[0]);
-        Ok(())
-    }
-
-    /// Blocks of a run up to a victim that serve no resume point, as far as room is wanted: they leave
-    /// before any point.
-    fn useless(&self, victim: BlockId, wanted: &[u64]) -> u64 {
-        let (Some(points), Some(arena)) = (&self.points, self.blocks.arena()) else { return 1 };
-        let run = self.trie().run(victim).start..victim + 1;
-        let point =
-            points.at.range(run.clone()).next_back().map_or(run.start, |(point, _)| point + 1);
-        let pages = arena.lacking(wanted).max(1);
-        u64::from(run.end - point).min(pages.saturating_mul(u64::from(arena.per_page(0))))
-    }
-
-    fn groups_fit(&self, wanted: &[u64]) -> bool {
-        self.blocks.arena().is_some_and(|arena| arena.fits(wanted))
-    }
-
-    /// Fails if the slots that leases and the request at hand hold, and those of the points on their
-    /// paths, leave too few pages. Cost: O(their paths).
-    fn check_group_room(
-        &self,
-        wanted: &[u64],
-        (path, held): (&[BlockId], &[Vec<u32>]),
-    ) -> Result<()> {
-        let Some(arena) = self.blocks.arena() else { return Ok(()) };
-        let mut fixed: FxHashSet<(usize, Slot)> = FxHashSet::default();
-        let mut leased: FxHashSet<BlockId> = FxHashSet::default();
-        let mut fix = |path: &[BlockId], held: &[Vec<u32>]| {
-            for (at, held) in held.iter().enumerate() {
-                let slot = |&place| self.blocks.group_slot(at, path[place as usize]);
-                fixed.extend(held.iter().filter_map(slot).map(|slot| (at + 1, slot)));
-            }
-            let shared = path.iter().copied().filter(|&block| leased.insert(block));
-            for block in shared {
-                fixed.insert((0, self.residency(0, block).slot));
-                if self.has_point(block) {
-                    let path = self.path_to(Some(block));
-                    let needs = self.needs(&path, path_border(&path)).into_iter();
-                    let slot = |(at, block)| Some((at + 1, self.blocks.group_slot(at, block)?));
-                    fixed.extend(needs.filter_map(slot));
-                }
-            }
-        };
-        fix(path, held);
-        for lease in self.leases.values() {
-            let held = lease.windows.as_ref().map_or(&[][..], |windows| &windows.held);
-            fix(lease.path.blocks(), held);
-        }
-        for lease in self.leases.values() {
-            fixed.extend(lease.open.iter().map(|&open| (0, self.open_slot(open, 0))));
-            fixed.extend(lease.path.private_slots().map(|id| (0, self.private_slot(id, 0))));
-            let open = lease.windows.iter().flat_map(|windows| windows.open.iter().enumerate());
-            fixed.extend(open.flat_map(|(at, open)| open.iter().map(move |&slot| (at + 1, slot))));
-        }
-        let mut spare = vec![0_u64; wanted.len().max(arena.groups())];
-        let mut pages: FxHashSet<(usize, u32)> = FxHashSet::default();
-        for &(group, slot) in &fixed {
-            let per_page = arena.per_page(group);
-            if pages.insert((group, slot / u32::from(per_page))) {
-                spare[group] += u64::from(per_page);
-            }
-            spare[group] -= 1;
-        }
-        let lacking = wanted.iter().zip(&spare).enumerate().map(|(group, (wanted, spare))| {
-            wanted.saturating_sub(*spare).div_ceil(u64::from(arena.per_page(group)))
-        });
-        if lacking.sum::<u64>() + pages.len() as u64 <= u64::from(arena.room()) {
-            return Ok(());
-        }
-        Err(self.no_pages(wanted))
-    }
-
-    fn no_pages(&self, wanted: &[u64]) -> Error {
-        self.no_space(0, wanted[0], &self.eviction_set())
-    }
 }
 
 /// The border after a path.
-fn path_border(path: &[BlockId]) -> u32 {
+pub(super) fn path_border(path: &[BlockId]) -> u32 {
     u32::try_from(path.len()).expect("fewer than 2^32 blocks")
 }

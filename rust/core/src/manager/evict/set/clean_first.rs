@@ -32,7 +32,7 @@ impl Manager {
         while set.spare[tier] < wanted && passed.len() < MOST_PASSED {
             let Some(entry) = self.tiers[tier].eviction.victim(stamp(now)) else { break };
             // A block leaves after its resume point, which is no victim of a set.
-            if self.has_point(entry.id) {
+            if self.has_point_on(tier, entry.id) {
                 break;
             }
             self.tiers[tier].eviction.unlink(entry.id);

@@ -96,7 +96,11 @@ impl Manager {
         let node = *self.node(block);
         let spec = &self.tiers[tier].spec;
         // A block used too rarely, or refused by the tier below, is not worth a store.
-        let worth = node.uses >= spec.admit_after && self.refused.may_write(block, tier + 1);
+        // A block that is on the way to one that is written serves the same resume points.
+        let follows = |child| set.added.contains_key(&(tier + 1, child));
+        let worth = node.uses >= spec.admit_after
+            && self.refused.may_write(block, tier + 1)
+            && (self.serves_points(tier, block) || self.trie().children(block).any(follows));
         if tier == self.tiers.last() || spec.write == Write::Never || !worth {
             return false;
         }
@@ -175,7 +179,8 @@ impl Manager {
                 && here.state != ResidencyState::Arriving
                 && !set.added.contains_key(&(tier, block))
                 && !set.guards(tier, block..block + 1)
-        }) && !set.moving.contains(&block);
+        }) && !set.moving.contains(&block)
+            && !self.blocks.groups_arrive(block);
         // A write-back ahead takes nothing from its source tier or the tiers above.
         let ahead = set.preview.is_none_or(|(at, _)| {
             (0..=at).all(|tier| self.residency(tier, block).state == ResidencyState::Absent)

@@ -108,7 +108,7 @@ impl Manager {
         fate: Fate,
     ) -> bool {
         self.blocks.table(tier).all_idle(blocks.clone())
-            && !self.points_among(blocks.clone())
+            && !self.points_among(tier, blocks.clone())
             && self.fate(set, tier, blocks) == Some(fate)
     }
 
@@ -191,6 +191,7 @@ impl Manager {
         }
         let dropped = tier == self.tiers.last() || set.dropping || !self.tiers.writes(tier);
         let alone = others.all(|other| self.blocks.table(other).none_present(blocks.clone()));
-        (dropped && alone).then_some(Fate::Drop)
+        let arrives = || blocks.clone().any(|block| self.blocks.groups_arrive(block));
+        (dropped && alone && (self.points.is_none() || !arrives())).then_some(Fate::Drop)
     }
 }

@@ -1,0 +1,202 @@
+//! Moves of groups after the first: a window or a state between two tiers.
+//!
+//! A resume point leaves the first tier as a whole: what the tier below lacks is stored there, and the
+//! point is on that tier from then on. A request loads what its border needs in the same way.
+//! Invariant: a point is on a tier only while all that it needs is there or arrives. Cost: O(slots of
+//! the point), and room for them.
+
+use smallvec::smallvec;
+
+use crate::arrival::{Arrival, MoveIds};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, TierId};
+use crate::manager::Manager;
+use crate::manager::moves::NewMove;
+use crate::tier::ResidencyState;
+use crate::time::Nanos;
+use crate::transfer::{End, InFlightMove, MoveKind};
+
+impl Manager {
+    /// Bytes of layers of a block in a group.
+    pub(in crate::manager) fn move_bytes(&self, group: u8, layers: Layers) -> u64 {
+        match &self.points {
+            Some(points) if group > 0 => points.groups[usize::from(group) - 1].slot_bytes,
+            _ => self.settings.layer_bytes * u64::from(layers.len()),
+        }
+    }
+
+    /// Begins to copy a block in a group after the first from a tier that has it to one that has a
+    /// free slot of the group. Returns the move.
+    pub(in crate::manager) fn move_group(
+        &mut self,
+        (kind, lease): (MoveKind, LeaseId),
+        (at, block): (usize, BlockId),
+        (src, dst): (TierId, TierId),
+        now: Nanos,
+    ) -> MoveId {
+        let group = End::Group(u8::try_from(at + 1).expect("few groups"));
+        let layers = self.points.as_ref().map_or(0, |points| points.groups[at].layers);
+        let slot = self.blocks.take_group_slot(dst, at).expect("room was made");
+        let mut deps = self.blocks.group_waits(dst, at, slot);
+        deps.extend(self.bringing_group(src, at, block));
+        let from = self.blocks.group_residency(src, at, block).slot;
+        let new = NewMove {
+            kind,
+            lease,
+            block: Some(block),
+            src: (src, from, group),
+            dst: (dst, slot, group),
+            layers: Layers::new(0, layers),
+            tokens: self.settings.block_tokens,
+            deps,
+        };
+        let (id, times) = self.enter(new, self.route(kind, src, dst), now);
+        self.blocks.begin_group_read(src, at, block, id);
+        let arrival = Arrival::new(Layers::new(0, layers), smallvec![id], times.first, times.end);
+        self.blocks.begin_group_arrival(dst, at, block, slot, arrival);
+        id
+    }
+
+    /// The moves that bring a block to a tier in a group after the first.
+    pub(in crate::manager) fn bringing_group(
+        &self,
+        tier: TierId,
+        at: usize,
+        block: BlockId,
+    ) -> MoveIds {
+        let arrival = self.blocks.group_arrival(tier, at, block);
+        arrival.map_or_else(MoveIds::new, |arrival| arrival.moves.clone())
+    }
+
+    /// Takes a resume point from the first tier, and to the one below if it is worth a store there.
+    pub(in crate::manager) fn demote_point(&mut self, block: BlockId, now: Nanos) {
+        let worth = self.tiers.writes(0)
+            && self.node(block).uses >= self.tiers[0].spec.admit_after
+            && self.refused.may_write(block, 1);
+        if worth && !self.has_point_on(1, block) {
+            self.store_point(block, now);
+        }
+        self.drop_point_on(0, block);
+    }
+
+    /// Puts a resume point of the first tier on the one below as well, if there is room.
+    fn store_point(&mut self, block: BlockId, now: Nanos) {
+        let path = self.path_to(Some(block));
+        let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
+        let (there, lacking): (Vec<_>, Vec<_>) = self
+            .needs(&path, border)
+            .into_iter()
+            .partition(|&(at, block)| self.blocks.group_here(1, at, block));
+        // Bytes that cannot be read, or a failed move that may still write them.
+        let free = |&(at, block): &(usize, BlockId)| {
+            self.blocks.group_residency(1, at, block).slot == NO_SLOT
+        };
+        if !lacking.iter().all(free) {
+            return;
+        }
+        let groups = self.points.as_ref().map_or(0, |points| points.groups.len());
+        let mut wanted = vec![0; groups + 1];
+        lacking.iter().for_each(|&(at, _)| wanted[at + 1] += 1);
+        // What is there must not make room for the rest.
+        for &(at, block) in &there {
+            self.blocks.hold_group(1, at, block);
+        }
+        let fits = self.make_room_below(&wanted, now);
+        if fits {
+            for &needed in &lacking {
+                self.move_group((MoveKind::Store, 0), needed, (0, 1), now);
+            }
+            self.hold_point(1, &path, border);
+        }
+        for &(at, block) in &there {
+            self.blocks.unhold_group(1, at, block);
+        }
+    }
+
+    /// Ends both ends of a move of a group.
+    pub(in crate::manager) fn end_group(
+        &mut self,
+        known: &InFlightMove,
+        group: u8,
+        block: Option<BlockId>,
+    ) {
+        let at = usize::from(group) - 1;
+        self.blocks.end_group_read(known.src, at, block, known.id);
+        if let Some(block) = block
+            && self.bringing_group(known.dst, at, block).contains(&known.id)
+        {
+            self.blocks.end_group_arrival(known.dst, at, block, !known.failed);
+        }
+    }
+
+    /// Ends the points that a failed move was to serve, and those whose bytes it could not read.
+    pub(in crate::manager) fn group_failed(
+        &mut self,
+        known: &InFlightMove,
+        group: u8,
+        block: BlockId,
+        blame: bool,
+    ) {
+        let at = usize::from(group) - 1;
+        self.blocks.fail_group_arrival(known.dst, at, block);
+        self.drop_points_of(known.dst, at, block);
+        if known.dst == 0 {
+            self.lose_window(at, block);
+        }
+        let readable = self.blocks.group_residency(known.src, at, block).state;
+        if known.kind == MoveKind::Load && blame && readable == ResidencyState::Resident {
+            self.blocks.spoil_group(known.src, at, block);
+            self.drop_points_of(known.src, at, block);
+        }
+    }
+
+    /// Border at which a lease can go on after the load of a block on its path failed: at most before
+    /// block `at`. Of a model with several groups it is one at which the first tier has all that a
+    /// resume needs; the lease holds that then.
+    pub(in crate::manager) fn resumable_before(
+        &mut self,
+        id: LeaseId,
+        at: usize,
+        known: &InFlightMove,
+    ) -> usize {
+        if self.points.is_none() {
+            return at;
+        }
+        let path = self.leases[&id].path.blocks().to_vec();
+        let most = if matches!(known.to, End::Group(_)) { path.len() } else { at };
+        let border = self.longest_border(&path[..most], 1);
+        self.move_windows(id, &path, border);
+        border as usize
+    }
+
+    /// Moves a lease's holds to the border of a path at which it goes on.
+    fn move_windows(&mut self, id: LeaseId, path: &[BlockId], border: u32) {
+        let lease = self.leases.get_mut(&id).expect("held");
+        let Some(mut windows) = lease.windows.take() else { return };
+        for (at, held) in windows.held.iter_mut().enumerate() {
+            for place in held.drain(..) {
+                self.blocks.unhold_group(0, at, path[place as usize]);
+            }
+        }
+        for (at, block) in self.needs(&path[..border as usize], border) {
+            self.blocks.hold_group(0, at, block);
+            windows.held[at].push(self.trie().depth(block));
+        }
+        windows.done = border;
+        self.leases.get_mut(&id).expect("held").windows = Some(windows);
+    }
+
+    /// Ends the holds of all leases on a block of the first tier that a failed move was to bring.
+    fn lose_window(&mut self, at: usize, block: BlockId) {
+        let place = self.trie().depth(block);
+        let mut lost = 0;
+        for lease in self.leases.values_mut() {
+            let on = lease.path.blocks().get(place as usize) == Some(&block);
+            if let (true, Some(windows)) = (on, &mut lease.windows) {
+                let before = windows.held[at].len();
+                windows.held[at].retain(|&held| held != place);
+                lost += before - windows.held[at].len();
+            }
+        }
+        (0..lost).for_each(|_| self.blocks.unhold_group(0, at, block));
+    }
+}

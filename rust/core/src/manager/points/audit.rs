@@ -1,0 +1,131 @@
+//! Audit of resume points: points, links, holds and slots are counted again from scratch.
+//!
+//! Invariant: nothing changes. Cost: O(everything); tests call it after each operation.
+
+use rustc_hash::FxHashMap;
+
+use crate::block::{BlockId, TierId};
+use crate::manager::Manager;
+use crate::manager::points::Points;
+use crate::tier::ResidencyState;
+use crate::transfer::End;
+
+/// Number of holders by group after the first and block.
+type Holds = FxHashMap<(usize, BlockId), u16>;
+
+impl Manager {
+    /// Points, links and holds agree with each other, with the leases and with the moves in flight.
+    pub(in crate::manager) fn audit_points(&self, broken: &mut Vec<String>) {
+        let Some(points) = &self.points else { return };
+        self.audit_links(points, broken);
+        for tier in 0..self.tiers.len() {
+            let mut holds = self.point_holds(tier, points, broken);
+            let mut live = vec![0_u64; points.groups.len()];
+            if tier == 0 {
+                self.count_leases(&mut holds, &mut live, broken);
+            }
+            self.audit_groups(tier, &holds, live, broken);
+        }
+    }
+
+    /// How often the points hold a block in a group on a tier.
+    fn point_holds(&self, tier: TierId, points: &Points, broken: &mut Vec<String>) -> Holds {
+        let mut holds = Holds::default();
+        for (&block, point) in points.at.iter().filter(|(_, point)| point.tiers >> tier & 1 == 1) {
+            let path = self.path_to(Some(block));
+            if !self.can_resume(tier, &path, point.border) {
+                broken.push(format!("nothing resumes on tier {tier} after block {block}"));
+            }
+            for held in self.needs(&path, point.border) {
+                *holds.entry(held).or_default() += 1;
+            }
+        }
+        holds
+    }
+
+    /// Adds what leases hold on the first tier.
+    fn count_leases(&self, holds: &mut Holds, live: &mut [u64], broken: &mut Vec<String>) {
+        let Some(arena) = self.blocks.arena(0) else { return };
+        for lease in self.leases.values() {
+            let Some(windows) = &lease.windows else { continue };
+            for (at, (held, open)) in windows.held.iter().zip(&windows.open).enumerate() {
+                live[at] += open.len() as u64;
+                for &block in held {
+                    *holds.entry((at, lease.path.blocks()[block as usize])).or_default() += 1;
+                }
+                if open.iter().any(|&slot| !arena.is_live(at + 1, slot)) {
+                    broken.push(format!("lease {} has a slot of group {at} twice", lease.id));
+                }
+            }
+        }
+    }
+
+    /// Residencies, holds and slots of a tier agree; `live` are the slots that no block has.
+    fn audit_groups(
+        &self,
+        tier: TierId,
+        holds: &Holds,
+        mut live: Vec<u64>,
+        broken: &mut Vec<String>,
+    ) {
+        let Some(arena) = self.blocks.arena(tier) else { return };
+        for block in self.living() {
+            for (at, live) in live.iter_mut().enumerate() {
+                let seen = holds.get(&(at, block)).copied().unwrap_or(0);
+                let here = self.blocks.group_residency(tier, at, block);
+                let there = here.state != ResidencyState::Absent;
+                *live += u64::from(there);
+                let group = u8::try_from(at + 1).expect("few groups");
+                let (mut reads, mut writes) = (0, 0);
+                for known in self.moves.values().filter(|known| known.to == End::Group(group)) {
+                    let this = known.block == Some(self.trie().handle(block));
+                    writes += u16::from(this && known.dst == tier);
+                    let reading = self.blocks.group_readers(tier, at, block).contains(&known.id);
+                    reads += u16::from(this && known.src == tier && reading);
+                }
+                let arriving = here.state == ResidencyState::Arriving;
+                let lost = there && !arena.is_live(at + 1, here.slot);
+                let moves = here.busy != reads + writes || (writes == 1) != arriving;
+                let kept = self.blocks.group_holds(tier, at, block);
+                if seen != kept || lost || moves || (seen > 0 && !there) {
+                    broken.push(format!(
+                        "block {block} is {here:?} in group {group} on tier {tier} with {kept} holds, \
+                         {seen} seen, read by {reads} moves and written by {writes}"
+                    ));
+                }
+            }
+        }
+        let first = u64::from(self.blocks.space(tier).capacity());
+        for (group, counted) in std::iter::once(first).chain(live).enumerate() {
+            if counted != arena.live(group) {
+                broken.push(format!(
+                    "group {group} has {counted} slots on tier {tier}, {} in its pages",
+                    arena.live(group)
+                ));
+            }
+        }
+        let ended = arena.draining().find(|&id| !self.moves.contains(id));
+        broken.extend(ended.map(|id| format!("move {id} has ended and drains a page")));
+    }
+
+    /// Links of the points.
+    fn audit_links(&self, points: &Points, broken: &mut Vec<String>) {
+        for (&block, point) in &points.at {
+            let path = self.path_to(Some(block));
+            if path.len() != point.border as usize || point.tiers == 0 {
+                broken.push(format!("the point after block {block} is {point:?}"));
+                continue;
+            }
+            let before = path[..path.len() - 1].iter().rev();
+            let before = before.copied().find(|block| points.at.contains_key(block));
+            let named = before.is_none_or(|before| points.at[&before].after.contains(&block));
+            if before != point.before || !named {
+                broken.push(format!("the point after block {block} is linked to {before:?}"));
+            }
+        }
+        let linked: usize = points.at.values().map(|point| point.after.len()).sum();
+        if linked != points.at.values().filter(|point| point.before.is_some()).count() {
+            broken.push(format!("{linked} points are linked as after another"));
+        }
+    }
+}
