@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kvtrie import __version__
 from kvtrie.cli import (
     advise,
+    calibrate,
     control,
     demo,
     disk,
@@ -42,6 +43,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "advise": advise.COMMAND,
+    "calibrate": calibrate.COMMAND,
     "demo": demo.COMMAND,
     "fuse": fuse.COMMAND,
     "generate": generate.COMMAND,

@@ -156,18 +156,23 @@ class Books:
         self._resetting = False  # a reset waits for copies to end
         self._committed: set[int] = set()
         self._stored = 0  # of those, with the step that filled them
-        left = {HOST: on_every_rank(kept, self._layers)} if self._kept else {}
-        if self._deep:
-            left[DISK] = on_every_rank(found, self._layers)
-        now = clock()
-        load_indexes(self.manager, left, now)
-        here = self.manager.index(HOST, now=now) if self._kept else Index()
-        self.proofs = Proofs(here, len(opened))
+        self.proofs = Proofs(self._restored(found, kept), len(opened))
 
     def close(self) -> None:
         """End the thread that compares prompts."""
         if self.why is not None:
             self.why.close()
+
+    def _restored(
+        self, found: list[list[tuple[bytes, int]]], kept: list[list[tuple[bytes, int]]]
+    ) -> Index:
+        """Load what an earlier server left on disk and in host memory; the index of the latter."""
+        left = {HOST: on_every_rank(kept, self._layers)} if self._kept else {}
+        if self._deep:
+            left[DISK] = on_every_rank(found, self._layers)
+        now = self._clock()
+        load_indexes(self.manager, left, now)
+        return self.manager.index(HOST, now=now) if self._kept else Index()
 
     def _waiting_request(self, request: Request) -> WaitingRequest:
         waiting = self._waiting.get(request.request_id)

@@ -1,0 +1,58 @@
+"""`kvtrie calibrate`: the cost of each format, and the file that says it."""
+
+import json
+
+import pytest
+import torch
+
+from kvtrie.cli import main
+from kvtrie.demo.model import tiny
+from kvtrie.engines.calibration import FORMATS, calibrate, prompts_of
+from kvtrie.engines.fingerprint import fingerprint
+from kvtrie.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny(heads=4).model
+
+
+def test_native_costs_nothing_and_fewer_bits_cost_more(model):
+    ids = torch.arange(1, 129)[None] % 250
+    seen = []
+    costs = calibrate(model, [ids, ids.flip(1)], on_step=seen.append)
+    assert seen == list(costs) == list(FORMATS)
+    assert (costs["native"].kl_mean, costs["native"].kl_p99, costs["native"].top1) == (0, 0, 1)
+    assert 0 < costs["int8"].kl_mean < costs["fp8"].kl_mean < 0.1
+    for cost in costs.values():
+        assert cost.kl_mean <= cost.kl_p99
+        assert 0 <= cost.top1 <= 1
+    assert costs["native"].of_bf16 == 2  # float32
+    assert costs["int8"].of_bf16 == costs["fp8"].of_bf16 < 0.7
+
+
+def test_the_command_writes_what_it_prints(tmp_path, capsys):
+    (tmp_path / "text").write_text("ferry harbour archive " * 120)
+    words = ["calibrate", "tiny", "--texts", str(tmp_path / "text"), "--tokens", "96"]
+    words += ["--prompts", "2", "--out", str(tmp_path / "made.json"), "--device", "cpu"]
+    assert main(words) == 0
+    made = json.loads((tmp_path / "made.json").read_text())
+    assert made["fingerprint"] == fingerprint(tiny(heads=4).model)
+    assert (made["prompts"], made["tokens"], made["block_tokens"]) == (2, 192, 16)
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()[1:4]] == list(made["formats"])
+    assert "192 tokens in 2 prompts of 96" in printed
+
+
+def test_a_text_is_cut_into_prompts():
+    tokens = list(range(300))
+    assert [each.shape for each in prompts_of(tokens, 128, 8)] == [(1, 128)] * 2
+    assert [each.shape for each in prompts_of(tokens, 512, 8)] == [(1, 300)]
+    assert [each[0, 0].item() for each in prompts_of(tokens, 100, 2)] == [0, 100]
+    with pytest.raises(ConfigError, match="the text has 63 tokens, at least 64 wanted"):
+        prompts_of(tokens[:63], 128, 8)
+
+
+def test_a_text_that_cannot_be_read_is_refused(tmp_path, capsys):
+    assert main(["calibrate", "tiny", "--texts", str(tmp_path / "none"), "--device", "cpu"]) == 2
+    assert "cannot read" in capsys.readouterr().err
