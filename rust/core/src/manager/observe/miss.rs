@@ -164,18 +164,14 @@ impl Manager {
         }
         let known_tokens = known.len() * size;
         let full = tokens.len() / size * size;
+        let rest = &content[known_tokens..];
         let mut miss = Miss {
             tokens: tokens.len(),
             found: vec![0; self.tiers.len()],
             parted_at: None,
             parting: None,
             branches: Vec::new(),
-            evicted: self.once_cached(
-                scope,
-                found,
-                known.last().copied(),
-                &content[known_tokens..],
-            ),
+            evicted: self.once_cached(scope, found, known.last().copied(), rest),
             in_flight: (known.len() - usable.len()) * size,
             other_scope: self.elsewhere(asked, &content, known.len()),
             recomputed: 0,
@@ -183,7 +179,6 @@ impl Manager {
         };
         self.explain_match(&usable, tokens.len(), now, &mut miss);
         cause(&mut miss.causes, usable.len() * size, known_tokens, MissCause::NotStoredYet);
-        let rest = &content[known_tokens..];
         let first = found.map_or_else(Vec::new, |id| self.candidates(asked, id, &known, rest));
         let parted = first.iter().map(|&block| self.shared(block, rest)).max();
         let parted = parted.filter(|&shared| shared < rest.len());
