@@ -185,9 +185,9 @@ clean: ## remove the environment, the builds and the caches
 	find python tests benches -path benches/peers/envs -prune -o \
 	    -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The wheel goes into each environment; tests there also need pytest.
+# The wheel goes into each environment; tests there also need pytest, and a client of Redis.
 IN_ENGINE = $(BIN)/uv pip install --quiet --no-deps --reinstall --python benches/peers/envs/$$engine/bin/python \
-	    $(WHEEL)/kvtrie-*.whl $$(sed -n -E 's/^((pytest|pluggy|iniconfig|pygments|pytest-timeout|hypothesis|sortedcontainers)==[^ ]*).*/\1/p' requirements.lock) \
+	    $(WHEEL)/kvtrie-*.whl $$(sed -n -E 's/^((pytest|pluggy|iniconfig|pygments|pytest-timeout|hypothesis|sortedcontainers|redis)==[^ ]*).*/\1/p' requirements.lock) \
 	    && ln -sfn ../benches/peers/envs/$$engine .engines/$$engine
 $(ENGINES): $(LOCKED) pyproject.toml $(RUST) $(shell find python -name '*.py')
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh vllm sglang

@@ -81,8 +81,9 @@ command.
 {settings}
 ## vLLM: a tier
 
-An object in `tiers`, with some fields of [`Tier`](kvtrie.md#kvtrie.Tier). `kind` is "host" or
-"disk"; "remote" has no back end yet. `write` is "through" by default in a host tier above a disk.
+An object in `tiers`, with some fields of [`Tier`](kvtrie.md#kvtrie.Tier). `kind` is "host",
+"disk" or "remote". `write` is "through" by default in a tier above another one; `blocks` is 10
+million by default in a remote tier.
 Sizes are those of the server, and its ranks divide them.
 
 {tier}

@@ -70,3 +70,10 @@ def test_room_that_holds_no_aligned_block_is_refused():
     assert Tier("host", bytes=3 * 4096 - 1).room(SHAPE, 8) == 7
     with pytest.raises(ConfigError, match="12287 bytes, which is 0 blocks of 12288"):
         tier.room(SHAPE, 8)
+
+
+def test_a_tier_shows_its_url_without_the_password():
+    assert "path='folder:/kv'" in repr(Tier("remote", blocks=1, path="folder:/kv"))
+    text = repr(Tier("remote", blocks=1, path="redis://user:hidden@host/0"))
+    assert "redis://user:***@host/0" in text
+    assert "hidden" not in text

@@ -228,7 +228,7 @@ class Url(str):
 def masked(url: str) -> str:
     """Return a URL with its password replaced, for messages."""
     head, at, tail = url.rpartition("@")
-    return _USER.sub(r"\1:***@", f"{head}{at}") + tail if at else url
+    return _USER.sub(r"\1:***@", f"{head}{at}") + tail if at else str(url)
 
 
 def url(name: str, given: object) -> Url:

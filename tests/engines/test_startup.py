@@ -32,6 +32,13 @@ def test_the_line_has_sizes_in_bytes_and_tokens():
     )
 
 
+def test_the_line_names_a_shared_store_without_its_password():
+    store = OpenTier("remote", 1 << 40, 10_000_000, path="redis://u:hidden@host/0")
+    line = startup_line([HOST, store], block_tokens=16, policy="lru")
+    assert "= 131 072 tokens; remote redis://u:***@host/0; block 16 tokens" in line
+    assert not warned(HOST, store, kind="nfs4")
+
+
 def test_the_line_of_one_rank_and_an_empty_disk():
     disk = OpenTier("disk", 1 << 20, 10, path="/kv")
     assert startup_line([HOST, disk], block_tokens=16, policy="lru") == (

@@ -54,14 +54,13 @@ def test_ranks_divide_the_sizes_of_a_server(tmp_path, monkeypatch):
     [
         (
             {"tier": []},
-            "has no 'tier': tiers, policy, objective, use_layerwise, deadline_s, events",
+            "has no 'tier': tiers, policy, objective, use_layerwise, deadline_s, lookup_s, events",
         ),
         ({"tiers": []}, "a list of at least one tier wanted"),
         ({"tiers": [7]}, "tier 0 is 7, an object wanted"),
-        ({"tiers": [{"kind": "remote", "bytes": 1}]}, "'remote' has no back end yet"),
         ({"tiers": [{"kind": "gpu", "bytes": 1}]}, "host"),
-        ({"tiers": [{"kind": "disk", "bytes": 1, "path": "kv"}]}, r"\['host', 'disk'\] wanted"),
-        ({"tiers": [{"kind": "host", "blocks": 2}] * 2}, r"\['host', 'disk'\] wanted"),
+        ({"tiers": [{"kind": "disk", "bytes": 1, "path": "kv"}]}, r"\['host', 'disk'\], .* wanted"),
+        ({"tiers": [{"kind": "host", "blocks": 2}] * 2}, r"\['host', 'disk'\], .* wanted"),
         ({"tiers": [{"kind": "host", "bytes": 8.5}]}, "bytes of tier 0 is 8.5, a whole number"),
         ({"tiers": [{"kind": "host", "bytes": "8G"}]}, "bytes of tier 0 is '8G', .* units are"),
         (
@@ -92,6 +91,72 @@ def test_a_wrong_setting_is_refused_with_its_reason(extra, why, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=why):
         Settings.read(extra)
+
+
+HOST = {"kind": "host", "blocks": 2}
+STORE = {"kind": "remote", "path": "folder:/kv"}
+
+
+def test_a_remote_tier_is_read_with_its_defaults(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    more = {"workers": 8, "write_limit": "64MiB", "trust_s": 5, "lookup": "local"}
+    row = STORE | more | {"secret_file": str(secret)}
+    settings = Settings.read({"tiers": [HOST, row], "lookup_s": 0.2}, ranks=2)
+    remote = settings.tiers[-1]
+    assert (remote.blocks, remote.path, remote.workers) == (10_000_000, "folder:/kv", 8)
+    assert (remote.write_limit, remote.trust_s, remote.lookup) == (32 << 20, 5.0, "local")
+    assert (settings.lookup_s, Settings().lookup_s) == (0.2, 0.05)
+    assert settings.tiers[0].write == "through"
+    disk = {"kind": "disk", "blocks": 2, "path": str(tmp_path / "kv")}
+    tiers = Settings.read({"tiers": [HOST, disk, STORE | {"blocks": 7}]}).tiers
+    assert [(tier.kind, tier.write) for tier in tiers[:2]] == [
+        ("host", "through"),
+        ("disk", "through"),
+    ]
+    assert tiers[2].blocks == 7
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([STORE], r"tiers are \['remote'\]"),
+        ([HOST, STORE, STORE], r"tiers are \['host', 'remote', 'remote'\]"),
+        ([HOST, {"kind": "remote"}], "a remote tier needs a path, the URL of its store"),
+        ([HOST, STORE | {"path": "/kv"}], "'folder:/kv' is a folder"),
+        ([HOST, STORE | {"path": "redis://h:port/0"}], "path of tier 'remote'"),
+        ([HOST, STORE | {"bytes": "25%"}], "bytes of tier 1"),
+        ([HOST | {"trust_s": 1}, STORE], "trust_s is given of tier 'host': only a remote tier"),
+        ([HOST | {"workers": 1}, STORE], "workers is given of tier 'host'"),
+        ([HOST, STORE | {"workers": 0}], "workers of tier 'remote' is 0"),
+        ([HOST, STORE | {"write_limit": 0}], "write_limit of tier 1 is 0"),
+        ([HOST, STORE | {"trust_s": 0}], "trust_s of tier 'remote' is 0"),
+        ([HOST, STORE | {"trust_s": float("inf")}], "trust_s of tier 'remote' is inf"),
+        ([HOST, STORE | {"lookup": "some"}], "lookup of tier 'remote'"),
+        ([HOST, STORE | {"secret_file": "/none"}], "secret_file /none"),
+        ([HOST, STORE | {"secret_file": "empty"}], "secret_file .*empty is empty"),
+    ],
+)
+def test_a_wrong_remote_tier_is_refused_with_its_reason(rows, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    with pytest.raises(ConfigError, match=why):
+        Settings.read({"tiers": rows})
+
+
+@pytest.mark.parametrize("name", ["deadline_s", "lookup_s"])
+@pytest.mark.parametrize("number", [0, -1, float("nan"), float("inf"), True, "1"])
+def test_a_number_of_seconds_out_of_range_is_refused(name, number):
+    with pytest.raises(ConfigError, match=name):
+        Settings.read({name: number})
+
+
+def test_a_password_is_in_no_text_of_the_settings():
+    rows = [HOST, STORE | {"path": "redis://user:hidden@host/0"}]
+    assert "hidden" not in repr(Settings.read({"tiers": rows}))
+    with pytest.raises(ConfigError, match="twice") as caught:
+        Settings.read({"tiers": [HOST, STORE | {"path": "redis://u:hidden@h?ttl=1&ttl=2"}]})
+    assert "hidden" not in str(caught.value)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

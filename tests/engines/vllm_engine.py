@@ -96,6 +96,7 @@ class Engine:
 
     Args:
         folder: of the disk tier; empty for none.
+        store: URL of a shared store, or the settings of its tier; None for none.
         ranks: workers of a pipeline stage.
         ahead: steps that are planned before the first of them has finished.
         more: further settings.
@@ -118,6 +119,7 @@ class Engine:
         clock=None,
         naming=None,
         keep=None,
+        store=None,
         **more,
     ):
         self.draw, self.ahead = random.Random(seed), ahead
@@ -125,7 +127,11 @@ class Engine:
         rows = [{"kind": "host", "blocks": host} | ({"keep": str(keep), **KEPT} if keep else {})]
         if folder:
             rows.append({"kind": "disk", "blocks": 64, "path": str(folder)})
-        settings = Settings.read({"tiers": rows, "deadline_s": 1000, "events": events, **more})
+        if store is not None:
+            row = {"path": store} if isinstance(store, str) else store
+            rows.append({"kind": "remote", "blocks": 1000, **row})
+        more = {"deadline_s": 1000, "lookup_s": 1000, "events": events, **more}
+        settings = Settings.read({"tiers": rows, **more})
         self.wall = clock or time.time_ns
         self.layers, self.memory, self.workers = [], [], []
         for names in ("ab", "c")[:stages]:  # unequal stages
@@ -346,6 +352,12 @@ class Engine:
         while len(self.under_way) > self.ahead:
             self.execute()
 
+    def wait_for_store(self):
+        """Wait until questions to a shared store are answered, as time passes between steps."""
+        for waiting in list(self.scheduler._waiting.values()):
+            if waiting.question is not None:
+                waiting.question.closed.wait(60)
+
     def drain(self):
         for _ in range(3000):
             if not (self.scheduler.busy or self.waiting or self.running):
@@ -354,11 +366,13 @@ class Engine:
                 if not self.scheduler.busy:
                     return
             self.step()
+            self.wait_for_store()
         pytest.fail(f"{len(self.running)} run, {self.scheduler.dispatch.pending} moves are left")
 
     def close(self):
         for worker in self.workers:
             worker.close()
+        self.scheduler.close()
 
 
 def make_engine(host=16, ranks=1, ahead=0, folder=""):

@@ -32,7 +32,10 @@ def main():
             server.settle()
             cached = server.found
             server.forget()
-            print(json.dumps({{"answers": answers, "cached": cached}}), flush=True)
+            tokens = server.kv_scheduler.counters.tokens
+            print(
+                json.dumps({{"answers": answers, "cached": cached, "tokens": tokens}}), flush=True
+            )
 
 if __name__ == "__main__":
     main()
@@ -51,7 +54,11 @@ def wanted(model):
 
 
 class Process:
-    """A server that is asked through its pipes."""
+    """A server that is asked through its pipes.
+
+    Attributes:
+        tokens: prompt tokens by their source, after the last question.
+    """
 
     def __init__(self, folder, model, extra):
         script = folder / "server.py"
@@ -77,6 +84,7 @@ class Process:
         self.child.stdin.write(json.dumps(prompts) + "\n")
         self.child.stdin.flush()
         answer = json.loads(self.line("{"))
+        self.tokens = answer["tokens"]
         return [(tokens, chances) for tokens, chances in answer["answers"]], answer["cached"]
 
     def kill(self):

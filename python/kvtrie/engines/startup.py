@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvtrie.argument import masked
 from kvtrie.machine import IN_MEMORY, ON_NETWORK, file_system, locked_limit
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class OpenTier:
     """A tier of a server after its start.
 
     Attributes:
-        kind: "gpu", "host" or "disk".
+        kind: "gpu", "host", "disk" or "remote".
         bytes: of all ranks; 0 if the engine owns them.
         blocks: blocks that it holds.
         found: blocks that an earlier run left.
         others: blocks of another model in the same folder.
-        path: the folder of a disk, or the file of kept host memory.
+        path: the folder of a disk, the file of kept host memory, or the URL of a shared store.
         pinned: whether its memory is locked.
         kept: whether it is host memory that the next server finds.
     """
@@ -94,7 +95,8 @@ def startup_warnings(
                 f"the limit of locked memory is {size_text(locked)}, below the host tier of "
                 f"{size_text(tier.bytes)}: set `ulimit -l unlimited`"
             )
-        kind = "" if tier.path is None or tier.kept else kind_of(tier.path)
+        local = tier.path is not None and not tier.kept and tier.kind != "remote"
+        kind = kind_of(tier.path) if local and tier.path is not None else ""
         if kind in IN_MEMORY:
             warnings.append(
                 f"the disk folder {tier.path} is on {kind}: its blocks take memory, and are lost "
@@ -129,6 +131,8 @@ def grouped(number: int) -> str:
 
 
 def _tier(tier: OpenTier, block_tokens: int, ranks: int) -> str:
+    if tier.kind == "remote":  # its slots say nothing about the room of the store
+        return f"remote {masked(tier.path or '')}"
     tokens = tier.blocks * block_tokens
     count = f"{tokens / _MILLION:.1f} M" if tokens >= _MILLION else grouped(tokens)
     each = f" ({ranks} x {size_text(tier.bytes // ranks)})" if ranks > 1 else ""

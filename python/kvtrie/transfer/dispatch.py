@@ -142,16 +142,17 @@ class Dispatch:
         self._fail(gone, now, why)
         return len(gone) + len(self._lose(gone))
 
-    def refuse(self, parts: Iterable[Moves], now: int, why: str) -> None:
+    def refuse(self, parts: Iterable[Moves], now: int, why: str, *, blame: bool = False) -> None:
         """Fail moves that were taken and will not be handed to any rank.
 
         Args:
             parts: moves as `take` returned them.
             now: the time.
             why: the error that the manager records.
+            blame: fail them instead of cancelling them, so that they are not asked for again.
         """
         for part in parts:
-            report = MoveReport(tuple(part.id.tolist()), error=why, cancelled=True)
+            report = MoveReport(tuple(part.id.tolist()), error=why, cancelled=not blame)
             for rank in range(self._ranks):
                 self.on_reports(rank, [report], now)
 

@@ -36,6 +36,8 @@ from kvtrie.engines.vllm.restored import (
 )
 from kvtrie.engines.vllm.running import GrowingTokens, RunningRequest
 from kvtrie.engines.vllm.scope import scope_of
+from kvtrie.engines.vllm.store_client import StoreClient
+from kvtrie.engines.vllm.store_moves import StoreMoves
 from kvtrie.engines.vllm.waiting import WaitingRequest
 from kvtrie.engines.why import MissCounter
 from kvtrie.errors import ConfigError, KvtrieError
@@ -89,6 +91,11 @@ class Books:
         kept_blocks: by rank, blocks that the next server would find in kept host memory.
     """
 
+    _exported_at: int
+    _pinned: int
+    _step: int
+    _stored: int
+
     def __init__(
         self,
         settings: Settings,
@@ -105,8 +112,9 @@ class Books:
         self._size = model.block_tokens
         self._layers = model.shape.layers
         self._deadline_ns = int(settings.deadline_s * _NS)
-        self._deep = len(tiers) > DISK
-        self._clock = clock
+        self._deep, self._clock = len(tiers) > DISK, clock
+        at = {tier.kind: index for index, tier in enumerate(tiers)}
+        self._disk, self._remote = at.get("disk"), at.get("remote")
         self.manager = BlockManager(
             model.shape,
             tiers,
@@ -125,17 +133,24 @@ class Books:
         self._announced = None
         if settings.events:
             self._announced = PublishedBlocks(
-                self._layers, naming, root_key(model), keys_with_images([*found, *kept])
+                self._layers,
+                naming,
+                root_key(model),
+                keys_with_images([*found, *kept]),
+                last=HOST if self._disk is None else DISK,
             )
         self._cleared: list[Change] = []
-        self._exported_at = 0
         self.kept_blocks: dict[int, int] = {}
         self._lost_kept: dict[int, dict[str, int]] = {}
         self.dispatch = Dispatch(self.manager, len(opened))
+        self._moves, self._store = (
+            StoreMoves(self.dispatch, self._remote, (tiers[HOST].blocks or 0) // 2),
+            StoreClient.of_server(settings, model, opened, clock),
+        )
         self.counters = ConnectorCounters()
         self._boundary = Boundary("kvtrie", _LOG, clock)
         self._kept = tiers[HOST].keep is not None
-        self._used = UsedBlocks(self.manager, DISK if self._deep else None)
+        self._used = UsedBlocks(self.manager, self._disk)
         self._used_host = UsedBlocks(self.manager, HOST if self._kept else None)
         self._waiting: dict[str, WaitingRequest] = {}
         self._runs: dict[str, RunningRequest] = {}
@@ -148,27 +163,28 @@ class Books:
         self._new_loads: dict[int, int] = {}  # of this step, and the slots they fill
         self._ready: list[Moves] = []  # for the next step
         self._lost: list[int] = []
-        self._pinned: int = 0
         self._most_pinned = tiers[HOST].blocks or 0
-        self._step: int = 0
         # Whether stores may still read blocks that vLLM has taken back since the last orders.
         self._forget = self._taken_back = False
         self._resetting = False  # a reset waits for copies to end
         self._committed: set[int] = set()
-        self._stored = 0  # of those, with the step that filled them
+        # `_stored`: of those, with the step that filled them.
+        self._stored, self._exported_at, self._pinned, self._step = 0, 0, 0, 0
         self.proofs = Proofs(self._restored(found, kept), len(opened))
 
     def close(self) -> None:
-        """End the thread that compares prompts."""
+        """End the threads that compare prompts and ask a shared store."""
         if self.why is not None:
             self.why.close()
+        if self._store is not None:
+            self._store.close()
 
     def _restored(
         self, found: list[list[tuple[bytes, int]]], kept: list[list[tuple[bytes, int]]]
     ) -> Index:
         """Load what an earlier server left on disk and in host memory; the index of the latter."""
         left = {HOST: on_every_rank(kept, self._layers)} if self._kept else {}
-        if self._deep:
+        if self._disk is not None:
             left[DISK] = on_every_rank(found, self._layers)
         now = self._clock()
         load_indexes(self.manager, left, now)
@@ -185,6 +201,7 @@ class Books:
                 about,
             )
             waiting.answer = None
+            waiting.forget_store()
             self._unpin(waiting, self._clock())
         if waiting is None:
             given = read_hints(request.kv_transfer_params, request.session_id)

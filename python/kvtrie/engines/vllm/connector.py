@@ -204,8 +204,12 @@ class KvtrieConnector(KVConnectorBase_V1):
         """Tokens of a hit by tier; vLLM asks from 0.32 on."""
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-        host, disk = self.scheduler.sources(request.request_id, num_external_tokens)
-        found = {CacheHitSource.HOST: host, CacheHitSource.DISK: disk}
+        host, disk, store = self.scheduler.sources(request.request_id, num_external_tokens)
+        found = {
+            CacheHitSource.HOST: host,
+            CacheHitSource.DISK: disk,
+            CacheHitSource.EXTERNAL_UNSPECIFIED: store,  # vLLM's name of a remote store
+        }
         return {source: tokens for source, tokens in found.items() if tokens}
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> _Orders:
@@ -344,7 +348,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         return _News({self._rank: self._mine.news(idle=not orders.computes)})
 
     def shutdown(self) -> None:
-        """End the threads and close the files."""
+        """End the threads, and close files and connections."""
         if self._worker is not None:
             self._worker.close()
         if self._control is not None:

@@ -85,6 +85,7 @@ class PublishedBlocks:
         naming: vLLM's names of blocks; None computes no hash.
         root: the parent key of first blocks that are named by tokens alone.
         images: keys of blocks with images, of those found at start.
+        last: the last tier whose blocks are published.
 
     Attributes:
         missed: events that the manager overwrote before they were taken.
@@ -97,8 +98,9 @@ class PublishedBlocks:
         naming: Naming | None = None,
         root: bytes = b"",
         images: Collection[bytes] = (),
+        last: int = 2,
     ) -> None:
-        self._images = images
+        self._images, self._last = images, last
         self._layers, self._naming, self._root = layers, naming, root
         self._there: dict[tuple[int, bytes], set[int]] = {}
         self._tiers: Counter[bytes] = Counter()  # that have something of a block, vLLM's too
@@ -149,7 +151,7 @@ class PublishedBlocks:
             self._next = number + 1
             self._name(event, key, parent)
             before, after = self._note(event, key)
-            if event.tier and before != after and self._layers in (before, after):
+            if 0 < event.tier <= self._last and before != after and self._layers in (before, after):
                 one = _Waiting(event.tier, key, parent, list(event.tokens or ()))
                 if after == self._layers:
                     yield from self._publish(one)
@@ -175,7 +177,7 @@ class PublishedBlocks:
         for tier, name in self._shown:
             yield Change(False, tier, name, None, [], Extra())  # noqa: FBT003 - a named tuple's field
         missed, unknown, number = self.missed, self.unknown, self._next
-        self.__init__(self._layers, self._naming, self._root)
+        self.__init__(self._layers, self._naming, self._root, last=self._last)
         self.missed, self.unknown, self._next = missed, unknown, number
 
     def _name(self, event: Event, key: bytes, parent: bytes) -> None:

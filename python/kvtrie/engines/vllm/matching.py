@@ -1,16 +1,20 @@
 """Matching: answers to vLLM's question how many tokens of a waiting request host memory has.
 
+A shared store is asked once for the blocks that no faster tier has; those that it has are marked,
+and then load as blocks on disk do.
 Invariant: an answer counts only blocks that are complete and verified in host memory. A request
-waits for blocks on disk, or on their way, no longer than the deadline.
+waits for a store's answer and for blocks that are not in host memory no longer than the deadline.
 Cost: one lookup per question after the manager's books have changed, else a comparison of numbers.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.vllm.books import HOST, Books
 from kvtrie.engines.vllm.waiting import Answer, Promise, WaitingRequest
+from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.hint import Prefetch
 
 if TYPE_CHECKING:
@@ -18,12 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from vllm.v1.request import Request
 
-    from kvtrie import MatchedBlock
+    from kvtrie import Match, MatchedBlock
+    from kvtrie.engines.vllm.store_client import Question
 
 __all__ = ["Matching"]
 
 
-_THERE, _COMING, _DEEPER = "there", "coming", "deeper"
+_THERE, _COMING, _DEEPER, _STORED = "there", "coming", "deeper", "stored"
 
 
 class Matching(Books):
@@ -68,6 +73,8 @@ class Matching(Books):
         if waiting.scope is None:
             return 0
         tokens = waiting.tokens.read()
+        if self._store is not None and not self._asked(waiting, now):
+            return None
         match = self.manager.lookup(tokens, now=now, scope=waiting.scope, keep=1)
         if match.tokens <= local:
             return 0
@@ -78,24 +85,104 @@ class Matching(Books):
             if waits and self._may_await_proofs(waiting, now):
                 return None
         if first + host < count:
-            states = [self._state(block) for block in match.blocks[first:]]
-            if not waiting.waits_until:
-                waiting.from_disk = (len(states) - host) * self._size if _DEEPER in states else 0
-            self._pin(waiting, match.handles[first:], host, now)
-            near = sum(any(copy.tier <= HOST for copy in each.copies) for each in match.blocks)
-            waiting.coming = _COMING in states
-            if self._may_wait(waiting, host, near, now):
+            if self._await_deeper(waiting, match, first, host, now):
                 return None
         elif not waiting.waits_until:
-            waiting.from_disk = 0
+            waiting.from_disk = waiting.from_store = 0
         end = local + host * self._size
         waiting.promise = Promise(local, end)
         return end - local
+
+    def _await_deeper(
+        self, waiting: WaitingRequest, match: Match, first: int, host: int, now: int
+    ) -> bool:
+        """Pin blocks in host memory, and have the next ones come; whether the request waits."""
+        states = [self._state(block) for block in match.blocks[first:]]
+        states = states[: self._usable(waiting, states, first)]
+        if not waiting.waits_until:
+            waiting.from_store = states.count(_STORED) * self._size
+            rest = (len(states) - host) * self._size - waiting.from_store
+            waiting.from_disk = rest if _DEEPER in states else 0
+        self._pin(waiting, match.handles[first:], host, now)
+        near = sum(any(copy.tier <= HOST for copy in each.copies) for each in match.blocks)
+        waiting.coming = _COMING in states
+        if host >= len(states):
+            return False
+        tokens = waiting.tokens.read()[: (first + len(states)) * self._size]
+        return self._may_wait(waiting, tokens, host, near, now)
 
     def _may_await_proofs(self, waiting: WaitingRequest, now: int) -> bool:
         """Whether a request waits for proofs of its blocks; no longer than the deadline."""
         waiting.proofs_until = waiting.proofs_until or now + self._deadline_ns
         return now < waiting.proofs_until
+
+    def _usable(self, waiting: WaitingRequest, states: list[str], first: int) -> int:
+        """Leading states that count: without an answer of the store, its blocks do not."""
+        if waiting.sure is not None:
+            for at, state in enumerate(states):
+                if state == _STORED and first + at >= waiting.sure:
+                    return at
+        return len(states)
+
+    def _asked(self, waiting: WaitingRequest, now: int) -> bool:
+        """Ask the shared store for the blocks that no faster tier has; whether that is over."""
+        if waiting.sure is None:
+            self._ask(waiting, now)
+        return waiting.sure is not None
+
+    def _ask(self, waiting: WaitingRequest, now: int) -> None:
+        question = waiting.question
+        if question is None:
+            tokens = waiting.tokens.read()
+            keys = self.manager.keys(tokens, scope=waiting.scope)[: (len(tokens) - 1) // self._size]
+            near = self._near(waiting, now)
+            waiting.asked_at, waiting.sure = now, near
+            if near >= len(keys):
+                return
+            waiting.question = self._store.ask(near, keys[near:], now) if self._store else None
+            if waiting.question is None:
+                self.counters.lost["store lookup: every thread hangs"] += 1
+            else:
+                waiting.sure = None
+        elif question.found is not None or now >= question.deadline:
+            waiting.question, waiting.sure = None, question.near
+            if question.found is None or question.found.late:
+                self.counters.lost["store lookup: no answer"] += 1
+            if question.found is not None:
+                self._take_in(waiting, question, now)
+
+    def _near(self, waiting: WaitingRequest, now: int) -> int:
+        """Leading blocks that a faster tier than the shared store has whole."""
+        match = self.manager.lookup(waiting.tokens.read(), now=now, scope=waiting.scope, keep=1)
+        count = 0
+        while count < len(match.handles):
+            step = max(match.standing(tier, skip=count) for tier in range(self._remote or 0))
+            if not step:
+                break
+            count += step
+        return count
+
+    def _take_in(self, waiting: WaitingRequest, question: Question, now: int) -> None:
+        """Mark the blocks that the shared store has, and clear the mark of those it has lost."""
+        found, tier = question.found, self._remote
+        if found is None or tier is None:
+            return
+        tokens, upto = waiting.tokens.read(), question.near + found.blocks
+        about = {"now": now, "scope": waiting.scope}
+        if upto < question.near + len(question.keys) and not found.late:
+            # A block to clear may be leased or on the move: then it stays, and its load fails.
+            with suppress(ConfigError):
+                self.manager.mark(tokens, tier, present=False, skip=upto, **about)
+        if not found.blocks:
+            return
+        path = tokens[: upto * self._size]
+        try:
+            self.manager.mark(path, tier, present=True, skip=question.near, **about)
+        except (ConfigError, NoSpaceError):
+            # A local block left since the question, or leases fill the tier.
+            self.counters.lost["store lookup: blocks could not be marked"] += 1
+        else:
+            waiting.sure = upto
 
     def _state(self, block: MatchedBlock) -> str:
         """Return the state of a matched block as seen from host memory."""
@@ -103,15 +190,26 @@ class Matching(Books):
             if copy.tier == HOST and not copy.leaving:
                 whole = (copy.layer_lo, copy.layer_hi) == (0, self._layers)
                 return _THERE if whole else _COMING
-        return _DEEPER
+        if self._remote is None:
+            return _DEEPER
+        tiers = {copy.tier for copy in block.copies}
+        return _STORED if self._remote in tiers <= {0, self._remote} else _DEEPER
 
-    def _may_wait(self, waiting: WaitingRequest, host: int, near: int, now: int) -> bool:
+    def _may_wait(
+        self,
+        waiting: WaitingRequest,
+        tokens: NDArray[np.uint32],
+        host: int,
+        near: int,
+        now: int,
+    ) -> bool:
         """Prefetch deeper blocks into host memory; return whether the request waits for them.
 
         It waits no longer than the deadline, and not if nothing more can come.
 
         Args:
             waiting: the request.
+            tokens: its tokens up to the last of these blocks.
             host: the number of its leading blocks in host memory.
             near: the number of its blocks there or above.
             now: the time.
@@ -119,9 +217,10 @@ class Matching(Books):
         if not self._deep and not waiting.coming:
             return False
         if not waiting.waits_until:
-            waiting.waits_until = now + self._deadline_ns
+            waiting.waits_until = (waiting.asked_at or now) + self._deadline_ns
         if now >= waiting.waits_until:
-            self.counters.lost["disk too slow"] += 1
+            slow = "store" if waiting.from_store else "disk"
+            self.counters.lost[f"{slow} too slow"] += 1
             return False
         if waiting.coming:
             return True
@@ -129,7 +228,6 @@ class Matching(Books):
             self.counters.lost["no room to bring up"] += 1
             waiting.waits_until = now
             return False
-        tokens = waiting.tokens.read()
         prefetch = Prefetch(tokens=tokens, tier="host", scope=waiting.scope)
         (reply,) = self.manager.hint([prefetch], now=now)
         # Prefetch can be refused while loads of other requests fill the quota: retry then. A

@@ -20,6 +20,7 @@ class StepOrders:
         moves: moves as `Moves.to_bytes` gave them, in the manager's order.
         ahead: stores of blocks that the step fills, in the same form.
         lost: slots of vLLM's memory that were promised and will not be filled.
+        give_up: writes to the shared store that a worker fails unless it has begun them.
         forget: whether all that lower tiers hold is to be forgotten.
         computes: whether the step computes anything.
         used: blocks on disk whose ages are to be written down, as `Opened.rows`.
@@ -34,6 +35,7 @@ class StepOrders:
     moves: list[bytes] = field(default_factory=list[bytes])
     ahead: list[bytes] = field(default_factory=list[bytes])
     lost: list[int] = field(default_factory=list[int])
+    give_up: list[int] = field(default_factory=list[int])
     forget: bool = False
     computes: bool = True
     used: list[tuple[bytes, int, int, int]] = field(
@@ -59,6 +61,8 @@ class StepNews:
         kept: blocks that the next server would find in this worker's host memory; None without
             `keep`, and for ranks that share the memory of another one.
         lost: blocks of earlier servers that were misses there, by reason.
+        unstored: blocks that the shared store did not take or return since the last news, by
+            reason.
     """
 
     step: int
@@ -67,6 +71,7 @@ class StepNews:
     proved: dict[int, bool] = field(default_factory=dict[int, bool])
     kept: int | None = None
     lost: dict[str, int] = field(default_factory=dict[str, int])
+    unstored: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(slots=True)
@@ -81,6 +86,8 @@ class Opened:
         pinned: whether its host memory is locked.
         kept_rows: as `rows`, of its host memory; None without `keep`, and for ranks that share the
             memory of another one.
+        values: layers, bytes of a layer and meaning of the rank's blocks in a shared store, which
+            form their names there; None without a store.
     """
 
     rooms: list[int]
@@ -89,3 +96,4 @@ class Opened:
     others: int = 0
     pinned: bool = False
     kept_rows: list[tuple[bytes, int]] | None = None
+    values: tuple[int, int, bytes] | None = None

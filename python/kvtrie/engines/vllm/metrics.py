@@ -78,7 +78,7 @@ OWN = (
         "Requests that were the first with their cache_salt",
     ),
     Count(f"{_PREFIX}held_blocks", "gauge", "Blocks on host that waiting requests hold"),
-    Count(f"{_PREFIX}waiting_requests", "gauge", "Requests that wait for a disk"),
+    Count(f"{_PREFIX}waiting_requests", "gauge", "Requests that wait for a disk or a store"),
     Count(
         f"{_PREFIX}host_kept_blocks", "gauge",
         "Blocks of host memory that the next server would find, of the rank with the fewest",
@@ -110,8 +110,8 @@ class ConnectorCounters:
     """Counters of one server.
 
     Attributes:
-        tokens: prompt tokens by where their KV came from: "host", "disk", and "asked" for all that
-            vLLM did not have itself.
+        tokens: prompt tokens by where their KV came from: "host", "disk", "remote", and "asked" for
+            all that vLLM did not have itself.
         blocks: blocks: "stored" and "loaded".
         lost: why something was not stored or not loaded, in requests or blocks.
     """
@@ -169,7 +169,7 @@ class MetricsExporter:
             stats: the manager's.
             own: the connector's.
             pinned: blocks in host memory that waiting requests have pinned.
-            waiting: requests that wait for a disk.
+            waiting: requests that wait for a disk or a shared store.
             why: the causes of computed tokens; None if they are not counted.
             kept: blocks of host memory that the next server would find.
         """
@@ -195,7 +195,9 @@ class MetricsExporter:
             (f"{_PREFIX}host_kept_blocks", "", kept),
         ]
         values += [
-            (f"{_PREFIX}found_tokens_total", tier, own.tokens[tier]) for tier in ("host", "disk")
+            (f"{_PREFIX}found_tokens_total", tier, own.tokens[tier])
+            for tier in ("host", "disk", "remote")
+            if tier != "remote" or tier in stats.tiers
         ]
         values += [(f"{_PREFIX}lost_total", why, count) for why, count in own.lost.items()]
         for metric in _MANAGERS:

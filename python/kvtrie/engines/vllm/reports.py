@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.engines.vllm.books import DISK, HOST
+from kvtrie.engines.vllm.books import HOST
 from kvtrie.engines.vllm.matching import Matching
 from kvtrie.hint import Release
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.used_blocks import UsedBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from vllm.v1.request import Request
 
@@ -42,7 +42,7 @@ class Reports(Matching):
             if not one.reports:
                 continue
             reports = MoveReport.from_bytes(one.reports)
-            failed |= self.dispatch.on_reports(rank, reports, now)
+            failed |= self._take_in_reports(rank, reports, now)
             if self._loads:
                 ended.update(ident for report in reports if report.ok for ident in report.ids)
         if failed:
@@ -53,16 +53,17 @@ class Reports(Matching):
         if any(one.reports for one in news.values()):  # which alone have the manager plan more
             self.manager.failed()
             if not self._resetting:
-                self._ready += self.dispatch.take(now)  # so that `busy` knows of them
+                self._ready += self._moves.take(now)  # so that `busy` knows of them
         self._end_reset(now)
         self._note_written(min((one.step for one in news.values()), default=-1))
 
     def _note_news(self, rank: int, news: StepNews) -> None:
-        """Apply what a worker reports of its weights and of kept host memory."""
+        """Apply what a worker reports of its weights, of kept host memory and of a shared store."""
         if news.weights is not None:
             self.identity.on_answer(rank, *news.weights)
         if news.proved:
             self.proofs.on_answers(rank, news.proved)
+        self.counters.lost.update(news.unstored)
         if news.kept is None:
             return
         self.kept_blocks[rank] = news.kept
@@ -70,6 +71,14 @@ class Reports(Matching):
         for reason, count in news.lost.items():
             self.counters.lost[f"kept block: {reason}"] += count - before.get(reason, 0)
         self._lost_kept[rank] = news.lost
+
+    def _take_in_reports(self, rank: int, reports: Sequence[MoveReport], now: int) -> set[int]:
+        """Pass a rank's reports on to the manager; the moves that have failed by them."""
+        failed = self.dispatch.on_reports(rank, reports, now)
+        unread = self._moves.reported((each for one in reports for each in one.ids), failed)
+        if unread and self._store is not None:
+            self._store.refute(unread)
+        return failed
 
     def _note_written(self, finished: int) -> None:
         """Blocks that steps up to one have filled are due."""
@@ -131,7 +140,9 @@ class Reports(Matching):
         for waiting in self._waiting.values():
             self._unpin(waiting, now)
             waiting.answer, waiting.coming = None, False
-            waiting.waits_until, waiting.prefetched, waiting.from_disk = 0, -1, 0
+            waiting.waits_until, waiting.prefetched = 0, -1
+            waiting.from_disk = waiting.from_store = 0
+            waiting.forget_store()
         for run in self._runs.values():
             run.stopped = True
         self._leaving += self._runs.values()
@@ -154,7 +165,10 @@ class Reports(Matching):
         if self.dispatch.pending or self.manager.stats().moves:
             return
         self.manager.reset()
-        self._used = UsedBlocks(self.manager, DISK if self._deep else None)
+        self._moves.clear()
+        if self._store is not None:
+            self._store.forget()
+        self._used = UsedBlocks(self.manager, self._disk)
         self._used_host = UsedBlocks(self.manager, HOST if self._kept else None)
         self.proofs.clear()
         self._loads, self._forget, self._resetting = {}, True, False

@@ -22,6 +22,7 @@ from kvtrie.engines.vllm.books import Planned
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.reports import Reports
 from kvtrie.engines.vllm.running import RunningRequest
+from kvtrie.engines.vllm.store_moves import DROPPED
 from kvtrie.engines.vllm.waiting import Promise, WaitingRequest
 from kvtrie.engines.why import Admitted
 from kvtrie.errors import KvtrieError, NoSpaceError
@@ -104,9 +105,8 @@ class SchedulerConnector(Reports):
         if len(ids) != last - first:
             self._lose(table, local, end, "a promise that did not hold")
             run.stopped = True
-        disk = min(waiting.from_disk, loaded)
-        self.counters.tokens["disk"] += disk
-        self.counters.tokens["host"] += loaded - disk
+        host, disk, store = self.sources(request.request_id, loaded)
+        self.counters.tokens.update(host=host, disk=disk, remote=store)
         for ident, slot in zip(ids, table[first:last], strict=False):
             run.loads.add(ident)
             self._loads[ident] = run
@@ -132,6 +132,7 @@ class SchedulerConnector(Reports):
         """End the run before this admission; whether rows that it left may be of other tokens."""
         last = self._drop(request.request_id)
         waiting.waits_until, waiting.prefetched = 0, -1
+        waiting.forget_store()
         if last is not None:
             last.written = last.committable()  # before vLLM counts what it schedules now
         if not (computed := request.num_computed_tokens):
@@ -141,11 +142,14 @@ class SchedulerConnector(Reports):
         # After a stop amid accepted drafts vLLM counts too many tokens as computed.
         return last is not None and (last.stopped or last.drafted)
 
-    def sources(self, request_id: str, loaded: int) -> tuple[int, int]:
-        """Tokens of a hit that came from host memory, and from disk."""
+    def sources(self, request_id: str, loaded: int) -> tuple[int, int, int]:
+        """Tokens of a hit that came from host memory, from disk, and from a shared store."""
         waiting = self._waiting.get(request_id)
-        disk = min(waiting.from_disk, loaded) if waiting is not None else 0
-        return loaded - disk, disk
+        if waiting is None:
+            return loaded, 0, 0
+        store = min(waiting.from_store, loaded)
+        disk = min(waiting.from_disk, loaded - store)
+        return loaded - store - disk, disk, store
 
     def orders(self, output: SchedulerOutput) -> StepOrders:
         """Return the workers' orders for the step that vLLM has just scheduled."""
@@ -160,7 +164,7 @@ class SchedulerConnector(Reports):
             with self._contained(run.request.request_id):
                 self._commit(run, now)
         self._end_reset(now)
-        parts = [] if self._resetting else [*self._ready, *self.dispatch.take(now)]
+        parts = [] if self._resetting else [*self._ready, *self._moves.take(now)]
         self._ready = []
         self._note_unstored(parts)
         late = self.dispatch.cancel(released, now, "vLLM took the block back before it was stored")
@@ -168,11 +172,15 @@ class SchedulerConnector(Reports):
             self.counters.lost["taken back before it was stored"] += late
         self._keep_promises(parts, now)
         ahead = self._store_ahead(self._plan(output), parts, now)
+        give_up = self._moves.give_up()
+        if dropped := self._moves.take_dropped():
+            self.counters.lost[DROPPED] += dropped
         made = StepOrders(
             self._step,
             [part.to_bytes() for part in parts],
             [part.to_bytes() for part in ahead],
             self._lost,
+            give_up,
             self._forget,
             output.total_num_scheduled_tokens > 0,
             list(self._used.take(now, idle=not self._runs)) if self._used else [],
@@ -242,7 +250,7 @@ class SchedulerConnector(Reports):
                 elif first < (last := min(last, len(run.table))):
                     begun |= len(run.lease.store_ahead((first, last), now=now)) > 0
         ahead: list[Moves] = []
-        for moves in self.dispatch.take(now) if begun else ():
+        for moves in self._moves.take(now) if begun else ():
             out: NDArray[np.bool_] = moves.src == 0
             if out.all():
                 ahead.append(moves)

@@ -27,6 +27,7 @@ _KEYS = (
     "objective",
     "use_layerwise",
     "deadline_s",
+    "lookup_s",
     "events",
     "why",
     "why_min_tokens",
@@ -48,10 +49,18 @@ _TIER_KEYS = (
     "io",
     "keep",
     "keep_replace",
+    "workers",
+    "write_limit",
+    "trust_s",
+    "lookup",
+    "secret_file",
 )
-_KINDS = ("host", "disk")
+_KINDS = ("host", "disk", "remote")
+_ORDERS = (["host"], ["host", "disk"], ["host", "remote"], ["host", "disk", "remote"])
+_TRACKED = 10_000_000  # blocks of a shared store
 _DEADLINE_S = 30.0
 _MOST_TOKENS, _MOST_PER_SECOND = 2**31, 10**6
+_LOOKUP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +68,17 @@ class Settings:
     """Settings of a server, from `kv_connector_extra_config`.
 
     Attributes:
-        tiers: the tiers below the GPU: a host tier, or a host and a disk tier. A size is that of
-            the server, and here of a rank. None is one host tier of a quarter of the free memory.
+        tiers: the tiers below the GPU: a host tier, then a disk tier or none, then a remote tier or
+            none. A size is that of the server, and here of a rank. None is one host tier of a
+            quarter of the free memory.
         policy: the policy that ranks blocks for eviction.
         objective: what policies by value save: the "cost" of computing blocks again, or "hits".
         use_layerwise: whether each layer is loaded just before a step reads it; makes vLLM use
             piecewise CUDA graphs.
-        deadline_s: seconds that a request waits for blocks from disk before they are a miss, and
-            that a copy of the disk may take.
+        deadline_s: seconds that a request waits for blocks from disk or a shared store before they
+            are a miss, and that a copy of either may take.
+        lookup_s: seconds that a request waits for the answer of a shared store about its blocks; a
+            part of `deadline_s`.
         events: whether KV events of host and disk are published with vLLM's own
             (`--kv-events-config`).
         why: whether computed prompt tokens are counted by cause, for which every policy remembers
@@ -83,6 +95,7 @@ class Settings:
     objective: Literal["cost", "balanced", "hits"] = "cost"
     use_layerwise: bool = False
     deadline_s: float = _DEADLINE_S
+    lookup_s: float = _LOOKUP_S
     events: bool = False
     why: bool = True
     why_min_tokens: int = 1024
@@ -98,8 +111,8 @@ class Settings:
             ranks: how many processes share the sizes of the server's tiers.
 
         Raises:
-            ConfigError: an unknown key or word, a number that cannot be, tiers out of order, or a
-                folder that cannot be written.
+            ConfigError: an unknown key or word, a number that cannot be, tiers out of order, a
+                folder that cannot be written, or a secret that cannot be read.
         """
         given = _renamed(dict(extra or {}))
         _check_keys("kv_connector_extra_config", given, _KEYS)
@@ -112,8 +125,9 @@ class Settings:
         for name in ("use_layerwise", "events", "why"):
             if name in given:
                 flag(name, given[name])
-        if "deadline_s" in given:
-            given["deadline_s"] = real("deadline_s", given["deadline_s"], 1e-3, 1e6)
+        for name in ("deadline_s", "lookup_s"):
+            if name in given:
+                given[name] = real(name, given[name], 1e-3, 1e6)
         given |= _observed(given)
         if "tiers" in given:
             given["tiers"] = _tiers(given["tiers"], ranks)
@@ -152,9 +166,6 @@ def _tiers(given: object, ranks: int) -> tuple[Tier, ...]:
             f"tiers are {shown(cast('object', given))}, a list of at least one tier wanted"
         )
     rows = cast("list[object]", list(cast("Any", given)))
-    kinds = [row.get("kind") if isinstance(row, Mapping) else None for row in rows]  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-    if "remote" in kinds:
-        raise ConfigError("a tier of kind 'remote' has no back end yet: host and disk may be named")
     tiers: list[Tier] = []
     for at, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -162,8 +173,8 @@ def _tiers(given: object, ranks: int) -> tuple[Tier, ...]:
         last = at == len(rows) - 1
         tiers.append(_tier(at, dict(cast("Mapping[str, Any]", row)), ranks, last=last))
     order = [tier.kind for tier in tiers]
-    if order not in (["host"], ["host", "disk"]):
-        raise ConfigError(f"tiers are {order}: ['host'] or ['host', 'disk'] wanted, in this order")
+    if order not in _ORDERS:
+        raise ConfigError(f"tiers are {order}: one of {', '.join(map(str, _ORDERS))} wanted")
     return tuple(tiers)
 
 
@@ -172,18 +183,36 @@ def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
     word(f"kind of tier {at}", row.get("kind"), _KINDS)
     if not last:
         row.setdefault("write", "through")
-    if row.get("path") is not None:
+    remote = row["kind"] == "remote"
+    if row.get("path") is not None and not remote:
         row["path"] = folder(f"path of tier {at}", row["path"])
     if row.get("keep") is not None and is_share(row.get("bytes")):
         Tier(**row)  # refuses it, with the reason
     if row.get("bytes") is not None:
         row["bytes"] = size(f"bytes of tier {at}", row["bytes"], ranks, of=_free(row)) // ranks
+    elif remote:
+        row.setdefault("blocks", _TRACKED)
+    if row.get("write_limit") is not None:
+        row["write_limit"] = size(f"write_limit of tier {at}", row["write_limit"], ranks) // ranks
     tier = Tier(**row)
-    if tier.kind == "disk" and tier.path is None:
-        raise ConfigError("a disk tier needs a path, the folder of its files")
-    if tier.path is not None:
+    if tier.kind != "host" and tier.path is None:
+        needed = "the URL of its store" if remote else "the folder of its files"
+        raise ConfigError(f"a {tier.kind} tier needs a path, {needed}")
+    if remote:
+        _check_store(tier)
+    elif tier.path is not None:
         _writable(tier.path)
     return tier
+
+
+def _check_store(tier: Tier) -> None:
+    """Raise for a URL or a secret that cannot be read; the workers open the store."""
+    from kvtrie.tiers.remote.open import read_secret
+    from kvtrie.tiers.remote.url import RemoteUrl
+
+    RemoteUrl.parse("path of tier 'remote'", tier.path)
+    if tier.secret_file is not None:
+        read_secret(tier.secret_file)
 
 
 def _free(row: Mapping[str, Any]) -> Callable[[], int] | None:
@@ -191,7 +220,7 @@ def _free(row: Mapping[str, Any]) -> Callable[[], int] | None:
     if row["kind"] == "host":
         return free_memory
     path = row.get("path")
-    return None if path is None else lambda: free_disk(path)
+    return None if path is None or row["kind"] != "disk" else lambda: free_disk(path)
 
 
 def _writable(folder: str) -> None:

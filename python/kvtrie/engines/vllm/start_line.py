@@ -56,7 +56,7 @@ def log_start(
             pinned=kind == "host" and any(one.pinned for one in opened.values()),
             kept=kind == "host" and kept,
         )
-        for kind in ("host", "disk")
+        for kind in ("host", "disk", "remote")
         if kind in tiers
     ]
     line = startup_line(

@@ -68,7 +68,11 @@ USED = {
         "world_size",
         "cpu_group",
     ),
-    ("vllm.v1.metrics.cache_hit_source", "CacheHitSource"): ("HOST", "DISK"),
+    ("vllm.v1.metrics.cache_hit_source", "CacheHitSource"): (
+        "HOST",
+        "DISK",
+        "EXTERNAL_UNSPECIFIED",
+    ),
     ("vllm.distributed.kv_transfer.kv_connector.v1.metrics", "KVConnectorStats"): (
         "__init__",
         "data",

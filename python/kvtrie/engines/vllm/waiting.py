@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from kvtrie.engines.vllm.running import GrowingTokens
+    from kvtrie.engines.vllm.store_client import Question
     from kvtrie.scope import Scope
 
 __all__ = ["Answer", "Promise", "WaitingRequest"]
@@ -56,6 +57,10 @@ class WaitingRequest:
         pins: pins of the manager on blocks that wait on host for the others.
         pinned: the number of pinned blocks.
         from_disk: tokens that were only on disk when it arrived.
+        from_store: tokens that were only in the shared store then.
+        question: the question to the shared store about it that is open.
+        asked_at: when that was asked; 0 before one.
+        sure: leading blocks that the shared store may be used for; None before an answer.
         coming: whether a block of it was on its way when it was looked up last.
         promise: the hits last reported to vLLM.
         shut: an error has taken it out of the cache for good.
@@ -76,12 +81,20 @@ class WaitingRequest:
     pins: list[int] = field(default_factory=list[int])
     pinned: int = 0
     from_disk: int = 0
+    from_store: int = 0
+    question: Question | None = None
+    asked_at: int = 0
+    sure: int | None = None
     coming: bool = False
     promise: Promise = field(default_factory=lambda: Promise(0, 0))
     shut: bool = False
     asked: bool = False
     counted: int = 0
     answer: Answer | None = None
+
+    def forget_store(self) -> None:
+        """Have the shared store asked again."""
+        self.question, self.asked_at, self.sure = None, 0, None
 
     def valid_answer(self, generation: int, local: int, now: int) -> Answer | None:
         """Return the last answer if it is valid: until a change, a wait also until its deadline."""

@@ -2,8 +2,8 @@
 
 `StepCopies` loads what a step reads before it reads, or layer by layer while it does; stores the
 blocks that it fills after each layer, or at its end; and stores blocks of earlier steps before it
-writes. The threads of a `Runner` copy between host memory and disk at the same time, and an
-`AgeWriter` writes the ages of blocks.
+writes. The threads of a `Runner` copy between host memory and disk or a shared store at the same
+time, and an `AgeWriter` writes the ages of blocks.
 Invariant: every move is reported once, done or failed. Cost: a copy of each block that is stored or
 loaded, and nothing per step that has neither.
 """
@@ -21,6 +21,7 @@ from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
 from kvtrie.engines.vllm.kept_host import KeptStores, open_host
 from kvtrie.engines.vllm.messages import Opened, StepNews
+from kvtrie.engines.vllm.rank_store import RankStore
 from kvtrie.engines.vllm.replicated import ReplicatedRanks
 from kvtrie.engines.vllm.step_copies import StepCopies
 from kvtrie.errors import ConfigError
@@ -119,9 +120,21 @@ class WorkerConnector:
             self._kept = KeptStores(self.host, self._news.set)
         pools: list[Pool | Storage] = [self.gpu, self.host]
         self.disk: DiskStorage | None = None
-        if len(tiers) > 1 and self.replicas.place == 0:
-            self.disk = _disk(tiers[1], self._rooms[1], model, self.host, rank, wall=wall)
-            pools.append(self.disk)
+        self.remote: RankStore | None = None
+        for tier, room in zip(tiers[1:], self._rooms[1:], strict=True):
+            if self.replicas.place:
+                break
+            if tier.kind == "disk":
+                self.disk = _disk(tier, room, model, self.host, rank, wall=wall)
+                pools.append(self.disk)
+                continue
+            try:
+                self.remote = RankStore(tier, model, self.host.layout, rank)
+            except BaseException:
+                if self.disk is not None:
+                    self.disk.close()
+                raise
+            pools.append(self.remote.storage)
         self._ages, self._host_ages = (
             None if tier is None else AgeWriter(tier, settings.deadline_s)
             for tier in (self.disk, None if self._kept is None else self._kept.pool)
@@ -161,6 +174,8 @@ class WorkerConnector:
         if self.disk is not None:
             opened.rows = self._whole(self.disk.recall())
             opened.others = self.disk.other_blocks()
+        if self.remote is not None:
+            opened.values = self.remote.values
         return opened
 
     def _whole(self, index: Index) -> list[tuple[bytes, int]]:
@@ -183,6 +198,9 @@ class WorkerConnector:
             self._copies.store_ahead(self._own(Moves.from_bytes(data)))
         if orders.forget:
             self._forget()
+        if orders.give_up and self.remote is not None:
+            gone = self.runner.cancel(orders.give_up, "eviction does not wait", blame=True)
+            self.remote.storage.count_dropped(gone)
         if self._ages is not None:
             self._ages.write(orders.used)
         if self._host_ages is not None:
@@ -244,6 +262,8 @@ class WorkerConnector:
         news = StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"", answer)
         if self._keeps:
             self._note_kept(news)
+        if self.remote is not None:
+            news.unstored = self.remote.lost()
         return news
 
     def _note_kept(self, news: StepNews) -> None:
@@ -274,6 +294,8 @@ class WorkerConnector:
             self._kept.close()
         if self.disk is not None:
             self.disk.close()
+        if self.remote is not None:
+            self.remote.storage.close()
         if self._shared is not None:
             self._shared.close()
 
@@ -290,6 +312,7 @@ class WorkerConnector:
 
     def _own(self, moves: Moves) -> Moves:
         """The moves that this rank carries out, of all its layers; others have ended for it."""
+        own = np.ones(len(moves), dtype=np.bool_)
         if self.replicas.count > 1:
             into: NDArray[np.bool_] = moves.dst == 0
             out: NDArray[np.bool_] = moves.src == 0
@@ -297,11 +320,13 @@ class WorkerConnector:
             if self._one_writes:
                 stores = np.full(len(moves), self.replicas.place == 0)
             own = into | (out & stores)
-            if self.disk is not None:
+            if self.disk is not None or self.remote is not None:
                 own |= ~(into | out)
-            if not own.all():
-                self._reports.append(MoveReport(tuple(moves[~own].id.tolist())))
-                moves = moves[own]
+        if self.remote is not None and not self.remote.writes:
+            own &= moves.dst != len(self.runner.pools) - 1
+        if not own.all():
+            self._reports.append(MoveReport(tuple(moves[~own].id.tolist())))
+            moves = moves[own]
         return moves.of_layers(self.gpu.layers)
 
     def _forget(self) -> None:
@@ -309,6 +334,8 @@ class WorkerConnector:
             self.disk.keep(Index())
         if self._kept is not None:
             self._kept.pool.forget()
+        if self.remote is not None:
+            self.remote.storage.forget()
 
     def _on_progress(self, _progress: Progress) -> None:
         self._news.set()

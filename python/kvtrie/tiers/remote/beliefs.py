@@ -92,6 +92,11 @@ class Beliefs:
         with self._lock:
             self._table.pop(name, None)
 
+    def clear(self) -> None:
+        """Forget all names."""
+        with self._lock:
+            self._table.clear()
+
     def _put(self, name: bytes, belief: _Belief) -> None:
         with self._lock:
             self._table.pop(name, None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tiers.block_format import BlockFormat
 
-__all__ = ["value_format"]
+__all__ = ["meaning_of", "value_format"]
 
 
 def value_format(
@@ -38,13 +38,16 @@ def value_format(
         raise ConfigError("a store keeps K and V of a layer together: use Layout(kv='joined')")
     if model.latent:
         rank, ranks = 0, 1
-    about = asdict(form) | {"layout": form.layout.digest().hex(), "rank": rank, "ranks": ranks}
     return ValueFormat(
         layers=form.layers,
         layer_bytes=planes[0],
         block_tokens=form.block_tokens,
-        meaning=hashlib.blake2b(
-            json.dumps(about, sort_keys=True).encode(), digest_size=32
-        ).digest(),
+        meaning=meaning_of(form, rank, ranks),
         secret=secret,
     )
+
+
+def meaning_of(form: BlockFormat, rank: int, ranks: int) -> bytes:
+    """Return the digest of a layout and a rank's part of it, which the names contain."""
+    about = asdict(form) | {"layout": form.layout.digest().hex(), "rank": rank, "ranks": ranks}
+    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=32).digest()

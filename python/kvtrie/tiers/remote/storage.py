@@ -64,6 +64,7 @@ class RemoteStorage:
         trust_s: seconds for which a belief is used without asking the store again.
         lookup: "all" asks the store, "local" uses only what this process has written or read.
         store: the store, if it is open already.
+        form: names and checksums, if they are not those of `rank` of `ranks`.
         clock: nanoseconds, as `time.monotonic_ns`.
 
     Attributes:
@@ -90,12 +91,13 @@ class RemoteStorage:
         trust_s: float = 60.0,
         lookup: Literal["all", "local"] = "all",
         store: RemoteStore | None = None,
+        form: ValueFormat | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.url = url if isinstance(url, RemoteUrl) else RemoteUrl.parse("a remote URL", url)
         require_fingerprint(model, f"the remote store {self.url}")
         self.block_format = BlockFormat.of(model, layout, block_tokens)
-        self.form = value_format(model, self.block_format, secret, rank=rank, ranks=ranks)
+        self.form = form or value_format(model, self.block_format, secret, rank=rank, ranks=ranks)
         self._beliefs = Beliefs(trust_s, clock)
         self._local = lookup == "local"
         self._clock = clock
@@ -244,6 +246,21 @@ class RemoteStorage:
         if self._local:
             return known_blocks(rows, self._beliefs)
         return search(rows, self._beliefs, lambda unknown: self._ask(unknown, deadline))
+
+    def refute(self, keys: Sequence[bytes], forms: Sequence[ValueFormat] | None = None) -> None:
+        """Note that blocks, which another process of the server read, could not be read.
+
+        Args:
+            keys: content keys.
+            forms: formats of all ranks; None is this rank's.
+        """
+        for form in forms or [self.form]:
+            for name in self._names(keys, form):
+                self._refute(name)
+
+    def forget(self) -> None:
+        """Drop all beliefs; the store keeps its blocks."""
+        self._beliefs.clear()
 
     def count_dropped(self, blocks: int) -> None:
         """Count blocks that were evicted before the store had them."""

@@ -1,0 +1,88 @@
+"""The storage of one rank in a shared store, and the blocks that the store did not take or return.
+
+Each tensor-parallel rank and pipeline stage has its own part of a block. Latent KV is equal on the
+tensor-parallel ranks of a stage: the first of them writes it, all read it.
+Invariant: two parts of a block, and parts of two divisions, have different names. Cost: none per
+step without losses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kvtrie._kvtrie import ValueFormat
+from kvtrie.engines.vllm.store_moves import DROPPED
+from kvtrie.errors import ConfigError
+from kvtrie.tiers import BlockFormat
+from kvtrie.tiers.remote import RemoteStorage
+from kvtrie.tiers.remote.form import meaning_of
+from kvtrie.tiers.remote.open import read_secret
+
+if TYPE_CHECKING:
+    from kvtrie.engines.vllm.model import ServedModel
+    from kvtrie.layout import Layout
+    from kvtrie.tier import Tier
+
+__all__ = ["RankStore"]
+
+Values = tuple[int, int, bytes]
+
+
+class RankStore:
+    """A storage and its losses.
+
+    Args:
+        tier: the remote tier.
+        model: the KV that is served.
+        layout: the layout of the rank's host memory.
+        rank: the rank, of all that hold a part of the KV.
+
+    Attributes:
+        storage: the storage.
+        values: layers, bytes of a layer and meaning of the rank's blocks.
+        writes: whether this rank writes blocks.
+
+    Raises:
+        ConfigError: a store or secret that cannot be opened.
+    """
+
+    def __init__(self, tier: Tier, model: ServedModel, layout: Layout, rank: int) -> None:
+        form = BlockFormat.of(model.shape, layout, model.block_tokens)
+        sizes = form.planes()
+        if len(sizes) != 1:
+            raise ConfigError(f"a shared store keeps one plane of a layer, not {len(sizes)}")
+        wide = model.shape.tp
+        part = (rank // wide, model.stages) if model.alike else (rank, model.ranks)
+        self.values: Values = (form.layers, sizes[0], meaning_of(form, *part))
+        self.writes = not model.alike or rank % wide == 0
+        self.storage = RemoteStorage(
+            tier.path or "",
+            model.shape,
+            model.block_tokens,
+            layout=layout,
+            form=ValueFormat(
+                layers=form.layers,
+                layer_bytes=sizes[0],
+                block_tokens=model.block_tokens,
+                meaning=self.values[2],
+                secret=None if tier.secret_file is None else read_secret(tier.secret_file),
+            ),
+            trust_s=60.0 if tier.trust_s is None else tier.trust_s,
+            lookup=tier.lookup or "all",
+        )
+        self._before: Counter[str] = Counter()
+
+    def lost(self) -> dict[str, int]:
+        """Return the blocks that were lost since the last call, by reason."""
+        stats = self.storage.stats()
+        now = Counter(
+            {
+                f"store {what}: {outcome}": count
+                for (what, outcome), count in stats.results.items()
+                if outcome != "ok" and what in ("get", "put")
+            }
+        )
+        now[DROPPED] = sum(stats.dropped.values())
+        new, self._before = now - self._before, now
+        return dict(new)

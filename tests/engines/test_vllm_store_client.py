@@ -1,0 +1,274 @@
+"""Servers of the naive engine over one shared store: what one has answered, the next one finds."""
+
+import random
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from tests.engines.vllm_engine import SIZE, Engine, play
+
+from kvtrie.engines.vllm.store_client import StoreClient
+from kvtrie.engines.vllm.store_moves import DROPPED
+from kvtrie.tiers.remote import Found, RemoteStorage
+
+PROMPTS = [[at, *range(12)] for at in range(3)]  # three full blocks each
+FULL = 3 * 3 * SIZE
+
+
+def url_of(folder):
+    return f"folder:{folder / 'kv'}"
+
+
+def values(folder):
+    """The files of the values in a store."""
+    return sorted((folder / "kv").glob("[0-9a-f][0-9a-f]/*"))
+
+
+def serve(folder, prompts=PROMPTS, *, ranks=1, host=24, settings=None, **more):
+    """A server that answers prompts one after the other, and is still open."""
+    store = {"path": url_of(folder)} | (settings or {})
+    engine = Engine("", ranks, 0, 0, host, store=store, **more)
+    engine.whole = True
+    for at, each in enumerate(prompts):
+        engine.add(str(at), each, 1)
+        engine.drain()
+    assert engine.served == len(prompts)
+    return engine
+
+
+def close(*engines):
+    for engine in engines:
+        engine.scheduler.manager.audit()
+        engine.close()
+        assert engine.failed == 0
+
+
+def test_the_next_server_finds_all_full_blocks(tmp_path):
+    one, two = serve(tmp_path), serve(tmp_path)
+    assert (one.found, two.found) == (0, FULL)
+    tokens = two.scheduler.counters.tokens
+    assert (tokens["remote"], tokens["host"], tokens["disk"]) == (FULL, 0, 0)
+    assert len(values(tmp_path)) == 3 * 3
+    close(one, two)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize(("ranks", "more"), [(1, {}), (2, {}), (2, {"alike": True, "stages": 2})])
+def test_random_schedules_over_a_shared_store(tmp_path, ranks, more, ahead):
+    found = 0
+    for seed in (0, 1, 0):
+        engine = Engine("", ranks, ahead, seed, store=url_of(tmp_path), **more)
+        play(engine, 10, seed)
+        engine.close()
+        assert engine.failed == 0
+        assert engine.served > 0
+        found += engine.scheduler.counters.tokens["remote"]
+    assert found > 0
+
+
+def test_a_disk_is_between_host_memory_and_the_store(tmp_path):
+    found = 0
+    for at, seed in enumerate((0, 0, 1)):
+        engine = Engine(tmp_path / f"disk{at}", 1, 0, seed, store=url_of(tmp_path))
+        play(engine, 10, seed)
+        engine.close()
+        assert engine.failed == 0
+        found += engine.scheduler.counters.tokens["remote"]
+    assert found > 0
+
+
+def test_values_that_vanish_or_are_damaged_are_misses(tmp_path):
+    draw, lost = random.Random(0), 0
+    for seed in range(3):
+        engine = Engine("", 2, seed % 2, seed % 2, store=url_of(tmp_path))
+        step = engine.step
+
+        def damaged(step=step):
+            step()
+            for file in values(tmp_path):
+                fate = draw.random()
+                if fate < 0.05:
+                    file.unlink(missing_ok=True)
+                elif fate < 0.1:
+                    with suppress(FileNotFoundError):  # the server has removed it
+                        data = bytearray(file.read_bytes())
+                        data[draw.randrange(len(data))] ^= 1
+                        file.write_bytes(data)
+
+        engine.step = damaged
+        play(engine, 10, seed % 2)
+        engine.close()
+        assert engine.failed == 0
+        lost += sum(engine.scheduler.counters.lost[f"store get: {why}"] for why in WHYS)
+    assert lost > 0
+
+
+WHYS = ("missing", "damaged")
+
+
+def test_a_damaged_value_is_written_again(tmp_path):
+    one = serve(tmp_path)
+    for file in values(tmp_path):
+        file.write_bytes(file.read_bytes()[::-1])
+    two, three = serve(tmp_path), serve(tmp_path)
+    assert (two.found, three.found) == (0, FULL)
+    assert two.scheduler.counters.lost["store get: damaged"] == 9
+    close(one, two, three)
+
+
+def test_a_block_that_the_store_has_lost_is_not_waited_for(tmp_path, monkeypatch):
+    engine = serve(tmp_path, host=4)
+    for file in values(tmp_path):
+        file.unlink()
+    monkeypatch.setattr(RemoteStorage, "read_many", None)  # is not called
+    engine.add("again", PROMPTS[0], 1)
+    engine.drain()
+    assert (engine.served, engine.found) == (4, 0)
+    close(engine)
+
+
+def test_a_reset_drops_beliefs_and_deletes_nothing_in_the_store(tmp_path):
+    engine = serve(tmp_path)
+    before = [(file, file.read_bytes()) for file in values(tmp_path)]
+    engine.scheduler.reset()
+    engine.drain()
+    storages = [worker.remote.storage for worker in engine.workers]
+    storages += [storage for storage, _ in engine.scheduler._store._parts]
+    assert all(not len(storage._beliefs) for storage in storages)
+    assert engine.scheduler.manager.stats().blocks == 0
+    assert [(file, file.read_bytes()) for file in values(tmp_path)] == before
+    engine.add("again", PROMPTS[0], 1)
+    engine.drain()
+    assert engine.scheduler.counters.tokens["remote"] == 3 * SIZE
+    close(engine)
+
+
+def test_kv_of_other_weights_is_not_found(tmp_path):
+    engine = serve(tmp_path)
+    scheduler = engine.scheduler
+    scheduler.reset()
+    engine.drain()
+    scheduler.identity._weights = "other weights"
+    engine.add("again", PROMPTS[0], 1)
+    engine.drain()
+    assert engine.found == 0
+    close(engine)
+
+
+@pytest.mark.parametrize(("alike", "parts"), [(False, 2), (True, 1)])
+def test_latent_kv_of_two_ranks_is_written_once(tmp_path, alike, parts):
+    one = serve(tmp_path, ranks=2, alike=alike)
+    blocks = one.scheduler.manager.stats().tiers["remote"].copies
+    assert len(values(tmp_path)) == parts * blocks
+    two = serve(tmp_path, ranks=2, alike=alike)
+    assert two.scheduler.counters.tokens["remote"] == FULL
+    other = serve(tmp_path, ranks=1)  # of another number of ranks, and not latent
+    assert other.found == 0
+    close(one, two, other)
+
+
+def test_a_block_counts_when_every_rank_has_its_part(tmp_path):
+    one = serve(tmp_path, PROMPTS[:1], ranks=2)
+    form = one.workers[1].remote.storage.form
+    keys = one.scheduler.manager.keys(PROMPTS[0])
+    (tmp_path / "kv" / (name := form.names(keys[1:2]).tobytes().hex())[:2] / name[2:]).unlink()
+    two = serve(tmp_path, PROMPTS[:1], ranks=2)
+    assert two.found == SIZE
+    close(one, two)
+
+
+def test_lookup_local_asks_no_store(tmp_path, monkeypatch):
+    one = serve(tmp_path)
+    monkeypatch.setattr(RemoteStorage, "find", None)  # is not called
+    two = serve(tmp_path, host=4, settings={"lookup": "local"})
+    assert two.found == 0
+    two.add("again", PROMPTS[0], 1)
+    two.drain()
+    assert two.scheduler.counters.tokens["remote"] > 0  # it has written them itself
+    close(one, two)
+
+
+def test_nothing_waits_for_writes_to_a_store_that_hangs(tmp_path, monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(
+        RemoteStorage,
+        "write_many",
+        lambda _, blocks, **__: released.wait(60) and ["too late"] * len(blocks),
+    )
+    engine = Engine("", 1, 0, 0, 8, store={"path": url_of(tmp_path), "workers": 1})
+    engine.whole = True
+    for at in range(12):
+        engine.add(str(at), [at, *range(12)], 1)
+        while engine.served <= at:
+            engine.step()
+        for _ in range(4):
+            engine.step()
+    there = [at for at in range(12) if engine.on_host([at, *range(12)])]
+    assert len(there) > 1  # later blocks have taken the room of earlier ones
+    assert there[-1] > 9
+    assert engine.scheduler.counters.lost[DROPPED] > 0
+    released.set()
+    engine.drain()
+    engine.close()
+
+
+@pytest.mark.parametrize("fault", ["find", "read_many"])
+def test_a_store_that_hangs_ends_no_request_later_than_the_deadline(tmp_path, monkeypatch, fault):
+    one = serve(tmp_path, PROMPTS[:1])
+    released = threading.Event()
+
+    def hang(_, rows, *__, **___):
+        released.wait(60)
+        return Found(0, 0, 0, 0) if fault == "find" else ["late"] * len(rows)
+
+    monkeypatch.setattr(RemoteStorage, fault, hang)
+    times = {"deadline_s": 0.2, "lookup_s": 0.1}
+    two = Engine("", 1, 0, 0, store=url_of(tmp_path), **times)
+    two.whole = True
+    two.add("a", PROMPTS[0], 1)
+    while not two.served:
+        two.step()
+    lost = two.scheduler.counters.lost
+    assert lost["store lookup: no answer" if fault == "find" else "store too slow"] == 1
+    assert two.found == 0
+    released.set()
+    two.drain()
+    close(one, two)
+
+
+class Storage:
+    """A storage whose answers wait until a test lets them go."""
+
+    def __init__(self):
+        self.asked, self.released = threading.Semaphore(0), threading.Event()
+        self.calls = []
+
+    def find(self, keys, deadline, forms):  # noqa: ARG002
+        self.calls.append(len(keys))
+        self.asked.release()
+        self.released.wait(60)
+        return Found(len(keys), len(keys), 0, 0)
+
+    def close(self):
+        self.released.set()
+
+
+def test_no_question_waits_for_calls_that_hang():
+    now, storage = [0], Storage()
+    client = StoreClient([(storage, [])], 0.05, lambda: now[0])
+    keys = np.zeros((2, 32), np.uint8)
+    questions = [client.ask(0, keys, now[0]) for _ in range(5)]
+    for _ in range(4):
+        assert storage.asked.acquire(timeout=60)
+    now[0] = 50_000_000
+    assert client.ask(0, keys, now[0]) is None
+    storage.released.set()
+    for question in questions:
+        assert question.closed.wait(60)
+    assert [each.found is None for each in questions] == [False] * 4 + [True]
+    assert storage.calls == [2] * 4  # the fifth was late before a thread came to it
+    later = client.ask(1, keys, now[0])
+    assert later.closed.wait(60)
+    assert (later.near, later.found.blocks) == (1, 2)
+    client.close()
