@@ -218,14 +218,14 @@ class Engine:
             worker.start_load_kv(None)
             for name in LAYERS:
                 worker.wait_for_layer_load(name)
-            bad |= worker._worker._bad
+            bad |= worker._worker.bad_slots()
         for name in LAYERS:
             for rank, worker in enumerate(self.workers):
                 for played, begin, tokens in rows.values():
                     self.compute(self.memory[rank][name], played, begin, tokens, bad)
                 if rows:
                     worker.save_kv_layer(name, self.memory[rank][name], None)
-        failed = set()
+        failed = set(bad)  # asking has emptied the workers' sets
         for worker in self.workers:
             worker.wait_for_save()
             failed |= worker.get_block_ids_with_load_errors()
