@@ -10,6 +10,7 @@ Cost: one lookup per question after the manager's books have changed, else a com
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.vllm.books import HOST, Books
@@ -168,16 +169,16 @@ class Matching(Books):
         if found is None or tier is None:
             return
         tokens, upto = waiting.tokens.read(), question.near + found.blocks
-        about = {"now": now, "scope": waiting.scope}
+        mark = partial(self.manager.mark, now=now, scope=waiting.scope)
         if upto < question.near + len(question.keys) and not found.late:
             # A block to clear may be leased or on the move: then it stays, and its load fails.
             with suppress(ConfigError):
-                self.manager.mark(tokens, tier, present=False, skip=upto, **about)
+                mark(tokens, tier, present=False, skip=upto)
         if not found.blocks:
             return
         path = tokens[: upto * self._size]
         try:
-            self.manager.mark(path, tier, present=True, skip=question.near, **about)
+            mark(path, tier, present=True, skip=question.near)
         except (ConfigError, NoSpaceError):
             # A local block left since the question, or leases fill the tier.
             self.counters.lost["store lookup: blocks could not be marked"] += 1
