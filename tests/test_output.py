@@ -161,11 +161,14 @@ def test_every_option_of_the_cli_that_writes_a_file_is_known():
     }
     run = {f"sim run --{name}" for name in ("requests", "csv", "perfetto", "plot", "decisions")}
     assert written - run == {
+        "advise --plot",
+        "calibrate --out",
         "demo --picture",
         "demo --save",
         "fuse --plot",
         "map --out",
         "profile --out",
+        "remote check --out",
         "replay --plot",
         "replay --save",
         "sim calibrate --write",
@@ -176,13 +179,15 @@ def test_every_option_of_the_cli_that_writes_a_file_is_known():
         "top --svg",
     }
     assert run <= written
-    # Paths of the other options are read, or name folders; these two files are read and added to.
+    # Paths of the other options are read, or name folders; files of `sim` are read and added to,
+    # and a recording is a new file, readable by its owner alone.
     others = {
         " ".join([*words, *option.option_strings[:1]])
         for words, option in options(_parser())
         if option.type is Path and option.option_strings and option.metavar == "FILE"
     }
-    assert others == {"sim size --results", "sim sweep --results", "sim calibrate --seen"}
+    sim = {"sim size --results", "sim sweep --results", "sim calibrate --seen"}
+    assert others == {*sim, "advise --record", "calibrate --texts"}
 
 
 @pytest.mark.parametrize("option", ["--requests", "--csv", "--perfetto", "--plot", "--decisions"])

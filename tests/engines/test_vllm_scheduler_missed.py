@@ -28,7 +28,8 @@ def test_the_causes_sum_to_the_computed_prompt_tokens(tmp_path, seed, deep):
     why = engine.scheduler.why
     why.drain()
     assert sum(why.tokens.values()) == sum(computed.values())
-    assert {"new", "evicted", "not cacheable"} <= set(why.tokens)
+    assert {"new", "not cacheable"} <= set(why.tokens)
+    assert deep or "evicted" in why.tokens  # a disk holds all blocks, as far as copies are in time
     assert all(count > 0 for count in why.tokens.values())
     exported = MetricsExporter().take(engine.scheduler.manager.stats(), *own(engine))
     assert json.loads(json.dumps(exported)) == exported

@@ -3,11 +3,12 @@
 import threading
 
 import pytest
+import rig
 
 
 @pytest.fixture(autouse=True)
 def _threads_end_with_their_test():
-    before = set(threading.enumerate())
+    before = rig.EARLIER = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=60)
