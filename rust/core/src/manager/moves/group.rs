@@ -95,7 +95,9 @@ impl Manager {
         }
         let groups = self.points.as_ref().map_or(0, |points| points.groups.len());
         let mut wanted = vec![0; groups + 1];
-        lacking.iter().for_each(|&(at, _)| wanted[at + 1] += 1);
+        for &(at, _) in &lacking {
+            wanted[at + 1] += 1;
+        }
         // What is there must not make room for the rest.
         for &(at, block) in &there {
             self.blocks.hold_group(1, at, block);

@@ -192,7 +192,9 @@ impl Uses {
             }
             let prints = &prints[..number];
             for (_, lives) in &self.lives {
-                prints.iter().for_each(|&(_, print)| lives.prefetch_life(print));
+                for &(_, print) in prints {
+                    lives.prefetch_life(print);
+                }
             }
             for &(block, print) in prints {
                 let class = self.classes[block] & !SAMPLED;
