@@ -351,8 +351,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         tier.readers.entry((number(at), block)).or_default().push(by);
     }
 
-    /// Ends a read. A slot that was given back meanwhile is drained; a residency that cannot be read
-    /// is dropped once nothing holds it.
+    /// Ends a read. Drains the slot if it was given back during the read, and drops a residency that
+    /// cannot be read once nothing holds it.
     pub fn end_group_read(&mut self, tier: TierId, at: usize, block: Option<BlockId>, by: MoveId) {
         let tier = self.group_tier(tier);
         let key = block.map(|block| (number(at), block));
