@@ -199,8 +199,8 @@ class Witness:
         for (tier, block), copy in self.copies.items():
             layers[tier][block] = frozenset(range(copy.coming_lo, copy.coming_hi))
         for tier, block in self.hidden():
-            standing = self.managers[0].layer_tiers(self.living[block])
-            layers[tier][block] = frozenset(np.flatnonzero(standing == tier).tolist())
+            where = self.managers[0].layer_tiers(self.living[block])
+            layers[tier][block] = frozenset(np.flatnonzero(where == tier).tolist())
         coming = {(f.move.dst, f.block) for f in self.flights.values() if not f.own}
         seen = self.copies.keys() | self.entries.keys() | coming
         present = [{b for t, b in seen if t == tier} for tier in tiers]

@@ -1049,7 +1049,7 @@ class Match:
     def handles(self) -> NDArray[np.uint64]: ...
     @property
     def blocks(self) -> tuple[MatchedBlock, ...]: ...
-    def standing(self, tier: _Tier, *, skip: int = 0) -> int:
+    def resident(self, tier: _Tier, *, skip: int = 0) -> int:
         """Number of its leading blocks that have all layers on a tier now.
 
         A copy that comes or leaves does not count, nor does a block that is gone. Cheaper than

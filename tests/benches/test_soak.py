@@ -39,7 +39,7 @@ def engine(tmp_path):
         yield engine
 
 
-def standing(engine, tier):
+def found_on(engine, tier):
     """A request of the past, and the slot of a block of it that is found on this tier first."""
     for ask in engine.past:
         if ask.given_up:
@@ -97,7 +97,7 @@ def test_what_hangs_is_told_with_the_figures(monkeypatch, capsys):
 
 @pytest.mark.parametrize("tier", [0, 1])
 def test_a_flipped_bit_in_memory_is_noticed(engine, tier):
-    ask, slot = standing(engine, tier)
+    ask, slot = found_on(engine, tier)
     unit = slot * SHAPE.layers + 5
     engine.pools[tier].planes[0][unit, 77] ^= 16
     engine.serve(ask)
@@ -109,7 +109,7 @@ def test_a_flipped_bit_in_memory_is_noticed(engine, tier):
 
 
 def test_a_flipped_bit_on_disk_is_a_miss_and_told(engine, tmp_path):
-    ask, slot = standing(engine, 2)
+    ask, slot = found_on(engine, 2)
     [(store, _)] = DiskStore.stores(tmp_path)
     seen = engine.pools[2].store
     stride = -(-seen.layer_bytes // PAGE) * PAGE

@@ -270,10 +270,10 @@ def test_events_under_pressure_list_the_cached_pages():
         assert all(row[0] is None or row[0] in there for row in there.values())
     assert removed > 100
     published = {tuple(row[1]) for row in there.values()}
-    assert published == {tuple(ids) for ids in standing(world)}
+    assert published == {tuple(ids) for ids in cached_pages(world)}
 
 
-def standing(world):
+def cached_pages(world):
     """Tokens of the pages in the tree: what their slots hold says which."""
     for first in world.cache.all_values_flatten()[::PAGE].tolist():
         number = world.holds[first // PAGE][-1]

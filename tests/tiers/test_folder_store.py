@@ -84,7 +84,7 @@ def test_one_process_writes_and_another_finds(tmp_path):
         assert (found.asked, found.found, found.refuted, found.late) == (6, 6, 0, 0)
         executor.drain()
         match = executor.manager.lookup(PROMPT, now=executor.clock(), keep=0)
-        assert match.standing("host") == 6
+        assert match.resident("host") == 6
         assert fetch(executor, PROMPT) == len(PROMPT)
         assert executor.pools[2].stats().results == {("exists", "ok"): 6, ("get", "ok"): 6}
 
@@ -148,7 +148,7 @@ def test_local_eviction_removes_nothing_from_the_store(tmp_path):
         for start in range(5):
             compute(executor, [start * 1000 + token for token in PROMPT])
         match = executor.manager.lookup(PROMPT, now=executor.clock(), keep=0)
-        assert match.standing("gpu") == match.standing("host") == 0
+        assert match.resident("gpu") == match.resident("host") == 0
         assert len(values(tmp_path / "kv")) == 30
 
 

@@ -29,4 +29,4 @@ def test_a_prompt_larger_than_a_quarter_of_host_is_brought_in_steps(tmp_path):
         assert found.found == 32
         executor.drain()
         match = executor.manager.lookup(prompt, now=executor.clock(), keep=0)
-        assert match.standing("host") == 32
+        assert match.resident("host") == 32

@@ -85,7 +85,7 @@ def only_remote(executor, tokens, seed):
     there = store(executor, others, seed + 100)
     executor.drain()
     match = executor.manager.lookup(tokens, now=executor.clock(), keep=0)
-    assert [match.standing(tier) for tier in ("gpu", "host", "remote")] == [0, 0, len(tokens) // 4]
+    assert [match.resident(tier) for tier in ("gpu", "host", "remote")] == [0, 0, len(tokens) // 4]
     return kept, others, there
 
 

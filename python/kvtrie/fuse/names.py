@@ -32,7 +32,7 @@ FILLER = 0
 
 _LABEL = b"chunk"
 _MOST = 1 << 14
-_STANDING = struct.Struct("<QQIIBB6x")
+_USAGE = struct.Struct("<QQIIBB6x")
 _HEAD = struct.Struct("<BBxxII32s")
 _COST_BYTES = 8
 
@@ -172,8 +172,8 @@ def _record(label: bytes) -> tuple[bytes, bytes]:
     The label is as the core writes it: how the block was used, 32 bytes and perhaps a cost, then
     its record: version, scope, digests, tokens, the key before it.
     """
-    priced = _STANDING.unpack_from(label)[5]
-    begin = _STANDING.size + (_COST_BYTES if priced else 0)
+    priced = _USAGE.unpack_from(label)[5]
+    begin = _USAGE.size + (_COST_BYTES if priced else 0)
     _, _, _, tokens, parent = _HEAD.unpack_from(label, begin)
     first = begin + _HEAD.size
     return parent, label[first : first + 4 * tokens]

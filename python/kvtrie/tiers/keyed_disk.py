@@ -41,7 +41,7 @@ _DEPTH = 8
 _PERIOD_NS = 5_000_000_000
 _AT_ONCE = 1024  # blocks whose uses one call writes down
 _TOKENS = 8
-_STANDING = struct.Struct("<QQIIB7x")  # age, time to live, uses, session, priority
+_USAGE = struct.Struct("<QQIIB7x")  # age, time to live, uses, session, priority
 _RECORD = struct.pack("<BBHII32x", 1, 0, 0, 0, _TOKENS)  # no scope, no digests, no block before it
 
 
@@ -309,8 +309,8 @@ class KeyedDisk:
 def _label(key: bytes, age: int = 0, uses: int = 1) -> bytes:
     """A label of a block whose tokens are a digest of the key; `record.rs` has the form."""
     tokens = hashlib.blake2b(key, digest_size=4 * _TOKENS).digest()
-    standing = _STANDING.pack(max(age, 0), 0, min(uses, 2**32 - 1), 0, 0)
-    return standing + _RECORD + tokens
+    usage = _USAGE.pack(max(age, 0), 0, min(uses, 2**32 - 1), 0, 0)
+    return usage + _RECORD + tokens
 
 
 def _digest(key: bytes) -> bytes:

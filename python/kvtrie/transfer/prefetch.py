@@ -112,7 +112,7 @@ class Prefetcher:
         match = self._manager.lookup(path, now=self._clock(), scope=scope, keep=0)
         count, most = 0, len(match.handles)
         while count < most:
-            step = max(match.standing(tier, skip=count) for tier in range(self._tier or 0))
+            step = max(match.resident(tier, skip=count) for tier in range(self._tier or 0))
             if not step:
                 break
             count += step
@@ -187,7 +187,7 @@ class _Pins:
         match = self._manager.lookup(path, now=now, scope=scope, keep=0)
         if len(match.handles) < self._count:
             return
-        new = min(self._left, match.standing("host", skip=self._count))
+        new = min(self._left, match.resident("host", skip=self._count))
         if new:
             handles = match.handles[self._count : self._count + new]
             self._pins.append(self._manager.pin_copies(handles, "host", now=now))

@@ -31,7 +31,7 @@ pub struct ScopeOwner {
 
 /// Inputs of a policy about a block, as of when it was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Standing {
+pub struct Usage {
     /// Nanoseconds since its last use.
     pub age: Nanos,
     /// Number of uses.
@@ -80,7 +80,7 @@ pub struct Label {
     /// Content and place.
     pub record: Record,
     /// Policy inputs.
-    pub standing: Standing,
+    pub usage: Usage,
 }
 
 /// Content of one block and its place, by the key of its parent.
@@ -236,7 +236,7 @@ impl Label {
     /// a float if there is one, then the record.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let Standing { age, uses, session_blocks, wanted, cost } = self.standing;
+        let Usage { age, uses, session_blocks, wanted, cost } = self.usage;
         let (priority, ttl) = Wanted::encode(wanted);
         let mut out = age.to_le_bytes().to_vec();
         out.extend(ttl.to_le_bytes());
@@ -264,7 +264,7 @@ impl Label {
         };
         let wanted = Wanted::found((priority, ttl));
         let record = Record::decode(rest)?;
-        Some(Self { record, standing: Standing { age, uses, session_blocks, wanted, cost } })
+        Some(Self { record, usage: Usage { age, uses, session_blocks, wanted, cost } })
     }
 }
 
@@ -296,7 +296,7 @@ fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Label, Record, ScopeOwner, Standing, Wanted, keys_with, scope_key};
+    use super::{Label, Record, ScopeOwner, Usage, Wanted, keys_with, scope_key};
     use crate::block::Structure;
 
     fn records() -> impl Strategy<Value = Record> {
@@ -334,8 +334,8 @@ mod tests {
                 ttl: age.max(1),
             });
             let cost = (uses % 2 > 0).then(|| f64::from(uses) / 7.0);
-            let standing = Standing { age, uses, session_blocks: !uses, wanted, cost };
-            let label = Label { record, standing };
+            let usage = Usage { age, uses, session_blocks: !uses, wanted, cost };
+            let label = Label { record, usage };
             prop_assert_eq!(Label::decode(&label.encode()), Some(label));
         }
 

@@ -11,7 +11,7 @@ use std::{mem, process};
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
-use kvtrie_core::record::{BlockKey, Label, Standing, Wanted, sound};
+use kvtrie_core::record::{BlockKey, Label, Usage, Wanted, sound};
 use kvtrie_store::{
     BlockRead, BlockWrite, Device, Durability, Error, KeptBlock, Meta, QueueKind, Settings, Store,
     System, UsedBlock,
@@ -168,8 +168,8 @@ pub(crate) fn contiguous() -> PyErr {
     bad("memory of layers is contiguous")
 }
 
-pub(crate) fn meta(standing: Standing) -> Meta {
-    let Standing { age, uses, session_blocks, wanted, cost } = standing;
+pub(crate) fn meta(usage: Usage) -> Meta {
+    let Usage { age, uses, session_blocks, wanted, cost } = usage;
     let (priority, ttl) = Wanted::encode(wanted);
     Meta { age, uses, session_blocks, priority, ttl, cost: cost.unwrap_or(f64::NAN) }
 }
@@ -294,7 +294,7 @@ impl DiskStore {
         let bytes = memory.as_slice().map_err(|_| contiguous())?;
         let label = self::label(label)?;
         let record = label.record.encode();
-        let meta = meta(label.standing);
+        let meta = meta(label.usage);
         self.run(py, |store| store.write(&key, slot, layers, &record, meta, bytes, wall))
     }
 
@@ -334,7 +334,7 @@ impl DiskStore {
         let given = given.map(|(((key, label), record), (_, slot, layers, memory, _))| {
             let bytes = memory.as_slice().map_err(|_| contiguous())?;
             let layers = Layers::new(layers.0, layers.1);
-            Ok(BlockWrite { key, slot: *slot, layers, record, meta: meta(label.standing), bytes })
+            Ok(BlockWrite { key, slot: *slot, layers, record, meta: meta(label.usage), bytes })
         });
         let given = given.collect::<PyResult<Vec<_>>>()?;
         self.run(py, |store| Ok(messages(store.write_many(given, wall, depth))))
@@ -345,8 +345,8 @@ impl DiskStore {
         let row = |row: kvtrie_store::StoredBlock| {
             let Meta { age, uses, session_blocks, priority, ttl, cost } = row.meta;
             let wanted = Wanted::found((priority, ttl));
-            let standing = Standing { age, uses, session_blocks, wanted, cost: sound(cost) };
-            let label = Label { record: row.record, standing };
+            let usage = Usage { age, uses, session_blocks, wanted, cost: sound(cost) };
+            let label = Label { record: row.record, usage };
             Row { label, slot: row.slot, layers: row.layers }
         };
         self.run(py, |store| store.rows_as(wall, row)).map(Index::from)
@@ -354,7 +354,7 @@ impl DiskStore {
 
     /// Keeps exactly the blocks of an index, with their ages and uses; frees every other slot.
     fn save(&self, py: Python<'_>, index: &Bound<'_, Index>, wall: u64) -> PyResult<()> {
-        let kept = |row: &Row| KeptBlock { slot: row.slot, meta: meta(row.label.standing) };
+        let kept = |row: &Row| KeptBlock { slot: row.slot, meta: meta(row.label.usage) };
         let kept: Vec<KeptBlock> = index.get().0.iter().map(kept).collect();
         self.run(py, |store| store.save(&kept, wall))
     }
@@ -367,7 +367,7 @@ impl DiskStore {
             let used = rows.iter().map(|row| UsedBlock {
                 slot: row.slot,
                 record: &row.label.record,
-                meta: meta(row.label.standing),
+                meta: meta(row.label.usage),
             });
             store.note_uses(&used.collect::<Vec<_>>(), wall)
         })

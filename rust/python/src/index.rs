@@ -54,10 +54,10 @@ record! {
         slot: Bound<'py, PyArray1<u32>> = column(py, rows, |row| row.slot);
         layer_lo: Bound<'py, PyArray1<u16>> = column(py, rows, |row| row.layers.lo);
         layer_hi: Bound<'py, PyArray1<u16>> = column(py, rows, |row| row.layers.hi);
-        age: Bound<'py, PyArray1<u64>> = column(py, rows, |row| row.label.standing.age);
-        uses: Bound<'py, PyArray1<u32>> = column(py, rows, |row| row.label.standing.uses);
+        age: Bound<'py, PyArray1<u64>> = column(py, rows, |row| row.label.usage.age);
+        uses: Bound<'py, PyArray1<u32>> = column(py, rows, |row| row.label.usage.uses);
         session_blocks: Bound<'py, PyArray1<u32>> =
-            column(py, rows, |row| row.label.standing.session_blocks);
+            column(py, rows, |row| row.label.usage.session_blocks);
     }
     repr format!("Index({} blocks)", rows.len());
 

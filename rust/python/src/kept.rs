@@ -11,7 +11,7 @@ use std::{mem, process};
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
-use kvtrie_core::record::{Label, Standing, Wanted, sound};
+use kvtrie_core::record::{Label, Usage, Wanted, sound};
 use kvtrie_store::{Error, Found, KeptFile as Table, Meta, Opened, Settings, Unsealed, UsedBlock};
 use numpy::{PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::prelude::*;
@@ -216,11 +216,11 @@ impl KeptFile {
     fn seal(&self, py: Python<'_>, slots: Vec<Sealing<'_>>, wall: u64) -> PyResult<usize> {
         let table = self.table()?;
         let given = slots.iter().map(|(slot, generation, layers, memory, label)| {
-            let Label { record, standing } = self::label(label)?;
+            let Label { record, usage } = self::label(label)?;
             let layers = Layers::new(layers.0, layers.1);
             let unsealed = Unsealed { generation: *generation, layers };
             let bytes = memory.as_slice().map_err(|_| contiguous())?;
-            Ok((*slot, unsealed, bytes, record, meta(standing)))
+            Ok((*slot, unsealed, bytes, record, meta(usage)))
         });
         let given = given.collect::<PyResult<Vec<_>>>()?;
         let sealed = py.detach(|| -> Result<usize, Error> {
@@ -265,8 +265,8 @@ impl KeptFile {
             let row = |row: kvtrie_store::StoredBlock| {
                 let Meta { age, uses, session_blocks, priority, ttl, cost } = row.meta;
                 let wanted = Wanted::found((priority, ttl));
-                let standing = Standing { age, uses, session_blocks, wanted, cost: sound(cost) };
-                let label = Label { record: row.record, standing };
+                let usage = Usage { age, uses, session_blocks, wanted, cost: sound(cost) };
+                let label = Label { record: row.record, usage };
                 Some(Row { label, slot: renumbered(row.slot, slots)?, layers: row.layers })
             };
             table.rows(wall).into_iter().filter_map(row).collect::<Vec<_>>()
@@ -288,7 +288,7 @@ impl KeptFile {
         py.detach(|| {
             let used = rows.iter().filter_map(|row| {
                 let slot = renumbered(row.slot, slots)?;
-                Some(UsedBlock { slot, record: &row.label.record, meta: meta(row.label.standing) })
+                Some(UsedBlock { slot, record: &row.label.record, meta: meta(row.label.usage) })
             });
             let used: Vec<_> = used.collect();
             table.note_uses(&used, wall)

@@ -71,7 +71,7 @@ impl Match {
 
     /// Number of its blocks after the first `skip` that are complete on a tier, as of now.
     #[pyo3(signature = (tier, *, skip=0))]
-    fn standing(
+    fn resident(
         &self,
         tier: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::skip)] skip: usize,
@@ -79,7 +79,7 @@ impl Match {
         let (py, tier, count) = (tier.py(), self.shared.tier(tier)?, self.found.len());
         let wrong = || bad(format!("skip is {skip}, of a match of {count} blocks"));
         let found = self.found.get(skip..).ok_or_else(wrong)?;
-        self.shared.call(py, |manager| Ok(manager.standing(found, tier)))
+        self.shared.call(py, |manager| Ok(manager.resident_blocks(found, tier)))
     }
 
     fn __repr__(&self) -> String {

@@ -80,7 +80,7 @@ class Matching(Books):
         if match.tokens <= local:
             return 0
         first, count = local // self._size, match.tokens // self._size
-        host = match.standing(HOST, skip=first)
+        host = match.resident(HOST, skip=first)
         if self.proofs:
             host, waits = self.proofs.usable(match.blocks[first : first + host])
             if waits and self._may_await_proofs(waiting, now):
@@ -157,7 +157,7 @@ class Matching(Books):
         match = self.manager.lookup(waiting.tokens.read(), now=now, scope=waiting.scope, keep=1)
         count = 0
         while count < len(match.handles):
-            step = max(match.standing(tier, skip=count) for tier in range(self._remote or 0))
+            step = max(match.resident(tier, skip=count) for tier in range(self._remote or 0))
             if not step:
                 break
             count += step

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, Token};
 use crate::error::Result;
-use crate::record::{BlockKey, Label, Record, ScopeOwner, Standing, keys_with, scope_key};
+use crate::record::{BlockKey, Label, Record, ScopeOwner, Usage, keys_with, scope_key};
 use crate::scope::Scope;
 use crate::time::{Nanos, stamp};
 
@@ -66,14 +66,14 @@ impl Manager {
     pub(crate) fn label(&mut self, block: BlockId, now: Nanos) -> Label {
         let above = self.trie().parent(block).map(|parent| self.key(parent));
         let node = *self.node(block);
-        let standing = Standing {
+        let usage = Usage {
             age: stamp(now).saturating_sub(node.access),
             uses: node.uses,
             session_blocks: self.session_blocks(block).unwrap_or(0),
             wanted: self.stored_hint(block, now),
             cost: self.prices.of(block),
         };
-        Label { record: self.record_behind(block, above), standing }
+        Label { record: self.record_behind(block, above), usage }
     }
 
     /// The record of a block under the key of its parent, with digests in place of their numbers.

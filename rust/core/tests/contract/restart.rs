@@ -2,7 +2,7 @@
 
 use kvtrie_core::block::{Handle, Layers, Structure};
 use kvtrie_core::manager::{Acquire, Manager, Mark, Outcome, Row, Settings};
-use kvtrie_core::record::{Label, Record, ScopeOwner as Whose, Standing, scope_key};
+use kvtrie_core::record::{Label, Record, ScopeOwner as Whose, Usage, scope_key};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
@@ -21,8 +21,8 @@ fn row_of(tenant: &[u8], behind: Option<&Row>, tokens: &[u32], slot: u32, age: u
         tokens: tokens.to_vec(),
         digests: Vec::new(),
     };
-    let standing = Standing { age, uses: 1, ..Standing::default() };
-    Row { label: Label { record, standing }, slot, layers: ALL }
+    let usage = Usage { age, uses: 1, ..Usage::default() };
+    Row { label: Label { record, usage }, slot, layers: ALL }
 }
 
 fn row(behind: Option<&Row>, tokens: &[u32], slot: u32, age: u64) -> Row {
@@ -173,7 +173,7 @@ fn use_counts_are_restored() {
     let mut rig = Rig::new(Settings { policy: "retention".to_owned(), ..three() });
     let prompt = tokens(1, 1);
     let mut rows = chain(&prompt, &[0]);
-    rows[0].label.standing.uses = 7;
+    rows[0].label.usage.uses = 7;
     load(&mut rig, DISK, &rows);
     let price = rig.manager.explain(rig.blocks(&prompt)[0], DISK, rig.now).unwrap();
     assert_eq!(price.terms.uses, 7);
@@ -199,7 +199,7 @@ fn given_blocks_have_the_rows_that_they_have_in_the_whole_index() {
     known.extend(rig.mark(&other, HOST));
     rig.now += 40;
     let all = index(&mut rig, DISK);
-    assert_eq!((all.len(), all[2].label.standing.age), (3, 40));
+    assert_eq!((all.len(), all[2].label.usage.age), (3, 40));
     let of = |rig: &mut Rig, blocks: &[Handle]| {
         rig.call(|manager, now| manager.index_of(DISK, blocks, now)).unwrap()
     };

@@ -78,7 +78,7 @@ impl World {
                 let content = self.get(tier, row.slot, layer);
                 assert_eq!(content, Some((written.clone(), layer)), "{row:?} on tier {tier}");
             }
-            row.label.standing.wanted = None;
+            row.label.usage.wanted = None;
             all.push((row, tokens, written));
         }
         all

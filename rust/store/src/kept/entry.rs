@@ -23,8 +23,8 @@ use crate::page::{half, word};
 pub(super) const EMPTY: u64 = 0;
 pub(super) const WRITING: u64 = 1;
 pub(super) const SEALED: u64 = 2;
-pub(super) const STANDING: usize = 32;
-const STANDING_END: usize = 80;
+pub(super) const USAGE: usize = 32;
+const USAGE_END: usize = 80;
 
 /// The word of a generation and a state.
 pub(super) const fn joined(generation: u64, state: u64) -> u64 {
@@ -47,12 +47,12 @@ pub(super) struct Entry {
 }
 
 fn sum(entry: &[u8], record: &[u8], seed: u64) -> u64 {
-    xxh3_64_with_seed(record, xxh3_64_with_seed(&entry[16..STANDING], seed))
+    xxh3_64_with_seed(record, xxh3_64_with_seed(&entry[16..USAGE], seed))
 }
 
 /// The bytes of the metadata.
-pub(super) fn standing(meta: &Meta, stamp: u64) -> Vec<u8> {
-    let mut out = Vec::with_capacity(STANDING_END + 8 - STANDING);
+pub(super) fn usage(meta: &Meta, stamp: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(USAGE_END + 8 - USAGE);
     for number in [stamp, meta.age, meta.ttl, meta.cost.to_bits()] {
         out.extend(number.to_le_bytes());
     }
@@ -77,7 +77,7 @@ pub(super) fn encode(
     out.extend(layers.lo.to_le_bytes());
     out.extend(layers.hi.to_le_bytes());
     out.extend(u32::try_from(record.len()).unwrap_or(u32::MAX).to_le_bytes());
-    out.extend(standing(meta, stamp));
+    out.extend(usage(meta, stamp));
     out.resize(ENTRY_FIXED, 0);
     out.extend(record);
     let sum = sum(&out, record, seed);
@@ -98,19 +98,19 @@ pub(super) fn decode(fixed: &[u8], record: &[u8], seed: u64) -> Option<Entry> {
         return None;
     }
     let number = |at: usize| u16::from_le_bytes([fixed[at], fixed[at + 1]]);
-    let standing = &fixed[STANDING..STANDING_END];
-    let whole = xxh3_64_with_seed(standing, 0) == word(fixed, STANDING_END);
+    let usage = &fixed[USAGE..USAGE_END];
+    let whole = xxh3_64_with_seed(usage, 0) == word(fixed, USAGE_END);
     let (stamp, meta) = if whole {
-        let cost = f64::from_bits(word(standing, 24));
+        let cost = f64::from_bits(word(usage, 24));
         let meta = Meta {
-            age: word(standing, 8),
-            ttl: word(standing, 16),
+            age: word(usage, 8),
+            ttl: word(usage, 16),
             cost,
-            uses: half(standing, 32),
-            session_blocks: half(standing, 36),
-            priority: standing[40],
+            uses: half(usage, 32),
+            session_blocks: half(usage, 36),
+            priority: usage[40],
         };
-        (word(standing, 0), meta)
+        (word(usage, 0), meta)
     } else {
         (u64::MAX, Meta::default())
     };

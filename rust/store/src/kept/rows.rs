@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::entry::{self, SEALED, STANDING, split};
+use super::entry::{self, SEALED, USAGE, split};
 use super::{KeptFile, UNPROVED};
 use crate::claim::lock;
 use crate::error::Result;
@@ -82,8 +82,8 @@ impl KeptFile {
             }
             let Some(found) = self.entry(used.slot, word_now) else { continue };
             if found.record == *used.record {
-                let standing = entry::standing(&used.meta, wall_now);
-                self.map.write(self.at(used.slot) + STANDING, &standing);
+                let usage = entry::usage(&used.meta, wall_now);
+                self.map.write(self.at(used.slot) + USAGE, &usage);
                 noted += 1;
             }
         }

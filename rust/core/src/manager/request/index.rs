@@ -130,7 +130,7 @@ impl Manager {
         parent: Option<BlockId>,
         now: Nanos,
     ) -> Option<(BlockId, bool)> {
-        let Label { record, standing } = &row.label;
+        let Label { record, usage } = &row.label;
         let mut whose = match (&record.scope, parent) {
             // The first block of a scope is chained to the scope's key, a later one to its parent.
             (Some(owner), _) if record.parent == self.scope_key(&owner.tenant, &owner.lora) => {
@@ -154,9 +154,9 @@ impl Manager {
             return None;
         }
         let values = Node {
-            uses: standing.uses.max(1),
-            access: stamp(now).saturating_sub(standing.age),
-            session_blocks: standing.session_blocks,
+            uses: usage.uses.max(1),
+            access: stamp(now).saturating_sub(usage.age),
+            session_blocks: usage.session_blocks,
             ..Node::default()
         };
         let (block, known) = self.find_row(&whose, record, parent, row.layers, values)?;
@@ -173,10 +173,10 @@ impl Manager {
             });
         }
         self.place(tier, block, (row.slot, row.layers), None, None, now);
-        if let Some(wanted) = standing.wanted {
+        if let Some(wanted) = usage.wanted {
             self.restore_hint(block, wanted, now);
         }
-        if let Some(cost) = standing.cost {
+        if let Some(cost) = usage.cost {
             self.restore_price(block, cost);
         }
         self.refresh(block);

@@ -144,12 +144,12 @@ impl Manager {
     /// Number of leading blocks that have all layers valid on a tier now. A copy that arrives or
     /// leaves does not count, nor does a block that left the trie.
     #[must_use]
-    pub fn standing(&self, blocks: &[Handle], tier: usize) -> usize {
+    pub fn resident_blocks(&self, blocks: &[Handle], tier: usize) -> usize {
         let (all, table) = (self.all_layers(), self.blocks.table(tier));
-        let stands = |&&block: &&Handle| {
+        let complete = |&&block: &&Handle| {
             self.trie().resolve(block).is_some_and(|id| table.get(id).usable() == all)
         };
-        blocks.iter().take_while(stands).count()
+        blocks.iter().take_while(complete).count()
     }
 
     /// The usable path of a query in a scope.

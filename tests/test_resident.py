@@ -1,4 +1,4 @@
-"""`Match.standing`: how much of a match is complete on a tier, compared with its blocks."""
+"""`Match.resident`: how much of a match is complete on a tier, compared with its blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def manager():
 
 
 def stands(block, tier):
-    """The meaning of `standing`, block by block."""
+    """The meaning of `resident`, block by block."""
     return any(
         copy.tier == tier and not copy.leaving and (copy.layer_lo, copy.layer_hi) == (0, LAYERS)
         for copy in block.copies
@@ -45,10 +45,10 @@ def test_it_is_what_the_blocks_say(seed):
         match = made.lookup(tokens, now=now, keep=0)
         for tier in range(3):
             for first in range(len(match.handles) + 1):
-                told = match.standing(tier, skip=first)
-                assert told == naive(match, tier, first)
-                seen.add((tier, told > 0, told < len(match.handles) - first))
-        assert match.standing("host") == match.standing(1)
+                counted = match.resident(tier, skip=first)
+                assert counted == naive(match, tier, first)
+                seen.add((tier, counted > 0, counted < len(match.handles) - first))
+        assert match.resident("host") == match.resident(1)
         with suppress(NoSpaceError), made.acquire(tokens, now=now, keep=0, load="none") as lease:
             if lease.ready():
                 lease.commit(tokens[lease.matched :], now=now)
@@ -65,10 +65,10 @@ def test_it_is_what_the_blocks_say(seed):
 
 def test_what_cannot_be_is_told():
     match = manager().lookup(np.zeros(SIZE, np.uint32), now=1, keep=0)
-    assert match.standing(0) == 0
+    assert match.resident(0) == 0
     with pytest.raises(ConfigError, match="skip is 1, of a match of 0 blocks"):
-        match.standing(0, skip=1)
+        match.resident(0, skip=1)
     with pytest.raises(ConfigError, match="tier"):
-        match.standing(3)
+        match.resident(3)
     with pytest.raises(ConfigError, match="there is no tier 'remote'"):
-        match.standing("remote")
+        match.resident("remote")
