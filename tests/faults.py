@@ -2,7 +2,8 @@
 
 First an engine without a model over memory, storages and files that fail, through the executor: it
 compares every byte that a plan calls reused (`tests/transfer/verifying_engine.py`), until each kind
-has had the wanted number of faults. Then the disk tier's own campaigns, in Rust, each with this
+has had the wanted number of faults. Of the kinds with kept memory each engine's host tier is a file
+that the next engine finds. Then the disk tier's own campaigns, in Rust, each with this
 number of cases: stores of each kind below its files, faults of each kind below both its queues and
 in the data on the device, and killed writers. Misses are the tokens computed beyond those of the
 same requests without faults.
@@ -35,12 +36,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
+MEMORY = Path("/dev/shm")  # noqa: S108 - the file system of kept memory
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "transfer")]
 
-from faulty import KINDS, NONE  # noqa: E402 - after its folder
+from faulty import KINDS, NONE, NONE_KEPT  # noqa: E402 - after its folder
 from verifying_engine import WORLDS, Engine, Request  # noqa: E402 - as above
 
 AT_ONCE = 70
+ONE_LIFE = 10  # requests of an engine whose host memory the next one finds
 MOST_PARTS = 200
 PATIENCE_S = 180
 
@@ -87,10 +90,15 @@ def serve(row, kind, seed):
     world = WORLDS[seed % len(WORLDS)]
     # An engine that is stuck in spite of everything ends the campaign with all its stacks.
     faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
-    with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(world, kind.plan(seed), folder if kind.files else None)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        memory = stack.enter_context(tempfile.TemporaryDirectory(dir=MEMORY)) if kind.keep else None
+        keep = None if memory is None else Path(memory) / "host"
+        engine = Engine(world, kind.plan(seed), folder if kind.files else None, keep)
         try:
-            for _ in range(AT_ONCE):
+            for number in range(AT_ONCE):
+                if kind.keep and number and number % ONE_LIFE == 0:
+                    engine = engine.successor()
                 engine.serve(Request.batch(draw))
                 if draw.random() < 0.5:
                     engine.settle()
@@ -186,15 +194,22 @@ def above_the_files(kinds, wanted, processes):
             )
             rows.append(row)
             needed.append(parts)
-        bar.update(task, description=NONE.name)
-        unharmed = Row(NONE.name)
-        for at in range(max(needed, default=0)):
-            unharmed += started(NONE, at * len(WORLDS))
-            for row, parts in zip(rows, needed, strict=True):
-                if parts == at + 1:
-                    row.misses = row.computed - unharmed.computed
-        started.drop(NONE)
-    return [unharmed, *rows]
+        unharmed = []
+        for none in (NONE, NONE_KEPT):
+            alike = [
+                (row, parts)
+                for kind, row, parts in zip(kinds, rows, needed, strict=True)
+                if kind.keep == none.keep
+            ]
+            bar.update(task, description=none.name)
+            unharmed.append(Row(none.name))
+            for at in range(max((parts for _, parts in alike), default=0)):
+                unharmed[-1] += started(none, at * len(WORLDS))
+                for row, parts in alike:
+                    if parts == at + 1:
+                        row.misses = row.computed - unharmed[-1].computed
+            started.drop(none)
+    return [*unharmed, *rows]
 
 
 def below_the_files(cases, kills):

@@ -5,7 +5,8 @@
 The first tenth, at least twenty seconds, is the warm-up; by its end every tier must have evicted.
 From then on resident memory stays within two per cent and the number of open files the same; over
 the second half memory grows by no more than 64 bytes a request, though tenants, sessions and images
-are ever new, requests are given up and reads fail. All
+are ever new, requests are given up and reads fail. With `--keep` host memory is a file in
+`/dev/shm`, and at the end a second engine finds its blocks and serves the last requests again. All
 bytes that a request finds are compared with what they must be. Each minute one line reports the
 throughput. The first wrong block, or failed move that was not planned, ends it. Needs Linux's
 `/proc`.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -29,7 +30,7 @@ from rich.table import Table
 from benches.core.place import place
 from benches.record import keep, options
 from benches.soak.asks import asks
-from benches.soak.check import Check, checks
+from benches.soak.check import Check, checks, taken_over
 from benches.soak.engine import AT_ONCE, Engine
 from benches.soak.sample import DESCRIPTORS, Sample
 from benches.soak.slope import Slope
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 LEAST_WARM_S = 20
 MINUTE = 60
+MEMORY = Path("/dev/shm")  # noqa: S108 - the file system of kept memory
 POINTS = 60
 FEW_POINTS = 10
 LEAST_APART = 10
@@ -96,6 +98,19 @@ def soak(engine: Engine, given: argparse.Namespace, clock: Callable[[], float]) 
     return Soaked(minutes, warm or end, end, Slope.of([*samples, end]))
 
 
+def take_over(given: argparse.Namespace, first: Engine, folder: Path, memory: Path) -> list[Check]:
+    """Close an engine, and let a second one find its blocks and serve its last requests again."""
+    first.executor.save()
+    kept = first.manager.stats().tiers["host"].copies
+    first.close()
+    with closing(Engine(given.blocks, folder, memory)) as second:
+        for ask in first.recent:
+            second.serve(ask)
+        second.settle()
+        first.what += second.what
+        return taken_over(kept, second.restored, Sample.of(second, 0.0))
+
+
 def table_of(rows: Sequence[Check]) -> Table:
     """The checks for people."""
     table = Table("", title="The soak")
@@ -114,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, help="their number instead; half of them warm up")
     parser.add_argument("--blocks", type=int, nargs=3, help="per tier (default: 256 768 2048)")
     parser.add_argument("--seed", type=int, default=0, help="of the first trace")
+    parser.add_argument("--keep", action="store_true", help="host memory outlives the engine")
     parser.add_argument("--folder", type=Path, help="folder of the files; the default is temporary")
     given = parser.parse_args(arguments)
     given.blocks = given.blocks or ([32, 48, 64] if given.quick else [256, 768, 2048])
@@ -127,12 +143,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--blocks are {given.blocks}, each at least {4 * AT_ONCE} wanted")
     if not DESCRIPTORS.exists():
         parser.error(f"there is no {DESCRIPTORS}: the soak runs on Linux")
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        engine = Engine(given.blocks, Path(folder))
-        with closing(engine):
-            context = place() | {"blocks": given.blocks, "travel": engine.pools[2].store.travel}
-            done = soak(engine, given, monotonic)
-    rows = checks(done.warm, done.end, done.slope)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
+        memory = None
+        if given.keep:
+            memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=MEMORY))) / "host"
+        engine = stack.enter_context(closing(Engine(given.blocks, folder, memory)))
+        context = place() | {"blocks": given.blocks, "travel": engine.pools[2].store.travel}
+        context |= {"keep": given.keep}
+        done = soak(engine, given, monotonic)
+        rows = checks(done.warm, done.end, done.slope)
+        if memory is not None and engine.healthy:
+            rows += take_over(given, engine, folder, memory)
     ok = engine.healthy and all(row.ok for row in rows)
     document = {
         "place": context,

@@ -67,6 +67,22 @@ def checks(warm: Sample, end: Sample, slope: Slope) -> list[Check]:
     ]
 
 
+def taken_over(kept: int, found: int, end: Sample) -> list[Check]:
+    """Check an engine that found the host tier of an earlier one.
+
+    Args:
+        kept: blocks on the first engine's host tier when it was closed.
+        found: blocks on the second one's when it was opened.
+        end: the second engine, after it has served the first one's last requests again.
+    """
+    hits = end.hits["host"]
+    return [
+        Check("host: blocks of the next engine", kept, found, "the same", found == kept > 0),
+        Check("host: blocks that it found", 0, hits, "some", hits > 0),
+        Check("its wrong blocks", 0, end.wrong, "0", end.wrong == 0),
+    ]
+
+
 def _failed(warm: Sample, end: Sample) -> list[Check]:
     """Moves fail because a read was made to fail, or because they waited for one that did."""
     most = {"gpu": end.failed["host"], "host": end.planned, "disk": 0}

@@ -23,6 +23,7 @@ from benches.soak.storage import PLANNED, Flaky
 from kvtrie import BlockManager, ModelShape, NoSpaceError, Tier
 from kvtrie.hint import Release
 from kvtrie.tiers import open_pools
+from kvtrie.tiers.kept import KeptPool
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ WORDS = SHAPE.kv_heads * SHAPE.head_dim * 2 // 8
 AT_ONCE = 4
 WORKERS = 2
 MOST_REPORTED = 5
+RECENT = 64
 PATIENCE_S = 60.0
 
 
@@ -47,6 +49,8 @@ class Engine:
     Args:
         rooms: blocks of gpu, host and disk.
         folder: where the disk tier's files are.
+        keep: the file that is the host tier's memory; None for memory that ends with the process.
+            With it the engine finds the blocks of an earlier one again.
 
     Attributes:
         manager: decides.
@@ -58,13 +62,15 @@ class Engine:
         checked: bytes that were compared.
         wrong: layers of blocks with other bytes than they must have.
         what: the first things that went wrong.
+        recent: the last requests that were not given up.
+        restored: blocks of an earlier engine on the host tier.
     """
 
-    def __init__(self, rooms: Sequence[int], folder: Path) -> None:
+    def __init__(self, rooms: Sequence[int], folder: Path, keep: Path | None = None) -> None:
         gpu, host, disk = rooms
         tiers = [
             Tier("gpu", gpu, free_low=0.25),
-            Tier("host", host, free_low=0.1),
+            Tier("host", host, free_low=0.1, keep=None if keep is None else str(keep)),
             Tier("disk", disk, path=str(folder)),
         ]
         self.manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
@@ -74,13 +80,20 @@ class Engine:
         self.most = gpu // AT_ONCE * SIZE
         self.requests = self.read = self.checked = self.wrong = 0
         self.what: list[str] = []
+        self.recent: deque[Ask] = deque(maxlen=RECENT)
+        self.restored = 0
+        if keep is not None:
+            self.executor.restore()
+            self.restored = self.manager.stats().tiers["host"].copies
         self._pattern = Pattern(SHAPE.layers, WORDS, self.most)
         self._active: deque[tuple[Lease, Ask]] = deque()
 
     def close(self) -> None:
-        """End the executor and give the folder back."""
+        """End the executor and give folder and file back."""
         self.executor.close()
         self.disk.close()
+        if isinstance(self.pools[1], KeptPool):
+            self.pools[1].close()
 
     @property
     def healthy(self) -> bool:
@@ -141,6 +154,7 @@ class Engine:
             lease.commit(ask.tokens[found : ask.prompt], now=self.executor.clock())
             lease.commit(ask.tokens[ask.prompt :], now=self.executor.clock())
             self._compare(lease, expected, np.ones_like(readable))
+            self.recent.append(ask)
         lease.release(now=self.executor.clock())
         if ask.over:
             over = Release(session=ask.session, scope=ask.scope)

@@ -8,6 +8,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from kept import memory_folder
 
 from benches.soak import __main__ as door
 from benches.soak.asks import ROUND, SIZE, Ask, asks
@@ -93,6 +94,22 @@ def test_what_hangs_is_told_with_the_figures(monkeypatch, capsys):
     assert not document["ok"]
     [told] = document["what"]
     assert told.startswith("TransferError: lease ")
+
+
+def test_a_second_engine_finds_what_the_first_one_kept(tmp_path):
+    with memory_folder() as memory:
+        first = Engine(ROOMS, tmp_path, memory / "host")
+        stream = asks(1, first.most)
+        for _ in range(120):
+            first.serve(next(stream))
+        first.settle()
+        blocks, hits, wrong = door.take_over(
+            Namespace(blocks=ROOMS), first, tmp_path, memory / "host"
+        )
+    assert first.healthy
+    assert blocks.warm == blocks.end > ROOMS[1] // 2
+    assert hits.end > 0
+    assert all(row.ok for row in (blocks, hits, wrong))
 
 
 @pytest.mark.parametrize("tier", [0, 1])

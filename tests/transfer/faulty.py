@@ -1,4 +1,4 @@
-"""Devices that inject planned faults: memory, a storage in a dict, a disk tier's files.
+"""Devices that inject planned faults: memory, kept memory, a storage in a dict, a disk's files.
 
 Invariant: a fault strikes when its plan says so, never by chance or by the machine's speed; what
 hangs is let go by `Faults.release` alone. Cost: one lock per call of a device.
@@ -10,12 +10,14 @@ import random
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from unittest import mock
 
 from keeping import Damage
 
-from kvtrie import ModelShape
+from kvtrie import ModelShape, Tier
 from kvtrie.errors import TransferError
 from kvtrie.tiers import DiskStorage, Pool
+from kvtrie.tiers.kept import KeptPool, kept_pool
 
 SHAPE = ModelShape(layers=4, kv_heads=1, head_dim=2, fingerprint="faulty")
 SIZE = 4
@@ -70,12 +72,10 @@ class Faults:
             self.gates.clear()
 
 
-class FaultyPool(Pool):
-    """A pool whose copies fail, before they begin or after half of the units."""
+class FailingCopies:
+    """Of a pool: its copies fail, before they begin or after half of the units."""
 
-    def __init__(self, faults, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.faults = faults
+    faults: Faults
 
     def copy_from(self, source, source_units, units):
         if self.faults.strike("copy") == "short":
@@ -83,6 +83,36 @@ class FaultyPool(Pool):
             super().copy_from(source, source_units[:half], units[:half])
             raise RuntimeError(f"broke off after {half} of {len(units)} units")
         super().copy_from(source, source_units, units)
+
+
+class FaultyPool(FailingCopies, Pool):
+    """A pool whose copies fail."""
+
+    def __init__(self, faults, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.faults = faults
+
+
+class FaultyKept(FailingCopies, KeptPool):
+    """Host memory in a file, whose copies fail."""
+
+    @classmethod
+    def open(cls, faults, path, blocks, clock):
+        """Open the file, or make it."""
+        tier = Tier("host", blocks, keep=str(path))
+        with mock.patch("kvtrie.tiers.kept.KeptPool", cls):
+            pool = kept_pool(SHAPE, tier, SIZE, clock=clock)
+        pool.faults = faults
+        return pool
+
+    def flip(self):
+        """Flip a bit in some of the blocks that an earlier process left."""
+        draw = random.Random(self.faults.clock.now)
+        for slot in self.file.index(self.wall()).slot.tolist():
+            if self.faults.strike("found") == "flip":
+                layer = slot * self.layers + draw.randrange(self.layers)
+                row = self.planes[0][layer]
+                row[draw.randrange(len(row))] ^= 1 << draw.randrange(8)
 
 
 class FaultyShelf:
@@ -176,6 +206,7 @@ class Kind:
         operations: to which calls of a device.
         share: to how many of them.
         files: whether the disk tier is one of files; they are proved on every read.
+        keep: whether host memory is a file that the next engine finds.
     """
 
     name: str
@@ -183,6 +214,7 @@ class Kind:
     operations: tuple[str, ...] = OPERATIONS
     share: float = 0.1
     files: bool = False
+    keep: bool = False
 
     def plan(self, seed):
         """The plan of an engine, the same for equal seeds."""
@@ -197,6 +229,7 @@ class Kind:
 
 
 NONE = Kind("no fault", (), ())
+NONE_KEPT = Kind("no fault, host memory kept", (), (), keep=True)
 KINDS = (
     Kind("read fails", ("error",), ("read",), 0.7),
     Kind("read is cut short", ("short",), ("read",), 0.7),
@@ -208,4 +241,6 @@ KINDS = (
     Kind("hangs", ("hang",), share=0.2),
     Kind("a bit flips", ("flip",), ("read",), 0.7, files=True),
     Kind("all but flipped bits", FAULTS, share=0.2),
+    Kind("copy fails, host memory kept", ("error", "short"), ("copy",), 0.3, keep=True),
+    Kind("a bit of kept memory flips", ("flip",), ("found",), 0.5, keep=True),
 )

@@ -7,9 +7,11 @@ import pytest
 from faulty import FAULTS, KINDS, NONE
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kept import memory_folder
 from verifying_engine import CHATS, WORLDS, Engine, Request, World
 
 from kvtrie.tiers import DiskStorage
+from kvtrie.tiers.kept import KeptPool
 
 pytestmark = pytest.mark.timeout(120)  # a stuck engine fails, it does not stop the suite
 
@@ -40,6 +42,12 @@ SHAPES = st.builds(
 )
 
 
+@pytest.fixture
+def memory():
+    with memory_folder() as folder:
+        yield folder
+
+
 @settings(max_examples=60)
 @given(
     world=SHAPES,
@@ -65,18 +73,22 @@ def test_answers_are_right_whatever_fails(world, batches, script, pause):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_each_kind_of_fault_leads_to_recomputation(kind, tmp_path):
+def test_each_kind_of_fault_leads_to_recomputation(kind, tmp_path, memory):
     injected = Counter()
     for seed, world in enumerate(WORLDS):
         folder = tmp_path / str(seed) if kind.files else None
-        engine, draw = Engine(world, kind.plan(seed), folder), random.Random(seed)
-        for _ in range(24):
+        keep = memory / str(seed) if kind.keep else None
+        engine, draw = Engine(world, kind.plan(seed), folder, keep), random.Random(seed)
+        for number in range(24):
+            if kind.keep and number and number % 8 == 0:
+                engine = engine.successor()
             engine.serve(Request.batch(draw))
             assert engine.wrong == []
             if draw.random() < 0.5:
                 engine.settle()
         engine.close()
         assert engine.wrong == []
+        assert engine.results.restored > 0 or not kind.keep
         injected += engine.faults.injected
     assert {fault for _, fault in injected} >= set(kind.faults)
     assert {operation for operation, _ in injected} >= set(kind.operations)
@@ -128,3 +140,12 @@ def test_the_engine_notices_a_disk_that_proves_nothing(tmp_path, monkeypatch):
     engine.faults.plan = lambda operation: "flip" if operation == "read" else None
     monkeypatch.setattr(DiskStorage, "read", lambda *_: None)
     assert any("flipped unnoticed" in what for what in first_wrong(engine))
+
+
+def test_the_engine_notices_kept_memory_that_proves_nothing(memory, monkeypatch):
+    engine, draw = Engine(World(), NONE.plan(0), keep=memory / "host"), random.Random(1)
+    while engine.results.requests < 40:
+        engine.serve(Request.batch(draw))
+    monkeypatch.setattr(KeptPool, "prove", lambda *_: {})
+    engine.faults.plan = lambda operation: "flip" if operation == "found" else None
+    assert "block" in first_wrong(engine.successor(), seed=1)[0]

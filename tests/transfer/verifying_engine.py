@@ -7,11 +7,20 @@ Invariant: whatever fails, every request ends, nothing wrong is read and every i
 manager holds. Cost: a few milliseconds per request.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from faulty import PATIENCE_S, SHAPE, SIZE, Faults, FaultyDisk, FaultyPool, FaultyShelf
+from faulty import (
+    PATIENCE_S,
+    SHAPE,
+    SIZE,
+    Faults,
+    FaultyDisk,
+    FaultyKept,
+    FaultyPool,
+    FaultyShelf,
+)
 from rig import Time
 
 from kvtrie import BlockManager, Cost, NoSpaceError, Tier
@@ -111,18 +120,29 @@ class Results:
     requests: int = 0
     reused: int = 0
     computed: int = 0
+    restored: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
 class Engine:
-    """Serves requests in small batches and checks every byte that it did not compute itself."""
+    """Serves requests in small batches and checks every byte that it did not compute itself.
 
-    def __init__(self, world, plan, folder=None):
+    Args:
+        world: its settings.
+        plan: the faults.
+        folder: of the files of its disk tier; None for a storage in memory.
+        keep: the file that is its host tier's memory, whose slots then hold whole blocks; None for
+            memory of its own.
+    """
+
+    def __init__(self, world, plan, folder=None, keep=None):
+        if keep is not None:
+            world = replace(world, layer_slots=(world.layer_slots[0], False))
         gpu, host, disk = world.rooms
         one, two = world.layer_slots
         kinds = [
             Tier("gpu", gpu, layer_slots=one, write=world.write, free_low=world.free_low),
-            Tier("host", host, layer_slots=two, write=world.write),
+            Tier("host", host, layer_slots=two, write=world.write, keep=keep and str(keep)),
             Tier("disk", disk),
         ]
         self.world = world
@@ -138,6 +158,10 @@ class Engine:
             FaultyPool(self.faults, SHAPE, room, SIZE, layer_slots=slots)
             for room, slots in zip(world.rooms, world.layer_slots, strict=False)
         ]
+        self.keep = keep
+        if keep is not None:
+            pools[1] = FaultyKept.open(self.faults, keep, host, self.clock)
+        self.host = pools[1]
         self.pool = pools[0]
         self.faults.executor = self.executor = Executor(
             self.manager,
@@ -167,6 +191,22 @@ class Engine:
         self.executor.close()
         if isinstance(self.shelf, FaultyDisk):
             self.shelf.close()
+        if self.keep is not None:
+            self.host.close()
+
+    def successor(self):
+        """End, and return an engine that goes on with the blocks of the kept host memory."""
+        self.settle()
+        self.executor.flush()
+        self.abandon()
+        made = Engine(self.world, self.faults.plan, keep=self.keep)
+        made.clock.now = self.clock.now
+        made.faults.injected = self.faults.injected
+        made.results, made.chats, made.serial = self.results, self.chats, self.serial
+        made.results.wrong += self.shelf.wrong
+        made.results.restored += made.executor.restore()
+        made.host.flip()
+        return made
 
     def settle(self):
         """Release hung operations, inject no more faults, and wait until no move is left."""
