@@ -54,7 +54,7 @@ _SETTINGS = "kvtrie.engines.vllm.settings"
 _DISK = "kvtrie.engines.vllm.disk_tier"
 _OFFLOADING = "kvtrie.engines.vllm.offloading"
 _RADIX = "kvtrie.engines.sglang.radix"
-_STORAGE = "kvtrie.engines.sglang.storage"
+_PAGES = "kvtrie.engines.sglang.pages"
 _GROUPS = {
     "grad": ("kvtrie.train.settings", "GradientSettings"),
     "train": ("kvtrie.train.run", "TrainSettings"),
@@ -100,7 +100,8 @@ With `--radix-cache-backend kvtrie`.
 ## SGLang: `--hicache-storage-backend-extra-config`
 
 With `--hicache-storage-backend dynamic`, next to SGLang's own keys `backend_name`, `module_path`,
-`class_name` and `interface_v1`. The keys mean the same as those of a `Tier`.
+`class_name` and `interface_v1`. The keys mean the same as those of a `Tier`: of a disk, or with a
+URL as `path` of a remote tier.
 
 {storage}"""
 
@@ -290,6 +291,7 @@ def _values(action: argparse.Action) -> list[str]:
 
 def configuration() -> str:
     """Return the page of the settings of engines."""
+    from kvtrie.engines.sglang.pages import PageSettings
     from kvtrie.engines.vllm.settings import Settings
     from kvtrie.tier import Tier
 
@@ -300,12 +302,14 @@ def configuration() -> str:
     head = ("Key", "Default", "Meaning")
     disk = _chosen(_parameters(_DISK, "KvtrieDiskTier"), _constant(_OFFLOADING, "_DISK_KEYS"))
     radix = _chosen(_parameters(_RADIX, "KvtrieRadixCache"), _constant(_RADIX, "_KEYS"))
+    pages = _chosen(tier, _constant(_PAGES, "_TIER_KEYS"))
+    pages += _chosen(_fields(PageSettings, _PAGES), _constant(_PAGES, "_KEYS"))
     return _CONFIGURATION.format(
         settings=_table(head, _chosen(settings, keys)),
         tier=_table(head, _chosen(tier, tier_keys)),
         disk=_table(head, disk),
         radix=_table(head, radix),
-        storage=_table(head, _chosen(tier, _constant(_STORAGE, "_KEYS"))),
+        storage=_table(head, pages),
     )
 
 

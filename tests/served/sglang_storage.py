@@ -5,18 +5,12 @@ from __future__ import annotations
 import benches.peers.stand_ins  # noqa: F401 # isort: skip - without it sglang does not load
 
 import importlib.util
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorageConfig,
-    HiCacheStorageExtraInfo,
-    PoolName,
-)
-from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+from hicache import PAGE, HostPool, Updater, indices, opened, served_model
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName
 
 from kvtrie.engines.sglang import storage as storage_module
 from kvtrie.engines.sglang import weights
@@ -24,78 +18,11 @@ from kvtrie.engines.sglang.weights import UPDATES
 from kvtrie.errors import ConfigError
 from kvtrie.tiers.keyed_disk import KeyedDisk
 
-PAGE, PAGES = 8, 32
-
-
-class HostPool:
-    """SGLang's host memory as far as a storage sees it; the real one asks for a GPU."""
-
-    layout, page_size = "layer_first", PAGE
-
-    def __init__(self):
-        self.kv = torch.arange(2 * 3 * PAGES * PAGE * 4, dtype=torch.float32)
-        self.kv = self.kv.view(2, 3, PAGES * PAGE, 4).to(torch.bfloat16)
-
-    def get_dummy_flat_data_page(self):
-        return torch.zeros(2 * 3 * PAGE * 4, dtype=torch.bfloat16)
-
-    def get_data_page(self, index, **more):
-        assert more in ({}, {"flat": True})
-        return self.kv[:, :, index : index + PAGE].flatten()
-
-    def set_from_flat_data_page(self, index, page):
-        self.kv[:, :, index : index + PAGE] = page.view(2, 3, PAGE, 4)
-
-
-class Attention(torch.nn.Module):
-    """An attention layer; SGLang's own asks for its engine."""
-
-
-class Updater:
-    """SGLang's updater of weights, whose module asks for its engine."""
-
-
-for each in UPDATES:
-    setattr(Updater, each, lambda _self, request: request)
-
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch):
     """A model in this process, as SGLang's workers have one."""
-    monkeypatch.setattr(weights, "RadixAttention", Attention)
-    module = SimpleNamespace(SchedulerWeightUpdaterManager=Updater)
-    monkeypatch.setitem(sys.modules, weights._UPDATER, module)
-    layer = torch.nn.Module()
-    layer.attn, layer.proj = Attention(), torch.nn.Linear(4, 4)
-    layer.register_buffer("scale", torch.ones(2))
-    return layer
-
-
-def config(folder, **more):
-    extra = {
-        "backend_name": "kvtrie",
-        "module_path": "kvtrie.engines.sglang.storage",
-        "class_name": "KvtrieHiCache",
-        "interface_v1": 1,
-        "path": str(folder),
-        "blocks": 12,
-    } | more.pop("extra", {})
-    fields = {
-        "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0,
-        "attn_cp_size": 1, "is_mla_model": False, "enable_storage_metrics": False,
-        "is_page_first_layout": False, "model_name": "tiny",
-    }  # fmt: skip
-    return HiCacheStorageConfig(**fields | more, extra_config=extra)
-
-
-def opened(folder, pool=None, **more):
-    storage = StorageBackendFactory.create_backend("dynamic", config(folder, **more), None)
-    storage.register_mem_pool_host(pool or HostPool())
-    return storage
-
-
-def indices(pages):
-    return torch.cat([torch.arange(page * PAGE, (page + 1) * PAGE) for page in pages])
+    return served_model(monkeypatch)
 
 
 def test_pages_go_and_come_and_are_found_after_a_restart(tmp_path):
@@ -210,7 +137,7 @@ def test_it_is_bounded_and_beginnings_stay(tmp_path):
     for chain in range(10):
         keys = [f"{chain} {at}" for at in range(4)]
         assert storage.batch_set_v1(keys, indices(range(4))) == [True] * 4
-        assert len(storage.disk) <= 12
+        assert len(storage.pages) <= 12
     for chain in range(10):
         found = [storage.exists(f"{chain} {at}") for at in range(4)]
         assert found == sorted(found, reverse=True)

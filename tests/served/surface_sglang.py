@@ -30,6 +30,7 @@ OVERRIDDEN = {
         "register_mem_pool_host",
         "register_mem_host_pool_v2",
         "exists",
+        "batch_exists",
         "get",
         "batch_get",
         "set",

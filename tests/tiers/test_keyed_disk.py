@@ -13,7 +13,8 @@ import pytest
 
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import keyed_disk
-from kvtrie.tiers.keyed_disk import KeyedDisk, _digest
+from kvtrie.tiers.key_label import content_key
+from kvtrie.tiers.keyed_disk import KeyedDisk
 
 SIZE = 3000
 
@@ -173,7 +174,7 @@ class Clock:
 
 def leaving(disk):
     """The blocks that are here, in the order in which they leave."""
-    digests = {_digest(key): key for key in keys(8)}
+    digests = {content_key(key): key for key in keys(8)}
     return [digests[one] for one in disk._order.evict(len(disk))]
 
 
@@ -207,7 +208,7 @@ def test_ages_and_uses_outlive_the_process(tmp_path, end):
     shutil.copytree(tmp_path / "lives", tmp_path / "again")
     clock.now += 1000 * 10**9
     again = opened(tmp_path / "again", clock=clock)
-    digests = [_digest(key) for key in keys(8)]
+    digests = [content_key(key) for key in keys(8)]
     wanted = disk._order.ages(digests)
     assert again._order.ages(digests) == wanted
     assert len({uses for _, uses in wanted}) > 3

@@ -2,101 +2,14 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
+from shelf import SHAPE, SIZE, TOKENS, Shelf, kv, labelled, storage_of
 
 from kvtrie import BlockManager, ConfigError, Layout, ModelShape, Scope, Tier, TransferError
 from kvtrie.tiers import open_pools
-from kvtrie.tiers.remote import RemoteStorage, RemoteUrl, Result
-
-SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=4, fingerprint="remote")
-SIZE = 4
-NS = 1_000_000_000
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self):
-        self.now = 10 * NS
-
-    def __call__(self):
-        return self.now
-
-
-class Shelf:
-    """A store in a dict that fails as a test says."""
-
-    def __init__(self):
-        self.values = {}
-        self.asked = []
-        self.fails = None
-
-    def _each(self, names, do):
-        self.asked.append(list(names))
-        if self.fails is not None:
-            return [Result(self.fails, "as the test says")] * len(names)
-        return [do(at, name) for at, name in enumerate(names)]
-
-    def exists_many(self, names, deadline):  # noqa: ARG002
-        return self._each(names, lambda _, name: Result("ok" if name in self.values else "missing"))
-
-    def get_many(self, rows, deadline):  # noqa: ARG002
-        def get(at, name):
-            if name not in self.values:
-                return Result("missing")
-            value, row = np.frombuffer(self.values[name], np.uint8), rows[at]
-            size = row.memory.shape[1]
-            start = len(row.header) + row.layers[0] * size
-            row.header[:] = value[: len(row.header)]
-            row.memory[:] = value[start : start + row.memory.nbytes].reshape(row.memory.shape)
-            return Result("ok")
-
-        return self._each([row.name for row in rows], get)
-
-    def put_many(self, rows, deadline):  # noqa: ARG002
-        def put(at, name):
-            self.values.setdefault(name, rows[at].header + rows[at].memory.tobytes())
-            return Result("ok")
-
-        return self._each([row.name for row in rows], put)
-
-    def remove_many(self, names, deadline):  # noqa: ARG002
-        return self._each(names, lambda _, name: Result("ok", str(self.values.pop(name, b"")[:0])))
-
-    def close(self):
-        self.values = None
-
-
-def storage_of(store, clock=time.monotonic_ns, model=SHAPE, **settings):
-    return RemoteStorage("folder:/nowhere", model, SIZE, store=store, clock=clock, **settings)
-
-
-def labelled(tokens, model=SHAPE, scope=None):
-    """Keys of a sequence, and the labels with which a manager writes its blocks."""
-    tiers = [Tier("gpu", blocks=8, write="through"), Tier("host", blocks=8), Tier("disk", blocks=8)]
-    manager = BlockManager(model, tiers, block_tokens=SIZE)
-    manager.mark(tokens, "host", present=True, now=1, scope=scope)
-    keys = [bytes(key) for key in manager.keys(tokens, scope=scope)]
-    labels = {row_key: row[0] for row_key, row in _index(manager)}
-    return keys, [labels[key] for key in keys]
-
-
-def _index(manager):
-    index = manager.index("host", now=1)
-    return zip(map(bytes, index.key), index, strict=True)
-
-
-def kv(seed, layers=3):
-    generator = torch.Generator().manual_seed(seed)
-    size = (layers, SHAPE.layer_bytes(SIZE))
-    return torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
-
-
-TOKENS = list(range(8))
+from kvtrie.tiers.remote import RemoteStorage, RemoteUrl
 
 
 def test_a_block_is_read_as_it_was_written_by_another_process():
@@ -211,101 +124,6 @@ def test_a_part_of_a_block_is_not_stored():
     told = storage.write_many([(keys[0], 0, (1, 3), kv(1, layers=2), labels[0])])
     assert told == ["refused: only whole blocks are stored"]
     assert not store.values
-
-
-def test_asking_ends_at_the_first_block_that_is_missing():
-    store = Shelf()
-    tokens = list(range(200 * SIZE))
-    keys = BlockManager(SHAPE, [Tier("gpu", blocks=8)], block_tokens=SIZE).keys(tokens)
-    clock = Clock()
-    storage = storage_of(store, clock)
-    names = storage._names(keys)
-    store.values = dict.fromkeys(names[:100])
-    assert storage.find(keys, 2**62) == (100, 64 + 128, 0, 0)
-    assert storage.find(keys, 2**62) == (100, 92, 0, 0)  # reported ones are trusted
-    clock.now += 61 * NS
-    del store.values[names[70]]
-    assert storage.find(keys, 2**62) == (70, 64 + 128, 1, 0)
-    # A refuted name is asked for again after its backoff.
-    store.values[names[70]] = None
-    assert storage.find(keys, 2**62) == (70, 0, 1, 0)
-    clock.now += NS
-    assert storage.find(keys, 2**62).blocks == 100
-
-
-def test_a_missing_block_may_be_asked_for_at_once():
-    store = Shelf()
-    storage = storage_of(store)
-    keys = BlockManager(SHAPE, [Tier("gpu", blocks=8)], block_tokens=SIZE).keys(TOKENS)
-    assert storage.find(keys, 2**62) == (0, 2, 0, 0)
-    store.values = dict.fromkeys(storage._names(keys))
-    assert storage.find(keys, 2**62) == (2, 2, 0, 0)
-
-
-def test_the_backoff_of_a_value_that_exists_and_cannot_be_read_doubles():
-    store, clock = Shelf(), Clock()
-    storage = storage_of(store, clock)
-    keys = BlockManager(SHAPE, [Tier("gpu", blocks=8)], block_tokens=SIZE).keys(TOKENS[:4])
-    key, (name,) = bytes(keys[0]), storage._names(keys)
-    store.remove_many = lambda names, _: [Result("refused")] * len(names)
-    store.values[name] = bytes(100_000)
-    backoff = NS
-    for _ in range(12):
-        assert storage.find(keys, 2**62).blocks == 1
-        assert storage.read_many([(key, 0, (0, 3), kv(0))])[0].startswith("damaged")
-        clock.now += backoff - 1
-        assert storage.find(keys, 2**62) == (0, 0, 1, 0)
-        clock.now += 1
-        backoff = min(2 * backoff, 300 * NS)
-
-
-def test_only_own_blocks_are_believed_with_a_local_lookup():
-    store = Shelf()
-    keys, labels = labelled(TOKENS)
-    storage, other = storage_of(store, lookup="local"), storage_of(store)
-    all_keys = np.frombuffer(b"".join(keys), np.uint8).reshape(2, 32)
-    other.write(keys[0], 0, (0, 3), kv(1), labels[0])
-    assert storage.find(all_keys, 2**62) == (0, 0, 0, 0)
-    storage.write(keys[0], 0, (0, 3), kv(1), labels[0])
-    store.asked.clear()
-    assert storage.find(all_keys, 2**62) == (1, 0, 0, 0)
-    assert not store.asked
-
-
-@pytest.mark.parametrize("outcome", ["late", "unreachable"])
-def test_the_breaker_stops_calls_and_a_probe_closes_it(outcome):
-    store, clock = Shelf(), Clock()
-    storage = storage_of(store, clock)
-    keys, labels = labelled(TOKENS)
-    block = (keys[0], 0, (0, 3), kv(1), labels[0])
-    store.fails = outcome
-    for _ in range(3):
-        assert storage.stats().breaker == "closed"
-        assert storage.write_many([block]) == [f"{outcome}: as the test says"]
-    assert storage.stats().breaker == "open"
-    store.asked.clear()
-    wait = NS
-    for _ in range(8):
-        clock.now += wait - 1
-        assert storage.write_many([block]) == ["unreachable: the circuit breaker is open"]
-        assert not store.asked
-        clock.now += 1
-        assert storage.write_many([block]) == [f"{outcome}: as the test says"]
-        assert len(store.asked) == 1
-        store.asked.clear()
-        wait = min(2 * wait, 60 * NS)
-    store.fails = None
-    clock.now += wait
-    assert storage.write_many([block]) == [None]
-    assert storage.stats().breaker == "closed"
-
-
-def test_a_store_that_raises_is_unreachable():
-    store = Shelf()
-    store.get_many = lambda *_: 1 // 0
-    keys, _ = labelled(TOKENS)
-    told = storage_of(store).read_many([(keys[0], 0, (0, 3), kv(0))])
-    assert told == ["unreachable: ZeroDivisionError: integer division or modulo by zero"]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import struct
 import threading
 import time
 from collections import Counter
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from kvtrie._kvtrie import DiskStore, Index
@@ -24,6 +24,7 @@ from kvtrie.argument import folder as path_of
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.sizes import all_disk, check_exists, forgotten, free_disk
 from kvtrie.sizes import size as read_size
+from kvtrie.tiers.key_label import KEY_TOKENS, content_key, key_label
 from kvtrie.tiers.key_order import KeyOrder
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ _LOG = logging.getLogger(__name__)
 _DEPTH = 8
 _PERIOD_NS = 5_000_000_000
 _AT_ONCE = 1024  # blocks whose uses one call writes down
-_TOKENS = 8
-_USAGE = struct.Struct("<QQIIB7x")  # age, time to live, uses, session, priority
-_RECORD = struct.pack("<BBHII32x", 1, 0, 0, 0, _TOKENS)  # no scope, no digests, no block before it
 
 
 class KeyedDisk:
@@ -84,7 +82,7 @@ class KeyedDisk:
         folder = path_of("the folder of a disk", folder)
         if bytes is not None:
             bytes = read_size("bytes of a disk", bytes, of=lambda: free_disk(folder))  # noqa: A001
-            blocks = DiskStore.blocks_in(bytes, 1, size, _TOKENS)
+            blocks = DiskStore.blocks_in(bytes, 1, size, KEY_TOKENS)
         if not blocks or blocks < 1:
             hint = forgotten(bytes or 0)
             raise ConfigError(
@@ -98,7 +96,7 @@ class KeyedDisk:
             about=about,
             layers=1,
             layer_bytes=size,
-            block_tokens=_TOKENS,
+            block_tokens=KEY_TOKENS,
             blocks=blocks,
             durability=durability,
             io=io,
@@ -132,7 +130,11 @@ class KeyedDisk:
 
     def __contains__(self, key: bytes) -> bool:
         with self._lock:
-            return _digest(key) in self._slots
+            return content_key(key) in self._slots
+
+    def leading(self, keys: Iterable[bytes]) -> int:
+        """Return the number of leading blocks of a sequence that are here."""
+        return sum(1 for _ in takewhile(self.__contains__, keys))
 
     def read_many(self, rows: Sequence[tuple[bytes, NDArray[np.uint8]]]) -> list[bool]:
         """Fill memory with blocks, and return for each whether it was there and whole.
@@ -141,7 +143,7 @@ class KeyedDisk:
             rows: keys, and memory of a block's size for each.
         """
         with self._lock:
-            found = [(at, _digest(key), memory) for at, (key, memory) in enumerate(rows)]
+            found = [(at, content_key(key), memory) for at, (key, memory) in enumerate(rows)]
             there = [
                 (at, digest, self._slots[digest], memory)
                 for at, digest, memory in found
@@ -180,7 +182,7 @@ class KeyedDisk:
         begun: list[tuple[int, bytes, int, NDArray[np.uint8]]] = []
         on_disk = [True] * len(rows)
         with self._lock:
-            digests = [_digest(key) for key, _ in rows]
+            digests = [content_key(key) for key, _ in rows]
             self._make_room(set(digests))
             for at, (digest, (key, memory)) in enumerate(zip(digests, rows, strict=True)):
                 if digest in self._slots:
@@ -193,7 +195,7 @@ class KeyedDisk:
                 else:
                     on_disk[at] = False
         writes = [
-            (digest, slot, (0, 1), _rows(memory), _label(rows[at][0]))
+            (digest, slot, (0, 1), _rows(memory), key_label(rows[at][0]))
             for at, digest, slot, memory in begun
         ]
         why = self.store.write_many(writes, self._clock(), depth=_DEPTH) if writes else []
@@ -207,7 +209,7 @@ class KeyedDisk:
                     if not self._report_loss():
                         _LOG.warning("%s: %s", self.store.folder, reason)
                     self._free.append(slot)
-            before = None if after is None else _digest(after)
+            before = None if after is None else content_key(after)
             self._order.request(filter(self._slots.__contains__, digests), after=before)
         self._note_uses()
         return on_disk
@@ -215,14 +217,14 @@ class KeyedDisk:
     def use(self, keys: Iterable[bytes]) -> None:
         """Note a use of those blocks that are here, in the order of their sequence."""
         with self._lock:
-            here = {d: key for key in keys if (d := _digest(key)) in self._slots}
+            here = {d: key for key in keys if (d := content_key(key)) in self._slots}
             self._order.request(here)
             self._used.update(here)
 
     def keep(self, key: bytes, priority: int, ttl_ns: int | None = None) -> None:
         """Give a block a priority, as `Retain` does."""
         with self._lock:
-            self._order.keep([_digest(key)], priority, ttl_ns)
+            self._order.keep([content_key(key)], priority, ttl_ns)
 
     def clear(self) -> None:
         """Forget all blocks but those that are read or written now, and those before them."""
@@ -251,7 +253,7 @@ class KeyedDisk:
             count = len(self._used) if everything else min(len(self._used), _AT_ONCE)
             used = [self._used.popitem() for _ in range(count)]
             rows = [
-                (_label(key, age, uses), self._slots[digest], 0, 1)
+                (key_label(key, age, uses), self._slots[digest], 0, 1)
                 for (digest, key), (age, uses) in zip(
                     used, self._order.ages(digest for digest, _ in used), strict=True
                 )
@@ -304,18 +306,6 @@ class KeyedDisk:
                 # The room is used again only by writes, which fail in a folder that is lost.
                 if not self._report_loss():
                     raise
-
-
-def _label(key: bytes, age: int = 0, uses: int = 1) -> bytes:
-    """A label of a block whose tokens are a digest of the key; `record.rs` has the form."""
-    tokens = hashlib.blake2b(key, digest_size=4 * _TOKENS).digest()
-    usage = _USAGE.pack(max(age, 0), 0, min(uses, 2**32 - 1), 0, 0)
-    return usage + _RECORD + tokens
-
-
-def _digest(key: bytes) -> bytes:
-    """The content key of that block: what the files have, and are proved by."""
-    return Index([(_label(key), 0, 0, 1)]).key[0].tobytes()
 
 
 def _rows(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:

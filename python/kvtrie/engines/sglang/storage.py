@@ -1,10 +1,10 @@
-"""KvtrieHiCache: kvtrie's disk as a `dynamic` storage of SGLang's HiCache.
+"""KvtrieHiCache: kvtrie's disk or a shared store as a `dynamic` storage of SGLang's HiCache.
 
-`--hicache-storage-backend dynamic` loads it; `--hicache-storage-backend-extra-config` has `path`
-and `bytes` or `blocks`. Pages belong to the weights that all ranks have loaded; once weights were
-updated in place nothing is found or written until the server starts again.
-Invariant: the files take no more than their room; every byte is proved on every read, so a damaged
-page is a miss; a later server of the same model finds the pages.
+`--hicache-storage-backend dynamic` loads it; `--hicache-storage-backend-extra-config` has `path`,
+a folder or the URL of a store. Pages belong to the weights that all ranks have loaded; once weights
+were updated in place nothing is found or written until the server starts again.
+Invariant: files take no more than their room; every byte is proved on every read, so a damaged page
+is a miss; a later server of the same model finds the pages, and of a shared store other servers do.
 Cost: a digest per page and call, and the read or write.
 """
 
@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
-from kvtrie.argument import folder, shown, whole
 from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.sglang.pages import PageSettings
 from kvtrie.engines.sglang.weights import identity, watch
 from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import free_disk
-from kvtrie.sizes import size as size_of
 from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.tiers.other_stores import count_others
 
@@ -34,86 +32,69 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, HiCacheStorageExtraInfo
     from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
+    from kvtrie.engines.sglang.pages import Pages
+
 __all__ = ["KvtrieHiCache"]
 
 _LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
-_SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
-_KEYS = ("path", "bytes", "blocks", "durability")
-_FAR = 2**62
 
 
 class KvtrieHiCache(HiCacheStorage):
-    """Pages of one rank on disk, by SGLang's hashes.
+    """Pages of one rank on disk or in a shared store, by SGLang's hashes.
 
     Args:
         storage_config: SGLang's `HiCacheStorageConfig`; its `extra_config` has our keys.
         kwargs: SGLang gives none.
 
     Raises:
-        ConfigError: unknown keys, no path, or latent KV of several ranks.
+        ConfigError: unknown keys, no path, or latent KV of several ranks on a disk.
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:  # noqa: ANN401, ARG002
-        extra: dict[str, Any] = dict(storage_config.extra_config or {})
-        allowed = {*_SGLANGS, *_KEYS}
-        # The same section has SGLang's own keys of prefetching.
-        strange = [
-            shown(key)
-            for key in extra
-            if key not in allowed and not key.startswith(("prefetch", "hicache"))
-        ]
-        if strange:
-            raise ConfigError(f"the storage has no {', '.join(strange)}: {', '.join(_KEYS)}")
-        if not extra.get("path"):
-            raise ConfigError("the storage needs a path, the folder of its files")
-        if storage_config.is_mla_model and storage_config.tp_size > 1:
+        self._settings = PageSettings.read(storage_config.extra_config or {})
+        ranks, on_disk = storage_config.tp_size, self._settings.store is None
+        # Of latent KV, SGLang writes the pages of one rank, which are those of all.
+        if storage_config.is_mla_model and ranks > 1 and on_disk:
             raise ConfigError(
-                f"latent KV of {storage_config.tp_size} ranks: SGLang writes it once, and one "
-                "process at a time has a folder of kvtrie; not supported"
+                f"latent KV of {ranks} ranks: SGLang writes it once, and one process at a time has "
+                f"a folder of kvtrie; a shared store, as 'folder:{self._settings.path}', is read "
+                "by all ranks"
             )
-        self._config, self._extra = storage_config, extra
-        self._disk: KeyedDisk | None = None
-        self._updated = False  # SGLang's memory may have KV of other weights than the files
+        self._config = storage_config
+        self._pages: Pages | None = None
+        self._updated = False  # SGLang's memory may have KV of other weights than the pages
         self.boundary = Boundary("the storage kvtrie", _LOG)
 
     def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
-        """Open the files: the pool says how large a page is."""
+        """Open the pages: the pool says how large one is."""
         super().register_mem_pool_host(mem_pool_host)
         page = mem_pool_host.get_dummy_flat_data_page()
-        size = page.numel() * page.element_size()
-        blocks, path = self._extra.get("blocks"), folder("path", self._extra["path"])
         # A size is that of the server.
         ranks = max(self._config.tp_size, 1) * max(self._config.pp_size, 1)
-        room = self._extra.get("bytes")
-        if room is not None:
-            room = size_of("bytes", room, ranks, of=lambda: free_disk(path)) // ranks
         weights = f"weights {identity()}"  # which all ranks ask for at once
-        self._disk = KeyedDisk(
-            path,
+        self._pages = self._settings.open(
             meaning=f"{_meaning(self._config, mem_pool_host, page)} {weights}",
-            size=size,
-            durability=self._extra.get("durability", "flush"),
-            bytes=room,
-            blocks=None if blocks is None else whole("blocks", blocks, 1, _FAR),
+            size=page.numel() * page.element_size(),
+            ranks=ranks,
         )
-        if self._disk.read_only:
-            reason = self._disk.store.refusal
-            self._disk.close()
-            raise ConfigError(f"the folder {path} cannot be written: {reason}")
         if not self._config.tp_rank and not self._config.pp_rank:
-            self._log_start(self._disk, path, ranks, weights)
+            self._log_start(self._pages, ranks, weights)
         watch(self)
 
-    def _log_start(self, disk: KeyedDisk, path: str, ranks: int, weights: str) -> None:
-        """Log the disk of a server once, as its first rank has it."""
-        tier = OpenTier(
-            "disk",
-            disk.store.slots * disk.store.layer_bytes * ranks,
-            disk.store.slots,
-            found=len(disk),
-            others=count_others(disk.store.folder.parent, lambda about: weights in about),
-            path=path,
-        )
+    def _log_start(self, pages: Pages, ranks: int, weights: str) -> None:
+        """Log the disk or store of a server once, as its first rank has it."""
+        path = self._settings.path
+        if isinstance(pages, KeyedDisk):
+            tier = OpenTier(
+                "disk",
+                pages.store.slots * pages.store.layer_bytes * ranks,
+                pages.store.slots,
+                found=len(pages),
+                others=count_others(pages.store.folder.parent, lambda about: weights in about),
+                path=path,
+            )
+        else:
+            tier = OpenTier("remote", 0, 0, path=path)
         tokens = int(self.mem_pool_host.page_size)
         line = startup_line([tier], block_tokens=tokens, ranks=ranks)
         log_startup(_LOG, line, startup_warnings([tier]))
@@ -135,26 +116,32 @@ class KvtrieHiCache(HiCacheStorage):
     def weights_updated(self) -> None:
         """Find and write nothing any more: other ranks' weights are not known here."""
         if not self._updated:
-            _LOG.warning("kvtrie: weights were updated in place: the disk is off until a restart")
+            _LOG.warning(
+                "kvtrie: weights were updated in place: the storage is off until a restart"
+            )
         self._updated = True
 
     @property
-    def disk(self) -> KeyedDisk:
-        """The files.
+    def pages(self) -> Pages:
+        """The disk or the shared store.
 
         Raises:
             ConfigError: SGLang has not registered its pool yet.
         """
-        if self._disk is None:
+        if self._pages is None:
             raise ConfigError("SGLang has not registered its host memory")
-        return self._disk
+        return self._pages
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
-        disk = self.disk
+        return self.batch_exists([key]) == 1
+
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:  # noqa: ANN401, ARG002 - SGLang's own
+        """Return the number of leading pages that are there."""
+        pages = self.pages
         with self.boundary.contained():
-            return not self._updated and key.encode() in disk
-        return False
+            return 0 if self._updated else pages.leading([key.encode() for key in keys])
+        return 0
 
     def get(
         self,
@@ -172,7 +159,7 @@ class KvtrieHiCache(HiCacheStorage):
         target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
     ) -> list[torch.Tensor | None]:
         """Pages, as `get` gives each."""
-        disk = self.disk
+        pages = self.pages
         if self._updated:
             return [None] * len(keys)
         with self.boundary.contained():
@@ -181,7 +168,7 @@ class KvtrieHiCache(HiCacheStorage):
                 for target in (target_locations or [None] * len(keys))
             ]
             rows = [(key.encode(), _bytes(to)) for key, to in zip(keys, targets, strict=True)]
-            results = disk.read_many(rows)
+            results = pages.read_many(rows)
             return [to if good else None for to, good in zip(targets, results, strict=True)]
         return [None] * len(keys)
 
@@ -231,13 +218,13 @@ class KvtrieHiCache(HiCacheStorage):
         return self._write(keys, values, before)
 
     def clear(self) -> None:
-        """Forget all pages."""
-        self.disk.clear()
+        """Remove all pages of a disk; of a shared store, forget what it has, and remove nothing."""
+        self.pages.clear()
 
     def close(self) -> None:
-        """Give the folder back. Closing twice does nothing."""
-        if self._disk is not None:
-            self._disk.close()
+        """Give the folder or store back. Closing twice does nothing."""
+        if self._pages is not None:
+            self._pages.close()
 
     def _starts(self, host_indices: torch.Tensor) -> list[int]:
         size = self.mem_pool_host.page_size
@@ -246,7 +233,7 @@ class KvtrieHiCache(HiCacheStorage):
     def _write(
         self, keys: list[str], values: Sequence[torch.Tensor], before: list[str] | None
     ) -> list[bool]:
-        disk = self.disk
+        pages = self.pages
         if self._updated:
             return [False] * len(keys)
         with self.boundary.contained():
@@ -254,7 +241,7 @@ class KvtrieHiCache(HiCacheStorage):
                 (key.encode(), _bytes(value.contiguous()))
                 for key, value in zip(keys, values, strict=True)
             ]
-            return disk.write_many(rows, after=before[-1].encode() if before else None)
+            return pages.write_many(rows, after=before[-1].encode() if before else None)
         return [False] * len(keys)
 
 
@@ -268,6 +255,8 @@ def _meaning(config: HiCacheStorageConfig, pool: HostKVCache, page: torch.Tensor
         name: getattr(config, name)
         for name in ("tp_rank", "tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size")
     }
+    if config.is_mla_model:  # equal on all tensor-parallel ranks
+        ranks |= {"tp_rank": 0, "tp_size": 1}
     return (
         f"sglang {page.dtype} {tuple(page.shape)} {pool.layout} pages of {pool.page_size} {ranks}"
     )

@@ -1,0 +1,149 @@
+"""Pages of one rank outside SGLang's memory: a disk folder, or a store that several servers share.
+
+Reads the settings of `--hicache-storage-backend-extra-config` and opens the place that `path`
+names. Invariant: nothing is opened with a setting that cannot be; pages of other bytes are never
+found. Cost: that of opening a disk or a store.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kvtrie.argument import folder, masked, real, shown, whole
+from kvtrie.errors import ConfigError
+from kvtrie.sizes import free_disk
+from kvtrie.sizes import size as size_of
+from kvtrie.tier import Tier
+from kvtrie.tiers.keyed_disk import KeyedDisk
+from kvtrie.tiers.remote.keyed import KeyedRemote
+from kvtrie.tiers.remote.open import read_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["PageSettings", "Pages"]
+
+Pages: TypeAlias = "KeyedDisk | KeyedRemote"
+
+_SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
+_TIER_KEYS = ("path", "bytes", "blocks", "durability", "trust_s", "lookup", "secret_file")
+_KEYS = ("deadline_s", "lookup_s")
+_OF_DISK = ("bytes", "blocks", "durability")
+_OF_STORE = ("trust_s", "lookup", "secret_file", *_KEYS)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_FAR = 2**62
+_DEADLINE_S = 30.0
+_LOOKUP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class PageSettings:
+    """Settings of the storage of one server.
+
+    Attributes:
+        path: the folder of the files, or the URL of a shared store.
+        bytes: room of a disk, of all ranks together.
+        blocks: room of a disk in pages, of each rank.
+        durability: the event that a finished write to a disk survives, as in `Tier`.
+        store: the tier of a shared store, which has its checked settings; None for a disk.
+        deadline_s: seconds that a read or write of several pages of a shared store may take.
+        lookup_s: seconds that a question to a shared store may take.
+    """
+
+    path: str
+    bytes: int | str | None = None
+    blocks: int | None = None
+    durability: Any = "flush"
+    store: Tier | None = None
+    deadline_s: float = _DEADLINE_S
+    lookup_s: float = _LOOKUP_S
+
+    @classmethod
+    def read(cls, extra: Mapping[str, Any]) -> PageSettings:
+        """Check the settings of a server.
+
+        Args:
+            extra: the keys of the configuration; SGLang's own are in it, too.
+
+        Raises:
+            ConfigError: unknown keys, no path, a key of a disk with a URL or the other way round, a
+                value that cannot be.
+        """
+        ours = (*_TIER_KEYS, *_KEYS)
+        # The same section has SGLang's own keys of prefetching.
+        strange = [
+            shown(key)
+            for key in extra
+            if key not in {*_SGLANGS, *ours} and not key.startswith(("prefetch", "hicache"))
+        ]
+        if strange:
+            raise ConfigError(f"the storage has no {', '.join(strange)}: {', '.join(ours)}")
+        given = {key: extra[key] for key in ours if extra.get(key) is not None}
+        path = given.get("path")
+        if not path:
+            raise ConfigError("the storage needs a path: a folder, or the URL of a shared store")
+        shared = isinstance(path, str) and _SCHEME.match(path) and not path.startswith("file:")
+        for key in _OF_DISK if shared else _OF_STORE:
+            if key in given:
+                place = "a shared store has its own" if shared else "only a shared store has one"
+                raise ConfigError(f"{key} is given with path {masked(str(path))!r}: {place}")
+        if not shared:
+            blocks = given.get("blocks")
+            return cls(
+                folder("path", path),
+                given.get("bytes"),
+                None if blocks is None else whole("blocks", blocks, 1, _FAR),
+                given.get("durability", "flush"),
+            )
+        tier = Tier("remote", blocks=1, **{key: given[key] for key in _TIER_KEYS if key in given})
+        deadline = given.get("deadline_s", _DEADLINE_S)
+        lookup = given.get("lookup_s", _LOOKUP_S)
+        return cls(
+            str(tier.path),
+            store=tier,
+            deadline_s=real("deadline_s", deadline, 1e-3, 1e6),
+            lookup_s=real("lookup_s", lookup, 1e-3, 1e6),
+        )
+
+    def open(self, *, meaning: str, size: int, ranks: int) -> Pages:
+        """Open the pages of one rank.
+
+        Args:
+            meaning: all that decides the bytes of a page: model, layout, rank.
+            size: bytes of a page.
+            ranks: number of ranks, which divide `bytes`.
+
+        Raises:
+            ConfigError: a folder that cannot be written, a store or secret that cannot be opened.
+            TransferError: the folder cannot be read or made.
+        """
+        if self.store is not None:
+            secret = self.store.secret_file
+            return KeyedRemote(
+                self.path,
+                meaning=meaning,
+                size=size,
+                secret=None if secret is None else read_secret(secret),
+                trust_s=self.store.trust_s,
+                lookup=self.store.lookup,
+                lookup_s=self.lookup_s,
+                deadline_s=self.deadline_s,
+            )
+        room = self.bytes
+        if room is not None:
+            room = size_of("bytes", room, ranks, of=lambda: free_disk(self.path)) // ranks
+        disk = KeyedDisk(
+            self.path,
+            meaning=meaning,
+            size=size,
+            durability=self.durability,
+            bytes=room,
+            blocks=self.blocks,
+        )
+        if disk.read_only:
+            reason = disk.store.refusal
+            disk.close()
+            raise ConfigError(f"the folder {self.path} cannot be written: {reason}")
+        return disk

@@ -1,0 +1,236 @@
+"""RemoteClient: blocks by their content keys in any store that a back end reaches.
+
+It names blocks, makes and verifies checksums, keeps beliefs, and stops calling a store that fails.
+Invariant: a block is returned only under its own name, with every requested layer proved; anything
+else is a miss with a counted reason; nothing waits beyond the deadline of a call that the back end
+honours. Cost: one hash of all bytes per read and per write, without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from kvtrie.tiers.remote.beliefs import Beliefs
+from kvtrie.tiers.remote.counts import Counts
+from kvtrie.tiers.remote.guarded import GuardedStore
+from kvtrie.tiers.remote.search import known_blocks, search
+from kvtrie.tiers.remote.values import get_values, put_values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from kvtrie._kvtrie import ValueFormat
+    from kvtrie.tiers.remote.counts import RemoteStats
+    from kvtrie.tiers.remote.protocol import RemoteStore, Result
+    from kvtrie.tiers.remote.search import Answer, Found
+    from kvtrie.tiers.remote.url import RemoteUrl
+    from kvtrie.tiers.remote.values import ReadBlock, WrittenBlock
+
+__all__ = ["TRUST_S", "RemoteClient"]
+
+TRUST_S = 60.0
+"""Seconds for which a belief is used by default."""
+
+_LOG = logging.getLogger(__name__)
+_NS = 1_000_000_000
+_PATIENCE_NS = 30 * _NS  # of a call without a deadline
+
+
+class RemoteClient:
+    """The blocks of one format in a shared store.
+
+    Args:
+        url: where the store is.
+        form: names and checksums of the blocks.
+        layers: layers of a block.
+        trust_s: seconds for which a belief is used without asking the store again; None is 60.
+        lookup: "all" asks the store, "local" uses only what this process has written or read; None
+            is "all".
+        store: the store, if it is open already.
+        clock: nanoseconds, as `time.monotonic_ns`.
+
+    Attributes:
+        form: names and checksums.
+        url: where the store is.
+        breaker: the circuit breaker.
+
+    Raises:
+        ConfigError: a bad URL; a store that is unreachable, with `strict=1` in the URL.
+    """
+
+    def __init__(
+        self,
+        url: RemoteUrl,
+        form: ValueFormat,
+        layers: int,
+        *,
+        trust_s: float | None = None,
+        lookup: Literal["all", "local"] | None = None,
+        store: RemoteStore | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.url, self.form = url, form
+        self._layers = layers
+        self._beliefs = Beliefs(TRUST_S if trust_s is None else trust_s, clock)
+        self._local = lookup == "local"
+        self._clock = clock
+        self._counts = Counts()
+        self._store = GuardedStore(url, form, clock, store)
+        self.breaker = self._store.breaker
+
+    def read_many(
+        self, blocks: Sequence[ReadBlock], *, deadline: int | None = None
+    ) -> list[str | None]:
+        """Read blocks into memory and prove them, all by one deadline.
+
+        Args:
+            blocks: keys, slots (which mean nothing here), layers, and memory of the host.
+            deadline: nanoseconds of the clock; None is 30 s from now.
+
+        Returns:
+            For each block the reason of its failure, or None.
+        """
+        names = self._names([key for key, *_ in blocks])
+        until = self._until(deadline)
+
+        def get(store: RemoteStore) -> list[Result]:
+            return get_values(store, self.form, names, blocks, deadline=until)
+
+        found = self._store.call("get", len(blocks), get)
+        damaged = [name for name, one in zip(names, found, strict=True) if one.outcome == "damaged"]
+        if damaged:
+            # A put writes only what is absent, so a damaged value would stay for ever.
+            _LOG.warning("%s: %d damaged values are removed", self.url, len(damaged))
+            self._store.call("remove", len(damaged), lambda at: at.remove_many(damaged, until))
+        for name, block, result in zip(names, blocks, found, strict=True):
+            if result.outcome == "ok":
+                self._beliefs.confirm(name)
+                self._counts.transferred(read=block[3].nbytes)
+            elif result.outcome in {"missing", "damaged"}:
+                self._refute(name)
+            else:
+                self._beliefs.forget(name)
+        self._counts.results("get", found)
+        return _reasons(found)
+
+    def write_many(
+        self, blocks: Sequence[WrittenBlock], *, deadline: int | None = None
+    ) -> list[str | None]:
+        """Write blocks that the store does not have, all by one deadline.
+
+        Args:
+            blocks: keys, slots (which mean nothing here), layers, memory of the host, labels.
+            deadline: nanoseconds of the clock; None is 30 s from now.
+
+        Returns:
+            For each block the reason of its failure, or None.
+        """
+        names = self._names([key for key, *_ in blocks])
+        until = self._until(deadline)
+
+        layers = self._layers
+
+        def put(store: RemoteStore) -> list[Result]:
+            return put_values(store, self.form, names, blocks, layers=layers, deadline=until)
+
+        found = self._store.call("put", len(blocks), put)
+        for name, block, result in zip(names, blocks, found, strict=True):
+            if result.outcome == "ok":
+                self._beliefs.confirm(name)
+                self._counts.transferred(written=block[3].nbytes)
+        self._counts.results("put", found)
+        return _reasons(found)
+
+    def find(
+        self,
+        keys: NDArray[np.uint8],
+        deadline: int,
+        forms: Sequence[ValueFormat] | None = None,
+    ) -> Found:
+        """Ask the store for the blocks of a sequence, until one is missing.
+
+        Args:
+            keys: content keys `(blocks, 32)`, as `BlockManager.keys` has them.
+            deadline: nanoseconds of the clock.
+            forms: formats of all ranks, each of which must have its part of a block; None is this
+                rank's.
+        """
+        names = [self._names(keys, form) for form in forms or [self.form]]
+        rows = list(zip(*names, strict=True))
+        if self._local:
+            return known_blocks(rows, self._beliefs)
+        return search(rows, self._beliefs, lambda unknown: self._ask(unknown, deadline))
+
+    def refute(self, keys: Sequence[bytes], forms: Sequence[ValueFormat] | None = None) -> None:
+        """Note that blocks, which another process of the server read, could not be read.
+
+        Args:
+            keys: content keys.
+            forms: formats of all ranks; None is this rank's.
+        """
+        for form in forms or [self.form]:
+            for name in self._names(keys, form):
+                self._refute(name)
+
+    def forget(self) -> None:
+        """Drop all beliefs; the store keeps its blocks."""
+        self._beliefs.clear()
+
+    def count_dropped(self, blocks: int) -> None:
+        """Count blocks that were evicted before the store had them."""
+        self._counts.dropped(blocks)
+
+    def stats(self) -> RemoteStats:
+        """The counters now."""
+        return self._counts.stats(self.breaker)
+
+    def close(self) -> None:
+        """Release the store's connections. Closing twice does nothing."""
+        self._store.close()
+
+    def _ask(self, names: Sequence[bytes], deadline: int) -> dict[bytes, Answer]:
+        """The store's answer about each name."""
+        if not names:
+            return {}
+        found = self._store.call(
+            "exists", len(names), lambda store: store.exists_many(names, deadline)
+        )
+        self._counts.results("exists", found)
+        answers: dict[bytes, Answer] = {}
+        for name, result in zip(names, found, strict=True):
+            if result.outcome == "ok":
+                self._beliefs.report(name)
+                answers[name] = "ok"
+            elif result.outcome in {"missing", "damaged"}:
+                believed = self._beliefs.seen(name)
+                answers[name] = "refuted" if believed else "missing"
+                if believed:
+                    self._refute(name)
+            else:
+                answers[name] = "late"
+        return answers
+
+    def _names(
+        self, keys: Sequence[bytes] | NDArray[np.uint8], form: ValueFormat | None = None
+    ) -> list[bytes]:
+        if not isinstance(keys, np.ndarray):
+            keys = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, 32)
+        names = (form or self.form).names(keys).tobytes()
+        return [names[at : at + 32] for at in range(0, len(names), 32)]
+
+    def _until(self, deadline: int | None) -> int:
+        return self._clock() + _PATIENCE_NS if deadline is None else deadline
+
+    def _refute(self, name: bytes) -> None:
+        if self._beliefs.refute(name):
+            self._counts.refuted()
+
+
+def _reasons(found: Sequence[Result]) -> list[str | None]:
+    return [None if one.outcome == "ok" else f"{one.outcome}: {one.reason}" for one in found]

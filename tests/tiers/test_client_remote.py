@@ -1,0 +1,105 @@
+"""RemoteClient: what it asks a store, what it believes, and when it calls a store no more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from shelf import NS, SHAPE, SIZE, TOKENS, Clock, Shelf, kv, labelled, storage_of
+
+from kvtrie import BlockManager, Tier
+from kvtrie.tiers.remote import Result
+
+
+def test_asking_ends_at_the_first_block_that_is_missing():
+    store = Shelf()
+    tokens = list(range(200 * SIZE))
+    keys = BlockManager(SHAPE, [Tier("gpu", blocks=8)], block_tokens=SIZE).keys(tokens)
+    clock = Clock()
+    storage = storage_of(store, clock)
+    names = storage._names(keys)
+    store.values = dict.fromkeys(names[:100])
+    assert storage.find(keys, 2**62) == (100, 64 + 128, 0, 0)
+    assert storage.find(keys, 2**62) == (100, 92, 0, 0)  # reported ones are trusted
+    clock.now += 61 * NS
+    del store.values[names[70]]
+    assert storage.find(keys, 2**62) == (70, 64 + 128, 1, 0)
+    # A refuted name is asked for again after its backoff.
+    store.values[names[70]] = None
+    assert storage.find(keys, 2**62) == (70, 0, 1, 0)
+    clock.now += NS
+    assert storage.find(keys, 2**62).blocks == 100
+
+
+def test_a_missing_block_may_be_asked_for_at_once():
+    store = Shelf()
+    storage = storage_of(store)
+    keys = BlockManager(SHAPE, [Tier("gpu", blocks=8)], block_tokens=SIZE).keys(TOKENS)
+    assert storage.find(keys, 2**62) == (0, 2, 0, 0)
+    store.values = dict.fromkeys(storage._names(keys))
+    assert storage.find(keys, 2**62) == (2, 2, 0, 0)
+
+
+def test_the_backoff_of_a_value_that_exists_and_cannot_be_read_doubles():
+    store, clock = Shelf(), Clock()
+    storage = storage_of(store, clock)
+    keys = BlockManager(SHAPE, [Tier("gpu", blocks=8)], block_tokens=SIZE).keys(TOKENS[:4])
+    key, (name,) = bytes(keys[0]), storage._names(keys)
+    store.remove_many = lambda names, _: [Result("refused")] * len(names)
+    store.values[name] = bytes(100_000)
+    backoff = NS
+    for _ in range(12):
+        assert storage.find(keys, 2**62).blocks == 1
+        assert storage.read_many([(key, 0, (0, 3), kv(0))])[0].startswith("damaged")
+        clock.now += backoff - 1
+        assert storage.find(keys, 2**62) == (0, 0, 1, 0)
+        clock.now += 1
+        backoff = min(2 * backoff, 300 * NS)
+
+
+def test_only_own_blocks_are_believed_with_a_local_lookup():
+    store = Shelf()
+    keys, labels = labelled(TOKENS)
+    storage, other = storage_of(store, lookup="local"), storage_of(store)
+    all_keys = np.frombuffer(b"".join(keys), np.uint8).reshape(2, 32)
+    other.write(keys[0], 0, (0, 3), kv(1), labels[0])
+    assert storage.find(all_keys, 2**62) == (0, 0, 0, 0)
+    storage.write(keys[0], 0, (0, 3), kv(1), labels[0])
+    store.asked.clear()
+    assert storage.find(all_keys, 2**62) == (1, 0, 0, 0)
+    assert not store.asked
+
+
+@pytest.mark.parametrize("outcome", ["late", "unreachable"])
+def test_the_breaker_stops_calls_and_a_probe_closes_it(outcome):
+    store, clock = Shelf(), Clock()
+    storage = storage_of(store, clock)
+    keys, labels = labelled(TOKENS)
+    block = (keys[0], 0, (0, 3), kv(1), labels[0])
+    store.fails = outcome
+    for _ in range(3):
+        assert storage.stats().breaker == "closed"
+        assert storage.write_many([block]) == [f"{outcome}: as the test says"]
+    assert storage.stats().breaker == "open"
+    store.asked.clear()
+    wait = NS
+    for _ in range(8):
+        clock.now += wait - 1
+        assert storage.write_many([block]) == ["unreachable: the circuit breaker is open"]
+        assert not store.asked
+        clock.now += 1
+        assert storage.write_many([block]) == [f"{outcome}: as the test says"]
+        assert len(store.asked) == 1
+        store.asked.clear()
+        wait = min(2 * wait, 60 * NS)
+    store.fails = None
+    clock.now += wait
+    assert storage.write_many([block]) == [None]
+    assert storage.stats().breaker == "closed"
+
+
+def test_a_store_that_raises_is_unreachable():
+    store = Shelf()
+    store.get_many = lambda *_: 1 // 0
+    keys, _ = labelled(TOKENS)
+    told = storage_of(store).read_many([(keys[0], 0, (0, 3), kv(0))])
+    assert told == ["unreachable: ZeroDivisionError: integer division or modulo by zero"]
