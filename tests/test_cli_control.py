@@ -89,7 +89,7 @@ def test_why_lists_causes_and_parting_points(served, capsys):
     engine, path = served
     assert "no prompt has diverged" in run(capsys, "why", path)[1]
     asked = np.insert(TEXT, 37, 7).astype(np.uint32)
-    engine.why.admitted(Admitted("a", asked, 32, Scope(), session="chat"), 10**9)
+    engine.why.admitted(Admitted("a", asked, Scope(), session="chat"), 32, 10**9)
     engine.why.drain()
     _, out, _ = run(capsys, "why", path)
     assert "diverged" in out
@@ -110,7 +110,7 @@ def test_show_text_decodes_with_the_models_tokenizer(served, capsys, tmp_path):
     transformers.PreTrainedTokenizerFast(tokenizer_object=plain).save_pretrained(tmp_path / "m")
     engine, path = served
     asked = np.insert(TEXT, 37, 7).astype(np.uint32)
-    engine.why.admitted(Admitted("a", asked, 32, Scope()), 10**9)
+    engine.why.admitted(Admitted("a", asked, Scope()), 32, 10**9)
     engine.why.drain()
     _, out, _ = run(capsys, "why", path, "--show-text", str(tmp_path / "m"))
     assert "w1036 w>>><<<1037 w1038" in out

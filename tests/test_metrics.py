@@ -9,10 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import MODEL, serve, tokens, two_tiers
 
 from kvtrie import BlockManager, ConfigError, Tier
-from kvtrie.metrics import KEPT_METRICS, METRICS, REMOTE_METRICS, Collector
+from kvtrie.metrics import KEPT_METRICS, METRICS, MISSED_METRICS, REMOTE_METRICS, Collector
 
 PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
 ROW = re.compile(r"^\| `(kvtrie_\w+)` \|(.*)\|$", re.MULTILINE)
+ALL = (*METRICS, *KEPT_METRICS, *MISSED_METRICS, *REMOTE_METRICS)
 
 
 def served(machine=0):
@@ -42,8 +43,8 @@ def value(samples, name, **labels):
 
 def test_the_page_and_the_collector_name_the_same_metrics():
     rows = {name: [cell.strip() for cell in cells.split("|")] for name, cells in ROW.findall(PAGE)}
-    assert list(rows) == [metric.name for metric in (*METRICS, *KEPT_METRICS, *REMOTE_METRICS)]
-    for metric in (*METRICS, *KEPT_METRICS, *REMOTE_METRICS):
+    assert list(rows) == [metric.name for metric in ALL]
+    for metric in ALL:
         kind, unit, labels, vllm, sglang, meaning = rows[metric.name]
         assert (kind, labels, meaning) == (
             metric.type,
@@ -56,7 +57,7 @@ def test_the_page_and_the_collector_name_the_same_metrics():
 
 
 def test_names_follow_the_conventions():
-    for metric in (*METRICS, *KEPT_METRICS, *REMOTE_METRICS):
+    for metric in ALL:
         assert metric.name.startswith("kvtrie_")
         assert metric.name.endswith("_total") == (metric.type == "counter")
         assert (metric.scale == 10**9) == ("_seconds" in metric.name)

@@ -25,11 +25,19 @@ from kvtrie._kvtrie import BlockManager
 from kvtrie.errors import ClosedError, ConfigError, InvariantError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kvtrie._kvtrie import Histogram, Stats, TierStats
 
-__all__ = ["KEPT_METRICS", "METRICS", "REMOTE_METRICS", "Collector", "Metric", "Serving"]
+__all__ = [
+    "KEPT_METRICS",
+    "METRICS",
+    "MISSED_METRICS",
+    "REMOTE_METRICS",
+    "Collector",
+    "Metric",
+    "Serving",
+]
 
 _Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 _Type: TypeAlias = Literal["counter", "gauge", "histogram"]
@@ -198,6 +206,14 @@ KEPT_METRICS = (
 )  # fmt: skip
 """What a `Collector` exports of the pools of an executor, for a host tier with `keep`."""
 
+MISSED_METRICS = (
+    Metric(
+        "kvtrie_missed_tokens_total", "counter", "Prompt tokens that engines computed, by cause",
+        "missed_tokens", (*_BY_MANAGER, "cause"),
+    ),
+)  # fmt: skip
+"""What a `Collector` exports of executors whose engine counts causes, as `KvtrieCache` does."""
+
 
 REMOTE_METRICS = (
     Metric(
@@ -264,6 +280,9 @@ class Collector(_Base):
             one if isinstance(one, BlockManager) else one.manager: getattr(one, "pools", ())
             for one in given
         }
+        self._missed: dict[BlockManager, Mapping[str, int]] = {
+            one.manager: one.missed_tokens for one in given if hasattr(one, "missed_tokens")
+        }
         self._managers = tuple(
             one if isinstance(one, BlockManager) else one.manager for one in given
         )
@@ -287,6 +306,8 @@ class Collector(_Base):
                 continue
             _put(families["kvtrie_up"], [machine], 1)
             _add(families, stats, machine)
+            for cause, count in dict(self._missed.get(manager, {})).items():
+                _put(families["kvtrie_missed_tokens_total"], [machine, cause], count)
             for pool in self._pools[manager]:
                 if hasattr(pool, "kept_blocks"):
                     _put(families["kvtrie_host_kept_blocks"], [machine], pool.kept_blocks)
@@ -306,7 +327,7 @@ def _families() -> dict[str, _Family]:
     }
     return {
         metric.name: made[metric.type](metric.name, metric.meaning, labels=metric.labels)
-        for metric in (*METRICS, *KEPT_METRICS, *REMOTE_METRICS)
+        for metric in (*METRICS, *KEPT_METRICS, *MISSED_METRICS, *REMOTE_METRICS)
     }
 
 

@@ -64,7 +64,7 @@ def ask(control, method, path, body=None):
 def test_counters_limits_and_explanations_are_read(served):
     engine, control = served
     tokens = np.arange(40, dtype=np.uint32)
-    engine.why.admitted(Admitted("chatcmpl-1", tokens, 0, Scope()), 10**9)
+    engine.why.admitted(Admitted("chatcmpl-1", tokens, Scope()), 0, 10**9)
     engine.why.drain()
     status, stats = ask(control, "GET", "/stats")
     assert (status, stats["counters"]) == (200, {"tokens asked": 3})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvtrie import BlockManager, ModelShape, Scope, Tier
+from kvtrie.engines import why as module
 from kvtrie.engines.why import Admitted, MissCounter
 
 SIZE = 16
@@ -30,7 +31,7 @@ def store(manager, tokens, now=1, scope=None, session=None):
 
 
 def request(name, tokens, start=0, **more):
-    return Admitted(name, tokens, start, more.pop("scope", Scope()), **more)
+    return Admitted(name, tokens, more.pop("scope", Scope()), **more), start
 
 
 def inserted(at, token):
@@ -45,8 +46,8 @@ def test_a_break_and_a_new_conversation_differ_in_their_cause():
     manager = make_manager()
     store(manager, TEXT, session="chat")
     why = make_counter(manager)
-    why.admitted(request("break", inserted(37, 7), 32, session="chat"), SECOND)
-    why.admitted(request("new", new_after(37), 32), SECOND)
+    why.admitted(*request("break", inserted(37, 7), 32, session="chat"), SECOND)
+    why.admitted(*request("new", new_after(37), 32), SECOND)
     why.drain()
     assert why.tokens == {"diverged": 368, "not cacheable": 1 + 1, "new": 304}
     (first,) = why.summary()["breakers"]
@@ -63,15 +64,15 @@ def test_requests_beyond_the_rate_get_the_last_class_of_their_parting_point():
     manager = make_manager()
     store(manager, TEXT)
     why = make_counter(manager, per_second=1)
-    why.admitted(request("other point", new_after(80), 80), SECOND)  # takes the rate
+    why.admitted(*request("other point", new_after(80), 80), SECOND)  # takes the rate
     why.drain()
     before = why.tokens.copy()
-    why.admitted(request("unknown point", inserted(37, 7), 32), SECOND)
+    why.admitted(*request("unknown point", inserted(37, 7), 32), SECOND)
     assert why.tokens - before == {"unclassified": 368, "not cacheable": 1}
-    why.admitted(request("compared", inserted(37, 8), 32), 2 * SECOND)
+    why.admitted(*request("compared", inserted(37, 8), 32), 2 * SECOND)
     why.drain()
     before = why.tokens.copy()
-    why.admitted(request("same point", inserted(37, 9), 32), 2 * SECOND)
+    why.admitted(*request("same point", inserted(37, 9), 32), 2 * SECOND)
     assert why.tokens - before == {"diverged": 368, "not cacheable": 1}
     assert why.answer("same point")["causes"] == [
         [32, 400, "diverged"],
@@ -85,9 +86,9 @@ def test_small_requests_are_not_compared_unless_they_ask():
     manager = make_manager()
     store(manager, TEXT)
     why = make_counter(manager, min_tokens=400, per_second=10)
-    why.admitted(request("small", inserted(37, 7), 32), SECOND)
+    why.admitted(*request("small", inserted(37, 7), 32), SECOND)
     assert why.tokens["unclassified"] == 368
-    why.admitted(request("asks", inserted(37, 7), 32, asked=True), SECOND)
+    why.admitted(*request("asks", inserted(37, 7), 32, asked=True), SECOND)
     why.drain()
     assert why.tokens["diverged"] == 368
     assert why.answer("asks")["branches"][0]["recurring"] == 363
@@ -100,14 +101,14 @@ def test_a_full_queue_drops_comparisons_and_counts_every_token(monkeypatch):
     store(manager, TEXT)
     why, compare = make_counter(manager, per_second=1000), MissCounter._compare
 
-    def slow(self, explained):
+    def slow(self, explained, spans):
         begun.set()
         assert let_go.wait(60)
-        compare(self, explained)
+        compare(self, explained, spans)
 
     monkeypatch.setattr(MissCounter, "_compare", slow)
     for at in range(100):
-        why.admitted(request(str(at), inserted(37, at), 32), SECOND)
+        why.admitted(*request(str(at), inserted(37, at), 32), SECOND)
     assert begun.wait(60)
     assert why.answer("0") == {"state": "pending"}
     assert why.answer("99")["state"] == "explained"
@@ -125,7 +126,7 @@ def test_the_first_request_of_a_salt_says_so():
     store(manager, TEXT)
     why = make_counter(manager)
     for at, salt in enumerate([b"", b"a", b"a", b"b"]):
-        why.admitted(request(str(at), TEXT, 0, scope=Scope(tenant=salt)), SECOND)
+        why.admitted(*request(str(at), TEXT, 0, scope=Scope(tenant=salt)), SECOND)
     why.drain()
     details = [why.answer(str(at)).get("detail") for at in range(4)]
     assert details == [None, "first request of this salt", None, "first request of this salt"]
@@ -137,7 +138,7 @@ def test_the_first_request_of_a_salt_says_so():
 def test_the_last_256_requests_are_answered_by_id():
     why = make_counter(per_second=0)
     for at in range(300):
-        why.admitted(request(f"chatcmpl-{at}-0a1b2c3d", TEXT), SECOND)
+        why.admitted(*request(f"chatcmpl-{at}-0a1b2c3d", TEXT), SECOND)
     assert why.answer("chatcmpl-43-0a1b2c3d") is None
     assert why.answer("chatcmpl-44-0a1b2c3d")["computed"] == 400
     assert why.answer("chatcmpl-299")["computed"] == 400
@@ -156,7 +157,7 @@ def test_every_computed_token_has_one_cause(seed):
         tokens = prompts[-1]
         found = manager.lookup(tokens, now=at, keep=1).tokens
         start = draw.randrange(found // SIZE + 1) * SIZE  # some requests do not wait for the rest
-        why.admitted(request(str(at), tokens, start, asked=draw.random() < 0.1), at * SECOND // 4)
+        why.admitted(*request(str(at), tokens, start, asked=draw.random() < 0.1), at * SECOND // 4)
         computed += len(tokens) - start
         store(manager, tokens, now=at)
         why.drain()
@@ -168,4 +169,53 @@ def test_every_computed_token_has_one_cause(seed):
         assert last == len(tokens)
     assert sum(why.tokens.values()) == computed
     assert {"not cacheable", "recomputed", "evicted"} <= set(why.tokens)
+    why.close()
+
+
+@pytest.mark.parametrize("idle_s", [0, 60])
+def test_all_threads_requests_are_counted_however_often_the_comparing_thread_ends(
+    monkeypatch, idle_s
+):
+    monkeypatch.setattr(module, "_IDLE_S", idle_s)
+    manager = make_manager()
+    store(manager, TEXT)
+    why = make_counter(manager, per_second=10**6)
+
+    def ask(first):
+        for at in range(first, first + 50):
+            why.admitted(*request(str(at), inserted(37, at), 32), SECOND)
+
+    threads = [threading.Thread(target=ask, args=(1000 * at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    why.close()
+    why.admitted(*request("after the close", inserted(37, 7), 32), SECOND)
+    why.drain()
+    assert sum(why.tokens.values()) == 369 * 201
+    assert why.tokens["diverged"] + why.tokens["unclassified"] == 368 * 201
+    assert why.tokens["unclassified"] <= 368 * why.dropped
+    why.close()
+    assert why._thread is None
+
+
+def test_a_comparison_that_fails_ends_its_thread_and_not_the_next_comparison(monkeypatch):
+    manager, compare = make_manager(), MissCounter._compare
+    store(manager, TEXT)
+    why, failures = make_counter(manager), []
+
+    def fail(self, explained, spans):
+        if not failures:
+            raise MemoryError("injected")
+        compare(self, explained, spans)
+
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    monkeypatch.setattr(MissCounter, "_compare", fail)
+    why.admitted(*request("one", inserted(37, 7), 32), SECOND)
+    why.close()
+    why.admitted(*request("two", inserted(37, 7), 32), SECOND)
+    why.drain()
+    assert [failure.exc_type for failure in failures] == [MemoryError]
+    assert why.tokens["diverged"] == 368
     why.close()

@@ -7,6 +7,7 @@ few ranges of a `Miss`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from kvtrie import Miss
 
-__all__ = ["CAUSES", "Ranges", "breaker_example", "computed_ranges", "miss_report", "sums"]
+__all__ = ["CAUSES", "Ranges", "Spans", "breaker_example", "computed_ranges", "miss_report", "sums"]
 
 CAUSES = (
     "new",
@@ -32,10 +33,13 @@ CAUSES = (
 Ranges = list[tuple[int, int, str]]
 """For each range of tokens: the first, one after the last, and the cause."""
 
+Spans = Sequence[tuple[int, int]]
+"""For each range of computed tokens: the first, and one after the last."""
+
 _BEFORE = 64  # tokens before a parting that an example keeps, and after it
 
 
-def computed_ranges(miss: Miss, start: int, block_tokens: int) -> Ranges:
+def computed_ranges(miss: Miss, spans: Spans, block_tokens: int) -> Ranges:
     """Return the causes of the tokens that a request computes.
 
     Tokens that are cached and computed all the same are `recomputed`: the request did not wait for
@@ -44,26 +48,25 @@ def computed_ranges(miss: Miss, start: int, block_tokens: int) -> Ranges:
 
     Args:
         miss: the explanation of its prompt.
-        start: the first token that it computes.
+        spans: the tokens that it computes, in order.
         block_tokens: tokens of a block.
     """
     ranges: Ranges = []
-    at = start
-
-    def add(upto: int, cause: str) -> None:
-        nonlocal at
-        if upto > at:
-            ranges.append((at, upto, cause))
-            at = upto
-
-    for first, last, cause in miss.causes:
-        if last > at:
-            add(first, "recomputed")
-            add(last, cause)
-    if at < miss.tokens:
-        add(miss.tokens - block_tokens, "recomputed")
-        add(miss.tokens, "not cacheable")
+    for first, last in spans:
+        at = first
+        for begin, end, cause in [*miss.causes, *_tail(miss, block_tokens)]:
+            for until, why in ((begin, "recomputed"), (end, cause)):
+                if (upto := min(until, last)) > at:
+                    ranges.append((at, upto, why))
+                    at = upto
     return ranges
+
+
+def _tail(miss: Miss, block_tokens: int) -> Ranges:
+    """The last block, if the causes of a prompt end before it, and the end of the prompt."""
+    if miss.causes and miss.causes[-1][1] == miss.tokens:
+        return []
+    return [(miss.tokens - block_tokens, miss.tokens, "not cacheable")]
 
 
 def sums(ranges: Ranges) -> Counter[str]:

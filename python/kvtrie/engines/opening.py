@@ -72,7 +72,7 @@ def open_executor(
     if disk is not None:
         path, room = path_and_size("disk", disk)
         tiers.append(Tier("disk", bytes=room, path=path))
-    manager = BlockManager(shape, tiers, block_tokens=block_tokens, policy=policy)
+    manager = BlockManager(shape, tiers, block_tokens=block_tokens, policy=policy, explain=True)
     pools = open_pools(shape, tiers, block_tokens)
     try:
         _check_written(pools)

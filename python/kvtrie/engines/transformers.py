@@ -27,6 +27,7 @@ from transformers import Cache
 from kvtrie import Scope
 from kvtrie.argument import flag
 from kvtrie.engines.arrival import Arrival
+from kvtrie.engines.cache_misses import count_row, explain_prompt
 from kvtrie.engines.decoder import Decoder
 from kvtrie.engines.fingerprint import fingerprint, require_same
 from kvtrie.engines.guard import Guard, named, remainder, states
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvtrie import Lease
+    from kvtrie.engines.why import Explained
     from kvtrie.transfer import Executor
 
 __all__ = ["Decoder", "KvtrieCache", "OpenModel", "fingerprint", "open"]
@@ -156,19 +158,25 @@ class KvtrieCache(Cache):
             self.scope = replace(self.scope or Scope(), structure="leaf-only")
         plans = self._guard.fills and self._guard.recovers(longest)
         self._begin_life()
+        explained: list[Explained | None] = []
         try:
             for row, prompt in enumerate(prompts):
+                session = None if sessions is None else sessions[row]
+                explained.append(explain_prompt(executor, prompt, self.scope, session))
                 ask = partial(
                     executor.manager.acquire,
                     prompt,
                     scope=self.scope,
-                    session=None if sessions is None else sessions[row],
+                    session=session,
                     reserve=reserve,
                     load="plan" if plans else "all",
                     layerwise=use_layerwise,
                 )
                 lease = self._patiently(partial(_claimed, executor, ask) if use_layerwise else ask)
                 self._rows.append(_Row(lease, input_ids.shape[1] - len(prompt), prompt))
+            past = min(row.pad + row.lease.matched for row in self._rows)
+            for one, row in zip(explained, self._rows, strict=True):
+                count_row(executor, one, row.lease, max(0, past - row.pad), len(row.tokens))
             arrival = Arrival.of(executor, self.leases) if use_layerwise else None
             if arrival is not None:
                 self._arrivals.append(arrival)

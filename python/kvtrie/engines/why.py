@@ -10,14 +10,14 @@ Cost: a lookup per request; for a compared one also a copy of the branches, of 4
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.engines.miss_report import (
     Ranges,
+    Spans,
     breaker_example,
     computed_ranges,
     miss_report,
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from kvtrie import BlockManager, Miss
     from kvtrie.scope import Scope
 
-__all__ = ["Admitted", "MissCounter"]
+__all__ = ["Admitted", "Explained", "MissCounter"]
 
 _NS = 1_000_000_000
 _BRANCHES = 8
 _QUEUED = 32
+_IDLE_S = 1.0
 _REQUESTS = 256
 _POINTS = _SALTS = 4096
 _UNDECIDED = "unclassified"
@@ -54,7 +55,6 @@ class Admitted:
     Attributes:
         request_id: its name.
         tokens: its prompt, which nothing changes any more.
-        start: the first token that it computes.
         scope: the scope of its blocks.
         session: the conversation that it belongs to.
         asked: whether it asks for an explanation.
@@ -62,18 +62,25 @@ class Admitted:
 
     request_id: str
     tokens: NDArray[np.uint32]
-    start: int
     scope: Scope
     session: str | None = None
     asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Explained:
-    """A request and its explanation."""
+class Explained:
+    """A request and the explanation of its miss.
+
+    Attributes:
+        request: the request.
+        miss: its explanation.
+        compared: whether cached branches are compared.
+        detail: a remark; "" for none.
+    """
 
     request: Admitted
     miss: Miss
+    compared: bool
     detail: str
 
 
@@ -84,6 +91,7 @@ class MissCounter:
         manager: the manager whose blocks they are, made with `explain=True`.
         min_tokens: computed tokens from which a request is compared.
         per_second: requests that are compared per second; 0 for none but those that ask.
+        tokens: where computed tokens are counted by cause.
 
     Attributes:
         tokens: computed tokens by cause.
@@ -91,50 +99,91 @@ class MissCounter:
         first_salts: requests that were the first of their tenant.
     """
 
-    def __init__(self, manager: BlockManager, *, min_tokens: int, per_second: int) -> None:
+    def __init__(
+        self,
+        manager: BlockManager,
+        *,
+        min_tokens: int = 1024,
+        per_second: int = 20,
+        tokens: Counter[str] | None = None,
+    ) -> None:
         self._manager = manager
         self._tiers = [str(name) for name in manager.stats().tiers]
         self._min_tokens, self._per_second = min_tokens, per_second
         self._allowed, self._allowed_at = float(per_second), 0
-        self.tokens: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter() if tokens is None else tokens
         self.dropped = self.first_salts = 0
         self._top = TopBreakers()
         # The last class of a parting point, the last requests by id, and the last tenants.
         self._classes: OrderedDict[Hashable, str] = OrderedDict()
         self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._salts: OrderedDict[bytes, None] = OrderedDict()
-        self._lock = threading.Lock()  # of all that is above; never held while comparing
-        self._queue: queue.Queue[_Explained | None] = queue.Queue(_QUEUED)
-        self._thread: threading.Thread | None = None
+        # Comparisons that wait, and whether one is under way.
+        self._queue: deque[tuple[Explained, Spans]] = deque()
+        self._comparing = self._closed = False
+        self._thread: threading.Thread | None = None  # ends when nothing comes for a second
+        # Guards all that is above; never held while branches are compared.
+        self._lock = threading.Condition()
 
-    def admitted(self, request: Admitted, now: int) -> None:
+    def admitted(self, request: Admitted, start: int, now: int) -> None:
         """Count the tokens that a request computes.
 
         Args:
             request: the request.
+            start: the first token that it computes.
             now: the time.
         """
-        count = len(request.tokens) - request.start
-        if count <= 0:  # it was counted before it was preempted
-            return
+        count = len(request.tokens) - start
+        if count > 0:  # otherwise it was counted before it was preempted
+            self.count(self.explain(request, count, now), [(start, len(request.tokens))])
+
+    def explain(self, request: Admitted, computed: int, now: int) -> Explained | None:
+        """Explain a request whose tokens are counted later, by `count`; None if that failed.
+
+        Args:
+            request: the request.
+            computed: the number of tokens that it will compute, as far as known.
+            now: the time.
+        """
         with self._lock:
             detail = self._salted(request.scope.tenant)
-        compared = request.asked or (count >= self._min_tokens and self._may_compare(now))
+            compared = request.asked or (computed >= self._min_tokens and self._may_compare(now))
+            if compared and len(self._queue) >= _QUEUED:
+                self.dropped += 1
+                compared = False
         try:
-            explained = self._explain(request, now, detail, _BRANCHES if compared else 0)
-            if compared:
-                with self._lock:
-                    self._keep(request.request_id, _PENDING)
-                if self._submit(explained):
-                    return
-                explained = self._explain(request, now, detail, 0)
+            miss = self._manager.explain_miss(
+                request.tokens,
+                now=now,
+                scope=request.scope,
+                session=request.session,
+                limit=_BRANCHES if compared else 0,
+            )
         except KvtrieError:
-            with self._lock:
-                self._requests.pop(request.request_id, None)
-                self.tokens[_UNDECIDED] += count
-            return
+            return None
+        return Explained(request, miss, compared, detail)
+
+    def count(self, explained: Explained | None, spans: Spans) -> None:
+        """Count the tokens that an explained request computes.
+
+        Args:
+            explained: the answer of `explain`.
+            spans: the tokens, as `[first, last)`, in order.
+        """
         with self._lock:
-            self._count(explained, self._classified(explained))
+            if explained is None:
+                self.tokens[_UNDECIDED] += sum(last - first for first, last in spans)
+            elif not explained.compared:
+                self._count(explained, self._classified(explained, spans))
+            else:
+                self._keep(explained.request.request_id, _PENDING)
+                self._queue.append((explained, spans))
+                self._lock.notify_all()
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="kvtrie why", daemon=True
+                    )
+                    self._thread.start()
 
     def uncached(self, count: int) -> None:
         """Count computed tokens of a request whose blocks are not cached."""
@@ -186,20 +235,17 @@ class MissCounter:
 
     def drain(self) -> None:
         """Wait until all comparisons have ended."""
-        self._queue.join()
+        with self._lock:
+            self._lock.wait_for(lambda: not self._queue and not self._comparing)
 
     def close(self) -> None:
         """End the thread after the comparisons that are queued."""
-        thread, self._thread = self._thread, None
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+            thread = self._thread
         if thread is not None:
-            self._queue.put(None)
             thread.join()
-
-    def _explain(self, request: Admitted, now: int, detail: str, limit: int) -> _Explained:
-        miss = self._manager.explain_miss(
-            request.tokens, now=now, scope=request.scope, session=request.session, limit=limit
-        )
-        return _Explained(request, miss, detail)
 
     def _may_compare(self, now: int) -> bool:
         """Whether the rate allows one more comparison, which it then counts."""
@@ -211,34 +257,37 @@ class MissCounter:
         self._allowed -= 1
         return True
 
-    def _submit(self, explained: _Explained) -> bool:
-        """Queue a comparison, if there is room."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvtrie why", daemon=True)
-            self._thread.start()
+    def _run(self) -> None:
+        """Compare what is queued, until nothing comes for a second."""
         try:
-            self._queue.put_nowait(explained)
-        except queue.Full:
+            while self._compare_next():
+                pass
+        except BaseException:
             with self._lock:
-                self.dropped += 1
-            return False
+                self._thread = None  # the next comparison starts another
+            raise
+
+    def _compare_next(self) -> bool:
+        with self._lock:
+            self._lock.wait_for(lambda: self._queue or self._closed, _IDLE_S)
+            if not self._queue:
+                self._thread = None
+                return False
+            explained, spans = self._queue.popleft()
+            self._comparing = True
+        try:
+            self._compare(explained, spans)
+        finally:
+            with self._lock:
+                self._comparing = False
+                self._lock.notify_all()
         return True
 
-    def _run(self) -> None:
-        while True:
-            explained = self._queue.get()
-            try:
-                if explained is None:
-                    return
-                self._compare(explained)
-            finally:
-                self._queue.task_done()
-
-    def _compare(self, explained: _Explained) -> None:
+    def _compare(self, explained: Explained, spans: Spans) -> None:
         """Compare the branches of a request, and count its tokens."""
         request, miss = explained.request, explained.miss
         causes = {cause for *_, cause in miss.causes}  # compares, without the interpreter's lock
-        ranges = computed_ranges(miss, request.start, self._manager.block_tokens)
+        ranges = computed_ranges(miss, spans, self._manager.block_tokens)
         point = _point(explained)
         with self._lock:
             self._count(explained, ranges)
@@ -248,16 +297,16 @@ class MissCounter:
             elif "new" in causes and miss.parted_at is not None:
                 self._classify(point, "new")
 
-    def _count(self, explained: _Explained, ranges: Ranges) -> None:
+    def _count(self, explained: Explained, ranges: Ranges) -> None:
         request = explained.request
         self.tokens += sums(ranges)
         report = miss_report(explained.miss, ranges, request.tokens, self._tiers, explained.detail)
         self._keep(request.request_id, {"state": "explained", **report})
 
-    def _classified(self, explained: _Explained) -> Ranges:
+    def _classified(self, explained: Explained, spans: Spans) -> Ranges:
         """The causes of a request that is not compared: of the same parting point's last class."""
         miss = explained.miss
-        ranges = computed_ranges(miss, explained.request.start, self._manager.block_tokens)
+        ranges = computed_ranges(miss, spans, self._manager.block_tokens)
         if miss.parted_at is None:
             return ranges
         cause = self._classes.get(_point(explained), _UNDECIDED)
@@ -290,7 +339,7 @@ class MissCounter:
         return "first request of this salt"
 
 
-def _point(explained: _Explained) -> Hashable:
+def _point(explained: Explained) -> Hashable:
     """Identify a parting point: no two scopes share one."""
     scope = explained.request.scope
     return explained.miss.parting or (scope.tenant, scope.lora)

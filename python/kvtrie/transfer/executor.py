@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
@@ -131,6 +132,7 @@ class Executor:
         runner: the threads that copy.
         claims: the loads that a layer-wise engine carries out itself.
         feedback: measured speeds of the lanes.
+        missed_tokens: computed prompt tokens by cause, if an engine counts them.
 
     Raises:
         ConfigError: pools that do not match the manager's tiers, or have different block formats
@@ -170,6 +172,7 @@ class Executor:
         )
         self.claims = Claims(manager, self.runner, self.feedback)
         self.clock = clock
+        self.missed_tokens: Counter[str] = Counter()
         self._section = self.runner.section
         self._deadline_calls: dict[int, DeadlineCall] = {}
         self._engines: list[Attached] = []

@@ -125,8 +125,8 @@ class SchedulerConnector(Reports):
             self.why.uncached(max(0, prompt - start))
             return
         tokens = waiting.tokens.read()[:prompt]
-        named = request.request_id, tokens, start, scope, waiting.session, waiting.asked
-        self.why.admitted(Admitted(*named), now)
+        named = request.request_id, tokens, scope, waiting.session, waiting.asked
+        self.why.admitted(Admitted(*named), start, now)
 
     def _end_last_run(self, request: Request, waiting: WaitingRequest) -> bool:
         """End the run before this admission; whether rows that it left may be of other tokens."""
