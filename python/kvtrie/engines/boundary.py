@@ -1,22 +1,21 @@
 """Boundary: keeps the content of a request from ending its engine.
 
 Invariant: no exception leaves a `contained` block; logging is bounded, and a line that follows
-dropped ones gives their number. Cost: about a microsecond per block until something fails.
+dropped ones gives their number. Cost: a third of a microsecond per block until something fails.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from logging import Logger
 
-__all__ = ["Boundary"]
+__all__ = ["Boundary", "Contained"]
 
 _MINUTE_NS = 60_000_000_000
 _MOST_LINES = 5
@@ -53,10 +52,9 @@ class Boundary:
                 "%s: request %.64r: ignored: %.300s%s", self._name, request, _ascii(why), more
             )
 
-    @contextmanager
     def contained(
         self, request: object = None, give_up: Callable[[], None] | None = None
-    ) -> Generator[None]:
+    ) -> Contained:
         """Contain any exception of the block: the request is not cached.
 
         The block returns its result; the code after it is the answer "not cached".
@@ -66,22 +64,21 @@ class Boundary:
             give_up: restores the books after an exception; without it the block itself leaves them
                 consistent wherever it fails.
         """
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - one request must not end the engine for others
-            self.failures += 1
-            if (more := self._more("failed")) is not None:
-                self._log.warning(
-                    "%s: %s is not cached: %.300s%s",
-                    self._name,
-                    "a request" if request is None else f"request {request!r:.64}",
-                    _ascii(str(error)),
-                    more,
-                    # Content that kvtrie refuses by itself needs no traceback.
-                    exc_info=None if isinstance(error, ConfigError) else error,
-                )
-            if give_up is not None:
-                give_up()
+        return Contained(self, request, give_up)
+
+    def failed(self, request: object, error: Exception) -> None:
+        """Count and log an exception that was contained."""
+        self.failures += 1
+        if (more := self._more("failed")) is not None:
+            self._log.warning(
+                "%s: %s is not cached: %.300s%s",
+                self._name,
+                "a request" if request is None else f"request {request!r:.64}",
+                _ascii(str(error)),
+                more,
+                # Content that kvtrie refuses by itself needs no traceback.
+                exc_info=None if isinstance(error, ConfigError) else error,
+            )
 
     def _more(self, kind: str) -> str | None:
         """The end of a line about dropped ones; None if this line is dropped, too."""
@@ -94,6 +91,35 @@ class Boundary:
             begun, lines = now, 0
         self._lines[kind] = begun, lines + 1
         return more if lines < _MOST_LINES else None
+
+
+class Contained:
+    """A block whose exceptions a boundary contains; a generator would take six times as long.
+
+    Args:
+        boundary: what counts and logs the exception.
+        request: as of `Boundary.contained`.
+        give_up: as of `Boundary.contained`.
+    """
+
+    __slots__ = ("_boundary", "_give_up", "_request")
+
+    def __init__(
+        self, boundary: Boundary, request: object, give_up: Callable[[], None] | None
+    ) -> None:
+        self._boundary, self._request, self._give_up = boundary, request, give_up
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """Contain an exception: one request must not end the engine for others."""
+        if not isinstance(error, Exception):
+            return False
+        self._boundary.failed(self._request, error)
+        if self._give_up is not None:
+            self._give_up()
+        return True
 
 
 def _ascii(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie import BlockManager, Index, Moves
-from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.boundary import Boundary, Contained
 from kvtrie.engines.commands import CommandQueue
 from kvtrie.engines.request_hints import RequestHints, read_hints
 from kvtrie.engines.vllm.events import Change, Naming, PublishedBlocks
@@ -46,7 +46,6 @@ from kvtrie.transfer.used_blocks import UsedBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
-    from contextlib import AbstractContextManager
 
     from vllm.v1.request import Request
 
@@ -229,7 +228,7 @@ class Books:
             self._boundary.ignored(request.request_id, why)
         self.counters.lost["a hint that says nothing sensible"] += len(strange)
 
-    def _contained(self, request_id: str) -> AbstractContextManager[None]:
+    def _contained(self, request_id: str) -> Contained:
         """Contain an exception that a request's content causes: it is not cached from then on."""
         return self._boundary.contained(request_id, lambda: self._abandon(request_id))
 

@@ -36,26 +36,18 @@ class Reports(Matching):
 
     def on_reports(self, news: Mapping[int, StepNews]) -> None:
         """Apply the workers' reports of a finished step: results of its moves."""
-        now, failed, ended = self._clock(), set[int](), set[int]()
+        now, moved = self._clock(), False
         for rank, one in news.items():
             self._note_news(rank, one)
-            if not one.reports:
-                continue
-            reports = MoveReport.from_bytes(one.reports)
-            failed |= self._take_in_reports(rank, reports, now)
-            if self._loads:
-                ended.update(ident for report in reports if report.ok for ident in report.ids)
-        if failed:
-            self._give_up(failed & self._loads.keys())
-        for ident in ended & self._loads.keys():
-            if not self.dispatch.is_open(ident):  # otherwise it may still fail on another rank
-                del self._loads[ident]
-        if any(one.reports for one in news.values()):  # which alone have the manager plan more
+            if one.reports:
+                self._take_in_reports(rank, MoveReport.from_bytes(one.reports), now)
+                moved = True
+        if moved:  # which alone has the manager plan more
             self.manager.failed()
             if not self._resetting:
                 self._ready += self._moves.take(now)  # so that `busy` knows of them
         self._end_reset(now)
-        self._note_written(min((one.step for one in news.values()), default=-1))
+        self._note_written(min([one.step for one in news.values()], default=-1))
 
     def _note_news(self, rank: int, news: StepNews) -> None:
         """Apply what a worker reports of its weights, of kept host memory and of a shared store."""
@@ -63,7 +55,8 @@ class Reports(Matching):
             self.identity.on_answer(rank, *news.weights)
         if news.proved:
             self.proofs.on_answers(rank, news.proved)
-        self.counters.lost.update(news.unstored)
+        if news.unstored:
+            self.counters.lost.update(news.unstored)
         if news.kept is None:
             return
         self.kept_blocks[rank] = news.kept
@@ -72,13 +65,19 @@ class Reports(Matching):
             self.counters.lost[f"kept block: {reason}"] += count - before.get(reason, 0)
         self._lost_kept[rank] = news.lost
 
-    def _take_in_reports(self, rank: int, reports: Sequence[MoveReport], now: int) -> set[int]:
-        """Pass a rank's reports on to the manager; the moves that have failed by them."""
+    def _take_in_reports(self, rank: int, reports: Sequence[MoveReport], now: int) -> None:
+        """Pass a rank's reports on to the manager, and end the loads that they are of."""
         failed = self.dispatch.on_reports(rank, reports, now)
         unread = self._moves.reported((each for one in reports for each in one.ids), failed)
         if unread and self._store is not None:
             self._store.refute(unread)
-        return failed
+        if failed:
+            self._give_up(failed & self._loads.keys())
+        for report in reports if self._loads else ():
+            for ident in report.ids if report.ok else ():
+                # One that is open may still fail on another rank.
+                if ident in self._loads and not self.dispatch.is_open(ident):
+                    del self._loads[ident]
 
     def _note_written(self, finished: int) -> None:
         """Blocks that steps up to one have filled are due."""

@@ -16,6 +16,7 @@ filled blocks.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.vllm.books import Planned
@@ -156,7 +157,8 @@ class SchedulerConnector(Reports):
         now = self._clock()
         self.commands.apply(self.manager, self.identity.weights, now)
         self._extend(output)
-        for ident in self._runs.keys() - output.num_scheduled_tokens.keys():
+        scheduled = output.num_scheduled_tokens
+        for ident in [ident for ident in self._runs if ident not in scheduled]:
             if self._runs[ident].request.status.name == "PREEMPTED":
                 self._drop(ident)
         released = self._let_go(now)
@@ -223,14 +225,16 @@ class SchedulerConnector(Reports):
     def _plan(self, output: SchedulerOutput) -> list[tuple[RunningRequest, int]]:
         """Note which blocks this step will have filled, once it has finished."""
         rows: list[tuple[RunningRequest, int]] = []
-        drafts = output.scheduled_spec_decode_tokens
-        cached = output.scheduled_cached_reqs
-        before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        before |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        for ident, count in output.num_scheduled_tokens.items():
-            if (run := self._runs.get(ident)) is not None:
+        drafts, counts = output.scheduled_spec_decode_tokens, output.num_scheduled_tokens
+        cached, runs = output.scheduled_cached_reqs, self._runs
+        rest = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        new = ((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
+        for ident, before in chain(rest, new):
+            if (run := runs.get(ident)) is not None:
                 run.drafted = ident in drafts
-                upto = before[ident] + count - len(drafts.get(ident, ()))
+                upto = before + counts[ident]
+                if run.drafted:
+                    upto -= len(drafts[ident])
                 if upto >= run.full:
                     rows.append((run, upto))
         if rows:
