@@ -15,8 +15,13 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module")
-def llama():
+def tiny_llama():
+    """A model that is equal in every process."""
     torch.manual_seed(0)
     config = LlamaConfig(num_key_value_heads=2, tie_word_embeddings=True, **COMMON)
     return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny_llama()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from kept import memory_folder
@@ -105,6 +108,34 @@ def test_wrong_values_are_refused_and_leave_the_folder_free(llama, tmp_path):
     with kv, pytest.raises(ConfigError, match="cannot be written"):
         transformers.open(llama, disk=disk, **SIZES)
     transformers.open(llama, disk=disk, **SIZES).close()
+
+
+def test_two_processes_share_a_store(llama, plain, tmp_path, capfd):
+    url = f"folder:{tmp_path}/kv"
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "import conftest\n"
+        "from test_opening import SIZES, answer, transformers\n"
+        "model = conftest.tiny_llama()\n"
+        f"with transformers.open(model, remote={url!r}, **SIZES) as kv:\n"
+        "    print(answer(model, kv, lookup_s=30.0))"
+    )
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed == f"{(plain, 0)}\n"
+    with transformers.open(llama, remote=url, **SIZES) as kv:
+        assert f"; remote {url}; block 8 tokens" in capfd.readouterr().err
+        store = kv.executor.pools[2]
+        assert answer(llama, kv, lookup_s=30.0) == (plain, 32)
+        assert store.stats().results["get", "ok"] >= 4
+        (tmp_path / "kv").rename(tmp_path / "away")
+        assert answer(llama, kv, ids=some(7, 1, 40), lookup_s=30.0)[1] == 0
+    assert store.read_many([(bytes(32), 0, (0, 5), torch.zeros(5, 4096, dtype=torch.uint8))]) == [
+        "unreachable: closed"
+    ]
+    with pytest.raises(ConfigError, match=r"remote is 'redis://:\*\*\*@a', and host is None"):
+        transformers.open(llama, remote="redis://:hunter2@a", host=None)
+    with pytest.raises(ConfigError, match="'folder:kv' is a folder"):
+        transformers.open(llama, remote="kv", **SIZES)
 
 
 def test_the_model_has_no_hooks_left(llama):

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,31 @@ def test_every_layer_of_every_block_is_found_where_it_is(layer_slots):
                 assert (chunk.context, chunk.session_blocks, chunk.layers) == (block * SIZE, 3, 3)
                 assert 0 < chunk.last_access <= executor.clock()
     assert tiers == {"gpu", "host"}
+
+
+def test_blocks_that_are_only_in_a_shared_store_are_gathered(tmp_path):
+    model = replace(SHAPE, fingerprint="sessions")
+    tiers = [
+        Tier("gpu", blocks=4, write="through"),
+        Tier("host", blocks=4, write="through"),
+        Tier("remote", blocks=100, path=f"folder:{tmp_path / 'kv'}"),
+    ]
+    manager = BlockManager(model, tiers, block_tokens=SIZE, structure="holes", policy="lru")
+    with Executor(manager, open_pools(model, tiers, SIZE), deadline_s=30.0) as executor:
+        sessions = Sessions(executor)
+        stored = {}
+        for seed in range(4):
+            stored[seed] = talk(sessions, str(seed), 3, seed)
+            executor.drain()
+        places = {sessions.get(str(seed), at, 0).tier for seed in stored for at in range(3)}
+        assert "remote" in places
+        assert sessions.get("0", 0, 0).keys is None
+        for seed, blocks in stored.items():
+            found = sessions.gather(str(seed), 1)
+            assert not len(found.holes)
+            assert torch.equal(found.keys, torch.cat([kv[1][0] for _, kv in blocks]))
+            assert torch.equal(found.values, torch.cat([kv[1][1] for _, kv in blocks]))
+        executor.pools[2].close()
 
 
 @pytest.mark.parametrize("layer_slots", [False, True])

@@ -1,5 +1,7 @@
 """`kvtrie profile`: managers and lanes take the file that it writes. Nothing asserts a time."""
 
+from functools import partial
+
 import pytest
 from tqdm import tqdm
 
@@ -8,6 +10,7 @@ from kvtrie.cli import main
 from kvtrie.demo.model import from_folder, tiny
 from kvtrie.errors import ConfigError
 from kvtrie.sim.passes import read_passes
+from kvtrie.tiers.remote import check
 from kvtrie.transfer.profile import load_profile
 
 
@@ -39,3 +42,20 @@ def test_any_folder_with_a_model_is_profiled(tmp_path, monkeypatch):
     assert load_profile(out).passes.pass_ns(4, 8) > 0
     with pytest.raises(ConfigError, match="no causal language model"):
         from_folder(tmp_path / "none")
+
+
+def test_a_profile_may_hold_the_lanes_of_a_shared_store(tmp_path, monkeypatch, capsys):
+    fewer = partial(check.check_store, sizes=(1 << 16, 1 << 20), repeats=1)
+    monkeypatch.setattr(check, "check_store", fewer)
+    out = tmp_path / "p.toml"
+    words = f"profile --model none --blocks 2 --repeats 2 --remote folder:{tmp_path / 'kv'}"
+    assert main([*words.split(), "--out", str(out)]) == 0
+    lanes = load_profile(out).lanes
+    assert set(lanes) == {"host read", "host store", "remote read", "remote store"}
+    tier = Tier(
+        "remote", blocks=4, read=lanes["remote read"], store=lanes["remote store"], path="folder:kv"
+    )
+    assert tier.lanes()[0].bytes_per_s > 1
+    (tmp_path / "file").touch()
+    assert main(["profile", "--model", "none", "--remote", f"folder:{tmp_path / 'file'}"]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.output_file import output_file
-from kvtrie.errors import ConfigError
+from kvtrie.errors import ConfigError, TransferError
 from kvtrie.output import write_output
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=7, metavar="N", help="runs per number")
     parser.add_argument("--blocks", type=int, default=64, metavar="N", help="blocks of a copy")
     parser.add_argument("--disk", type=Path, metavar="FOLDER", help="measure the disk there, too")
+    parser.add_argument(
+        "--remote", metavar="URL", help="measure a shared store too, as `kvtrie remote check` does"
+    )
     parser.add_argument(
         "--out",
         type=output_file,
@@ -137,9 +140,27 @@ def measure(given: argparse.Namespace, on_step: Callable[[str], None]) -> dict[s
                 else:
                     lanes[name] = figures
     measured["device"] = fast.device.type
-    measured["lanes"] = lanes
+    measured["lanes"] = lanes | _remote(given.remote, on_step)
     measured["both"] = both
     return measured
+
+
+def _remote(given: str | None, on_step: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """The lanes of a shared store; none without a URL."""
+    from kvtrie.tiers.remote.check import check_store
+    from kvtrie.tiers.remote.url import RemoteUrl
+
+    if given is None:
+        return {}
+    url = RemoteUrl.parse("--remote", given)
+    try:
+        report = check_store(url, on_step=lambda what: on_step(f"{url.scheme}: {what}"))
+    except TransferError as error:
+        raise ConfigError(f"{url} is unreachable: {error}") from error
+    failed = [f"{step.name}: {step.detail}" for step in report.steps if not step.ok]
+    if failed:
+        raise ConfigError(f"{url} does not do what a shared store needs: {'; '.join(failed)}")
+    return report.lanes()
 
 
 def _model(name: str, console: Console) -> Any:  # noqa: ANN401 - a transformers model

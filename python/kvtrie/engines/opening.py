@@ -13,25 +13,34 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.argument import instance
+from kvtrie.argument import instance, masked
 from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.engines.startup import OpenTier, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_memory, path_and_size, size
 from kvtrie.tiers import DiskStorage, KeptPool, open_pools
+from kvtrie.tiers.remote import RemoteStorage
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+    from kvtrie import Scope
     from kvtrie.tiers import Pool, Storage
 
-__all__ = ["close_executor", "open_executor"]
+__all__ = ["LOOKUP_S", "ask_store", "close_executor", "open_executor"]
+
+LOOKUP_S = 0.05
+"""Seconds that opening a cache asks a shared store, by default."""
 
 _LOG = logging.getLogger(__name__)
 _SHARE = "25%"
+_TRACKED = 10_000_000  # blocks of a shared store
+_NS = 1_000_000_000
 
 
 def open_executor(
@@ -43,6 +52,7 @@ def open_executor(
     block_tokens: int,
     policy: str,
     keep: str | None = None,
+    remote: str | None = None,
 ) -> Executor:
     """Open tiers for the KV of a model, with the blocks that its disk or kept host memory has.
 
@@ -54,24 +64,36 @@ def open_executor(
         block_tokens: tokens per block.
         policy: the policy that ranks blocks for eviction.
         keep: file of host memory that the next process finds; None keeps nothing.
+        remote: URL of a store that several processes share; None for none. Every block is stored
+            there as soon as it is computed.
 
     Raises:
-        ConfigError: a size or path that cannot be, a model whose KV no tier holds, a folder that
-            another process writes to, a file of another model.
+        ConfigError: a size, path or URL that cannot be, a model whose KV no tier holds, a folder
+            that another process writes to, a file of another model.
         TransferError: the folder cannot be read or made.
     """
     instance("model", model, torch.nn.Module)
     dtype = str(model.dtype).removeprefix("torch.")
     shape = ModelShape.from_config(model.config, dtype=dtype, fingerprint=fingerprint(model))
     device = model.device
-    tiers = [Tier("gpu", bytes=size("gpu", gpu or _SHARE, of=lambda: _free(device)))]
+    # Others find only blocks that are in the store.
+    write = "back" if remote is None else "through"
+    first = size("gpu", gpu or _SHARE, of=lambda: _free(device))
+    tiers = [Tier("gpu", bytes=first, write=write)]
     if host is not None:
-        tiers.append(Tier("host", bytes=host, keep=keep))
+        tiers.append(Tier("host", bytes=host, keep=keep, write=write))
     elif keep is not None:
         raise ConfigError(f"keep is {keep!r}, and host is None: there is no host memory to keep")
+    elif remote is not None:
+        raise ConfigError(
+            f"remote is {masked(str(remote))!r}, and host is None: a shared store is below host "
+            "memory"
+        )
     if disk is not None:
         path, room = path_and_size("disk", disk)
-        tiers.append(Tier("disk", bytes=room, path=path))
+        tiers.append(Tier("disk", bytes=room, path=path, write=write))
+    if remote is not None:
+        tiers.append(Tier("remote", blocks=_TRACKED, path=remote))
     manager = BlockManager(shape, tiers, block_tokens=block_tokens, policy=policy, explain=True)
     pools = open_pools(shape, tiers, block_tokens)
     try:
@@ -104,8 +126,27 @@ def _check_written(pools: Sequence[Pool | Storage | None]) -> None:
 
 def _close(pools: Sequence[Pool | Storage | None]) -> None:
     for pool in pools:
-        if isinstance(pool, DiskStorage | KeptPool):
+        if isinstance(pool, DiskStorage | KeptPool | RemoteStorage):
             pool.close()
+
+
+def ask_store(
+    executor: Executor, prompts: Sequence[NDArray[np.int64]], scope: Scope | None, seconds: float
+) -> None:
+    """Ask a shared store for prompts, all in some seconds; without one nothing happens.
+
+    Args:
+        executor: carries out the moves of the tiers.
+        prompts: tokens of each prompt.
+        scope: the scope of their blocks.
+        seconds: after which it returns, with or without answers.
+    """
+    end = executor.clock() + int(seconds * _NS)
+    for prompt in prompts:
+        left = end - executor.clock()
+        if left <= 0:
+            return
+        executor.prefetch(prompt, scope=scope, deadline_s=left / _NS)
 
 
 def _free(device: torch.device) -> int:

@@ -31,7 +31,7 @@ from kvtrie.engines.cache_misses import count_row, explain_prompt
 from kvtrie.engines.decoder import Decoder
 from kvtrie.engines.fingerprint import fingerprint, require_same
 from kvtrie.engines.guard import Guard, named, remainder, states
-from kvtrie.engines.opening import close_executor, open_executor
+from kvtrie.engines.opening import LOOKUP_S, ask_store, close_executor, open_executor
 from kvtrie.engines.recovery import recover
 from kvtrie.engines.rope import RopeLimits
 from kvtrie.engines.step import Step
@@ -99,6 +99,7 @@ class KvtrieCache(Cache):
         use_layerwise: let the first pass wait layer by layer for what is loaded from memory;
             otherwise opening waits for all of it, as for what is read from a storage and where
             something amid a match is computed.
+        lookup_s: seconds that opening asks a shared store for the prompts, if the last tier is one.
 
     Attributes:
         recovered: tokens within a match that were computed: they had been dropped, or did not come,
@@ -125,6 +126,7 @@ class KvtrieCache(Cache):
         scope: Scope | None = None,
         sessions: Sequence[str] | None = None,
         use_layerwise: bool = True,
+        lookup_s: float = LOOKUP_S,
     ) -> None:
         super().__init__(layers=[])
         pool = executor.pools[0]
@@ -156,6 +158,7 @@ class KvtrieCache(Cache):
         self.scope = self._rope.scope(scope, self._regime)
         if not self._guard.fills:
             self.scope = replace(self.scope or Scope(), structure="leaf-only")
+        ask_store(executor, prompts, self.scope, lookup_s)
         plans = self._guard.fills and self._guard.recovers(longest)
         self._begin_life()
         explained: list[Explained | None] = []
@@ -533,6 +536,7 @@ class OpenModel:
         reserve: int = 0,
         attention_mask: torch.Tensor | None = None,
         sessions: Sequence[str] | None = None,
+        lookup_s: float = LOOKUP_S,
     ) -> KvtrieCache:
         """Return a cache for `generate` over prompts; its arguments are those of `KvtrieCache`.
 
@@ -549,6 +553,7 @@ class OpenModel:
             reserve=reserve,
             scope=self.scope,
             sessions=sessions,
+            lookup_s=lookup_s,
         )
 
     def close(self) -> None:
@@ -583,6 +588,7 @@ def open(  # noqa: A001 - read as `transformers.open`
     policy: str = DEFAULT_POLICY,
     scope: Scope | None = None,
     keep: str | None = None,
+    remote: str | None = None,
 ) -> OpenModel:
     """Open tiers for the KV of a model, with the blocks that an earlier process left.
 
@@ -600,10 +606,12 @@ def open(  # noqa: A001 - read as `transformers.open`
         keep: path of the file in a memory file system, such as `/dev/shm/kv`, that is the host
             memory, so that the next process finds the blocks, after a kill too; None keeps
             nothing. A second process that finds the file in use starts with a pool of its own.
+        remote: URL of a store that several processes share, as `folder:/mnt/kv`; None for none.
+            Every block is stored there as soon as it is computed.
 
     Raises:
-        ConfigError: a size, path or policy that cannot be, a model whose KV no tier holds, a folder
-            that another process writes to, or a file of another model.
+        ConfigError: a size, path, URL or policy that cannot be, a model whose KV no tier holds, a
+            folder that another process writes to, or a file of another model.
         TransferError: the folder cannot be read or made.
     """
     executor = open_executor(
@@ -614,6 +622,7 @@ def open(  # noqa: A001 - read as `transformers.open`
         block_tokens=block_tokens,
         policy=policy,
         keep=keep,
+        remote=remote,
     )
     return OpenModel(model, executor, scope)
 
