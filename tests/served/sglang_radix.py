@@ -67,6 +67,7 @@ def test_the_plug_in_registers_the_name(monkeypatch):
     assert lines == [
         f"kvtrie: gpu {8 * PAGE} tokens; block {PAGE} tokens; 1 rank; policy {made._policy}"
     ]
+    assert made.misses is None  # without --enable-metrics
     Context.tp_rank = 1
     registry.get_radix_cache_factory("kvtrie")(Context)
     assert len(lines) == 1  # one line per server

@@ -31,6 +31,7 @@ from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.argument import shown, text, whole, word
 from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.sglang.events import PublishedPages
+from kvtrie.engines.sglang.misses import Matched, RequestMisses
 from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.scope import Scope
@@ -63,13 +64,20 @@ class Path:
     Args:
         blocks: handles of the blocks, in order.
         key: tokens; the root's are empty, other paths do not keep theirs.
+        matched: the request whose match gave the path, if its tokens are to be counted.
     """
 
-    __slots__ = ("blocks", "key", "locks")
+    __slots__ = ("blocks", "key", "locks", "matched")
 
-    def __init__(self, blocks: NDArray[np.uint64], key: RadixKey | None = None) -> None:
+    def __init__(
+        self,
+        blocks: NDArray[np.uint64],
+        key: RadixKey | None = None,
+        matched: Matched | None = None,
+    ) -> None:
         self.blocks = blocks
         self.key = key
+        self.matched = matched
         self.locks: list[int] = []
 
 
@@ -81,6 +89,10 @@ class KvtrieRadixCache(RadixCache):
         blocks: pages of the KV pool; None asks the allocator.
         policy: which blocks are evicted first.
         objective: what policies by value save: the "cost" of computing blocks again, or "hits".
+        count_misses: count computed prompt tokens by cause, and export them to Prometheus.
+
+    Attributes:
+        misses: counts computed prompt tokens; None if they are not counted.
 
     Raises:
         ConfigError: what the cache does not serve: speculative decoding by EAGLE, sliding windows,
@@ -94,6 +106,7 @@ class KvtrieRadixCache(RadixCache):
         blocks: int | None = None,
         policy: str = DEFAULT_POLICY,
         objective: Literal["cost", "balanced", "hits"] = "cost",
+        count_misses: bool = False,
     ) -> None:
         if params.is_eagle:
             raise ConfigError("kvtrie keeps plain tokens: EAGLE's pairs are not supported")
@@ -104,7 +117,10 @@ class KvtrieRadixCache(RadixCache):
         self._policy: str = policy
         self._objective: Literal["cost", "balanced", "hits"] = objective
         self.boundary = Boundary("the radix cache kvtrie", _LOG)
+        self.misses = RequestMisses() if count_misses else None
         super().__init__(params)
+        if self.misses is not None and self.metrics_collector is not None:
+            self.misses.labels = dict(self.metrics_collector.labels)
 
     @classmethod
     def of(cls, context: TreeCacheBuildContext) -> KvtrieRadixCache:
@@ -128,8 +144,10 @@ class KvtrieRadixCache(RadixCache):
                 "are what it may have"
             )
         # SGLang's own policy is not asked, and would refuse these keys.
-        made = cls(replace(context.params, eviction_policy_config=None), **given)
-        if not context.tp_rank and not context.params.pp_rank:
+        params = replace(context.params, eviction_policy_config=None)
+        first = not context.tp_rank and not params.pp_rank
+        made = cls(params, count_misses=first and params.enable_metrics, **given)
+        if first:
             made.log_start(context.tp_size)
         return made
 
@@ -153,7 +171,10 @@ class KvtrieRadixCache(RadixCache):
             policy=self._policy,
             objective=self._objective,
             events=self._blocks + 1,
+            explain=self.misses is not None,
         )
+        if self.misses is not None:
+            self.misses.use(self.manager)
         # Token slots by row, the row of each block, and rows without a block.
         self._slots = np.empty((self._blocks, self.page_size), dtype=np.int64)
         self._rows: dict[int, int] = {}
@@ -164,19 +185,24 @@ class KvtrieRadixCache(RadixCache):
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """The longest prefix of whole pages that is there."""
         with self.boundary.contained():
-            return self._match(params.key)
+            return self._match(params.key, params.req)
         return self._empty_match_result
 
-    def _match(self, key: RadixKey) -> MatchResult:
+    def _match(self, key: RadixKey, req: Any) -> MatchResult:  # noqa: ANN401 - SGLang's `Req`
         named = None if self.disable else self._tokens(key)
-        if named is None:
+        matched = None
+        if self.misses is not None and req is not None and not req.output_ids:
+            matched = Matched(req.rid, key, None if named is None else named[1])
+        blocks = self.root_node.blocks
+        if named is not None:
+            tokens, scope = named
+            match = self.manager.lookup(tokens, now=time.monotonic_ns(), scope=scope, keep=0)
+            blocks = match.handles[: match.tokens // self.page_size]
+        if len(blocks):
+            self._published.split(int(blocks[-1]))
+        elif matched is None:
             return self._empty_match_result
-        tokens, scope = named
-        match = self.manager.lookup(tokens, now=time.monotonic_ns(), scope=scope, keep=0)
-        if not match.tokens:
-            return self._empty_match_result
-        self._published.split(int(match.handles[match.tokens // self.page_size - 1]))
-        return _found(match.tokens, Path(match.handles[: match.tokens // self.page_size]))
+        return _found(len(blocks) * self.page_size, Path(blocks, None, matched))
 
     def touch_prefix(self, key: RadixKey) -> None:
         """Note a use of what is there of a key."""
@@ -232,6 +258,8 @@ class KvtrieRadixCache(RadixCache):
         if self.disable:
             return
         with self.boundary.contained():
+            if self.misses is not None and isinstance(req.last_node, Path):
+                self.misses.inserted(req.last_node.matched)
             ids = req.full_untruncated_fill_ids[:up_to]
             key = RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
             # SGLang inserts first and computes with the priority then.
@@ -261,6 +289,9 @@ class KvtrieRadixCache(RadixCache):
 
     def inc_lock_ref(self, node: Path) -> IncLockRefResult:  # pyright: ignore[reportIncompatibleMethodOverride] - our nodes are paths
         """Keep a path from being evicted."""
+        if self.misses is not None and node.matched is not None:
+            with self.boundary.contained():
+                self.misses.locked(node.matched, len(node.blocks) * self.page_size)
         if self.disable or not len(node.blocks):
             return IncLockRefResult(delta=0)
         before = len(self._locked)

@@ -8,6 +8,7 @@ import torch
 @dataclass(init=False)
 class MatchPrefixParams:
     key: RadixKey
+    req: Any | None
 
 @dataclass(init=False)
 class InsertParams:

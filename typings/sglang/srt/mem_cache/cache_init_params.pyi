@@ -9,5 +9,6 @@ class CacheInitParams:
     is_eagle: bool
     page_size: int
     eviction_policy_config: dict[str, Any] | None
+    enable_metrics: bool
     token_to_kv_pool_allocator: BaseTokenToKVPoolAllocator
     pp_rank: int

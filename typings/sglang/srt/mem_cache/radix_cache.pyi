@@ -44,6 +44,7 @@ class RadixCache:
     root_node: Any
     kv_events: KVCacheEventRecorder | None
     def update_eviction_metrics(self, num_evicted: int, start_time: float) -> Any: ...
+    metrics_collector: Any | None
     _empty_device_indices: Any
     _empty_match_result: Any
 
@@ -58,6 +59,7 @@ class RadixKey:
     ) -> None: ...
     def __getitem__(self, idx: int | Any) -> RadixKey: ...
     def raw_token_ids(self) -> Any: ...
+    token_ids: Any
     extra_key: str | None
     cache_salt: Any
 
