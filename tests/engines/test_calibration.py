@@ -7,9 +7,10 @@ import torch
 
 from kvtrie.cli import main
 from kvtrie.demo.model import tiny
-from kvtrie.engines.calibration import FORMATS, calibrate, prompts_of
+from kvtrie.engines.calibration import calibrate, prompts_of
 from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.errors import ConfigError
+from kvtrie.layout import FORMATS
 
 
 @pytest.fixture(scope="module")
@@ -23,24 +24,45 @@ def test_native_costs_nothing_and_fewer_bits_cost_more(model):
     costs = calibrate(model, [ids, ids.flip(1)], on_step=seen.append)
     assert seen == list(costs) == list(FORMATS)
     assert (costs["native"].kl_mean, costs["native"].kl_p99, costs["native"].top1) == (0, 0, 1)
-    assert 0 < costs["int8"].kl_mean < costs["fp8"].kl_mean < 0.1
+    kl = {name: cost.kl_mean for name, cost in costs.items()}
+    assert 0 < kl["int8"] < kl["fp8"] < kl["int4"] < 0.1
     for cost in costs.values():
         assert cost.kl_mean <= cost.kl_p99
         assert 0 <= cost.top1 <= 1
     assert costs["native"].of_bf16 == 2  # float32
-    assert costs["int8"].of_bf16 == costs["fp8"].of_bf16 < 0.7
+    assert costs["int4"].of_bf16 < 0.4 < costs["int8"].of_bf16 == costs["fp8"].of_bf16 < 0.7
+
+
+def test_tokens_that_are_computed_keep_their_format(model):
+    ids = torch.arange(1, 129)[None] % 250
+    all_loaded, some = calibrate(model, [ids]), calibrate(model, [ids], native_last=64)
+    assert some["native"].kl_mean == 0
+    assert 0 < some["int4"].kl_mean < all_loaded["int4"].kl_mean
+    assert some["int4"].of_bf16 == all_loaded["int4"].of_bf16
+    with pytest.raises(ConfigError, match="a prompt of 128 tokens, 166 wanted"):
+        calibrate(model, [ids], native_last=96)
 
 
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
     (tmp_path / "text").write_text("ferry harbour archive " * 120)
     words = ["calibrate", "tiny", "--texts", str(tmp_path / "text"), "--tokens", "96"]
-    words += ["--prompts", "2", "--out", str(tmp_path / "made.json"), "--device", "cpu"]
+    words += [
+        "--prompts",
+        "2",
+        "--native-last",
+        "32",
+        "--out",
+        str(tmp_path / "made.json"),
+        "--device",
+        "cpu",
+    ]
     assert main(words) == 0
     made = json.loads((tmp_path / "made.json").read_text())
     assert made["fingerprint"] == fingerprint(tiny(heads=4).model)
     assert (made["prompts"], made["tokens"], made["block_tokens"]) == (2, 192, 16)
+    assert made["native_last"] == 32
     printed = capsys.readouterr().out
-    assert [line.split()[0] for line in printed.splitlines()[1:4]] == list(made["formats"])
+    assert [line.split()[0] for line in printed.splitlines()[1:5]] == list(made["formats"])
     assert "192 tokens in 2 prompts of 96" in printed
 
 

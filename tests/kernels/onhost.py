@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 CUDA = HERE.parent.parent / "cuda"
 GPP = shutil.which("g++")
 NEEDS_GPP = pytest.mark.skipif(GPP is None, reason="no g++, which compiles kernels for the host")
-ORDER = ("paged_copy", *KERNELS)  # as kernels.cpp lists them
+ORDER = ("paged_copy", *KERNELS, "pack_int4", "unpack_int4")  # as kernels.cpp lists them
 ATTENTION = ("attend", "attend_backward", "attend_weights")  # as attend_kernels.cpp does
 THREADS = 48  # of a block: several tokens where heads are small
 SANITIZERS = {

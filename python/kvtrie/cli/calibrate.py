@@ -33,6 +33,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--block-tokens", type=int, default=16, metavar="N", help="tokens per block (default: 16)"
     )
     parser.add_argument(
+        "--native-last",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens at the end of a prefix that are computed instead of loaded (default: 0)",
+    )
+    parser.add_argument(
         "--out",
         type=output_file,
         default=Path("calibration.json"),
@@ -60,9 +67,16 @@ def _run(given: argparse.Namespace) -> int:
         model,
         prompts,
         block_tokens=given.block_tokens,
+        native_last=given.native_last,
         on_step=lambda name: given.json or sys.stderr.write(f"{name}\n"),
     )
-    made = document(model, costs, prompts, block_tokens=given.block_tokens)
+    made = document(
+        model,
+        costs,
+        prompts,
+        block_tokens=given.block_tokens,
+        native_last=given.native_last,
+    )
     write_output(given.out, json.dumps(made, indent=2) + "\n")
     sys.stdout.write(json.dumps(made) + "\n" if given.json else _table(made, given.out))
     return 0

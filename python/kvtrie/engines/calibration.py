@@ -1,10 +1,11 @@
 """Calibration: how far next tokens move when the KV of a prefix comes back in another format.
 
-Each prompt's prefix is stored in a host tier of the format and dropped from the first tier; the
-rest of the prompt is computed after it. Its next-token distributions are compared with those after
-the same prefix in the model's own format.
-Invariant: all formats see the same tokens and positions, and the whole prefix comes from the host
-tier. Cost: per format and prompt one pass over the prompt, and the KV of one prompt in two tiers.
+Each prompt's prefix, but for its `native_last` tokens, is stored in a host tier of the format and
+dropped from the first tier; the rest of the prompt is computed after it. Its next-token
+distributions are compared with those after the same prefix in the model's own format.
+Invariant: all formats see the same tokens and positions, and all that was stored comes from the
+host tier. Cost: per format and prompt one pass over the prompt, and the KV of one prompt in two
+tiers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kvtrie.argument import whole
 from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import ConfigError
-from kvtrie.layout import Layout
+from kvtrie.layout import FORMATS, Layout
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 
@@ -28,14 +29,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-__all__ = ["FORMATS", "FormatCost", "calibrate", "document", "prompts_of"]
-
-FORMATS: Mapping[str, Layout | None] = {
-    "native": None,
-    "int8": Layout(dtype="int8", scales="group"),
-    "fp8": Layout(dtype="float8_e4m3fn", scales="group"),
-}
-"""Formats of lower tiers by name; None is the model's own."""
+__all__ = ["FormatCost", "calibrate", "document", "prompts_of"]
 
 _PREFIX = 4  # of so many parts of a prompt, the last one is computed after the others
 _BF16 = 2
@@ -85,6 +79,7 @@ def calibrate(
     prompts: Sequence[torch.Tensor],
     *,
     block_tokens: int = 16,
+    native_last: int = 0,
     on_step: Callable[[str], object] = lambda _: None,
 ) -> dict[str, FormatCost]:
     """Return the cost of each format on prompts.
@@ -93,6 +88,8 @@ def calibrate(
         model: the model, on the device where it runs.
         prompts: token ids, `(1, tokens)` each.
         block_tokens: tokens per block.
+        native_last: tokens at the end of a prefix that are computed instead of loaded, so that they
+            keep the model's format.
         on_step: called with the name of a format before it is measured.
 
     Raises:
@@ -104,11 +101,15 @@ def calibrate(
         fingerprint=fingerprint(model),
     )
     bf16 = shape.layers * sum(_layer_bytes(shape, Layout(dtype="bfloat16"), block_tokens))
+    whole("native_last", native_last, 0, 2**20)
     native: list[torch.Tensor] = []
     costs: dict[str, FormatCost] = {}
     for name, layout in FORMATS.items():
         on_step(name)
-        rows = [_after_prefix(model, shape, each, layout, block_tokens) for each in prompts]
+        rows = [
+            _after_prefix(model, shape, each, layout, block_tokens, native_last=native_last)
+            for each in prompts
+        ]
         native = native or rows
         size = shape.layers * sum(
             _layer_bytes(shape, layout or Layout(dtype=shape.dtype), block_tokens)
@@ -123,12 +124,14 @@ def document(
     prompts: Sequence[torch.Tensor],
     *,
     block_tokens: int,
+    native_last: int = 0,
 ) -> dict[str, Any]:
     """Return what `calibration.json` has: the costs, and the model and tokens they are of."""
     return {
         "version": 1,
         "fingerprint": fingerprint(model),
         "block_tokens": block_tokens,
+        "native_last": native_last,
         "prompts": len(prompts),
         "tokens": sum(each.shape[1] for each in prompts),
         "formats": {name: asdict(cost) for name, cost in costs.items()},
@@ -146,12 +149,16 @@ def _after_prefix(
     ids: torch.Tensor,
     layout: Layout | None,
     block_tokens: int,
+    *,
+    native_last: int,
 ) -> torch.Tensor:
     """Log-probabilities of next tokens after a prefix that came back from a tier in a layout."""
     blocks = ids.shape[1] // block_tokens
-    prefix = blocks * (_PREFIX - 1) // _PREFIX
-    if not prefix:
-        raise ConfigError(f"a prompt of {ids.shape[1]} tokens, {2 * block_tokens} wanted")
+    whole_prefix = blocks * (_PREFIX - 1) // _PREFIX * block_tokens
+    prefix = (whole_prefix - native_last) // block_tokens
+    if prefix < 1:
+        wanted = -(-(block_tokens + native_last) * _PREFIX // (_PREFIX - 1)) + block_tokens
+        raise ConfigError(f"a prompt of {ids.shape[1]} tokens, {wanted} wanted")
     ids = ids.to(model.device)
     tiers = [Tier("gpu", blocks=blocks + 2), Tier("host", blocks=prefix, layout=layout)]
     manager = BlockManager(
@@ -168,7 +175,7 @@ def _after_prefix(
             if past != start.shape[1]:
                 raise ConfigError(f"{past} tokens came back of {start.shape[1]}")
             logits = model(ids[:, past:], past_key_values=cache).logits
-    return logits[0].float().log_softmax(-1).cpu()
+    return logits[0, whole_prefix - past :].float().log_softmax(-1).cpu()
 
 
 def _compare(

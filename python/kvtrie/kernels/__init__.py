@@ -17,6 +17,7 @@ from kvtrie.kernels.attention import (
 )
 from kvtrie.kernels.attention_backward import attend_backward
 from kvtrie.kernels.cubin import ARCHS, compiled
+from kvtrie.kernels.int4 import Packed, pack, unpack
 from kvtrie.kernels.pages import Pages, Plane
 from kvtrie.kernels.rope import Rope
 from kvtrie.kernels.rows import copy_rows
@@ -24,6 +25,7 @@ from kvtrie.kernels.verbs import Recomputed, gather, recompute, rerotate, scatte
 
 __all__ = [
     "ARCHS",
+    "Packed",
     "Pages",
     "Plane",
     "Recomputed",
@@ -37,7 +39,9 @@ __all__ = [
     "compiled",
     "copy_rows",
     "gather",
+    "pack",
     "recompute",
     "rerotate",
     "scatter",
+    "unpack",
 ]

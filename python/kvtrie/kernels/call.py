@@ -21,11 +21,13 @@ Kernel: TypeAlias = Literal[
     "attend",
     "attend_backward",
     "attend_weights",
+    "pack_int4",
     "paged_copy",
     "paged_gather",
     "paged_scatter",
     "rerotate",
     "scatter_fused_recompute",
+    "unpack_int4",
 ]
 
 

@@ -2,8 +2,8 @@
 
 Tokens go through rows in a format that at least one of the two understands by itself: what is
 narrowed is rounded once, what keeps its format keeps its bits. It runs where the device is
-(`gather` and `scatter` of `kvtrie.kernels`, their twins where there is none), so that the link
-carries the bytes of the lower tier's format.
+(`gather` and `scatter` of `kvtrie.kernels`, `unpack` and `pack` for int4, their twins where there
+is none), so that the link carries the bytes of the lower tier's format.
 Invariant: whatever cannot be converted is refused before any memory is taken. Cost: one launch each
 way per piece; in addition to the pools at most `PIECE_BYTES` of rows, and as many bytes of units.
 """
@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.kernels import Pages, copy_rows, gather, scatter
+from kvtrie.kernels import Packed, Pages, copy_rows, gather, pack, scatter, unpack
 from kvtrie.kernels.checks import check_plane, vector
 from kvtrie.kernels.formats import ROWS
+from kvtrie.kernels.int4 import check_packed
 from kvtrie.tiers.block_format import FORMAT
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ def check(one: BlockFormat, other: BlockFormat) -> None:
             )
     step = vector(_between(one, other))
     for fmt in (one, other):
+        if fmt.layout.packed:
+            for dim in (fmt.head_dim, fmt.v_head_dim):
+                check_packed(dim)
+            continue
         if fmt.layout.scales in {"tensor", "head"}:
             raise ConfigError(
                 f"scales by {fmt.layout.scales!r} would have to be given; a tier finds those of "
@@ -160,27 +165,74 @@ def convert(
 def _read(
     pool: Units, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
 ) -> None:
-    if pool.device == device:
-        gather(pool.pages, _slots(pool.block_format, units), *rows)
+    fmt = pool.block_format
+    if pool.device != device:
+        staging, near = _staging(pool, len(units), device), np.arange(len(units))
+        for plane, part in zip(pool.planes, staging, strict=True):
+            copy_rows(plane, units, part, near)
+        _read_planes(fmt, staging, near, rows)
+    elif fmt.layout.packed:
+        _read_planes(fmt, pool.planes, units, rows)
+    else:
+        gather(pool.pages, _slots(fmt, units), *rows)
+
+
+def _read_planes(
+    fmt: BlockFormat,
+    planes: Sequence[torch.Tensor],
+    units: NDArray[np.int64],
+    rows: Sequence[torch.Tensor],
+) -> None:
+    if not fmt.layout.packed:
+        gather(pages(fmt, planes, len(planes[0])), _slots(fmt, units), *rows)
         return
-    staging = _staging(pool, len(units), device)
-    near = np.arange(len(units))
-    for plane, part in zip(pool.planes, staging, strict=True):
-        copy_rows(plane, units, part, near)
-    gather(pages(pool.block_format, staging, len(units)), _slots(pool.block_format, near), *rows)
+    for part, each in zip(_packed(fmt, planes), rows, strict=True):
+        unpack(part, torch.as_tensor(units), each)
 
 
 def _write(
     pool: Units, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
 ) -> None:
-    if pool.device == device:
-        scatter(pool.pages, _slots(pool.block_format, units), *rows)
+    fmt = pool.block_format
+    if pool.device != device:
+        staging, near = _staging(pool, len(units), device), np.arange(len(units))
+        _write_planes(fmt, staging, near, rows)
+        for plane, part in zip(pool.planes, staging, strict=True):
+            copy_rows(part, near, plane, units)
+    elif fmt.layout.packed:
+        _write_planes(fmt, pool.planes, units, rows)
+    else:
+        scatter(pool.pages, _slots(fmt, units), *rows)
+
+
+def _write_planes(
+    fmt: BlockFormat,
+    planes: Sequence[torch.Tensor],
+    units: NDArray[np.int64],
+    rows: Sequence[torch.Tensor],
+) -> None:
+    if not fmt.layout.packed:
+        scatter(pages(fmt, planes, len(planes[0])), _slots(fmt, units), *rows)
         return
-    staging = _staging(pool, len(units), device)
-    near = np.arange(len(units))
-    scatter(pages(pool.block_format, staging, len(units)), _slots(pool.block_format, near), *rows)
-    for plane, part in zip(pool.planes, staging, strict=True):
-        copy_rows(part, near, plane, units)
+    for part, each in zip(_packed(fmt, planes), rows, strict=True):
+        pack(part, torch.as_tensor(units), each)
+
+
+def _packed(fmt: BlockFormat, planes: Sequence[torch.Tensor]) -> list[Packed]:
+    """K and V of memory in int4."""
+    parts = fmt.layout.packed_parts(fmt.block_tokens, fmt.heads, fmt.head_dim, fmt.v_head_dim)
+    return [
+        Packed(
+            planes[part.plane],
+            part.codes_at,
+            part.scales_at,
+            fmt.block_tokens,
+            fmt.heads,
+            dim,
+            keys=at == 0,
+        )
+        for at, (part, dim) in enumerate(zip(parts, (fmt.head_dim, fmt.v_head_dim), strict=True))
+    ]
 
 
 def _staging(pool: Units, units: int, device: torch.device) -> list[torch.Tensor]:
@@ -198,6 +250,6 @@ def _slots(fmt: BlockFormat, units: NDArray[np.int64]) -> torch.Tensor:
 
 def _between(one: BlockFormat, other: BlockFormat) -> torch.dtype:
     """The format of rows on their way: the wider one, so that only one side converts."""
-    formats: list[torch.dtype] = [getattr(torch, fmt.layout.dtype) for fmt in (one, other)]
-    supported = [dtype for dtype in formats if dtype in ROWS]
+    formats = [getattr(torch, fmt.layout.dtype) for fmt in (one, other) if not fmt.layout.packed]
+    supported: list[torch.dtype] = [dtype for dtype in formats if dtype in ROWS]
     return max(supported, key=lambda dtype: dtype.itemsize, default=torch.float32)

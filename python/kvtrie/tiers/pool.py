@@ -119,9 +119,10 @@ class Pool:
                 plane.zero_()  # touch every page now; the first copy would pay for it otherwise
         else:
             self.planes = (_given(memory, units, sizes, pinned=pinned),)
-        width = DTYPE_BYTES[layout.dtype] * block_format.heads
-        self._key_rows = sizes[0] // (width * block_format.head_dim)
-        self._value_rows = sizes[-1] // (width * block_format.v_head_dim)
+        if not layout.packed:  # int4 has no rows of single tokens
+            width = DTYPE_BYTES[layout.dtype] * block_format.heads
+            self._key_rows = sizes[0] // (width * block_format.head_dim)
+            self._value_rows = sizes[-1] // (width * block_format.v_head_dim)
         self._value_shift = 0 if layout.latent or layout.kv == "split" else block_tokens
 
     @classmethod
@@ -196,6 +197,8 @@ class Pool:
         """
         if self.layout.opaque:
             raise ConfigError(f"only {self.layout.opaque!r} knows what the pool's bytes mean")
+        if self.layout.packed:
+            raise ConfigError("int4 is read as whole blocks, by a copy into another pool")
         return conversion.pages(self.block_format, self.planes, len(self.planes[0]))
 
     def units(self, slot: int, layer_lo: int, layer_hi: int) -> NDArray[np.int64]:
@@ -415,7 +418,7 @@ class Pool:
         if self.layout.scales != "none":
             raise ConfigError(
                 f"the pool holds codes of {self.layout.dtype} with scales by "
-                f"{self.layout.scales!r}: read it through `pages`"
+                f"{self.layout.scales!r}: read it through `pages`, or int4 by a copy"
             )
         rows = plane.view(getattr(torch, self.layout.dtype))
         return rows.view(math.prod(rows.shape) // (heads * dim), heads, dim)

@@ -249,7 +249,7 @@ def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int],
 def _names(pool: Pool) -> list[tuple[bytes, bytes]]:
     """Return keys and labels of as many blocks as a pool holds, made by a temporary manager."""
     form = pool.block_format
-    shape = ModelShape(form.layers, form.heads, form.head_dim, dtype=pool.layout.dtype)
+    shape = ModelShape(form.layers, form.heads, form.head_dim)
     tiers = [Tier("gpu", blocks=pool.blocks), Tier("disk", blocks=pool.blocks)]
     manager = BlockManager(shape, tiers, block_tokens=form.block_tokens)
     tokens = np.arange(pool.blocks * form.block_tokens, dtype=np.uint32)
