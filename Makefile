@@ -87,7 +87,7 @@ wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/
 #: bench-scaling: ## cost per call from a thousand to four million blocks, and its picture
 #: bench-engines: ## first tokens in vLLM: computed, from host, from disk; what a step costs; ARGS="--tiny"
 #: bench-disk: ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
-#: bench-remote: ## a remote tier on a folder, Redis and S3 next to plain clients; make stores first; ARGS="--pairs 3"
+#: bench-remote: ## a remote tier on a folder, Redis, S3 and Mooncake next to plain clients; make stores first; ARGS="--only redis"
 #: bench-restart: ## opening a disk of a million blocks, in three parts; ARGS="--blocks 100000"
 #: bench-instructions: ## instructions per call under callgrind, against the record; ARGS="--record"
 #: bench-formats: ## logits of a real model with a host tier in each format; ARGS="--tiny"

@@ -61,11 +61,13 @@ class StoreServer:
 
     Attributes:
         port: where it listens.
+        metrics: where it has its counters by HTTP, or None.
         process: the process, or None.
     """
 
     def __init__(self, folder, command, ready, port):
         self.folder, self.port, self.process = Path(folder), port, None
+        self.metrics = None
         self._command, self._ready = list(map(str, command)), ready
 
     def __enter__(self):
@@ -206,7 +208,9 @@ def mooncake(folder):
     port, metrics = free_port(), free_port()
     command = [program("mooncake"), "-rpc_port", port, "-rpc_address", "127.0.0.1"]
     command += ["-metrics_port", metrics, "-metrics_host", "127.0.0.1"]
-    return StoreServer(folder, command, _listens, port)
+    server = StoreServer(folder, command, _listens, port)
+    server.metrics = metrics
+    return server
 
 
 def _listens(port):

@@ -6,55 +6,31 @@ tests run in a process of `unshare -n`.
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from test_served_stores import exists, get, mooncake_place, name, opened, put, soon
-from tests import store_servers
+from tests import namespace, store_servers
 
 from kvtrie import ConfigError, TransferError
 
 HERE = Path(__file__).parent
-INSIDE = "KVTRIE_NAMESPACE" in os.environ
-inside = pytest.mark.skipif(not INSIDE, reason="test_all_of_it runs it in a network namespace")
+inside = pytest.mark.skipif(
+    not namespace.INSIDE, reason="test_all_of_it runs it in a network namespace"
+)
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(INSIDE, reason="runs the others")
+@pytest.mark.skipif(namespace.INSIDE, reason="runs the others")
 def test_all_of_it():
     store_servers.program("mooncake")
-    unshare = shutil.which("unshare")
-    if unshare is None or subprocess.run([unshare, "-n", "true"], check=False).returncode:
+    if not namespace.possible():
         pytest.skip("no network namespace: unshare -n does not work here")
-    code = (
-        "import fcntl, os, socket, struct, sys\n"
-        "with socket.socket() as sock:\n"  # `ip link set lo up`, which not every machine has
-        "    fcntl.ioctl(sock, 0x8914, struct.pack('16sh14x', b'lo', 0x1 | 0x40))\n"
-        "import pytest\n"
-        "status = pytest.main(sys.argv[1:])\n"
-        "sys.stdout.flush()\n"
-        "os._exit(status)\n"  # the library's threads do not end
-    )
     options = ["-q", "-rf", "-p", "no:cacheprovider", "--show-capture=no", "-k", "mooncake"]
     files = [HERE / "test_served_stores.py", Path(__file__)]
-    environment = {
-        **os.environ,
-        "KVTRIE_NAMESPACE": "1",
-        "LD_LIBRARY_PATH": store_servers.LIBRARIES,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    ended = subprocess.run(
-        [unshare, "-n", sys.executable, "-c", code, *options, *files],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    ended = namespace.run("pytest", *options, *files, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
     assert " passed" in ended.stdout
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from contextlib import closing
@@ -13,7 +12,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from test_folder_store import PROMPT, SHAPE, SIZE, compute, fetch, values, world
-from tests import store_servers
+from tests import namespace, store_servers
 from tests.tcp_proxy import TcpProxy
 
 from kvtrie import Layout, Scope
@@ -69,7 +68,7 @@ def real_object_place(folder):
 
 
 def mooncake_place(folder):
-    if "KVTRIE_NAMESPACE" not in os.environ:
+    if not namespace.INSIDE:
         pytest.skip("test_mooncake_store.py runs it in a network namespace")
     sys.path.append(str(store_servers.SITE))
     with store_servers.mooncake(folder) as server:
