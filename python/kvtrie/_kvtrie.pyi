@@ -850,8 +850,9 @@ class Lease:
 
         Args:
             tier: index or kind of the tier.
-            group: which group of layers, where they are kept apart. After the first one the table
-                has the path alone, and on the first tier what the lease holds of it.
+            group: which group of layers, where they are kept apart. After the first one a slot on
+                the first tier is one that the lease holds, or one to write before the block is
+                committed: a block that has none then is not kept in that group.
 
         Returns:
             `uint32[blocks]`, or `uint32[layers, blocks]` on a tier with layer slots; 2**32 - 1
@@ -1216,6 +1217,14 @@ class Plan:
     @property
     def exact(self) -> bool:
         """Whether no plan can finish earlier, as far as lanes and costs are predicted rightly."""
+
+    @property
+    def resume(self) -> list[int]:
+        """Token borders after the match at which a pass should end, ascending.
+
+        Each becomes a resume point when it is committed: with states only where a pass, and so a
+        commit, ends there. Empty for a model whose groups of layers are not kept apart.
+        """
 
     def recompute(self, layer: int | None = None) -> NDArray[np.int64]:
         """Positions whose KV the engine must write at `layer`, ascending, `int64[n]`.

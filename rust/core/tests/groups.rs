@@ -3,8 +3,10 @@
 //! Every call is followed by an audit, which counts slots, pages, holds and links again from the
 //! resume points and the leases. Cost: seconds.
 
+mod bytes;
 mod rig;
 
+use bytes::Bytes;
 use kvtrie_core::block::{LeaseId, NO_SLOT, Token};
 use kvtrie_core::error::Error;
 use kvtrie_core::group::{Group, GroupKind};
@@ -157,7 +159,9 @@ fn a_point_that_leaves_the_first_tier_is_loaded_for_its_next_turn() {
         let loads = moves.iter().filter(|known| known.kind == MoveKind::Load && known.group == 1);
         assert_eq!(loads.count() as u64, needed, "{group:?}");
         let table = rig.manager.group_table(id, GPU, 1).unwrap().1;
-        assert_eq!(table.iter().filter(|&&slot| slot != NO_SLOT).count() as u64, needed);
+        let there = table[..20].iter().filter(|&&slot| slot != NO_SLOT).count();
+        // The prompt's last block is still to be written.
+        assert_eq!((there as u64, table[20] != NO_SLOT), (needed, true));
         rig.commit(id, &next[20 * SIZE..]);
         rig.release(id);
         assert_eq!(rig.matched(&branch(&next, 21, 4, 1)), 21 * SIZE);
@@ -282,12 +286,14 @@ struct Story {
     groups: Vec<Group>,
     held: Vec<(LeaseId, Vec<Token>)>,
     last: Vec<Token>,
+    /// The bytes, if kvtrie owns the slots.
+    bytes: Option<Bytes>,
 }
 
 impl Story {
     /// A request, whose match is compared with attention's.
     fn ask(&mut self, (_, stem, shared, more, extra): Step, load: LoadMode) {
-        let Self { rig, groups, held, last } = self;
+        let Self { rig, groups, held, last, .. } = self;
         let shared = shared.min(last.len() / SIZE);
         let mut prompt = branch(last, shared, stem + 10, more);
         prompt.extend(&tokens(77, 1)[..extra % SIZE]);
@@ -304,8 +310,8 @@ impl Story {
         assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
         assert!(matched == border || (load != LoadMode::All && matched < border));
         // Each group has a slot on the first tier for all that the first token attends to.
-        let table = |group| rig.manager.group_table(id, GPU, group).unwrap().1;
-        let tables: Vec<_> = (0..groups.len()).map(table).collect();
+        let mut table = |group| rig.manager.group_table(id, GPU, group).unwrap().1;
+        let tables: Vec<_> = (0..groups.len()).map(&mut table).collect();
         let has = |at: usize, place: u32| tables[at][place as usize] != NO_SLOT;
         assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
         held.push((id, prompt.clone()));
@@ -315,37 +321,81 @@ impl Story {
     /// The rest of a request is computed; more or fewer of its moves have failed.
     fn go_on(&mut self, (what, stem, shared, _, extra): Step) {
         let (id, prompt) = self.held.remove(shared % self.held.len());
-        let rig = &mut self.rig;
-        rig.run();
-        let done = rig.manager.lease_tokens(id).unwrap();
-        let rest = &prompt[done..];
-        let rest = &rest[..rest.len().min(rig.manager.room_left(id).unwrap())];
+        self.end_all_moves();
+        let mut path = prompt[..self.rig.manager.lease_tokens(id).unwrap()].to_vec();
+        self.compare(id, &path);
+        let rest = &prompt[path.len()..];
+        let rest = &rest[..rest.len().min(self.rig.manager.room_left(id).unwrap())];
         let middle = rest.len().min(extra * 2);
-        rig.commit(id, &rest[..middle]);
-        rig.commit(id, &rest[middle..]);
+        self.write(id, &mut path, &rest[..middle]);
+        self.write(id, &mut path, &rest[middle..]);
+        if path.len() == prompt.len() && middle == 0 && self.bytes.is_some() {
+            self.can_go_on(id, path.len() / SIZE);
+        }
         if what == 7 {
-            let room = rig.manager.room_left(id).unwrap();
+            let room = self.rig.manager.room_left(id).unwrap();
             let answer = &tokens(stem + 50, 3)[..room.min(3 * SIZE)];
-            rig.commit(id, answer);
+            self.write(id, &mut path, answer);
             self.last.extend(answer);
         }
-        if what == 8 && rig.call(|m, now| m.reserve(id, extra, now)).is_ok() {
-            rig.run();
-            let room = rig.manager.room_left(id).unwrap();
-            rig.commit(id, &tokens(stem + 60, 3)[..room.min(extra)]);
+        if what == 8 && self.rig.call(|m, now| m.reserve(id, extra, now)).is_ok() {
+            self.end_all_moves();
+            let room = self.rig.manager.room_left(id).unwrap();
+            self.write(id, &mut path, &tokens(stem + 60, 3)[..room.min(extra)]);
         }
-        rig.release(id);
+        self.rig.release(id);
+    }
+
+    /// Writes the KV of more tokens, in every slot that the tables name, and commits them.
+    fn write(&mut self, id: LeaseId, path: &mut Vec<Token>, more: &[Token]) {
+        let first = path.len() / SIZE;
+        path.extend(more);
+        if let Some(bytes) = &mut self.bytes {
+            let tables = bytes.tables(&mut self.rig.manager, id);
+            bytes.write(&tables, path, first);
+        }
+        self.rig.commit(id, more);
+        self.compare(id, path);
+    }
+
+    /// A lease has what the token after its prompt attends to; its state may have left its block.
+    fn can_go_on(&mut self, id: LeaseId, end: usize) {
+        let mut table = |group| self.rig.manager.group_table(id, GPU, group).unwrap().1;
+        let tables: Vec<_> = (0..self.groups.len()).map(&mut table).collect();
+        let state = |at: usize| self.groups[at].kind == GroupKind::State;
+        let has = |at: usize, place: u32| state(at) || tables[at][place as usize] != NO_SLOT;
+        assert!(resumes(&self.groups, u32::try_from(end).unwrap(), has), "{tables:?}");
+    }
+
+    /// What a lease can read is what was computed for its path.
+    fn compare(&mut self, id: LeaseId, path: &[Token]) {
+        let Some(bytes) = &self.bytes else { return };
+        if self.rig.manager.awaits(id).unwrap().is_empty() {
+            let tables = bytes.tables(&mut self.rig.manager, id);
+            bytes.compare(&tables, path);
+        }
+    }
+
+    /// Moves end well until there are none.
+    fn end_all_moves(&mut self) {
+        while self.rig.manager.pending().1 > 0 {
+            self.end_moves(0);
+        }
     }
 
     /// Moves end, every `each`th of them badly.
     fn end_moves(&mut self, each: usize) {
         for (at, known) in self.rig.hand_out().into_iter().enumerate() {
             // One that failed before it may have ended it.
-            if each > 0 && at % each == 0 {
-                self.rig.fail(known.id);
-            } else {
+            let ok = each == 0 || at % each > 0;
+            if let Some(bytes) = &mut self.bytes {
+                bytes.copy(&known, ok);
+            }
+            if ok {
                 let outcome = Outcome::default();
                 self.rig.report(&[known.id], &outcome).ok();
+            } else {
+                self.rig.fail(known.id);
             }
         }
     }
@@ -368,7 +418,7 @@ impl Story {
         for (id, _) in std::mem::take(&mut self.held) {
             self.rig.release(id);
         }
-        self.rig.run();
+        self.end_all_moves();
     }
 }
 
@@ -380,18 +430,23 @@ proptest! {
         groups in groups(),
         (pages, below, newest, every) in
             (6_u64..60, prop::option::of(4_u64..40), 1_u32..4, prop_oneof![4 => Just(0), 1 => 1_u32..4]),
-        policy in prop::sample::select(kvtrie_core::policy::NAMES),
+        (policy, owner) in (
+            prop::sample::select(kvtrie_core::policy::NAMES),
+            prop::sample::select(vec![Owner::Kvtrie, Owner::Nobody]),
+        ),
         steps in prop::collection::vec((0_u8..11, 0_u32..4, 0_usize..7, 1_usize..9, 0_usize..9), 1..60),
     ) {
         let largest = groups.iter().map(|group| group.slot_bytes).max().unwrap();
         let bytes: Vec<u64> = std::iter::once(pages).chain(below).map(|n| n * largest).collect();
         let mut settings = on(&groups, &bytes);
         settings.policy = policy.to_owned();
+        settings.tiers.iter_mut().for_each(|tier| tier.owner = owner);
         if let Some(groups) = &mut settings.groups {
             (groups.newest, groups.every) = (newest, every);
         }
         let Ok(manager) = Manager::new(settings) else { return Ok(()) };
         let rig = Rig { manager, now: 1000 };
-        Story { rig, groups, held: Vec::new(), last: tokens(0, 2) }.play(steps);
+        let bytes = (owner == Owner::Kvtrie).then(|| Bytes::new(&groups));
+        Story { rig, groups, held: Vec::new(), last: tokens(0, 2), bytes }.play(steps);
     }
 }

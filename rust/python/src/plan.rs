@@ -18,14 +18,16 @@ pub(crate) use span::Span;
 pub(crate) struct Plan {
     inner: manager::Plan,
     compute: Vec<(u32, Layers)>,
+    /// Borders of blocks at which a pass should end.
+    borders: Vec<u32>,
     block_tokens: u32,
     layers: u16,
 }
 
 impl Plan {
     pub(crate) fn new(lease: &manager::Lease, block_tokens: u32, layers: u16) -> Self {
-        let compute = lease.recompute().collect();
-        Self { inner: lease.plan().clone(), compute, block_tokens, layers }
+        let (compute, borders) = (lease.recompute().collect(), lease.resume_borders().collect());
+        Self { inner: lease.plan().clone(), compute, borders, block_tokens, layers }
     }
 
     fn check(&self, layer: u16) -> PyResult<()> {
@@ -54,6 +56,13 @@ impl Plan {
     #[getter]
     fn exact(&self) -> bool {
         self.inner.exact
+    }
+
+    /// Token borders at which a pass should end, ascending.
+    #[getter]
+    fn resume(&self) -> Vec<u64> {
+        let tokens = |&border: &u32| u64::from(border) * u64::from(self.block_tokens);
+        self.borders.iter().map(tokens).collect()
     }
 
     /// Positions whose KV the engine must write at `layer` (None: at any layer), ascending.

@@ -126,7 +126,7 @@ impl Groups {
             )));
         }
         let plain = |tier: &TierSpec| {
-            tier.owner == Owner::Nobody
+            tier.owner != Owner::Engine
                 && !tier.layer_slots
                 && tier.growth_reserve <= 0.0
                 && tier.free_low <= 0.0
@@ -138,8 +138,8 @@ impl Groups {
             || settings.structure != Structure::LeafOnly
         {
             return Err(Error::config(format!(
-                "several groups on {tiers} tiers, structure '{}': one or two tiers without bytes \
-                 (owner 'none'), layer_slots, growth_reserve, free_low and write='through', and \
+                "several groups on {tiers} tiers, structure '{}': one or two tiers without owner \
+                 'engine', layer_slots, growth_reserve, free_low and write='through', and \
                  'leaf-only' are supported",
                 settings.structure.name()
             )));

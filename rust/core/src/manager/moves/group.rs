@@ -184,6 +184,7 @@ impl Manager {
             windows.held[at].push(self.trie().depth(block));
         }
         windows.done = border;
+        self.assign_places(&mut windows, border);
         self.leases.get_mut(&id).expect("held").windows = Some(windows);
     }
 

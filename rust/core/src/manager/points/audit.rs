@@ -2,6 +2,8 @@
 //!
 //! Invariant: nothing changes. Cost: O(everything); tests call it after each operation.
 
+use std::collections::BTreeSet;
+
 use rustc_hash::FxHashMap;
 
 use crate::block::{BlockId, TierId};
@@ -48,12 +50,15 @@ impl Manager {
         let Some(arena) = self.blocks.arena(0) else { return };
         for lease in self.leases.values() {
             let Some(windows) = &lease.windows else { continue };
-            for (at, (held, open)) in windows.held.iter().zip(&windows.open).enumerate() {
-                live[at] += open.len() as u64;
+            for (at, held) in windows.held.iter().enumerate() {
                 for &block in held {
                     *holds.entry((at, lease.path.blocks()[block as usize])).or_default() += 1;
                 }
-                if open.iter().any(|&slot| !arena.is_live(at + 1, slot)) {
+            }
+            let mut seen = BTreeSet::new();
+            for (at, slot) in windows.slots() {
+                live[at] += 1;
+                if !arena.is_live(at + 1, slot) || !seen.insert((at, slot)) {
                     broken.push(format!("lease {} has a slot of group {at} twice", lease.id));
                 }
             }

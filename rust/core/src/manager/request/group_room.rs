@@ -60,7 +60,7 @@ impl Manager {
     /// Frees a released slot of the first tier, or stores or drops what has the lowest value there.
     /// Returns whether it did.
     fn free_some(&mut self, wanted: &[u64], now: Nanos) -> bool {
-        if self.blocks.take_released(0) {
+        if self.give_spare_slots() || self.blocks.take_released(0) {
             return true;
         }
         let Some(victim) = self.tiers[0].eviction.victim(stamp(now)) else { return false };
@@ -159,8 +159,10 @@ impl Manager {
         for lease in self.leases.values() {
             slots.extend(lease.open.iter().map(|&open| (0, self.open_slot(open, 0))));
             slots.extend(lease.path.private_slots().map(|id| (0, self.private_slot(id, 0))));
+            // Spare slots are given back where room is wanted.
             let open = lease.windows.iter().flat_map(|windows| windows.open.iter().enumerate());
-            slots.extend(open.flat_map(|(at, open)| open.iter().map(move |&slot| (at + 1, slot))));
+            let slot = |at| move |&slot: &Slot| (at + 1, slot);
+            slots.extend(open.flat_map(|(at, open)| open.values().map(slot(at))));
         }
         fixed.slots
     }

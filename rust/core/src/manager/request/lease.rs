@@ -133,6 +133,12 @@ impl Lease {
             || self.path.private_slots().any(|known| known == private)
     }
 
+    /// The borders, in blocks, at which a pass should end: each becomes a resume point.
+    pub fn resume_borders(&self) -> impl Iterator<Item = u32> + '_ {
+        let borders = self.windows.iter().flat_map(|windows| &windows.borders);
+        borders.map(|&(border, _)| border)
+    }
+
     /// The blocks that the engine must compute, with the layers to write for each.
     pub fn recompute(&self) -> impl Iterator<Item = (u32, Layers)> + '_ {
         let place = |at| u32::try_from(at).expect("fewer than 2^32 blocks");

@@ -46,8 +46,11 @@ impl Manager {
             .ok_or_else(|| Error::config(format!("reserve of {tokens} tokens")))?
             .div_ceil(self.block_tokens());
         let more = blocks.saturating_sub(lease.open.len() + usize::from(adopts));
-        if more > 0 {
-            self.check_memory(more)?;
+        let places = self.unopened(lease, blocks);
+        self.check_memory(more)?;
+        if places.iter().any(|places| !places.is_empty()) {
+            self.reserve_groups(id, more, places, now)?;
+        } else if more > 0 {
             let units = self.units(0, self.all_layers()) * more as u64;
             self.make_room(&[(0, units)], &[], now)?;
         }

@@ -11,7 +11,8 @@
 //!
 //! Invariant: a lease holds on the first tier what its border needs. Cost: O(blocks committed · groups).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
@@ -22,7 +23,7 @@ use crate::manager::request::lease::{Lease, Plan};
 use crate::manager::request::residency_scan::MissingBlock;
 use crate::residency::GroupSlots;
 use crate::scope::{Scope, ScopeId};
-use crate::tier::ResidencyState;
+use crate::tier::{Owner, ResidencyState};
 use crate::time::Nanos;
 use crate::transfer::MoveKind;
 use crate::trie::Query;
@@ -35,14 +36,18 @@ pub(crate) struct Windows {
     pub(crate) borders: Vec<(u32, bool)>,
     /// By group, places on the path of the blocks that the lease holds, ascending.
     pub(crate) held: Vec<Vec<u32>>,
-    /// By group, slots that no block has yet.
-    pub(crate) open: Vec<Vec<Slot>>,
-    /// Slots to take, by group.
-    wanted: Vec<u64>,
+    /// By group, the slots that the lease writes, by the place on the path of their block.
+    pub(crate) open: Vec<BTreeMap<u32, Slot>>,
+    /// The same, taken while room is free: others may take them until the block table is read.
+    pub(crate) spare: Vec<BTreeMap<u32, Slot>>,
+    /// Places to take slots for, by group.
+    wanted: Vec<Vec<u32>>,
     /// Groups and places on the path of what the match needs from the tier below.
     loads: Vec<(usize, u32)>,
     /// Blocks of the path that have their slots.
     pub(crate) done: u32,
+    /// Full blocks of the prompt.
+    end: u32,
     /// Whether the prompt leaves a known path at the end of the match, or ends there.
     here: Option<bool>,
 }
@@ -81,7 +86,7 @@ impl Manager {
         let wanted = points
             .groups
             .iter()
-            .map(|group| self.window_slots(group, &borders, from..end.max(from), u64::from(more)));
+            .map(|group| self.window_places(group, &borders, from..end.max(from), more));
         let here = (points.every == 0 && from > 0)
             .then_some(leaves && known == from)
             .filter(|&leaves| leaves || from == end);
@@ -89,9 +94,11 @@ impl Manager {
             wanted: wanted.collect(),
             loads: Vec::new(),
             held: vec![Vec::new(); points.groups.len()],
-            open: vec![Vec::new(); points.groups.len()],
+            open: vec![BTreeMap::new(); points.groups.len()],
+            spare: vec![BTreeMap::new(); points.groups.len()],
             borders,
             done: from,
+            end,
             here,
         }))
     }
@@ -107,26 +114,23 @@ impl Manager {
             && self.trie().child(root, Some(last), next).is_none()
     }
 
-    /// Slots of a group that a lease takes for blocks `new` of its path, their borders, and `more`
-    /// blocks after them.
-    fn window_slots(
+    /// Places on a path for which a lease takes slots of a group: what its borders need of the blocks
+    /// `new`, and `more` blocks after them as far as a token attends.
+    fn window_places(
         &self,
         group: &Group,
         borders: &[(u32, bool)],
-        new: std::ops::Range<u32>,
-        more: u64,
-    ) -> u64 {
+        new: Range<u32>,
+        more: u32,
+    ) -> Vec<u32> {
         let size = self.points.as_ref().map_or(1, |points| points.block_tokens);
-        let span = match group.kind {
-            GroupKind::State => return borders.len() as u64 + u64::from(more > 0),
-            GroupKind::Full => u64::MAX,
-            GroupKind::Sliding { window, .. } => window.div_ceil(size) + 1,
-            GroupKind::Chunked { chunk } => chunk.div_ceil(size) + 1,
-        };
-        let ends = borders.iter().map(|&(border, _)| border).chain(std::iter::once(new.end));
-        let needed = ends.flat_map(|end| group.needed(end, size).iter());
+        let ends = borders.iter().map(|&(border, _)| border);
+        // A state is there only at borders; a token attends to what the end of the prompt needs.
+        let last = (group.kind != GroupKind::State).then_some(new.end);
+        let needed = ends.chain(last).flat_map(|end| group.needed(end, size).iter());
         let needed: BTreeSet<u32> = needed.filter(|block| new.contains(block)).collect();
-        needed.len() as u64 + more.min(span)
+        let after = new.end..new.end.saturating_add(more.min(span(group.kind, size)));
+        needed.into_iter().chain(after).collect()
     }
 
     /// The borders, in blocks, at which a pass of a lease should end: each becomes a resume point.
@@ -134,9 +138,7 @@ impl Manager {
     /// # Errors
     /// [`Error::Closed`].
     pub fn resume_borders(&self, id: LeaseId) -> Result<Vec<u32>> {
-        let windows = self.lease(id)?.windows.as_ref();
-        let borders = windows.into_iter().flat_map(|windows| &windows.borders);
-        Ok(borders.map(|&(border, _)| border).collect())
+        Ok(self.lease(id)?.resume_borders().collect())
     }
 
     /// Which blocks of a sequence each group has or expects on any tier, of those that the first group
@@ -179,7 +181,7 @@ impl Manager {
         let needed: Vec<Vec<u32>> = needed.map(|needed| needed.iter().collect()).collect();
         let loads = missing.iter().filter(|miss| !miss.lacks.is_empty()).count();
         let mut wanted = vec![(open + loads) as u64];
-        wanted.extend(&windows.wanted);
+        wanted.extend(windows.wanted.iter().map(|places| places.len() as u64));
         for (at, needed) in needed.into_iter().enumerate() {
             for place in needed {
                 // What is loaded stays below until the load has begun.
@@ -194,11 +196,59 @@ impl Manager {
             }
         }
         self.make_group_room(&wanted, (path, &windows.held), now)?;
-        for (at, &slots) in windows.wanted.iter().enumerate() {
-            let take = |_| self.blocks.take_group_slot(0, at).expect("room was made");
-            windows.open[at] = (0..slots).map(take).collect();
+        for (at, places) in std::mem::take(&mut windows.wanted).into_iter().enumerate() {
+            for place in places {
+                let slot = self.blocks.take_group_slot(0, at).expect("room was made");
+                windows.open[at].insert(place, slot);
+            }
         }
         Ok(())
+    }
+
+    /// Whether each slot is assigned to a block before its bytes are written.
+    fn writes_bytes(&self) -> bool {
+        self.tiers[0].spec.owner == Owner::Kvtrie
+    }
+
+    /// Takes free slots for the blocks of a prompt that no border needs: a later prompt may leave this
+    /// one there.
+    fn take_spare_slots(&mut self, windows: &mut Windows, from: u32) {
+        if !self.writes_bytes() {
+            return;
+        }
+        let kinds: Vec<GroupKind> =
+            self.points.iter().flat_map(|points| &points.groups).map(|group| group.kind).collect();
+        for (at, kind) in kinds.into_iter().enumerate() {
+            // A state is there only where a pass ends.
+            let places = if kind == GroupKind::State { 0..0 } else { from..windows.end };
+            for place in places {
+                if windows.open[at].contains_key(&place) {
+                    continue;
+                }
+                let Some(slot) = self.blocks.take_group_slot(0, at) else { break };
+                windows.spare[at].insert(place, slot);
+            }
+        }
+    }
+
+    /// Gives the spare slots of one lease back. Returns whether one has any.
+    pub(crate) fn give_spare_slots(&mut self) -> bool {
+        if !self.writes_bytes() {
+            return false;
+        }
+        let has = |lease: &&mut Box<Lease>| {
+            let windows = lease.windows.as_ref();
+            windows.is_some_and(|windows| windows.spare.iter().any(|spare| !spare.is_empty()))
+        };
+        // The latest lease, so that the same calls take the same slots.
+        let lease = self.leases.values_mut().filter(has).max_by_key(|lease| lease.id);
+        let Some(windows) = lease.and_then(|lease| lease.windows.as_mut()) else { return false };
+        for (at, spare) in windows.spare.iter_mut().enumerate() {
+            std::mem::take(spare)
+                .into_values()
+                .for_each(|slot| self.blocks.give_group_slot(0, at, slot));
+        }
+        true
     }
 
     /// Begins the loads that a match needs, into slots for which there is room, and delays the plan
@@ -237,17 +287,18 @@ impl Manager {
         if let Some(kept) = windows.here {
             self.add_point(path, path_border(path), kept);
         }
+        self.take_spare_slots(windows, path_border(path));
         moves
     }
 
     /// The block table of a lease in a group of layers, as [`Manager::slots`]. In a group after the
-    /// first a slot on the first tier is one of those that the lease holds, and open slots have no
-    /// block before it is committed.
+    /// first a slot on the first tier is one that the lease holds or writes. Its spare slots stay with
+    /// it from then on.
     ///
     /// # Errors
     /// As [`Manager::slots`]; [`Error::Config`] if there is no such group.
     pub fn group_table(
-        &self,
+        &mut self,
         id: LeaseId,
         tier: TierId,
         group: usize,
@@ -259,19 +310,30 @@ impl Manager {
                 "there is no group {group}, the manager keeps {groups} apart"
             )));
         }
-        let lease = &self.leases[&id];
-        Ok(if group == 0 { first } else { (1, self.window_table(lease, tier, group - 1)) })
+        if group == 0 {
+            return Ok(first);
+        }
+        if let (0, Some(windows)) = (tier, &mut self.lease_mut(id).windows) {
+            windows.open[group - 1].append(&mut windows.spare[group - 1]);
+        }
+        Ok((1, self.window_table(&self.leases[&id], tier, group - 1, first.1.len())))
     }
 
-    fn window_table(&self, lease: &Lease, tier: TierId, at: usize) -> Vec<Slot> {
-        let held = lease.windows.as_ref().map_or(&[][..], |windows| &windows.held[at]);
-        let path = (0..).zip(lease.path.blocks());
-        let slot = |(place, &block): (u32, &BlockId)| {
+    fn window_table(&self, lease: &Lease, tier: TierId, at: usize, blocks: usize) -> Vec<Slot> {
+        let windows = lease.windows.as_ref();
+        let held = windows.map_or(&[][..], |windows| &windows.held[at]);
+        let slot = |(place, block): (u32, Option<&BlockId>)| {
             let has = tier > 0 || held.binary_search(&place).is_ok();
-            let here = self.blocks.group_residency(tier, at, block);
-            if has && here.state != ResidencyState::Bad { here.slot } else { NO_SLOT }
+            if let Some(&block) = block.filter(|_| has) {
+                let here = self.blocks.group_residency(tier, at, block);
+                return if here.state == ResidencyState::Bad { NO_SLOT } else { here.slot };
+            }
+            let open = windows.filter(|_| tier == 0).map(|windows| &windows.open[at]);
+            open.and_then(|open| open.get(&place).copied()).unwrap_or(NO_SLOT)
         };
-        path.map(slot).collect()
+        let path = lease.path.blocks();
+        let places = path.iter().map(Some).chain(std::iter::repeat(None)).take(blocks);
+        (0..).zip(places).map(slot).collect()
     }
 
     /// The moves that still read slots which a lease is to write in groups after the first.
@@ -279,22 +341,20 @@ impl Manager {
         &'a self,
         lease: &'a Lease,
     ) -> impl Iterator<Item = MoveId> + 'a {
-        let open = lease.windows.iter().flat_map(|windows| windows.open.iter().enumerate());
-        let open = open.flat_map(|(at, open)| open.iter().map(move |&slot| (at, slot)));
-        open.flat_map(|(at, slot)| self.blocks.group_waits(0, at, slot))
+        let slots = lease.windows.iter().flat_map(|windows| windows.slots());
+        slots.flat_map(|(at, slot)| self.blocks.group_waits(0, at, slot))
     }
 
     /// Gives all slots and holds of a lease back.
     pub(crate) fn close_windows(&mut self, windows: Option<&mut Windows>, path: &[BlockId]) {
         let Some(windows) = windows else { return };
-        for (at, (held, open)) in windows.held.iter_mut().zip(&mut windows.open).enumerate() {
+        for (at, held) in windows.held.iter_mut().enumerate() {
             for block in held.drain(..) {
                 self.blocks.unhold_group(0, at, path[block as usize]);
             }
-            for slot in open.drain(..) {
-                self.blocks.give_group_slot(0, at, slot);
-            }
         }
+        windows.slots().for_each(|(at, slot)| self.blocks.give_group_slot(0, at, slot));
+        windows.open.iter_mut().chain(&mut windows.spare).for_each(BTreeMap::clear);
         for (at, place) in windows.loads.drain(..) {
             self.blocks.unhold_group(1, at, path[place as usize]);
         }
@@ -329,7 +389,6 @@ impl Manager {
     fn settle_group(&mut self, at: usize, windows: &mut Windows, path: &[BlockId], end: u32) {
         let points = self.points.as_ref().expect("a model of several groups");
         let (group, size) = (points.groups[at], points.block_tokens);
-        let state = group.kind == GroupKind::State;
         let mut needed: BTreeSet<u32> = group.needed(end, size).iter().collect();
         for &(border, _) in &windows.borders {
             needed.extend(group.needed(border, size).iter());
@@ -337,20 +396,30 @@ impl Manager {
         for place in windows.done..end {
             let block = path[place as usize];
             let wanted = needed.contains(&place);
-            if self.blocks.group_residency(0, at, block).slot == NO_SLOT {
-                // A state is there only where a pass ends.
-                if state && !wanted {
+            let own = windows.open[at].remove(&place).or_else(|| windows.spare[at].remove(&place));
+            let here = self.blocks.group_residency(0, at, block);
+            match (here.state, own) {
+                (ResidencyState::Absent, Some(slot)) => {
+                    self.blocks.settle_group(at, block, slot);
+                }
+                (ResidencyState::Absent, None) => {
+                    match self.late_slot((at, group.kind), windows, path, (end, wanted)) {
+                        Some(slot) => self.blocks.settle_group(at, block, slot),
+                        None => continue,
+                    }
+                }
+                // The same bytes are there.
+                (ResidencyState::Resident, Some(slot)) => {
+                    self.blocks.give_group_slot(0, at, slot);
+                }
+                // Moves may still write the slot that the block has: the lease keeps its own.
+                (_, Some(slot)) if self.writes_bytes() => {
+                    windows.open[at].insert(place, slot);
                     continue;
                 }
-                let slot = if wanted {
-                    self.window_slot(at, windows, path, end)
-                } else {
-                    self.blocks.take_group_slot(0, at)
-                };
-                let Some(slot) = slot else { continue };
-                self.blocks.settle_group(at, block, slot);
+                (_, Some(slot)) => self.blocks.give_group_slot(0, at, slot),
+                (_, None) => {}
             }
-            // A failed move may still write the slot that the block has.
             if wanted && self.blocks.group_here(0, at, block) {
                 self.blocks.hold_group(0, at, block);
                 windows.held[at].push(place);
@@ -358,27 +427,122 @@ impl Manager {
         }
     }
 
-    /// A slot of a group for the next block of a lease: one that it has, one that it needs no more, or
-    /// a free or released one.
-    fn window_slot(
+    /// A slot for a committed block that got none before: where no bytes are written, one of those
+    /// that a lease needs no more, or a free or released one if it is `wanted`.
+    fn late_slot(
         &mut self,
-        at: usize,
+        (at, kind): (usize, GroupKind),
         windows: &mut Windows,
         path: &[BlockId],
-        end: u32,
+        (end, wanted): (u32, bool),
     ) -> Option<Slot> {
-        if let Some(slot) = windows.open[at].pop() {
-            return Some(slot);
+        // A state is there only where a pass ends.
+        if self.writes_bytes() || (kind == GroupKind::State && !wanted) {
+            return None;
+        }
+        if !wanted {
+            return self.blocks.take_group_slot(0, at);
         }
         self.slide(at, windows, path, end);
+        self.take_unheld_slot(at)
+    }
+
+    /// A slot that is free or released.
+    fn take_unheld_slot(&mut self, at: usize) -> Option<Slot> {
         loop {
             if let Some(slot) = self.blocks.take_group_slot(0, at) {
                 return Some(slot);
             }
-            if !self.blocks.take_released(0) {
+            if !self.give_spare_slots() && !self.blocks.take_released(0) {
                 return None;
             }
         }
+    }
+
+    /// Takes slots for the blocks from a border on that the borders after it need, after the blocks
+    /// that were matched there were lost.
+    pub(crate) fn assign_places(&mut self, windows: &mut Windows, border: u32) {
+        if !self.writes_bytes() {
+            return;
+        }
+        let groups = self.points.iter().flat_map(|points| &points.groups);
+        let new = border..windows.end.max(border);
+        let places =
+            groups.map(|group| self.window_places(group, &windows.borders, new.clone(), 1));
+        for (at, places) in places.collect::<Vec<_>>().into_iter().enumerate() {
+            for place in places {
+                if !windows.open[at].contains_key(&place)
+                    && let Some(slot) = self.take_unheld_slot(at)
+                {
+                    windows.open[at].insert(place, slot);
+                }
+            }
+        }
+    }
+
+    /// Places of the next `blocks` blocks of a lease for which it has no slot, by group.
+    pub(crate) fn unopened(&self, lease: &Lease, blocks: usize) -> Vec<Vec<u32>> {
+        let (Some(points), Some(windows)) = (&self.points, &lease.windows) else {
+            return Vec::new();
+        };
+        if !self.writes_bytes() {
+            return Vec::new();
+        }
+        let (first, most) = (path_border(lease.path.blocks()), u32::try_from(blocks));
+        let lacks = |(group, open): (&Group, &BTreeMap<u32, Slot>)| {
+            let ahead = most.unwrap_or(u32::MAX).min(span(group.kind, points.block_tokens));
+            let places = first..first.saturating_add(ahead);
+            places.filter(|place| !open.contains_key(place)).collect()
+        };
+        points.groups.iter().zip(&windows.open).map(lacks).collect()
+    }
+
+    /// Makes room for more blocks of a lease in all groups, and takes slots at these places in the
+    /// groups after the first.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; nothing has changed then.
+    pub(crate) fn reserve_groups(
+        &mut self,
+        id: LeaseId,
+        more: usize,
+        places: Vec<Vec<u32>>,
+        now: Nanos,
+    ) -> Result<()> {
+        let wanted: Vec<u64> = std::iter::once(more as u64)
+            .chain(places.iter().map(|places| places.len() as u64))
+            .collect();
+        self.make_group_room(&wanted, (&[], &[]), now)?;
+        for (at, places) in places.into_iter().enumerate() {
+            for place in places {
+                let slot = self.blocks.take_group_slot(0, at).expect("room was made");
+                let windows = self.lease_mut(id).windows.as_mut().expect("several groups");
+                windows.open[at].insert(place, slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes slots for the block after a path, into which the next tokens are written.
+    pub(crate) fn open_next(&mut self, id: LeaseId) {
+        if self.points.is_none() || !self.writes_bytes() {
+            return;
+        }
+        let lease = self.lease_mut(id);
+        // Without room to grow they have no block in the first group either.
+        if lease.open.is_empty() {
+            return;
+        }
+        let Some(mut windows) = lease.windows.take() else { return };
+        let end = windows.done;
+        for at in 0..windows.open.len() {
+            if !windows.open[at].contains_key(&end)
+                && let Some(slot) = self.take_unheld_slot(at)
+            {
+                windows.open[at].insert(end, slot);
+            }
+        }
+        self.lease_mut(id).windows = Some(windows);
     }
 
     /// Releases what neither the end of a lease nor one of its borders needs.
@@ -387,11 +551,18 @@ impl Manager {
         let (group, size) = (points.groups[at], points.block_tokens);
         let ends = windows.borders.iter().map(|&(border, _)| border).chain(std::iter::once(end));
         let needed: Vec<_> = ends.map(|end| group.needed(end, size)).collect();
+        let stays = |place: u32| needed.iter().any(|needed| needed.contains(place));
         let blocks = &mut self.blocks;
         windows.held[at].retain(|&place| {
-            let stays = needed.iter().any(|needed| needed.contains(place));
-            if !stays {
+            if !stays(place) {
                 blocks.unhold_group(0, at, path[place as usize]);
+            }
+            stays(place)
+        });
+        windows.open[at].retain(|&place, slot| {
+            let stays = place >= end || stays(place);
+            if !stays {
+                blocks.give_group_slot(0, at, *slot);
             }
             stays
         });
@@ -407,6 +578,25 @@ impl Manager {
         }
         self.close_windows(Some(&mut windows.as_ref().clone()), path);
     }
+}
+
+impl Windows {
+    /// The slots that no block has, with their groups.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, Slot)> + '_ {
+        let slots = self.open.iter().enumerate().chain(self.spare.iter().enumerate());
+        slots.flat_map(|(at, slots)| slots.values().map(move |&slot| (at, slot)))
+    }
+}
+
+/// Blocks that hold all earlier tokens to which a token may attend, and one more.
+fn span(kind: GroupKind, size: u64) -> u32 {
+    let blocks = match kind {
+        GroupKind::State => return 1,
+        GroupKind::Full => return u32::MAX,
+        GroupKind::Sliding { window, .. } => window.div_ceil(size) + 1,
+        GroupKind::Chunked { chunk } => chunk.div_ceil(size) + 1,
+    };
+    u32::try_from(blocks).unwrap_or(u32::MAX)
 }
 
 /// The border after a path.

@@ -1,0 +1,89 @@
+//! Bytes of the tiers of a model with several groups, as a map from slots to what was computed there.
+//!
+//! A page that is cut into slots of another group loses what it had. Invariant: a slot that is absent
+//! from the map has no valid bytes. Cost: O(slots) per write.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use kvtrie_core::block::{LeaseId, NO_SLOT, Slot, TierId, Token};
+use kvtrie_core::group::{Group, page_bytes};
+use kvtrie_core::manager::{Manager, Move};
+
+use crate::rig::{GPU, SIZE};
+
+/// Page of a tier, and group and slot in it.
+type Place = (TierId, u32, usize, Slot);
+
+/// Content of every slot.
+pub(crate) struct Bytes {
+    groups: Vec<Group>,
+    /// Slots of each group in a page.
+    per_page: Vec<u32>,
+    content: BTreeMap<Place, u64>,
+}
+
+impl Bytes {
+    /// Nothing is written.
+    pub(crate) fn new(groups: &[Group]) -> Self {
+        let sizes: Vec<u64> = groups.iter().map(|group| group.slot_bytes).collect();
+        let page = page_bytes(&sizes).unwrap();
+        let per_page = sizes.iter().map(|size| u32::try_from(page / size).unwrap()).collect();
+        Self { groups: groups.to_vec(), per_page, content: BTreeMap::new() }
+    }
+
+    fn place(&self, tier: TierId, group: usize, slot: Slot) -> Place {
+        (tier, slot / self.per_page[group], group, slot)
+    }
+
+    fn put(&mut self, tier: TierId, group: usize, slot: Slot, content: Option<u64>) {
+        let at = self.place(tier, group, slot);
+        self.content.retain(|known, _| (known.0, known.1) != (at.0, at.1) || known.2 == group);
+        match content {
+            Some(content) => self.content.insert(at, content),
+            None => self.content.remove(&at),
+        };
+    }
+
+    /// The block tables of a lease on the first tier.
+    pub(crate) fn tables(&self, manager: &mut Manager, id: LeaseId) -> Vec<Vec<Slot>> {
+        (0..self.groups.len()).map(|group| manager.group_table(id, GPU, group).unwrap().1).collect()
+    }
+
+    /// Writes the full blocks of a path from block `first` on.
+    pub(crate) fn write(&mut self, tables: &[Vec<Slot>], path: &[Token], first: usize) {
+        for (group, table) in tables.iter().enumerate() {
+            for at in first..path.len() / SIZE {
+                if let Some(&slot) = table.get(at).filter(|&&slot| slot != NO_SLOT) {
+                    self.put(GPU, group, slot, Some(content(path, at)));
+                }
+            }
+        }
+    }
+
+    /// Carries a move out; one that fails leaves no valid bytes.
+    pub(crate) fn copy(&mut self, known: &Move, ok: bool) {
+        let group = usize::from(known.group);
+        let from = self.content.get(&self.place(known.src, group, known.src_slot)).copied();
+        self.put(known.dst, group, known.dst_slot, from.filter(|_| ok));
+    }
+
+    /// Every slot in a table has the bytes of its block.
+    pub(crate) fn compare(&self, tables: &[Vec<Slot>], path: &[Token]) {
+        for (group, table) in tables.iter().enumerate() {
+            for at in 0..path.len() / SIZE {
+                if let Some(&slot) = table.get(at).filter(|&&slot| slot != NO_SLOT) {
+                    let here = self.content.get(&self.place(GPU, group, slot)).copied();
+                    assert_eq!(here, Some(content(path, at)), "block {at} of group {group}");
+                }
+            }
+        }
+    }
+}
+
+/// What is computed for a block: it depends on all tokens up to its end.
+fn content(path: &[Token], at: usize) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    path[..(at + 1) * SIZE].hash(&mut hasher);
+    hasher.finish()
+}
