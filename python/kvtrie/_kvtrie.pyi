@@ -852,7 +852,8 @@ class Lease:
             tier: index or kind of the tier.
             group: which group of layers, where they are kept apart. After the first one a slot on
                 the first tier is one that the lease holds, or one to write before the block is
-                committed: a block that has none then is not kept in that group.
+                committed: a block that has none then is not kept in that group. The block
+                that a commit leaves partial may get its slot by that commit.
 
         Returns:
             `uint32[blocks]`, or `uint32[layers, blocks]` on a tier with layer slots; 2**32 - 1

@@ -242,10 +242,56 @@ fn bad_groups_are_config_errors() {
     let mut several = of(&[FULL, STATE], 9000);
     several.tiers.push(tier(Kind::Host, 9));
     assert!(Manager::new(several).unwrap_err().to_string().contains("several groups on 2 tiers"));
-    let mut rig = Rig::new(of(&[FULL, STATE], 9000));
-    let id = rig.acquire(&tokens(1, 1));
-    rig.refused("fork is not supported for a model with 2 groups", |m, now| m.fork(id, 1, now));
-    rig.refused("truncate", |m, now| m.truncate(id, 0, now));
+}
+
+#[test]
+fn a_truncated_lease_goes_back_to_a_border_at_which_all_groups_resume() {
+    for (groups, kept) in [(&[FULL, WINDOW][..], 6 * SIZE), (&[FULL, STATE], 4 * SIZE)] {
+        let mut rig = Rig::new(of(groups, 100_000));
+        let prompt = tokens(1, 8);
+        rig.serve(&prompt[..4 * SIZE]);
+        let id = rig.acquire(&prompt);
+        rig.commit(id, &prompt[4 * SIZE..]);
+        rig.call(|m, now| m.truncate(id, 6 * SIZE + 3, now)).unwrap();
+        assert_eq!(rig.manager.lease_tokens(id).unwrap(), kept);
+        rig.call(|m, now| m.reserve(id, SIZE, now)).unwrap();
+        rig.commit(id, &tokens(2, 1));
+        rig.release(id);
+        let other = [&prompt[..kept], &tokens(2, 1)].concat();
+        assert_eq!(rig.matched(&other), other.len());
+    }
+}
+
+#[test]
+fn a_suspended_lease_leaves_its_point_on_the_tier_below() {
+    for group in [WINDOW, STATE] {
+        let mut rig = Rig::new(on(&[FULL, group], &[10 * 700, 10 * 700]));
+        let prompt = tokens(1, 10);
+        let id = rig.acquire(&prompt);
+        rig.commit(id, &prompt);
+        rig.call(|m, now| m.suspend(id, Kind::Host, now)).unwrap();
+        rig.run();
+        assert_eq!(held_on(&rig, GPU)[0].0, 0);
+        rig.call(|m, now| m.resume(id, 0, LoadMode::All, now)).unwrap();
+        assert_eq!(rig.manager.lease(id).unwrap().matched(), 10 * SIZE);
+        rig.run();
+        rig.release(id);
+    }
+}
+
+#[test]
+fn victims_on_request_leave_with_their_points() {
+    let mut rig = Rig::new(of(&[FULL, STATE], 100_000));
+    rig.serve(&tokens(1, 4));
+    rig.serve(&tokens(2, 4));
+    let stay = rig.blocks(&tokens(2, 4));
+    let evict = |count| {
+        let stay = stay.clone();
+        move |m: &mut Manager, now| m.evict_blocks(GPU, count, &stay[3..], now)
+    };
+    assert!(rig.call(evict(5)).is_err());
+    assert_eq!(rig.call(evict(4)).unwrap().len(), 4);
+    assert_eq!((rig.matched(&tokens(1, 4)), rig.matched(&tokens(2, 4))), (0, 4 * SIZE));
 }
 
 /// One to three groups after the first.
@@ -338,6 +384,12 @@ impl Story {
             self.write(id, &mut path, answer);
             self.last.extend(answer);
         }
+        match what {
+            11 => self.truncate(id, &mut path, (stem, shared, extra)),
+            12 => self.fork(id, &path, (stem, extra)),
+            13 => self.suspend(id, &mut path, extra),
+            _ => {}
+        }
         if what == 8 && self.rig.call(|m, now| m.reserve(id, extra, now)).is_ok() {
             self.end_all_moves();
             let room = self.rig.manager.room_left(id).unwrap();
@@ -346,15 +398,85 @@ impl Story {
         self.rig.release(id);
     }
 
-    /// Writes the KV of more tokens, in every slot that the tables name, and commits them.
-    fn write(&mut self, id: LeaseId, path: &mut Vec<Token>, more: &[Token]) {
-        let first = path.len() / SIZE;
-        path.extend(more);
+    /// A lease goes back to a border at or before `to` tokens at which it can go on, and goes on.
+    fn truncate(
+        &mut self,
+        id: LeaseId,
+        path: &mut Vec<Token>,
+        (stem, shared, extra): (u32, usize, usize),
+    ) {
+        let to = path.len().saturating_sub(shared * 3 + extra % 2);
+        let known = path.clone();
+        self.rig.call(|m, now| m.truncate(id, to, now)).unwrap();
+        self.end_all_moves();
+        let kept = self.rig.manager.lease_tokens(id).unwrap();
+        assert!(kept <= to, "{kept} tokens are kept, {to} wanted");
+        path.truncate(kept);
         if let Some(bytes) = &mut self.bytes {
             let tables = bytes.tables(&mut self.rig.manager, id);
-            bytes.write(&tables, path, first);
+            bytes.cut(&tables, path, &known);
         }
+        let whole = kept.is_multiple_of(SIZE) && kept < known.len();
+        if whole {
+            let mut table = |group| self.rig.manager.group_table(id, GPU, group).unwrap().1;
+            let tables: Vec<_> = (0..self.groups.len()).map(&mut table).collect();
+            let has = |at: usize, place: u32| tables[at][place as usize] != NO_SLOT;
+            assert!(resumes(&self.groups, u32::try_from(kept / SIZE).unwrap(), has), "{tables:?}");
+        }
+        self.compare(id, path);
+        if self.rig.call(|m, now| m.reserve(id, extra + 1, now)).is_ok() {
+            self.end_all_moves();
+            self.write(id, path, &tokens(stem + 70, 3)[..=extra]);
+        }
+    }
+
+    /// Two more leases go on from the same tokens with others.
+    fn fork(&mut self, id: LeaseId, path: &[Token], (stem, extra): (u32, usize)) {
+        let Ok(forks) = self.rig.call(|m, now| m.fork(id, 2, now)) else { return };
+        self.end_all_moves();
+        for (at, id) in (0..).zip(forks.iter().copied().chain([id])) {
+            let mut path = path.to_vec();
+            self.compare(id, &path);
+            if self.rig.call(|m, now| m.reserve(id, extra + 1, now)).is_ok() {
+                self.end_all_moves();
+                self.write(id, &mut path, &tokens(stem + 80 + at, 3)[..=extra]);
+            }
+        }
+        for id in forks {
+            self.rig.release(id);
+        }
+    }
+
+    /// A lease leaves the first tier, and comes back.
+    fn suspend(&mut self, id: LeaseId, path: &mut Vec<Token>, extra: usize) {
+        self.rig.call(|m, now| m.suspend(id, Kind::Host, now)).unwrap();
+        if extra.is_multiple_of(2) {
+            self.end_all_moves();
+        }
+        if self.rig.call(|m, now| m.resume(id, extra, LoadMode::All, now)).is_err() {
+            return;
+        }
+        self.end_all_moves();
+        let full = path.clone();
+        path.truncate(self.rig.manager.lease_tokens(id).unwrap());
+        self.compare(id, path);
+        let done = path.len();
+        self.write(id, path, &full[done..]);
+    }
+
+    /// Writes the KV of more tokens, in every slot that the tables name, and commits them.
+    fn write(&mut self, id: LeaseId, path: &mut Vec<Token>, more: &[Token]) {
+        let known = path.len();
+        path.extend(more);
+        let Some(bytes) = &mut self.bytes else {
+            self.rig.commit(id, more);
+            return;
+        };
+        let before = bytes.tables(&mut self.rig.manager, id);
+        bytes.write(&before, path, known);
         self.rig.commit(id, more);
+        let tables = bytes.tables(&mut self.rig.manager, id);
+        bytes.write_rest((&before, &tables), path);
         self.compare(id, path);
     }
 
@@ -373,6 +495,13 @@ impl Story {
         if self.rig.manager.awaits(id).unwrap().is_empty() {
             let tables = bytes.tables(&mut self.rig.manager, id);
             bytes.compare(&tables, path);
+        }
+    }
+
+    /// Blocks leave the first tier on request, all of them or none.
+    fn evict(&mut self, count: u64) {
+        if let Ok(left) = self.rig.call(|m, now| m.evict_blocks(GPU, count, &[], now)) {
+            assert_eq!(left.len() as u64, count);
         }
     }
 
@@ -406,7 +535,8 @@ impl Story {
             match step.0 {
                 0..5 => self.ask(step, LoadMode::All),
                 5 => self.ask(step, [LoadMode::Plan, LoadMode::None][step.1 as usize % 2]),
-                6..9 if !self.held.is_empty() => self.go_on(step),
+                6..9 | 11..14 if !self.held.is_empty() => self.go_on(step),
+                14 => self.evict(step.3 as u64 - 1),
                 9 => self.end_moves(step.3 % 4),
                 _ if !self.held.is_empty() => {
                     let (id, _) = self.held.remove(0);
@@ -434,7 +564,7 @@ proptest! {
             prop::sample::select(kvtrie_core::policy::NAMES),
             prop::sample::select(vec![Owner::Kvtrie, Owner::Nobody]),
         ),
-        steps in prop::collection::vec((0_u8..11, 0_u32..4, 0_usize..7, 1_usize..9, 0_usize..9), 1..60),
+        steps in prop::collection::vec((0_u8..15, 0_u32..4, 0_usize..7, 1_usize..9, 0_usize..9), 1..60),
     ) {
         let largest = groups.iter().map(|group| group.slot_bytes).max().unwrap();
         let bytes: Vec<u64> = std::iter::once(pages).chain(below).map(|n| n * largest).collect();

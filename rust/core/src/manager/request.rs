@@ -16,6 +16,7 @@ pub(super) mod branch;
 pub(super) mod commit;
 pub(super) mod digests;
 pub(super) mod expected_sessions;
+pub(super) mod group_branch;
 pub(super) mod group_room;
 pub(super) mod index;
 pub(super) mod lease;

@@ -51,6 +51,8 @@ struct GroupTier {
     released: VecDeque<(u8, BlockId)>,
     /// Moves that read a residency.
     readers: FxHashMap<(u8, BlockId), MoveIds>,
+    /// Moves that read or write a slot which no block has.
+    touched: FxHashMap<(u8, Slot), MoveIds>,
 }
 
 /// Residencies of all groups after the first.
@@ -90,6 +92,7 @@ impl GroupTier {
             tables: layers.iter().map(table).collect(),
             released: VecDeque::new(),
             readers: FxHashMap::default(),
+            touched: FxHashMap::default(),
         }
     }
 
@@ -244,9 +247,43 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.group_tier(tier).arena.take(at + 1)
     }
 
-    /// Gives a slot of a group after the first back, which no block has.
+    /// Gives a slot of a group after the first back, which no block has; moves that touch the slot
+    /// drain it.
     pub fn give_group_slot(&mut self, tier: TierId, at: usize, slot: Slot) {
-        self.group_tier(tier).arena.give(at + 1, slot);
+        let tier = self.group_tier(tier);
+        match tier.touched.remove(&(number(at), slot)) {
+            Some(by) => tier.arena.drain(at + 1, slot, &by),
+            None => tier.arena.give(at + 1, slot),
+        }
+    }
+
+    /// Notes that a move reads or writes slots of the first tier which no block has.
+    pub fn touch_group_slots(&mut self, at: usize, slots: &[Slot], by: MoveId) {
+        let touched = &mut self.group_tier(0).touched;
+        for &slot in slots {
+            touched.entry((number(at), slot)).or_default().push(by);
+        }
+    }
+
+    /// Ends that.
+    pub fn end_touch(&mut self, at: usize, slots: &[Slot], by: MoveId) {
+        let tier = self.group_tier(0);
+        for &slot in slots {
+            if let Some(moves) = tier.touched.get_mut(&(number(at), slot)) {
+                moves.retain(|id| *id != by);
+                if moves.is_empty() {
+                    tier.touched.remove(&(number(at), slot));
+                }
+            }
+        }
+        tier.arena.drained(by);
+    }
+
+    /// Whether moves read or write a slot of the first tier which no block has.
+    #[must_use]
+    pub fn is_touched(&self, at: usize, slot: Slot) -> bool {
+        let touched = self.groups.as_ref().map(|groups| &groups.0[0].touched);
+        touched.is_some_and(|touched| touched.contains_key(&(number(at), slot)))
     }
 
     /// Makes a block resident on the first tier in a group after the first, in a slot that was taken:

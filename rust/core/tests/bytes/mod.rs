@@ -50,13 +50,45 @@ impl Bytes {
         (0..self.groups.len()).map(|group| manager.group_table(id, GPU, group).unwrap().1).collect()
     }
 
-    /// Writes the full blocks of a path from block `first` on.
-    pub(crate) fn write(&mut self, tables: &[Vec<Slot>], path: &[Token], first: usize) {
+    /// Writes the tokens of a path after the first `known`. A block of which part is known is whole
+    /// only if that part is there.
+    pub(crate) fn write(&mut self, tables: &[Vec<Slot>], path: &[Token], known: usize) {
         for (group, table) in tables.iter().enumerate() {
-            for at in first..path.len() / SIZE {
-                if let Some(&slot) = table.get(at).filter(|&&slot| slot != NO_SLOT) {
-                    self.put(GPU, group, slot, Some(content(path, at)));
-                }
+            for at in known / SIZE..path.len().div_ceil(SIZE) {
+                let Some(&slot) = table.get(at).filter(|&&slot| slot != NO_SLOT) else { continue };
+                let before = self.content.get(&self.place(GPU, group, slot)).copied();
+                let lost = at * SIZE < known && before != Some(content(&path[..known], at));
+                self.put(GPU, group, slot, (!lost).then(|| content(path, at)));
+            }
+        }
+    }
+
+    /// Writes the tokens after the last full block of a path into slots that a commit has opened.
+    pub(crate) fn write_rest(
+        &mut self,
+        (before, tables): (&[Vec<Slot>], &[Vec<Slot>]),
+        path: &[Token],
+    ) {
+        let (at, rest) = (path.len() / SIZE, path.len() % SIZE);
+        for (group, table) in tables.iter().enumerate().filter(|_| rest > 0) {
+            let Some(&slot) = table.get(at).filter(|&&slot| slot != NO_SLOT) else { continue };
+            if before[group].get(at) != Some(&slot) {
+                self.put(GPU, group, slot, Some(content(path, at)));
+            }
+        }
+    }
+
+    /// Cuts a path of `known` tokens within its last block.
+    pub(crate) fn cut(&mut self, tables: &[Vec<Slot>], path: &[Token], known: &[Token]) {
+        let at = path.len() / SIZE;
+        if path.len().is_multiple_of(SIZE) {
+            return;
+        }
+        for (group, table) in tables.iter().enumerate() {
+            let Some(&slot) = table.get(at).filter(|&&slot| slot != NO_SLOT) else { continue };
+            let before = self.content.get(&self.place(GPU, group, slot)).copied();
+            if before == Some(content(known, at)) {
+                self.put(GPU, group, slot, Some(content(path, at)));
             }
         }
     }
@@ -71,7 +103,7 @@ impl Bytes {
     /// Every slot in a table has the bytes of its block.
     pub(crate) fn compare(&self, tables: &[Vec<Slot>], path: &[Token]) {
         for (group, table) in tables.iter().enumerate() {
-            for at in 0..path.len() / SIZE {
+            for at in 0..path.len().div_ceil(SIZE) {
                 if let Some(&slot) = table.get(at).filter(|&&slot| slot != NO_SLOT) {
                     let here = self.content.get(&self.place(GPU, group, slot)).copied();
                     assert_eq!(here, Some(content(path, at)), "block {at} of group {group}");
@@ -84,6 +116,6 @@ impl Bytes {
 /// What is computed for a block: it depends on all tokens up to its end.
 fn content(path: &[Token], at: usize) -> u64 {
     let mut hasher = DefaultHasher::new();
-    path[..(at + 1) * SIZE].hash(&mut hasher);
+    path[..path.len().min((at + 1) * SIZE)].hash(&mut hasher);
     hasher.finish()
 }

@@ -3,7 +3,7 @@
 //! Such room is soft: without it a victim of the first tier is dropped instead of stored. Invariant:
 //! nothing leaves the first tier for it. Cost: O(log n) per victim.
 
-use crate::block::{BlockId, TierId};
+use crate::block::{BlockId, Handle, TierId};
 use crate::manager::Manager;
 use crate::time::{Nanos, stamp};
 
@@ -32,7 +32,9 @@ impl Manager {
             return true;
         }
         let slots = self.useless(1, victim.id, wanted);
-        if self.evict_lowest(1, slots, false, now) || self.evict_lowest(1, 1, false, now) {
+        if self.evict_lowest((1, slots), false, None, now)
+            || self.evict_lowest((1, 1), false, None, now)
+        {
             return true;
         }
         self.linked_point(1).inspect(|&block| self.drop_point_on(1, block)).is_some()
@@ -46,17 +48,23 @@ impl Manager {
         })
     }
 
-    /// Evicts blocks of the first group, the lowest first, until `slots` of its slots are free.
+    /// Evicts blocks of the first group from a tier, the lowest first, until `slots` of its slots are
+    /// free; those that leave are added to `left`.
     pub(crate) fn evict_lowest(
         &mut self,
-        tier: TierId,
-        slots: u64,
+        (tier, slots): (TierId, u64),
         dropping: bool,
+        left: Option<&mut Vec<Handle>>,
         now: Nanos,
     ) -> bool {
         let mut set = self.reuse_set(dropping);
         let fits = self.room(&mut set, tier, slots, now);
         if fits {
+            if let Some(left) = left {
+                let victims = set.victims.iter().filter(|victim| victim.tier == tier);
+                let blocks = victims.flat_map(|victim| victim.run().rev());
+                left.extend(blocks.map(|block| self.trie().handle(block)));
+            }
             self.apply(&set, now);
         } else {
             self.abandon(&set);

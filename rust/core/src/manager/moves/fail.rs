@@ -349,8 +349,11 @@ impl Manager {
             _ => self.compute_instead(id, known, now),
         };
         // Until it has ended on every rank it may write a slot that the lease keeps.
-        let writes =
-            matches!(known.to, End::PrivateSlot(private) if self.leases[&id].keeps(private));
+        let writes = match known.to {
+            End::PrivateSlot(private) => self.leases[&id].keeps(private),
+            End::Group(_) => known.kind == MoveKind::Copy,
+            End::Here | End::Leaving => false,
+        };
         if !writes {
             self.awaits.remove(id, known.id);
         }

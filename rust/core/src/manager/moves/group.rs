@@ -122,6 +122,11 @@ impl Manager {
         block: Option<BlockId>,
     ) {
         let at = usize::from(group) - 1;
+        // A copy for a fork is between slots that no block has.
+        if known.kind == MoveKind::Copy {
+            self.blocks.end_touch(at, &[known.src_slot, known.dst_slot], known.id);
+            return;
+        }
         self.blocks.end_group_read(known.src, at, block, known.id);
         if let Some(block) = block
             && self.bringing_group(known.dst, at, block).contains(&known.id)
@@ -167,11 +172,12 @@ impl Manager {
         let most = if matches!(known.to, End::Group(_)) { path.len() } else { at };
         let border = self.longest_border(&path[..most], 1);
         self.move_windows(id, &path, border);
+        self.assign_places(id, border);
         border as usize
     }
 
     /// Moves a lease's holds to the border of a path at which it goes on.
-    fn move_windows(&mut self, id: LeaseId, path: &[BlockId], border: u32) {
+    pub(in crate::manager) fn move_windows(&mut self, id: LeaseId, path: &[BlockId], border: u32) {
         let lease = self.leases.get_mut(&id).expect("held");
         let Some(mut windows) = lease.windows.take() else { return };
         for (at, held) in windows.held.iter_mut().enumerate() {
@@ -184,7 +190,6 @@ impl Manager {
             windows.held[at].push(self.trie().depth(block));
         }
         windows.done = border;
-        self.assign_places(&mut windows, border);
         self.leases.get_mut(&id).expect("held").windows = Some(windows);
     }
 

@@ -20,10 +20,13 @@ impl Manager {
     /// Makes `n` leases over the same tokens, which share full blocks and the partial one. All of
     /// them, this one too, must call `reserve` before the next write.
     ///
+    /// Of a model with several groups they wait for copies of what the lease still writes in the
+    /// groups after the first.
+    ///
     /// # Errors
-    /// [`Error::Config`] while something of the plan is still to be loaded or computed.
+    /// [`Error::Config`] while something of the plan is still to be loaded or computed;
+    /// [`Error::NoSpace`] for those copies. Nothing has changed then.
     pub fn fork(&mut self, id: LeaseId, n: usize, now: Nanos) -> Result<Vec<LeaseId>> {
-        self.one_group("fork")?;
         let lease = self.active(id)?;
         let awaits = self.awaits(id)?.len();
         let fresh = lease.path.exceptions().filter(|(_, step)| step.fresh).count();
@@ -36,6 +39,7 @@ impl Manager {
         }
         self.check_forks(id, n)?;
         let now = self.tick(now);
+        let written = self.room_for_forks(id, n, now)?;
         self.take_back(id);
         // The tail's slot needs a reference count from here on.
         if !self.leases[&id].tail.is_empty()
@@ -60,6 +64,7 @@ impl Manager {
             self.scopes.digests.promise(&copy.scope);
             self.scopes.digests.hold(&copy.tail);
             self.share(&copy.path);
+            self.fork_windows(id, &mut copy, &written, now);
             match copy.tail_from {
                 TailFrom::OpenSlot => {}
                 TailFrom::Shared(private) => {
@@ -85,13 +90,13 @@ impl Manager {
     }
 
     /// Keeps the first `tokens` tokens of a lease. Blocks after them are unpinned and stay cached;
-    /// private slots after them are released.
+    /// private slots after them are released. Of a model with several groups it may keep fewer: no
+    /// state is rolled back, and windows end at a border at which the lease can go on.
     ///
     /// # Errors
     /// [`Error::Config`] if the lease holds fewer tokens, or the cut falls into a block that the
     /// engine has still to compute; nothing has changed then.
     pub fn truncate(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
-        self.one_group("truncate")?;
         self.active(id)?;
         let held = self.lease_tokens(id)?;
         if tokens > held {
@@ -100,6 +105,7 @@ impl Manager {
             )));
         }
         let size = self.block_tokens();
+        let tokens = if tokens < held { self.truncation(id, tokens) } else { tokens };
         let (full, rest) = (tokens / size, tokens % size);
         // A tail must have bytes: this block has none until it is committed.
         if rest > 0 && self.leases[&id].path.get(full).is_some_and(|step| step.fresh) {
@@ -124,6 +130,7 @@ impl Manager {
             return Ok(());
         }
         self.lose_tail(id);
+        self.truncate_windows(id, full);
         let lease = self.lease_mut(id);
         let open = std::mem::take(&mut lease.open);
         let mut dropped = lease.path.split_off(full);
@@ -322,6 +329,7 @@ impl Manager {
         lease.tail_from = TailFrom::OpenSlot;
         lease.plan = Plan::default();
         lease.undecided = Undecided::default();
+        lease.windows = None;
         lease.matched = 0;
         lease.hold = hold;
     }

@@ -15,9 +15,10 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::block::{BlockId, MoveId, Slot};
+use crate::block::{BlockId, Handle, MoveId, Slot};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
+use crate::manager::request::lease::TailFrom;
 use crate::manager::request::windows::path_border;
 use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
@@ -63,19 +64,31 @@ impl Manager {
         if self.give_spare_slots() || self.blocks.take_released(0) {
             return true;
         }
+        let victim = self.tiers[0].eviction.victim(stamp(now));
+        let slots = victim.map_or(1, |victim| self.useless(0, victim.id, wanted));
+        self.free_victim(slots, None, now)
+    }
+
+    /// Stores or drops what has the lowest value on the first tier: a point, or up to `slots` blocks,
+    /// which are added to `left`. Returns whether it did.
+    pub(crate) fn free_victim(
+        &mut self,
+        slots: u64,
+        mut left: Option<&mut Vec<Handle>>,
+        now: Nanos,
+    ) -> bool {
         let Some(victim) = self.tiers[0].eviction.victim(stamp(now)) else { return false };
         if self.has_point_on(0, victim.id) {
             self.demote_point(victim.id, now);
             return true;
         }
         let stored = self.tiers.writes(0) && self.serves_points(0, victim.id);
-        let slots = self.useless(0, victim.id, wanted);
         // Blocks below that are in no other place leave with those above if there is no other way.
         for (slots, dropping) in [(slots, false), (1, false), (1, true)] {
             if stored && !dropping && self.make_room_below(&[slots], now) {
                 self.blocks.stock(1, slots);
             }
-            if self.evict_lowest(0, slots, dropping, now) {
+            if self.evict_lowest((0, slots), dropping, left.as_deref_mut(), now) {
                 return true;
             }
         }
@@ -85,7 +98,7 @@ impl Manager {
 
     /// Cancels the latest store after a move, none of which was handed out. Returns whether there is
     /// one.
-    fn cancel_store(&mut self, begun: MoveId, now: Nanos) -> bool {
+    pub(crate) fn cancel_store(&mut self, begun: MoveId, now: Nanos) -> bool {
         let store = (begun + 1..=self.moves.latest())
             .rev()
             .find(|&id| self.moves.get(id).is_some_and(|known| known.kind == MoveKind::Store));
@@ -106,6 +119,18 @@ impl Manager {
         true
     }
 
+    /// Number of blocks of the first group that can leave the first tier while those of `stay` and all
+    /// before them remain.
+    pub(crate) fn leavable(&self, stay: &[BlockId]) -> u64 {
+        let mut fixed = self.fixed(&[], &[]);
+        for &block in stay {
+            self.fix_path(&mut fixed, Some(block));
+        }
+        let resident =
+            |&&block: &&BlockId| self.residency(0, block).state == ResidencyState::Resident;
+        self.blocks.table(0).copies() - fixed.blocks.iter().filter(resident).count() as u64
+    }
+
     /// Fails if the slots of the first tier that stay in any case leave too few pages.
     fn check_group_room(
         &self,
@@ -113,7 +138,7 @@ impl Manager {
         (path, held): (&[BlockId], &[Vec<u32>]),
     ) -> Result<()> {
         let Some(arena) = self.blocks.arena(0) else { return Ok(()) };
-        let fixed = self.fixed_slots(path, held);
+        let fixed = self.fixed(path, held).slots;
         let mut spare = vec![0_u64; wanted.len().max(arena.groups())];
         let mut pages: FxHashSet<(usize, u32)> = FxHashSet::default();
         for &(group, slot) in &fixed {
@@ -134,7 +159,7 @@ impl Manager {
 
     /// Slots of the first tier that no victim frees: those of leases and of the request at hand, of
     /// blocks that moves in flight or pins keep, with the blocks before them, and of their points.
-    fn fixed_slots(&self, path: &[BlockId], held: &[Vec<u32>]) -> FxHashSet<(usize, Slot)> {
+    fn fixed(&self, path: &[BlockId], held: &[Vec<u32>]) -> Fixed {
         let mut fixed = Fixed::default();
         self.fix_held(&mut fixed, path, held);
         for lease in self.leases.values() {
@@ -158,13 +183,19 @@ impl Manager {
         let slots = &mut fixed.slots;
         for lease in self.leases.values() {
             slots.extend(lease.open.iter().map(|&open| (0, self.open_slot(open, 0))));
-            slots.extend(lease.path.private_slots().map(|id| (0, self.private_slot(id, 0))));
+            // Forks share the slot of their tail until they reserve.
+            let tail = match lease.tail_from {
+                TailFrom::Shared(private) => Some(private),
+                TailFrom::OpenSlot | TailFrom::Block(_) => None,
+            };
+            let private = lease.path.private_slots().chain(tail);
+            slots.extend(private.map(|id| (0, self.private_slot(id, 0))));
             // Spare slots are given back where room is wanted.
             let open = lease.windows.iter().flat_map(|windows| windows.open.iter().enumerate());
             let slot = |at| move |&slot: &Slot| (at + 1, slot);
             slots.extend(open.flat_map(|(at, open)| open.values().map(slot(at))));
         }
-        fixed.slots
+        fixed
     }
 
     /// Adds what a path of a request and its windows have.

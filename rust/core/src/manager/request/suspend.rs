@@ -20,7 +20,6 @@ impl Manager {
     /// # Errors
     /// [`Error::Config`] if `to` is not the next tier below the first.
     pub fn suspend(&mut self, id: LeaseId, to: Kind, now: Nanos) -> Result<Vec<MoveId>> {
-        self.one_group("suspend")?;
         self.active(id)?;
         let below = self.tiers.get(1).map(|tier| tier.spec.kind);
         if below.is_some_and(|below| below != to) {
@@ -49,7 +48,12 @@ impl Manager {
         self.carry_out();
         for &block in lease.path.blocks().iter().rev() {
             // Unpinning may have removed it.
-            if self.trie().alive(block) {
+            if !self.trie().alive(block) {
+                continue;
+            }
+            if self.points.is_some() {
+                self.suspend_block(block, now);
+            } else {
                 self.evict_first(block, now);
             }
         }

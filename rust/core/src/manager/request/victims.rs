@@ -2,7 +2,7 @@
 //!
 //! Invariant: all or nothing. Cost: that of the eviction set, and O(log n) per block that stays.
 
-use crate::block::{Handle, TierId};
+use crate::block::{BlockId, Handle, TierId};
 use crate::error::Result;
 use crate::time::Nanos;
 
@@ -16,7 +16,8 @@ impl Manager {
     /// # Errors
     /// [`Error::NoSpace`](crate::error::Error::NoSpace) if fewer may leave;
     /// [`Error::Config`](crate::error::Error::Config) if there is no such tier or the engine owns
-    /// its slots. Nothing has changed then.
+    /// its slots, or for a tier below the first of a model with several groups. Nothing has changed
+    /// then.
     pub fn evict_blocks(
         &mut self,
         tier: TierId,
@@ -25,13 +26,19 @@ impl Manager {
         now: Nanos,
     ) -> Result<Vec<Handle>> {
         self.open()?;
-        self.one_group("evict")?;
         self.check_tier(tier)?;
+        if tier > 0 {
+            self.one_group("evict from a tier below the first")?;
+        }
         let now = self.tick(now);
         if count == 0 {
             return Ok(Vec::new());
         }
         let known = stay.iter().filter_map(|&handle| self.trie().resolve(handle));
+        if self.points.is_some() {
+            let stay: Vec<BlockId> = known.collect();
+            return self.evict_group_blocks(count, &stay, now);
+        }
         let stay: Vec<_> = known.map(|block| (tier, block..block + 1)).collect();
         let units = self.units(tier, self.all_layers()).saturating_mul(count);
         let wanted = self.blocks.space(tier).takeable().saturating_add(units);

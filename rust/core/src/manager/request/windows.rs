@@ -47,7 +47,7 @@ pub(crate) struct Windows {
     /// Blocks of the path that have their slots.
     pub(crate) done: u32,
     /// Full blocks of the prompt.
-    end: u32,
+    pub(crate) end: u32,
     /// Whether the prompt leaves a known path at the end of the match, or ends there.
     here: Option<bool>,
 }
@@ -244,9 +244,9 @@ impl Manager {
         let lease = self.leases.values_mut().filter(has).max_by_key(|lease| lease.id);
         let Some(windows) = lease.and_then(|lease| lease.windows.as_mut()) else { return false };
         for (at, spare) in windows.spare.iter_mut().enumerate() {
-            std::mem::take(spare)
-                .into_values()
-                .for_each(|slot| self.blocks.give_group_slot(0, at, slot));
+            for slot in std::mem::take(spare).into_values() {
+                self.blocks.give_group_slot(0, at, slot);
+            }
         }
         true
     }
@@ -353,7 +353,9 @@ impl Manager {
                 self.blocks.unhold_group(0, at, path[block as usize]);
             }
         }
-        windows.slots().for_each(|(at, slot)| self.blocks.give_group_slot(0, at, slot));
+        for (at, slot) in windows.slots() {
+            self.blocks.give_group_slot(0, at, slot);
+        }
         windows.open.iter_mut().chain(&mut windows.spare).for_each(BTreeMap::clear);
         for (at, place) in windows.loads.drain(..) {
             self.blocks.unhold_group(1, at, path[place as usize]);
@@ -461,10 +463,11 @@ impl Manager {
 
     /// Takes slots for the blocks from a border on that the borders after it need, after the blocks
     /// that were matched there were lost.
-    pub(crate) fn assign_places(&mut self, windows: &mut Windows, border: u32) {
+    pub(crate) fn assign_places(&mut self, id: LeaseId, border: u32) {
         if !self.writes_bytes() {
             return;
         }
+        let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
         let groups = self.points.iter().flat_map(|points| &points.groups);
         let new = border..windows.end.max(border);
         let places =
@@ -478,6 +481,7 @@ impl Manager {
                 }
             }
         }
+        self.lease_mut(id).windows = Some(windows);
     }
 
     /// Places of the next `blocks` blocks of a lease for which it has no slot, by group.
