@@ -119,6 +119,7 @@ def retrained(model, folder):
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(3600)
 def test_servers_that_are_killed_while_they_answer(model, tmp_path, path):
     """Kill servers at random points; every sealed block is found, and no token differs."""
     kills, draw = 50, random.Random(0)
