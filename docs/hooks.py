@@ -100,8 +100,8 @@ With `--radix-cache-backend kvtrie`.
 ## SGLang: `--hicache-storage-backend-extra-config`
 
 With `--hicache-storage-backend dynamic`, next to SGLang's own keys `backend_name`, `module_path`,
-`class_name` and `interface_v1`. The keys mean the same as those of a `Tier`: of a disk, or with a
-URL as `path` of a remote tier.
+`class_name` and `interface_v1`. The keys mean the same as those of a `Tier`: of a disk, with `keep`
+of host memory, or with a URL as `path` of a remote tier.
 
 {storage}"""
 

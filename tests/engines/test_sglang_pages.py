@@ -6,9 +6,11 @@ import re
 
 import numpy as np
 import pytest
+from kept import memory_folder
 
 from kvtrie import ConfigError
 from kvtrie.engines.sglang.pages import PageSettings
+from kvtrie.tiers.kept_slots import KeyedKept
 from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.tiers.remote.keyed import KeyedRemote
 
@@ -23,8 +25,9 @@ SGLANGS = {
 }
 
 
-def opened(ranks=1, **extra):
-    return PageSettings.read(SGLANGS | extra).open(meaning="a model", size=SIZE, ranks=ranks)
+def opened(rank=0, ranks=1, **extra):
+    settings = PageSettings.read(SGLANGS | extra)
+    return settings.open(meaning=f"a model {ranks}", size=SIZE, rank=rank, ranks=ranks)
 
 
 @pytest.mark.parametrize("prefix", ["", "file://"])
@@ -36,8 +39,24 @@ def test_a_plain_path_is_a_disk(tmp_path, prefix):
     assert disk.write_many([(b"a", page), (b"b", page)]) == [True, True]
     assert disk.leading([b"a", b"b", b"c", b"a"]) == 2
     with pytest.raises(ConfigError, match="cannot be written"):
-        opened(path=str(tmp_path), blocks=4, bytes=None)
+        opened(path=str(tmp_path), blocks=4, ranks=2)
     disk.close()
+
+
+def test_kept_memory_is_found_by_the_next_server():
+    with memory_folder() as folder:
+        given = {"keep": str(folder / "kv"), "bytes": 8 * SIZE, "ranks": 2}
+        page = np.ones(SIZE, np.uint8)
+        for found in (0, 1):
+            ranks = [opened(rank=at, **given) for at in range(2)]
+            assert [one.leading([b"a"]) for one in ranks] == [found, 0]
+            assert isinstance(ranks[0], KeyedKept)
+            assert ranks[0].write_many([(b"a", page)]) == [True]
+            [one.close() for one in ranks]
+        assert sorted(file.name for file in folder.iterdir()) == ["kv-0", "kv-1"]
+        with pytest.raises(ConfigError, match="keep_replace"):
+            opened(**given | {"ranks": 1, "keep": f"{folder / 'kv-0'}"})
+        opened(**given | {"ranks": 1, "keep": f"{folder / 'kv-0'}", "keep_replace": True}).close()
 
 
 def test_a_url_is_a_shared_store(tmp_path):
@@ -66,6 +85,14 @@ def test_a_url_is_a_shared_store(tmp_path):
         ({"path": "redis://a", "trust_s": 0}, "trust_s of tier 'remote' is 0"),
         ({"path": "redis://a", "lookup": "some"}, "lookup of tier 'remote' is one of all, local"),
         ({"path": "folder:kv", "secret_file": "/nowhere/secret"}, "secret_file /nowhere/secret"),
+        (
+            {"keep": "kv", "path": "x"},
+            "keep is given with path: bytes, blocks, keep,",
+        ),
+        ({"keep": "kv", "bytes": "20%"}, "bytes is '20%', which is a share of nothing"),
+        ({"keep": "kv", "blocks": 1, "keep_replace": 1}, "keep_replace is 1, True or False"),
+        ({"path": "kv", "blocks": 1, "keep_replace": True}, "path 'kv': it is for keep"),
+        ({"keep": "kv"}, "one of them wanted"),
         ({"path": "nfs:kv"}, "nfs:kv: unknown scheme"),
         ({"path": 5, "blocks": 3}, "a path wanted: expected str"),
     ],

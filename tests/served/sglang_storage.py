@@ -5,6 +5,7 @@ from __future__ import annotations
 import benches.peers.stand_ins  # noqa: F401 # isort: skip - without it sglang does not load
 
 import importlib.util
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,26 @@ def test_the_first_rank_logs_the_disk_of_the_server(tmp_path, monkeypatch):
     assert not [one for one in lines if "disk" in one]
     opened(tmp_path).close()
     assert "16 % filled by an earlier run;" in lines[-1]  # 2 of 12 pages
+
+
+def test_kept_memory_is_found_after_a_restart(model, monkeypatch):
+    lines = []
+    monkeypatch.setattr(storage_module._LOG, "info", lambda line, *more: lines.append(line % more))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        keep = {"path": None, "keep": f"{folder}/kv"}
+        pool, storage = HostPool(), opened("", extra=keep)
+        assert storage.batch_set_v1(["a", "b"], indices(range(2))) == [True] * 2
+        storage.close()
+        again = opened("", extra=keep)
+        assert f", kept in {folder}/kv, 16 % filled by an earlier run" in lines[-1]
+        right, again.mem_pool_host.kv = pool.kv.clone(), torch.zeros_like(pool.kv)
+        assert again.batch_get_v1(["a", "b", "c"], indices(range(3))) == [True, True, False]
+        assert (again.mem_pool_host.kv[:, :, : 2 * PAGE] == right[:, :, : 2 * PAGE]).all()
+        again.close()
+        model.scale[0] = 2
+        with pytest.raises(ConfigError, match="keep_replace"):
+            opened("", extra=keep)
+        opened("", extra=keep | {"keep_replace": True}).close()
 
 
 def test_pages_of_other_weights_are_not_found(tmp_path, model):

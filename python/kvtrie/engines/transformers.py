@@ -156,9 +156,7 @@ class KvtrieCache(Cache):
         longest = max(map(len, prompts))
         self._room = input_ids.shape[1] + reserve  # columns that opening makes room for
         self._regime = self._rope.regime(longest)
-        self.scope = self._rope.scope(scope, self._regime)
-        if not self._guard.fills:
-            self.scope = replace(self.scope or Scope(), structure="leaf-only")
+        self.scope = self._scope_of(scope)
         ask_store(executor, prompts, self.scope, lookup_s)
         plans = self._computes(longest)
         self._begin_life()
@@ -340,6 +338,13 @@ class KvtrieCache(Cache):
         """Keep the rows at `indices` (or where it is True), release the others."""
         self._open()
         self._select(np.arange(len(self._rows))[indices.cpu().numpy()].tolist())
+
+    def _scope_of(self, scope: Scope | None) -> Scope | None:
+        """The scope of the rows: what RoPE adds to a given one, and no holes that nothing fills."""
+        found = self._rope.scope(scope, self._regime)
+        if self._guard.fills:
+            return found
+        return replace(found or Scope(), structure="leaf-only")
 
     def _begin_life(self) -> None:
         """Look at the passes of the model from now on, until the cache ends."""

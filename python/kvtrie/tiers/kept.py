@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["KeptPool", "kept_pool", "open_kept_memory"]
+__all__ = ["KeptPool", "check_memory", "kept_pool", "open_kept_file", "open_kept_memory"]
 
 _LOG = logging.getLogger(__name__)
 _NO_KEY = bytes(32)
@@ -406,8 +406,8 @@ def kept_pool(
         raise ConfigError("a kept file has K and V of a layer together: use Layout(kv='joined')")
     about = meaning(model, block_format.layout, block_tokens, rank)
     blocks = tier.room(model, block_tokens)
-    _check_memory(path, (blocks + spare) * model.layers * planes[0])
-    file = _open_file(
+    check_memory(path, (blocks + spare) * model.layers * planes[0])
+    file = open_kept_file(
         path,
         about,
         (model.layers, planes[0], block_tokens, blocks + spare),
@@ -468,7 +468,7 @@ def open_kept_memory(process: int, file: int, start: int, size: int) -> torch.Te
     return torch.frombuffer(mapped, dtype=torch.uint8)[:size]
 
 
-def _check_memory(path: Path, wanted: int) -> None:
+def check_memory(path: Path, wanted: int) -> None:
     """Raise if a new file would take more memory than is free: the kernel would end a process."""
     try:
         there = path.stat().st_size
@@ -478,14 +478,30 @@ def _check_memory(path: Path, wanted: int) -> None:
         raise ConfigError(f"{path} takes {wanted} bytes of memory: {free} are free")
 
 
-def _open_file(
+def open_kept_file(
     path: Path,
     about: str,
     numbers: tuple[int, int, int, int],
     *,
     replace: bool,
-    patience_s: float,
+    patience_s: float = _PATIENCE_S,
 ) -> KeptFile | None:
+    """Open a file of layers, bytes of a layer, tokens of a block and blocks, or make it.
+
+    Args:
+        path: the file.
+        about: all that decides the bytes of its blocks.
+        numbers: those four.
+        replace: whether a file with something else is replaced.
+        patience_s: seconds to wait for the lock of a process that has died.
+
+    Returns:
+        The file; None if another process has it, of which the log warns.
+
+    Raises:
+        ConfigError: a path outside a memory file system, a file with something else.
+        TransferError: the file system has no room.
+    """
     layers, layer_bytes, block_tokens, blocks = numbers
     until = time.monotonic() + patience_s
     while True:

@@ -30,10 +30,14 @@ from kvtrie.tiers.key_order import KeyOrder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-    from typing import Literal
+    from typing import Literal, TypeAlias
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from kvtrie.tiers.kept_slots import KeptSlots
+
+    Slots: TypeAlias = DiskStore | KeptSlots
 
 __all__ = ["KeyedDisk"]
 
@@ -90,7 +94,7 @@ class KeyedDisk:
             )
         check_exists(f"a disk in {folder}", blocks * size, all_disk(folder), "its file system")
         about = f"kvtrie keyed blocks of {size} bytes: {meaning}"
-        self.store = DiskStore(
+        store = DiskStore(
             folder,
             identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
             about=about,
@@ -101,8 +105,13 @@ class KeyedDisk:
             durability=durability,
             io=io,
         )
+        self._start(store, blocks, clock)
+
+    def _start(self, store: Slots, blocks: int, clock: Callable[[], int]) -> None:
+        """Find the blocks of an earlier process in a store of some blocks."""
+        self.store = store
         self._lost = self.store.read_only
-        self._size, self._clock, self._closed = size, clock, False
+        self._clock, self._closed = clock, False
         self._lock = threading.RLock()
         self._slots: dict[bytes, int] = {}
         self._reading: Counter[bytes] = Counter()  # digests of blocks that are being read

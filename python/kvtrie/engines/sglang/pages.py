@@ -1,8 +1,8 @@
-"""Pages of one rank outside SGLang's memory: a disk folder, or a store that several servers share.
+"""Pages of one rank outside SGLang's memory: on disk, in kept memory, or in a shared store.
 
-Reads the settings of `--hicache-storage-backend-extra-config` and opens the place that `path`
-names. Invariant: nothing is opened with a setting that cannot be; pages of other bytes are never
-found. Cost: that of opening a disk or a store.
+Reads the settings of `--hicache-storage-backend-extra-config` and opens the place that `path` or
+`keep` names. Invariant: nothing is opened with a setting that cannot be; pages of other bytes are
+never found. Cost: that of opening a disk or a store.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvtrie.argument import folder, masked, real, shown, whole
+from kvtrie.argument import flag, folder, masked, real, shown, whole
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_disk
 from kvtrie.sizes import size as size_of
 from kvtrie.tier import Tier
+from kvtrie.tiers.kept_slots import KeyedKept
 from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.tiers.remote.keyed import KeyedRemote
 from kvtrie.tiers.remote.open import read_secret
@@ -28,9 +29,20 @@ __all__ = ["PageSettings", "Pages"]
 Pages: TypeAlias = "KeyedDisk | KeyedRemote"
 
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
-_TIER_KEYS = ("path", "bytes", "blocks", "durability", "trust_s", "lookup", "secret_file")
+_TIER_KEYS = (
+    "path",
+    "bytes",
+    "blocks",
+    "durability",
+    "keep",
+    "keep_replace",
+    "trust_s",
+    "lookup",
+    "secret_file",
+)
 _KEYS = ("deadline_s", "lookup_s")
 _OF_DISK = ("bytes", "blocks", "durability")
+_OF_MEMORY = ("bytes", "blocks", "keep", "keep_replace")
 _OF_STORE = ("trust_s", "lookup", "secret_file", *_KEYS)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _FAR = 2**62
@@ -43,11 +55,13 @@ class PageSettings:
     """Settings of the storage of one server.
 
     Attributes:
-        path: the folder of the files, or the URL of a shared store.
-        bytes: room of a disk, of all ranks together.
-        blocks: room of a disk in pages, of each rank.
+        path: the folder of the files, the URL of a shared store, or the file of kept memory.
+        bytes: room of a disk or of kept memory, of all ranks together.
+        blocks: the same room in pages, of each rank.
         durability: the event that a finished write to a disk survives, as in `Tier`.
-        store: the tier of a shared store, which has its checked settings; None for a disk.
+        store: the tier of a shared store, which has its checked settings; None for others.
+        kept: whether the pages are in a file in memory that the next server finds.
+        replace: whether such a file of another model is replaced.
         deadline_s: seconds that a read or write of several pages of a shared store may take.
         lookup_s: seconds that a question to a shared store may take.
     """
@@ -57,6 +71,8 @@ class PageSettings:
     blocks: int | None = None
     durability: Any = "flush"
     store: Tier | None = None
+    kept: bool = False
+    replace: bool = False
     deadline_s: float = _DEADLINE_S
     lookup_s: float = _LOOKUP_S
 
@@ -68,8 +84,8 @@ class PageSettings:
             extra: the keys of the configuration; SGLang's own are in it, too.
 
         Raises:
-            ConfigError: unknown keys, no path, a key of a disk with a URL or the other way round, a
-                value that cannot be.
+            ConfigError: unknown keys, no path, a key that is not for such a place, a value that
+                cannot be.
         """
         ours = (*_TIER_KEYS, *_KEYS)
         # The same section has SGLang's own keys of prefetching.
@@ -81,13 +97,16 @@ class PageSettings:
         if strange:
             raise ConfigError(f"the storage has no {', '.join(strange)}: {', '.join(ours)}")
         given = {key: extra[key] for key in ours if extra.get(key) is not None}
+        if "keep" in given:
+            return cls._of_memory(given)
         path = given.get("path")
         if not path:
             raise ConfigError("the storage needs a path: a folder, or the URL of a shared store")
         shared = isinstance(path, str) and _SCHEME.match(path) and not path.startswith("file:")
-        for key in _OF_DISK if shared else _OF_STORE:
+        for key in (*_OF_DISK, "keep_replace") if shared else (*_OF_STORE, "keep_replace"):
             if key in given:
                 place = "a shared store has its own" if shared else "only a shared store has one"
+                place = "it is for keep" if key == "keep_replace" else place
                 raise ConfigError(f"{key} is given with path {masked(str(path))!r}: {place}")
         if not shared:
             blocks = given.get("blocks")
@@ -107,12 +126,28 @@ class PageSettings:
             lookup_s=real("lookup_s", lookup, 1e-3, 1e6),
         )
 
-    def open(self, *, meaning: str, size: int, ranks: int) -> Pages:
+    @classmethod
+    def _of_memory(cls, given: Mapping[str, Any]) -> PageSettings:
+        if strange := [key for key in given if key not in _OF_MEMORY]:
+            raise ConfigError(
+                f"keep is given with {', '.join(strange)}: {', '.join(_OF_MEMORY)} go together"
+            )
+        blocks = given.get("blocks")
+        return cls(
+            folder("keep", given["keep"]),
+            given.get("bytes"),
+            None if blocks is None else whole("blocks", blocks, 1, _FAR),
+            kept=True,
+            replace=flag("keep_replace", given.get("keep_replace", False)),
+        )
+
+    def open(self, *, meaning: str, size: int, rank: int = 0, ranks: int = 1) -> Pages:
         """Open the pages of one rank.
 
         Args:
             meaning: all that decides the bytes of a page: model, layout, rank.
             size: bytes of a page.
+            rank: the number of the rank.
             ranks: number of ranks, which divide `bytes`.
 
         Raises:
@@ -133,7 +168,18 @@ class PageSettings:
             )
         room = self.bytes
         if room is not None:
-            room = size_of("bytes", room, ranks, of=lambda: free_disk(self.path)) // ranks
+            # A share of free memory would differ at each start, and the file with it.
+            free = None if self.kept else lambda: free_disk(self.path)
+            room = size_of("bytes", room, ranks, of=free) // ranks
+        if self.kept:
+            return KeyedKept(
+                self.path if ranks == 1 else f"{self.path}-{rank}",
+                meaning=meaning,
+                size=size,
+                bytes=room,
+                blocks=self.blocks,
+                replace=self.replace,
+            )
         disk = KeyedDisk(
             self.path,
             meaning=meaning,

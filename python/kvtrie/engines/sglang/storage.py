@@ -1,10 +1,10 @@
-"""KvtrieHiCache: kvtrie's disk or a shared store as a `dynamic` storage of SGLang's HiCache.
+"""KvtrieHiCache: a disk, kept memory or a shared store as `dynamic` storage of SGLang's HiCache.
 
 `--hicache-storage-backend dynamic` loads it; `--hicache-storage-backend-extra-config` has `path`,
-a folder or the URL of a store. Pages belong to the weights that all ranks have loaded; once weights
-were updated in place nothing is found or written until the server starts again.
-Invariant: files take no more than their room; every byte is proved on every read, so a damaged page
-is a miss; a later server of the same model finds the pages, and of a shared store other servers do.
+a folder or the URL of a store, or `keep`, a file in memory. Pages belong to the weights that all
+ranks have loaded; once weights were updated in place nothing is found or written until the server
+starts again. Invariant: the place takes no more than its room; a damaged page is a miss; a later
+server of the same model finds the pages, and of a shared store other servers do.
 Cost: a digest per page and call, and the read or write.
 """
 
@@ -21,6 +21,7 @@ from kvtrie.engines.sglang.pages import PageSettings
 from kvtrie.engines.sglang.weights import identity, watch
 from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
+from kvtrie.tiers.kept_slots import KeyedKept
 from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.tiers.other_stores import count_others
 
@@ -75,6 +76,7 @@ class KvtrieHiCache(HiCacheStorage):
         self._pages = self._settings.open(
             meaning=f"{_meaning(self._config, mem_pool_host, page)} {weights}",
             size=page.numel() * page.element_size(),
+            rank=self._config.pp_rank * max(self._config.tp_size, 1) + self._config.tp_rank,
             ranks=ranks,
         )
         if not self._config.tp_rank and not self._config.pp_rank:
@@ -85,13 +87,18 @@ class KvtrieHiCache(HiCacheStorage):
         """Log the disk or store of a server once, as its first rank has it."""
         path = self._settings.path
         if isinstance(pages, KeyedDisk):
+            kept, store = isinstance(pages, KeyedKept), pages.store
+            others = 0
+            if not kept:
+                others = count_others(store.folder.parent, lambda about: weights in about)
             tier = OpenTier(
-                "disk",
-                pages.store.slots * pages.store.layer_bytes * ranks,
-                pages.store.slots,
+                "host" if kept else "disk",
+                store.slots * store.layer_bytes * ranks,
+                store.slots,
                 found=len(pages),
-                others=count_others(pages.store.folder.parent, lambda about: weights in about),
+                others=others,
                 path=path,
+                kept=kept,
             )
         else:
             tier = OpenTier("remote", 0, 0, path=path)
