@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -292,17 +292,34 @@ def valkey_cluster(folder, nodes=3):
 
 def move_slots(redis, cluster, names):
     """Give the empty slots of names to the next node each, as resharding does."""
-    clients = [redis.Redis(port=node.port) for node in cluster.nodes]
-    ids = [client.execute_command("CLUSTER MYID").decode() for client in clients]
-    for name in names:
-        slot = clients[0].execute_command("CLUSTER KEYSLOT", name)
-        share = _SLOTS // len(clients)
-        owner = min(slot // share, len(clients) - 1)
-        to = (owner + 1) % len(clients)
-        for client in (clients[to], *clients):
-            client.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[to])
-    for client in clients:
-        client.close()
+    with _clients(redis, cluster) as clients:
+        for name in names:
+            slot, _, to = _way(clients, name)
+            number = clients[to].execute_command("CLUSTER MYID")
+            for client in (clients[to], *clients):
+                client.execute_command("CLUSTER SETSLOT", slot, "NODE", number)
+
+
+def begin_move(redis, cluster, name):
+    """Begin to move the slot of a name to the next node, which leaves its values where they are."""
+    with _clients(redis, cluster) as clients:
+        slot, owner, to = _way(clients, name)
+        numbers = [client.execute_command("CLUSTER MYID") for client in clients]
+        clients[to].execute_command("CLUSTER SETSLOT", slot, "IMPORTING", numbers[owner])
+        clients[owner].execute_command("CLUSTER SETSLOT", slot, "MIGRATING", numbers[to])
+
+
+@contextmanager
+def _clients(redis, cluster):
+    with ExitStack() as stack:
+        yield [stack.enter_context(redis.Redis(port=node.port)) for node in cluster.nodes]
+
+
+def _way(clients, name):
+    """The slot of a name, its node, and the next one."""
+    slot = clients[0].execute_command("CLUSTER KEYSLOT", name)
+    owner = min(slot // (_SLOTS // len(clients)), len(clients) - 1)
+    return slot, owner, (owner + 1) % len(clients)
 
 
 def until(ready):

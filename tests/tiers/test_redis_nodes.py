@@ -66,3 +66,21 @@ def test_a_slot_that_moved_is_found_at_its_new_node(tmp_path):
         assert exists(store, *range(8)) == ["missing"] * 8
         assert put(store, *range(8)) == ["ok"] * 8
         assert get(store, *range(8)) == ["ok"] * 8
+
+
+def test_a_slot_on_its_way_is_served_by_both_nodes(tmp_path):
+    names = [name(at) for at in range(8)]
+    with (
+        store_servers.valkey_cluster(tmp_path) as server,
+        closing(opened(f"redis://127.0.0.1:{server.port}?cluster=1")) as store,
+    ):
+        assert put(store, 0, 2) == ["ok", "ok"]
+        for at in (2, 5, 6):  # the value of 2 is still at the node that its slot leaves
+            store_servers.begin_move(redis, server, names[at])
+        assert exists(store, *range(8)) == ["ok", "missing", "ok", *["missing"] * 5]
+        assert put(store, *range(8)) == ["ok"] * 8
+        assert get(store, *range(8)) == ["ok"] * 8
+        assert get(store, 5, 0, 6, layers=(1, 2)) == ["ok"] * 3
+        assert exists(store, *range(8)) == ["ok"] * 8
+        store.remove_many([names[6], names[0]], soon())
+        assert exists(store, 6, 5, 0) == ["missing", "ok", "missing"]

@@ -94,6 +94,21 @@ def test_a_reply_that_is_none_is_refused(sent, method, error):
             getattr(Replies(client, time.monotonic_ns() + MINUTE), method)(*arguments)
 
 
+def test_replies_after_asking_follow_an_ok():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"+OK\r\n:1\r\n+OK\r\n$-1\r\n+OK\r\n+OK\r\n+OK\r\n-TRYAGAIN now\r\n:1\r\n")
+        connection = Replies(ours, time.monotonic_ns() + MINUTE, asking=True)
+        assert connection.number() == 1
+        assert connection.bulk([]) is None
+        assert connection.done()
+        with pytest.raises(RefusedError, match="TRYAGAIN"):
+            connection.number()
+        with pytest.raises(UnreadableError, match="OK wanted"):
+            connection.number()
+    assert RefusedError("ASK 3999 127.0.0.1:6381").node == "127.0.0.1:6381"
+
+
 def test_a_passed_deadline_is_late():
     server, client = socket.socketpair()
     with server, client, pytest.raises(LateError):

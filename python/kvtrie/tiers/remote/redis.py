@@ -47,7 +47,6 @@ _TTL_S = 86_400.0
 _YEAR_S = 365 * 86_400.0
 _AHEAD = 8 << 20  # bytes of replies asked for ahead; a server holds them in fresh memory
 _MOST_REFRESHED = 1 << 17  # names
-_MOVED = "MOVED"
 _OUTCOMES: dict[str, Outcome] = {
     "OOM": "full",
     "MISCONF": "full",
@@ -90,16 +89,16 @@ class RedisStore:
         def read(replies: Replies, _: bytes) -> Result:
             return Result("ok" if replies.number() else "missing")
 
-        return self._each(names, lambda name: command(b"EXISTS", name), read, deadline)
+        return self._each(names, lambda name: [command(b"EXISTS", name)], read, deadline)
 
     def get_many(self, rows: Sequence[Get], deadline: int) -> list[Result]:
         """Read headers and layers."""
         refreshed = {row.name for row in rows if self._refreshes(row.name)}
         expire = b"%d" % (self._ttl_ns // 1_000_000)
 
-        def ask(row: Get) -> list[Part]:
-            parts = self._ask(row)
-            return parts + command(b"PEXPIRE", row.name, expire) if row.name in refreshed else parts
+        def ask(row: Get) -> list[list[Part]]:
+            more = [command(b"PEXPIRE", row.name, expire)] if row.name in refreshed else []
+            return self._ask(row) + more
 
         def read(replies: Replies, row: Get) -> Result:
             result = self._read(replies, row)
@@ -116,9 +115,9 @@ class RedisStore:
         absent = [at for at, result in enumerate(found) if result.outcome == "missing"]
         expire = b"%d" % (self._ttl_ns // 1_000_000)
 
-        def ask(row: Put) -> list[Part]:
+        def ask(row: Put) -> list[list[Part]]:
             value = [row.header, row.memory.data.cast("B")]
-            return command(b"SET", row.name, value, b"NX", b"PX", expire)
+            return [command(b"SET", row.name, value, b"NX", b"PX", expire)]
 
         def read(replies: Replies, _: Put) -> Result:
             replies.done()  # null where another process was first
@@ -135,7 +134,7 @@ class RedisStore:
         def read(replies: Replies, _: bytes) -> Result:
             return Result("ok" if replies.number() else "missing")
 
-        return self._each(names, lambda name: command(b"UNLINK", name), read, deadline)
+        return self._each(names, lambda name: [command(b"UNLINK", name)], read, deadline)
 
     def plain(self, name: bytes) -> object:
         """The bytes of a value, read as the client library alone does."""
@@ -145,15 +144,15 @@ class RedisStore:
         """Close the connections that no call uses; others close with their call."""
         self._nodes.close()
 
-    def _ask(self, row: Get) -> list[Part]:
+    def _ask(self, row: Get) -> list[list[Part]]:
         form, (lo, hi) = self._form, row.layers
         if form.layer_at(hi) - form.layer_at(lo) == form.value_bytes - form.header_bytes:
-            return command(b"GET", row.name)
+            return [command(b"GET", row.name)]
         ranges = ((0, form.header_bytes), (form.layer_at(lo), form.layer_at(hi)))
-        parts: list[Part] = []
-        for start, stop in ranges:
-            parts += command(b"GETRANGE", row.name, b"%d" % start, b"%d" % (stop - 1))
-        return parts
+        return [
+            command(b"GETRANGE", row.name, b"%d" % start, b"%d" % (stop - 1))
+            for start, stop in ranges
+        ]
 
     def _read(self, replies: Replies, row: Get) -> Result:
         header, memory = row.header.data, row.memory.data.cast("B")
@@ -167,66 +166,89 @@ class RedisStore:
     def _each(
         self,
         rows: Sequence[_Row],
-        ask: Callable[[_Row], list[Part]],
+        ask: Callable[[_Row], list[list[Part]]],
         read: Callable[[Replies, _Row], Result],
         deadline: int,
         *,
         ahead: int | None = None,
     ) -> list[Result]:
-        """Send a command per row to the node that has it, and read a result for each.
+        """Send the commands of each row to the node that has it, and read a result for each.
 
-        At most `ahead` commands, or all, are sent before the reply to the first of them is read.
+        The commands of at most `ahead` rows, or of all, are sent before the reply to the first of
+        them is read.
         """
         results = [Result("unreachable")] * len(rows)
-        rest = list(range(len(rows)))
-        for _ in range(2):  # a second time those whose slot has moved
-            moved: list[int] = []
+        rest, tried = list(range(len(rows))), False
+        while rest:
+            again: list[int] = []
+            moved = False
             for node, positions in self._nodes.of([_name(rows[at]) for at in rest]).items():
                 part = [rest[at] for at in positions]
                 here = [rows[at] for at in part]
-                found, why = self._at_node(
+                found, why, refused = self._at_node(
                     node, here, ask, read, deadline, ahead=ahead or len(here)
                 )
-                for at, result in zip(part, found, strict=True):
+                lacking = part[len(found) :]
+                for at, result in zip(part, found + [why] * len(lacking), strict=True):
                     results[at] = result
-                if found[-1].outcome == "unreachable":
+                if lacking and why.outcome == "unreachable":
                     self._nodes.note_move()
-                if why == _MOVED:
-                    moved += [at for at in part if results[at].outcome == "unreachable"]
-            rest = moved
-            if not rest:
-                break
+                if refused is not None and refused.code == "ASK":
+                    # The slot of one row is on its way to that node; those after it are not known.
+                    at, *more = lacking
+                    one, why, _ = self._at_node(
+                        refused.node, [rows[at]], ask, read, deadline, ahead=1, asking=True
+                    )
+                    results[at] = one[0] if one else why
+                    again += more
+                elif refused is not None and refused.code == "MOVED" and not tried:
+                    again, moved = again + lacking, True
+            rest, tried = again, tried or moved
         return results
 
     def _at_node(
         self,
         node: str,
         rows: Sequence[_Row],
-        ask: Callable[[_Row], list[Part]],
+        ask: Callable[[_Row], list[list[Part]]],
         read: Callable[[Replies, _Row], Result],
         deadline: int,
         *,
         ahead: int,
-    ) -> tuple[list[Result], str]:
-        """Send a command per row on one connection; the results, and the code of an error."""
+        asking: bool = False,
+    ) -> tuple[list[Result], Result, RefusedError | None]:
+        """Send the commands of each row on one connection.
+
+        Args:
+            node: the node.
+            rows: what is asked for.
+            ask: the commands of a row.
+            read: reads the replies of a row.
+            deadline: of the whole call.
+            ahead: rows whose commands are sent before the replies to the first are read.
+            asking: whether the node has the rows' slots only for those that ask twice.
+
+        Returns:
+            The results of leading rows, that of all others, and the error that the server gave.
+        """
         results: list[Result] = []
-        fresh, code = False, ""
+        fresh, refused = False, None
         while True:
             connection = None
             replies = None
             try:
                 connection, fresh = self._nodes.take(node, new=fresh, deadline=deadline)
                 sock: socket.socket = connection._sock  # noqa: SLF001 - there is no public name
-                replies, sent = Replies(sock, deadline), 0
+                replies, sent = Replies(sock, deadline, asking=asking), 0
                 for at, row in enumerate(rows):
                     more = rows[sent : at + ahead]
-                    send(sock, [part for one in more for part in ask(one)], deadline)
+                    send(sock, _parts([ask(one) for one in more], asking=asking), deadline)
                     sent += len(more)
                     results.append(read(replies, row))
             except RefusedError as error:
                 # Most likely the others are refused too; a row has several replies.
-                code = error.code
-                why = Result(_OUTCOMES.get(code, "unreachable"), str(error))
+                refused = error
+                why = Result(_OUTCOMES.get(error.code, "unreachable"), str(error))
             except LateError:
                 why = Result("late", "the deadline passed")
             except ConfigError as error:  # the password was changed
@@ -241,10 +263,10 @@ class RedisStore:
                 why = Result("late" if late else "unreachable", f"{type(error).__name__}: {error}")
             else:
                 self._nodes.release(node, connection)
-                return results, code
+                return results, Result("ok"), None
             if connection is not None:
                 connection.disconnect()
-            return results + [why] * (len(rows) - len(results)), code
+            return results, why, refused
 
     def _refreshes(self, name: bytes) -> bool:
         """Whether a hit refreshes the time to live; notes that it does."""
@@ -258,6 +280,12 @@ class RedisStore:
             if len(self._refreshed) > _MOST_REFRESHED:
                 self._refreshed.popitem(last=False)
         return True
+
+
+def _parts(rows: Sequence[list[list[Part]]], *, asking: bool) -> list[Part]:
+    """The commands of rows, each after an `ASKING` where a node needs it."""
+    first = command(b"ASKING") if asking else []
+    return [part for commands in rows for one in commands for part in (*first, *one)]
 
 
 def _string(replies: Replies, parts: tuple[memoryview, ...], empty: Result | None = None) -> Result:

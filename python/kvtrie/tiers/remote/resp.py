@@ -41,6 +41,11 @@ class RefusedError(Exception):
         """The code, as "OOM"."""
         return str(self).partition(" ")[0]
 
+    @property
+    def node(self) -> str:
+        """The last word: the node that an `ASK` names."""
+        return str(self).rpartition(" ")[2]
+
 
 def command(*arguments: bytes | Sequence[Part]) -> list[Part]:
     """The parts of a command; an argument may be several parts."""
@@ -91,11 +96,13 @@ class Replies:
     Args:
         sock: the connection.
         deadline: of all replies, in nanoseconds of `time.monotonic_ns`.
+        asking: whether an `ASKING` was sent before each command.
     """
 
-    def __init__(self, sock: socket.socket, deadline: int) -> None:
+    def __init__(self, sock: socket.socket, deadline: int, *, asking: bool = False) -> None:
         self._sock = sock
         self._deadline = deadline
+        self._asking = asking
         self._buffer = memoryview(bytearray(_BUFFER))
         self._begin = 0
         self._end: int = 0
@@ -103,14 +110,14 @@ class Replies:
 
     def number(self) -> int:
         """An integer reply."""
-        line = self._line()
+        line = self._first()
         if line[:1] != b":":
             raise UnreadableError(f"an integer wanted, not {line[:20]!r}")
         return _integer(line)
 
     def done(self) -> bool:
         """Whether a command was carried out: `OK`, or null where it was not."""
-        line = self._line()
+        line = self._first()
         if line == b"+OK":
             return True
         if line in {b"$-1", b"_", b"*-1"}:
@@ -122,7 +129,7 @@ class Replies:
 
         A string of another length than the memory is read to its end and dropped.
         """
-        line = self._line()
+        line = self._first()
         if line in {b"$-1", b"_"}:
             return None
         if line[:1] != b"$":
@@ -137,6 +144,12 @@ class Replies:
             self._skip(length)
         self._skip(2)
         return length
+
+    def _first(self) -> bytes:
+        """The first line of the reply to a command."""
+        if self._asking and (line := self._line()) != b"+OK":
+            raise UnreadableError(f"OK wanted, not {line[:20]!r}")
+        return self._line()
 
     def _line(self) -> bytes:
         """A line without its end.
