@@ -136,6 +136,7 @@ def main():
         "steps": len(steps),
         "us": sum(steps) / len(steps) / 1e3,
         "median_us": median(steps) / 1e3,
+        "p99_us": sorted(steps)[99 * len(steps) // 100] / 1e3,
         "calls_us": {name: took / len(steps) / 1e3 for name, took in timed.calls.most_common()},
     }
     sys.stdout.write(json.dumps(outputs) + "\n")

@@ -17,6 +17,18 @@ def test_the_server_with_the_smallest_median_counts_and_one_that_failed_does_not
     assert fastest([{"error": "no"}]) == {"error": "no"}
 
 
+def test_steps_are_compared_by_mean_median_and_99th_percentile():
+    ours = {"us": 80, "median_us": 20, "p99_us": 300}
+    theirs = {"us": 160, "median_us": 100, "p99_us": 600}
+    steps = {"kvtrie": [ours] * 3, "offload": [theirs] * 3}
+    assert ratios_of({}, steps) == {
+        "step, mean": 2,
+        "step, median": 5,
+        "step, 99th percentile": 2,
+    }
+    assert ("step of kvtrie, 99th percentile", "300 µs") in rows_of({}, steps)
+
+
 def test_a_restarted_server_opens_the_folder_of_the_server_with_a_disk():
     assert list(KINDS).index("restart") == list(KINDS).index("disk") + 1
     servers = {"none": computed(2), "restart": loaded(0.25)}
