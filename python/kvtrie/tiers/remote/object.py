@@ -12,29 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
-import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from pathlib import Path
-from socket import create_connection
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     NotSupportedError,
-    PermissionDeniedError,
-    UnauthenticatedError,
 )
-from obstore.store import from_url
 
-from kvtrie.argument import masked
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers.remote.bucket import DENIED, OPTIONS, check_bucket, client_of, line_of
 from kvtrie.tiers.remote.protocol import Result
 
 if TYPE_CHECKING:
@@ -52,17 +43,9 @@ _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
 _MOST_VALUE = 5 << 30  # bytes that one put may have
-_CONNECT_S = 2.0
 _OPEN_S = 10.0
-_UNLIMITED = timedelta(days=1)  # the deadline of a call ends its requests
 _AT_ONCE = 16  # requests of a call
 _CHUNK = 1 << 20
-_DENIED = (PermissionDeniedError, UnauthenticatedError)
-_OPTIONS = {
-    "s3": ("endpoint", "region", "ca", "connect_s"),
-    "gs": ("ca", "connect_s"),
-    "az": ("endpoint", "ca", "connect_s"),
-}
 
 
 class ObjectStore:
@@ -83,14 +66,14 @@ class ObjectStore:
     """
 
     def __init__(self, url: RemoteUrl, form: ValueFormat) -> None:
-        url.only(_OPTIONS[url.scheme])
+        url.only(OPTIONS[url.scheme])
         if form.value_bytes > _MOST_VALUE:
             raise ConfigError(
                 f"a block of {form.value_bytes} bytes, at most {_MOST_VALUE} fit an object: "
                 "use fewer tokens per block"
             )
         self._url, self._form = url, form
-        self._store = _client(url)
+        self._store = client_of(url)
         self._closed = False
         self.conditional = _run(self._opened)
         if not self.conditional:
@@ -143,7 +126,7 @@ class ObjectStore:
         options: Any = None if part is None else {"range": part}
         try:
             found = await obstore.get_async(self._store, name.hex(), options=options)
-        except _DENIED:
+        except DENIED:
             raise
         except BaseError:
             # The answer to a part beyond the end of an object has no error of its own.
@@ -195,33 +178,14 @@ class ObjectStore:
         probe = f"probe-{secrets.token_hex(16)}"
         try:
             async with asyncio.timeout(_OPEN_S):
-                await self._found(probe)
+                await check_bucket(self._url, self._store, probe)
                 return await self._honours(probe)
         except TimeoutError:
             raise TransferError(f"no answer in {_OPEN_S:.0f} s") from None
-        except _DENIED as error:
-            raise ConfigError(f"{self._url} may not be used: {_line(error)}") from error
+        except DENIED as error:
+            raise ConfigError(f"{self._url} may not be used: {line_of(error)}") from error
         except (OSError, BaseError) as error:
-            raise TransferError(_line(error)) from error
-
-    async def _found(self, probe: str) -> None:
-        """List before anything is written: a server may make a bucket that is not there."""
-        try:
-            library: Any = obstore  # its stubs name a type of another package
-            await library.list_with_delimiter_async(self._store, probe)
-        except BaseError as error:
-            try:
-                await obstore.head_async(self._store, probe)
-            except FileNotFoundError:
-                raise ConfigError(
-                    f"{self._url}: no such bucket, or it may not be listed"
-                ) from error
-            except _DENIED:
-                raise
-            except BaseError as second:
-                _verify_certificate(self._url)
-                raise TransferError(_line(second)) from second
-            raise
+            raise TransferError(line_of(error)) from error
 
     async def _honours(self, probe: str) -> bool:
         try:
@@ -260,10 +224,10 @@ class ObjectStore:
                     return _LATE
                 except FileNotFoundError:
                     return Result("missing")
-                except _DENIED as error:
-                    return Result("refused", _line(error))
+                except DENIED as error:
+                    return Result("refused", line_of(error))
                 except (OSError, BaseError) as error:
-                    return Result("unreachable", _line(error))
+                    return Result("unreachable", line_of(error))
 
             return await asyncio.gather(*map(guarded, rows))
 
@@ -290,59 +254,3 @@ def _scatter(targets: Sequence[memoryview], at: int, chunk: memoryview) -> None:
         if lo < hi:
             target[lo:hi] = chunk[lo - at : hi - at]
         at -= len(target)
-
-
-def _client(url: RemoteUrl) -> Any:  # noqa: ANN401 - of the library's several classes
-    """The library's client of a bucket, which connects to nothing yet."""
-    if url.user or url.password:
-        raise ConfigError(f"{url}: credentials come from the environment, not from the URL")
-    if not url.host:
-        raise ConfigError(f"{url} names no bucket")
-    endpoint = url.options.get("endpoint")
-    options: dict[str, Any] = {
-        "timeout": _UNLIMITED,
-        "connect_timeout": timedelta(seconds=url.seconds("connect_s", 1e-3, 600.0) or _CONNECT_S),
-        "allow_http": endpoint is not None and urlsplit(endpoint).scheme == "http",
-    }
-    if (ca := url.options.get("ca")) is not None:
-        try:
-            options["root_certificate"] = Path(ca).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"option ca of {url.scheme}: {ca}: {error.strerror}") from error
-    names = ("endpoint", "region")
-    config: Any = {name: url.options[name] for name in names if name in url.options}
-    make: Any = from_url
-    try:
-        return make(
-            f"{url.scheme}://{url.host}{url.path}",
-            config=config,
-            client_options=options,
-            retry_config={"max_retries": 0},
-        )
-    except (BaseError, ValueError) as error:
-        raise ConfigError(f"{url}: {_line(error)}") from error
-
-
-def _verify_certificate(url: RemoteUrl) -> None:
-    """Raise if an endpoint's certificate is of another authority; obstore has no error for it.
-
-    Raises:
-        ConfigError: the certificate is not accepted.
-    """
-    parts = urlsplit(url.options.get("endpoint", ""))
-    if parts.scheme != "https" or parts.hostname is None:
-        return
-    context = ssl.create_default_context(cafile=url.options.get("ca"))
-    try:
-        with create_connection((parts.hostname, parts.port or 443), _CONNECT_S) as plain:
-            context.wrap_socket(plain, server_hostname=parts.hostname).close()
-    except ssl.SSLCertVerificationError as error:
-        raise ConfigError(f"{url}: {error}") from error
-    except OSError:
-        return  # it does not answer at all
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error, without queries of URLs, which may be signed."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return masked(re.sub(r"\?\S+", "?...", lines[0]))[:300]

@@ -1,0 +1,124 @@
+"""A bucket, as obstore reaches it: its client, and errors of its settings in plain words.
+
+Invariant: no credential of the environment and no signed query is in an error. Cost: a client per
+store; a request or two when it is opened.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from datetime import timedelta
+from pathlib import Path
+from socket import create_connection
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import from_url
+
+from kvtrie.argument import masked
+from kvtrie.errors import ConfigError, TransferError
+
+if TYPE_CHECKING:
+    from kvtrie.tiers.remote.url import RemoteUrl
+
+__all__ = ["DENIED", "OPTIONS", "check_bucket", "client_of", "line_of"]
+
+DENIED = (PermissionDeniedError, UnauthenticatedError)
+"""Errors of a bucket that may not be used."""
+
+OPTIONS = {
+    "s3": ("endpoint", "region", "ca", "connect_s"),
+    "gs": ("ca", "connect_s"),
+    "az": ("endpoint", "ca", "connect_s"),
+}
+"""Options of a URL, by scheme."""
+
+_CONNECT_S = 2.0
+_UNLIMITED = timedelta(days=1)  # the deadline of a call ends its requests
+
+
+def client_of(url: RemoteUrl) -> Any:  # noqa: ANN401 - of the library's several classes
+    """The library's client of a bucket, which connects to nothing yet."""
+    if url.user or url.password:
+        raise ConfigError(f"{url}: credentials come from the environment, not from the URL")
+    if not url.host:
+        raise ConfigError(f"{url} names no bucket")
+    endpoint = url.options.get("endpoint")
+    options: dict[str, Any] = {
+        "timeout": _UNLIMITED,
+        "connect_timeout": timedelta(seconds=url.seconds("connect_s", 1e-3, 600.0) or _CONNECT_S),
+        "allow_http": endpoint is not None and urlsplit(endpoint).scheme == "http",
+    }
+    if (ca := url.options.get("ca")) is not None:
+        try:
+            options["root_certificate"] = Path(ca).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"option ca of {url.scheme}: {ca}: {error.strerror}") from error
+    names = ("endpoint", "region")
+    config: Any = {name: url.options[name] for name in names if name in url.options}
+    make: Any = from_url
+    try:
+        return make(
+            f"{url.scheme}://{url.host}{url.path}",
+            config=config,
+            client_options=options,
+            retry_config={"max_retries": 0},
+        )
+    except (BaseError, ValueError) as error:
+        raise ConfigError(f"{url}: {line_of(error)}") from error
+
+
+def _verify_certificate(url: RemoteUrl) -> None:
+    """Raise if an endpoint's certificate is of another authority; obstore has no error for it.
+
+    Raises:
+        ConfigError: the certificate is not accepted.
+    """
+    parts = urlsplit(url.options.get("endpoint", ""))
+    if parts.scheme != "https" or parts.hostname is None:
+        return
+    context = ssl.create_default_context(cafile=url.options.get("ca"))
+    try:
+        with create_connection((parts.hostname, parts.port or 443), _CONNECT_S) as plain:
+            context.wrap_socket(plain, server_hostname=parts.hostname).close()
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(f"{url}: {error}") from error
+    except OSError:
+        return  # it does not answer at all
+
+
+async def check_bucket(url: RemoteUrl, client: Any, probe: str) -> None:  # noqa: ANN401 - as above
+    """List before anything is written: a server may make a bucket that is not there.
+
+    Args:
+        url: the bucket.
+        client: the library's client of it.
+        probe: a name that no object has.
+
+    Raises:
+        ConfigError: no such bucket, a certificate of another authority.
+        TransferError: the store does not answer.
+    """
+    try:
+        library: Any = obstore  # its stubs name a type of another package
+        await library.list_with_delimiter_async(client, probe)
+    except BaseError as error:
+        try:
+            await obstore.head_async(client, probe)
+        except FileNotFoundError:
+            raise ConfigError(f"{url}: no such bucket, or it may not be listed") from error
+        except DENIED:
+            raise
+        except BaseError as second:
+            _verify_certificate(url)
+            raise TransferError(line_of(second)) from second
+        raise
+
+
+def line_of(error: BaseException) -> str:
+    """The first line of an error, without queries of URLs, which may be signed."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return masked(re.sub(r"\?\S+", "?...", lines[0]))[:300]
