@@ -46,8 +46,26 @@ def test_a_recording_as_text(recording, capsys):
     assert "960 blocks of 16 tokens stored, 480 distinct; 0 unknown parents" in text
     assert "100.0 % of them are rebuilt" in text
     assert "≥" not in text
+    assert "Top breakers need token ids: --keep-tokens." in text
     assert "host 8MiB, policy lru, finds 66.7 % of prompt tokens" in text
     assert text.endswith("\nkvtrie vllm MODEL --host 8MiB --policy lru\n")
+
+
+def test_a_recording_with_token_ids_has_its_breakers(tmp_path, capsys):
+    path, tokens = tmp_path / "events.jsonl", list(range(64 * SIZE))
+    recorder = Recorder(path, keep_tokens=True)
+    for at in range(40):
+        prompt = [*tokens[:20], 5000 + at, *tokens[21:]]
+        blocks = [1000 * at + block for block in range(64)] if at else list(range(64))
+        blocks[0] = 0
+        recorder.batch(Batch(at, 60.0 * at, [Stored(blocks, None, SIZE, None, prompt)], rank=0))
+    recorder.close()
+    assert main(["advise", str(path), *WORDS, "--gpu", "1MB", "--disk", "0"]) == 0
+    text = capsys.readouterr().out
+    assert "1. 39117 tokens of 39 requests that part at token 20 of 1024" in text
+    assert main(["advise", str(path), *WORDS, "--gpu", "1MB", "--disk", "0", "--json"]) == 0
+    (breaker,) = json.loads(capsys.readouterr().out)["breakers"]
+    assert (breaker["position"], breaker["requests"]) == (20, 39)
 
 
 def test_a_recording_as_json_and_picture(recording, tmp_path, capsys):

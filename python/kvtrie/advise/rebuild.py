@@ -72,6 +72,7 @@ class Rebuilt:
 
     Args:
         most: distinct blocks that are kept.
+        keep_tokens: keep token ids of blocks that have them, in 4 bytes each.
 
     Attributes:
         size: tokens of a block; 0 before the first.
@@ -85,8 +86,9 @@ class Rebuilt:
         last: seconds of the last batch.
     """
 
-    def __init__(self, most: int = MOST_BLOCKS) -> None:
+    def __init__(self, most: int = MOST_BLOCKS, *, keep_tokens: bool = False) -> None:
         self._most = most
+        self._tokens: dict[int, array[int]] | None = {} if keep_tokens else None
         self._ids: dict[Hash, int] = {}
         self._run = array("I")  # by block
         self._start, self._parent, self._depth = array("q"), array("q"), array("q")  # by run
@@ -147,6 +149,14 @@ class Rebuilt:
                 answer if len(answer) else None,
             )
 
+    def tokens(self, blocks: NDArray[np.uint32]) -> NDArray[np.uint32] | None:
+        """Return the token ids of blocks; None unless all of them are kept."""
+        found = [(self._tokens or {}).get(block) for block in blocks.tolist()]
+        known = [one for one in found if one is not None]
+        if not known or len(known) < len(found):
+            return None
+        return np.concatenate([np.frombuffer(one, dtype=np.uint32) for one in known])
+
     def _check(self, batch: Batch) -> None:
         if self._next is None:
             self._rank = batch.rank
@@ -180,10 +190,13 @@ class Rebuilt:
                 known = self._ids[stored.parent] = self._number(-1)
             parent = known
         tip = parent
-        for name in stored.hashes:
+        for at, name in enumerate(stored.hashes):
             known = self._ids.get(name)
             if known is None:
                 known = self._ids[name] = self._number(tip)
+            if self._tokens is not None and known not in self._tokens and stored.tokens:
+                first = at * stored.size
+                self._tokens[known] = array("I", stored.tokens[first : first + stored.size])
             tip = known
         self._here.update(stored.hashes)
         self.stored += len(stored.hashes)
@@ -256,6 +269,9 @@ class Rebuilt:
             self._number(int(moved[parent]) if parent >= 0 else -1)
         self._ids = {name: int(moved[at]) for name, at in self._ids.items() if moved[at] >= 0}
         self._here.intersection_update(self._ids)
+        if self._tokens is not None:
+            kept_tokens = self._tokens.items()
+            self._tokens = {int(moved[at]): one for at, one in kept_tokens if moved[at] >= 0}
         for path in kept:
             path.prompt, path.tip = int(moved[path.prompt]), int(moved[path.tip])
         self._paths = kept

@@ -6,7 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvtrie.advise.advice import Advice, Outlook, Question
+    from kvtrie.advise.breakers import Breaker
     from kvtrie.advise.window import Window
 
 __all__ = ["advice_text", "size_text"]
@@ -26,8 +29,20 @@ def size_text(size: int) -> str:
     return f"{math.ceil(size / _GIB)}GiB"
 
 
-def advice_text(advice: Advice, question: Question, seen: Window | None) -> str:
-    """Return the answer: the window, the table, the choice, and the line that starts it."""
+def advice_text(
+    advice: Advice,
+    question: Question,
+    seen: Window | None,
+    breakers: Sequence[Breaker] | None = None,
+) -> str:
+    """Return the answer: the window, the table, breakers, the choice, and the line that starts it.
+
+    Args:
+        advice: the answer.
+        question: what was asked.
+        seen: the window; None for a trace.
+        breakers: the first parting points; None without token ids.
+    """
     lines = [*_window(advice, seen), *_shares(advice, question, seen), ""]
     lines.append(_row(_HEADS))
     lines += [_row(_cells(row)) for row in advice.rows]
@@ -38,6 +53,7 @@ def advice_text(advice: Advice, question: Question, seen: Window | None) -> str:
         lines.append("≥: larger than all that the window stored; a longer one may find more.")
     if advice.refused:
         lines.append(f"{advice.refused} requests are larger than the GPU cache as played.")
+    lines += _breakers(seen, breakers)
     half, chosen = advice.half, advice.chosen
     fewer = f"With a GPU cache half as large the GPU finds {_share(half.gpu)}"
     if chosen is None:
@@ -48,6 +64,22 @@ def advice_text(advice: Advice, question: Question, seen: Window | None) -> str:
     lines += [f"Smallest size within 1 point of the largest: {best}.", f"{fewer} and {both}."]
     lines += ["", _launch(chosen, seen)]
     return "\n".join(lines) + "\n"
+
+
+def _breakers(seen: Window | None, breakers: Sequence[Breaker] | None) -> list[str]:
+    if seen is None:
+        return []
+    if breakers is None:
+        return ["Top breakers need token ids: --keep-tokens."]
+    if not breakers:
+        return ["No prompt diverged from an earlier one."]
+    lines = ["Top breakers, by tokens that are computed though an earlier prompt has them:"]
+    for at, one in enumerate(breakers, 1):
+        lines.append(
+            f"{at}. {one.recurring} tokens of {one.requests} requests that part at token "
+            f"{one.position} of {one.tokens}: cached {one.cached[:4]}, asked {one.asked[:4]}"
+        )
+    return lines
 
 
 def _window(advice: Advice, seen: Window | None) -> list[str]:

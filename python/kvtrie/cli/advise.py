@@ -118,7 +118,7 @@ def _span(text: str) -> float:
 
 def _run(given: argparse.Namespace) -> int:
     try:
-        from kvtrie.advise import advice, recording, window
+        from kvtrie.advise import advice, breakers, rebuild, recording, window
     except ImportError as error:
         raise ConfigError(
             f"{error.name} is not installed; advise needs: pip install 'kvtrie[advise]'"
@@ -127,7 +127,7 @@ def _run(given: argparse.Namespace) -> int:
     live = _is_live(given)
     seen: Window | None = None
     if live or recording.is_recording(Path(given.source)):
-        seen = window.Window()
+        seen = window.Window(rebuild.Rebuilt(keep_tokens=given.keep_tokens or not live))
         if live:
             _listen(given, seen)
         else:
@@ -141,6 +141,7 @@ def _run(given: argparse.Namespace) -> int:
     answer = advice.advise(
         requests, question, lambda some: watched(some, "Playing", quiet=given.json)
     )
+    top = None if seen is None else breakers.top_breakers(seen.rebuilt)
     if given.plot is not None:
         _draw(given, answer)
     if given.json:
@@ -152,10 +153,11 @@ def _run(given: argparse.Namespace) -> int:
             "coverage": question.coverage,
             **(_facts(seen) if seen is not None else {}),
             **dataclasses.asdict(answer),
+            "breakers": None if top is None else [dataclasses.asdict(one) for one in top],
         }
         sys.stdout.write(json.dumps(document) + "\n")
     else:
-        sys.stdout.write(advice_text(answer, question, seen))
+        sys.stdout.write(advice_text(answer, question, seen, top))
     return 0
 
 
