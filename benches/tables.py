@@ -33,6 +33,8 @@ EVALUATED = (
     "selective_eval",
     "selective",
     "reproductions",
+    "eval_why",
+    "eval_advise",
 )
 LEFT_OUT = {
     "core": (
@@ -118,14 +120,17 @@ def engines(record: dict[str, Any]) -> str:
         )
         for name, told in record["servers"].items()
     ]
+    most = record.get("most", {})
     goals = [
         (
             name.replace("beside", "own"),
             number(ratio),
-            number(goal) + ("" if ratio >= goal else ", **missed**"),
+            f"at most {number(most[name])}" + ("" if ratio <= most[name] else ", **missed**")
+            if name in most
+            else number(record["goals"][name])
+            + ("" if ratio >= record["goals"][name] else ", **missed**"),
         )
         for name, ratio in record["ratios"].items()
-        for goal in [record["goals"][name]]
     ]
     first = grid("Server | First token, computed | First token, returning", servers)
     return f"{first}\n\n{grid('Ratio | Seen | Goal', goals)}"
@@ -207,6 +212,25 @@ def eval_train(record: dict[str, Any]) -> str:
     )
 
 
+def eval_why(record: dict[str, Any]) -> str:
+    """The cause and the token of each break."""
+    return grid(
+        f"Break {when(record['about'])} | Expected | Computed tokens by cause | Recurring "
+        "| Differs at token | Explained at",
+        [
+            (
+                row["kind"],
+                row["expected"] + ("" if row["right"] else ", **missed**"),
+                ", ".join(f"{cause} {count}" for cause, count in row["causes"].items()),
+                f"{row['recurring']}",
+                f"{row['token']}",
+                f"{row['at']}",
+            )
+            for row in record["rows"]
+        ],
+    )
+
+
 def selective_eval(record: dict[str, Any]) -> str:
     """The three best rows per kind and share of rows kept."""
     shown = []
@@ -230,6 +254,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "formats": formats,
     "eval_fusion": eval_fusion,
     "eval_train": eval_train,
+    "eval_why": eval_why,
     "selective_eval": selective_eval,
     "policies": lambda record: policies.page(record, grid),
 }

@@ -72,9 +72,12 @@ def compute_nothing(core, hidden):
     runner._model_forward = zeros  # noqa: SLF001 - vLLM has it for profilers
 
 
-def ask(llm, prompts, answer):
+def ask(llm, prompts, answer, *, why=False):
     """Tokens of each prompt that were found, on host or in vLLM's own cache."""
-    sampling = SamplingParams(max_tokens=answer, temperature=0, detokenize=False, ignore_eos=True)
+    asks = {"kv_transfer_params": {"kvtrie": {"why": True}}} if why else None
+    sampling = SamplingParams(
+        max_tokens=answer, temperature=0, detokenize=False, ignore_eos=True, extra_args=asks
+    )
     outputs = llm.generate(
         [{"prompt_token_ids": each} for each in prompts], sampling, use_tqdm=False
     )
@@ -84,6 +87,12 @@ def ask(llm, prompts, answer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--what", choices=["kvtrie", "offload"], required=True)
+    parser.add_argument(
+        "--why",
+        choices=["off", "sampling", "all"],
+        default="sampling",
+        help="whether computed tokens are counted by cause, and which requests ask for theirs",
+    )
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tokens", type=int, default=2000)
@@ -92,6 +101,9 @@ def main():
     given = parser.parse_args()
     size, vocabulary = block_bytes(given.model, given.dtype)
     each = (given.tokens + given.answer) // BLOCK + 2
+    settings = transfer(given.what, each * (given.requests + 2), "", size)
+    if given.why == "off":
+        settings["kv_connector_extra_config"]["why"] = False
     llm = LLM(
         given.model,
         skip_tokenizer_init=True,
@@ -103,7 +115,7 @@ def main():
         num_gpu_blocks_override=each * max(1, given.requests // 2),
         enforce_eager=True,
         disable_log_stats=False,
-        kv_transfer_config=transfer(given.what, each * (given.requests + 2), "", size),
+        kv_transfer_config=settings,
     )
     core = llm.llm_engine.engine_core.engine_core
     config = json.loads((Path(given.model) / "config.json").read_text())
@@ -123,7 +135,7 @@ def main():
     core.scheduler.schedule = scheduled
     found = []
     for _ in range(2):
-        found.append(ask(llm, prompts, given.answer))
+        found.append(ask(llm, prompts, given.answer, why=given.why == "all"))
         for _ in range(20):  # offloads in flight end
             core.step_fn()
         assert llm.reset_prefix_cache()
@@ -133,6 +145,7 @@ def main():
     steps = timed.steps[1:]
     outputs = {
         "what": given.what,
+        "why": given.why,
         "steps": len(steps),
         "us": sum(steps) / len(steps) / 1e3,
         "median_us": median(steps) / 1e3,
