@@ -101,15 +101,17 @@ wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/
 #: bench-sim-demo: ## the demo's first tokens and their simulation by a profile of this machine; ARGS="--runs 3"
 #: eval-fusion: ## what fusion recovers of a full prefill, on a real model; 40 minutes, resumable; ARGS="--quick"
 #: eval-selective: ## what policies keep of a real model, on text and on facts; resumable; ARGS="--quick"
+#: eval-why: ## explanations of misses on vLLM servers: sixteen breaks, their causes and tokens; resumable; ARGS="--show"
+#: eval-advise: ## what `kvtrie advise` predicts and what vLLM servers find, in eight settings; resumable; ARGS="--quick"
 #: eval-train: ## what training under a policy is worth, on a real model; resumable; ARGS="--quick"
 
-ONE_THREAD := bench-fusion bench-selective bench-train bench-sim-demo eval-fusion eval-selective
+ONE_THREAD := bench-fusion bench-selective bench-train bench-sim-demo eval-fusion eval-selective eval-why eval-advise
 MODULE_bench-sim-demo := benches.sim.demo
 
 # Measured next to peers: laid out as the wheel that users install.
 bench-core bench-transfer: $(SHIPPED)
-bench-engines: $(ENGINES)
-bench-engines bench-fusion bench-sim-demo eval-fusion eval-selective eval-train: $(MODEL)
+bench-engines eval-why eval-advise: $(ENGINES)
+bench-engines bench-fusion bench-sim-demo eval-fusion eval-selective eval-train eval-why: $(MODEL)
 bench-sim: target/release/examples/limit
 
 bench-%: $(BUILT)

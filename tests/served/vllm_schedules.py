@@ -12,8 +12,12 @@ from transformers import LlamaConfig
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A folder with a model's configuration, all that a scheduler wants to know of it."""
-    folder = tmp_path_factory.mktemp("model")
+    """A folder with a model's configuration."""
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def write_model(folder):
+    """Write a configuration, all that a scheduler reads of a model."""
     LlamaConfig(
         vocab_size=WORDS,
         hidden_size=64,

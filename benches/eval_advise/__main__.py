@@ -1,0 +1,327 @@
+"""Predictions of `kvtrie advise`, and what vLLM servers find in eight settings of two workloads.
+
+    make eval-advise
+    make eval-advise ARGS="--quick"
+
+Per workload `kvtrie advise` listens to a vLLM server without kvtrie, its events and metrics, and
+predicts host memory of two sizes under two policies. Then servers with these settings answer the
+same workload (`server`). Both count the last third of the time. The model is a random one of
+SmolLM2's shape with six layers. `--quick` takes a smaller one, and one setting per workload.
+Cost: ten servers of about a minute on two idle cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benches.engines.__main__ import PYTHON
+from benches.evaluation import GOAL, POINT, Cell, Evaluation, evaluate, table_of
+from kvtrie import ModelShape
+from kvtrie.canvas import INK, figure, save
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console
+
+    from benches.evaluation import Key
+
+ROOT = Path(__file__).parents[2]
+WORKLOADS = {"chats": 8, "agents": 16}
+POLICIES = ("lru", "learned")
+HOSTS = (128, 256)
+GPU, BLOCK = 81, 32
+POINTS, PERCENT = 2.0, 5.0
+WAIT_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The last third of a workload on one server.
+
+    Attributes:
+        world: the model.
+        workload: its name.
+        policy: of host memory; "" for the server without kvtrie.
+        host: blocks of host memory; 0 for the server without kvtrie.
+        requests: counted requests.
+        gpu: share of prompt tokens found in vLLM's own cache.
+        found: share found on host.
+        prefill_s: seconds of prefill.
+        predicted: of the server without kvtrie, `[found, saved]` by policy and host.
+    """
+
+    world: str
+    workload: str
+    policy: str
+    host: int
+    requests: int
+    gpu: float
+    found: float
+    prefill_s: float
+    predicted: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Workload, policy and host."""
+        return (self.workload, self.policy, self.host)
+
+
+class AdviseEvaluation(Evaluation[Record]):
+    """Per workload the server that advice listens to, then one server per setting."""
+
+    name = "eval-advise"
+    record_name = "eval_advise.json"
+    record = Record
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given)
+        self.world = "quick" if given.quick else "six layers"
+        self.settings = [(policy, host) for policy in POLICIES for host in HOSTS]
+        if given.quick:
+            self.settings = self.settings[1:2]
+        self.folder = tempfile.TemporaryDirectory()
+        self.model = ""
+
+    @staticmethod
+    def options(parser: argparse.ArgumentParser) -> None:
+        """There are none of its own."""
+        parser.set_defaults(least={})
+
+    def close(self) -> None:
+        """Remove the model."""
+        self.folder.cleanup()
+
+    def stages(self) -> Iterator[tuple[str, Sequence[Cell]]]:
+        """The servers without kvtrie, then all others."""
+        yield (
+            "Listening",
+            [Cell([(name, "", 0)], partial(self.listened, name)) for name in WORKLOADS],
+        )
+        yield (
+            "Serving",
+            [
+                Cell([(name, *setting)], partial(self.served, name, *setting))
+                for name in WORKLOADS
+                for setting in self.settings
+            ],
+        )
+
+    def folder_of_model(self) -> str:
+        """A random model, made once."""
+        if not self.model:
+            from transformers import LlamaConfig, LlamaForCausalLM
+
+            sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 6}
+            sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+            if self.given.quick:
+                sizes |= {"hidden_size": 144, "intermediate_size": 192, "num_hidden_layers": 2}
+                sizes |= {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 32}
+            config = LlamaConfig(
+                vocab_size=512, max_position_embeddings=2048, dtype="float32", **sizes
+            )
+            LlamaForCausalLM(config).save_pretrained(self.folder.name)
+            self.model = self.folder.name
+        return self.model
+
+    def start(self, workload: str, *more: str) -> subprocess.Popen[str]:
+        """Start a server, and wait until it is ready."""
+        command = [str(PYTHON), "-m", "benches.eval_advise.server", "--workload", workload]
+        command += ["--model", self.folder_of_model(), "--gpu", str(GPU)]
+        command += ["--turns", str(WORKLOADS[workload] // (2 if self.given.quick else 1)), *more]
+        server = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for row in rows_of(server):
+            if "ready" in row:
+                return server
+        raise ConfigError(f"the server ended with {server.wait()}; its output is above")
+
+    def served(self, workload: str, policy: str, host: int, _: list[Key]) -> Iterator[Record]:
+        """Answer a workload with kvtrie."""
+        server = self.start(workload, "--host", str(host), "--policy", policy)
+        rows = list(rows_of(server))
+        if server.wait():
+            raise ConfigError(f"the server ended with {server.returncode}; its output is above")
+        yield self.counted(rows, workload, policy, host)
+
+    def listened(self, workload: str, _: list[Key]) -> Iterator[Record]:
+        """Answer a workload without kvtrie, and let `kvtrie advise` listen."""
+        ports = free_ports(3)
+        server = self.start(workload, "--ports", *map(str, ports))
+        config = json.loads((Path(self.folder_of_model()) / "config.json").read_text())
+        block = ModelShape(
+            layers=config["num_hidden_layers"],
+            kv_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            dtype="float32",
+        ).block_bytes(BLOCK)
+        advice = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "kvtrie", "advise", f"tcp://127.0.0.1:{ports[0]}"),
+                *("--replay", f"tcp://127.0.0.1:{ports[1]}"),
+                *("--metrics", f"http://127.0.0.1:{ports[2]}/metrics", "--for", "24h"),
+                *("--bytes-per-token", str(block // BLOCK), "--disk", "0", "--json"),
+                *("--host", ",".join(f"{blocks * block}B" for blocks in HOSTS)),
+            ],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        go(server)
+        rows: list[dict[str, Any]] = []
+        for row in rows_of(server):
+            if "done" in row:
+                break
+            rows.append(row)
+        advice.send_signal(signal.SIGINT)
+        said, _ = advice.communicate(timeout=WAIT_S)
+        go(server)
+        server.wait()
+        if advice.returncode:
+            raise ConfigError(f"kvtrie advise ended with {advice.returncode}: {said[-300:]}")
+        predicted = {
+            f"{row['policy']} {row['host'] // block}": [row["found"], row["saved"]]
+            for row in json.loads(said)["rows"]
+        }
+        yield self.counted(rows, workload, "", 0, predicted)
+
+    def counted(
+        self,
+        rows: list[dict[str, Any]],
+        workload: str,
+        policy: str,
+        host: int,
+        predicted: dict[str, list[float]] | None = None,
+    ) -> Record:
+        """The record of the last third of the time."""
+        since = rows[0]["at"] + (rows[-1]["at"] - rows[0]["at"]) * 2 / 3
+        some = [row for row in rows if row["at"] >= since]
+        prompt = sum(row["prompt"] for row in some)
+        found = some[-1]["host"] - max(
+            (row["host"] for row in rows if row["at"] < since), default=0
+        )
+        return Record(
+            self.world,
+            workload,
+            policy,
+            host,
+            len(some),
+            (sum(row["cached"] for row in some) - found) / prompt,
+            found / prompt,
+            sum(row["prefill_s"] for row in some),
+            predicted or {},
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each setting's figures, served and predicted."""
+        rows: list[dict[str, Any]] = []
+        for name in WORKLOADS:
+            stock = self.by_key.get((name, "", 0))
+            for policy, host in self.settings:
+                real = self.by_key.get((name, policy, host))
+                if stock is None or real is None:
+                    continue
+                found, saved = stock.predicted[f"{policy} {host}"]
+                spared = 1 - real.prefill_s / stock.prefill_s
+                rows.append(
+                    {"workload": name, "policy": policy, "host": host, "requests": real.requests}
+                    | {"gpu": real.gpu, "found": real.found, "predicted": found}
+                    | {"saved": spared, "saved_predicted": saved}
+                    | {"points": 100 * (found - real.found), "percent": 100 * (saved - spared)}
+                )
+        return rows
+
+    def document(self, about: dict[str, Any]) -> dict[str, Any]:
+        """All settings, and the goals."""
+        return {"about": about, "goals": [POINTS, PERCENT], "rows": self.rows()}
+
+    def show(self, console: Console) -> None:
+        """Print the table."""
+        columns = {
+            "workload": lambda row: row["workload"],
+            "policy": lambda row: row["policy"],
+            "host, blocks": lambda row: str(row["host"]),
+            "requests": lambda row: str(row["requests"]),
+            "GPU": lambda row: f"{100 * row['gpu']:.1f} %",
+            "host, found": lambda row: f"{100 * row['found']:.1f} %",
+            "predicted": lambda row: f"{100 * row['predicted']:.1f} %",
+            "points off": lambda row: f"{row['points']:+.2f}{missed(row['points'], POINTS)}",
+            "prefill saved": lambda row: f"{100 * row['saved']:.1f} %",
+            "predicted ": lambda row: f"{100 * row['saved_predicted']:.1f} %",
+            "points off ": lambda row: f"{row['percent']:+.2f}{missed(row['percent'], PERCENT)}",
+        }
+        console.print(table_of("Advice", columns, self.rows()))
+
+    def draw(self, path: Path) -> None:
+        """Shares found on host over host memory: predicted as lines, served as points."""
+        rows, names = self.rows(), list(WORKLOADS)
+        if not rows:
+            return
+        drawn = figure("Tokens found on host: predicted from events, and served", 4.2)
+        for axis, name in zip(drawn.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            for policy, colour in zip(POLICIES, (POINT, GOAL), strict=True):
+                some = [row for row in rows if (row["workload"], row["policy"]) == (name, policy)]
+                hosts = [row["host"] for row in some]
+                axis.plot(hosts, [row["predicted"] for row in some], "-", color=colour)
+                axis.plot(hosts, [row["found"] for row in some], "o", color=colour, label=policy)
+            axis.set_title(name, color=INK, fontsize=11)
+            axis.set(xlabel="blocks of host memory", xticks=HOSTS, ylim=(0, None))
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.legend(frameon=False)
+        save(drawn, path)
+
+
+def missed(value: float, most: float) -> str:
+    """A mark for a figure that is beyond its goal."""
+    return "" if abs(value) <= most else ", missed"
+
+
+def environment() -> dict[str, str]:
+    """The variables of a process that imports the benches."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def rows_of(server: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """The lines of JSON that a server prints."""
+    for line in server.stdout or ():
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def go(server: subprocess.Popen[str]) -> None:
+    """Let a server go on."""
+    if server.stdin is not None:
+        server.stdin.write("\n")
+        server.stdin.flush()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+if __name__ == "__main__":
+    sys.exit(evaluate(AdviseEvaluation, (__doc__ or "").partition("\n")[0]))

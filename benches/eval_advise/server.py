@@ -1,0 +1,118 @@
+"""A vLLM server of one workload: what each request finds; runs in the engine's environment.
+
+    .engines/vllm/bin/python -m benches.eval_advise.server --model FOLDER --workload chats
+
+Without `--host` it runs without kvtrie and publishes KV events; it waits for a line on standard
+input before the first request, and for another before it ends, and serves metrics until then.
+Prints a line of JSON per request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from benches.eval_advise.workloads import LONGEST, WORKLOADS
+
+SERVED = Path(__file__).parents[2] / "tests" / "served"
+BLOCK = 32
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--workload", choices=list(WORKLOADS), required=True)
+    parser.add_argument("--gpu", type=int, required=True, help="blocks")
+    parser.add_argument("--host", type=int, default=0, help="blocks")
+    parser.add_argument("--policy", default="lru")
+    parser.add_argument("--turns", type=int, required=True)
+    parser.add_argument("--ports", type=int, nargs=3, help="of events, their history, and metrics")
+    given = parser.parse_args()
+    sys.path.insert(0, str(SERVED))
+    import servers
+    from vllm.config import KVEventsConfig
+
+    extra, more = None, {}
+    if given.host:
+        extra = {"tiers": [{"kind": "host", "blocks": given.host}], "policy": given.policy}
+    if given.ports:
+        from prometheus_client import start_http_server
+
+        events, replay, metrics = given.ports
+        more["kv_events_config"] = KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint=f"tcp://*:{events}",
+            replay_endpoint=f"tcp://*:{replay}",
+        )
+        start_http_server(metrics, addr="127.0.0.1")
+    with servers.serve(
+        given.model,
+        extra,
+        blocks=given.gpu,
+        max_model_len=LONGEST + 60,
+        disable_log_stats=False,
+        block_size=BLOCK,
+        **more,
+    ) as server:
+        warm(server.llm)
+        show({"ready": True})
+        if given.ports:
+            sys.stdin.readline()
+        for record in play(server, list(WORKLOADS[given.workload](**steps(given))), given.host):
+            show(record)
+        if given.ports:
+            show({"done": True})
+            sys.stdin.readline()
+
+
+def steps(given):
+    return {"turns" if given.workload == "chats" else "steps": given.turns}
+
+
+def show(record):
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
+
+
+def warm(llm):
+    """Compile, and forget."""
+    ask(llm, [1] * 200, 2)
+    assert llm.reset_prefix_cache()
+
+
+def play(server, turns, connected):
+    """Play the turns, each at its time or when the one before has ended."""
+    paths, begin = {}, time.monotonic()
+    for turn in turns:
+        path = [*turn.begin, *turn.added] if turn.begin else [*paths[turn.who], *turn.added]
+        time.sleep(max(0.0, begin + turn.at - time.monotonic()))
+        at = time.monotonic() - begin
+        output = ask(server.llm, path, turn.answer)
+        paths[turn.who] = [*path, *output.outputs[0].token_ids]
+        stats = output.metrics
+        if connected:
+            server.settle()
+            found = server.kv_scheduler.counters.tokens["host"]
+        yield {
+            "at": at,
+            "prompt": len(path),
+            "cached": output.num_cached_tokens,
+            "host": found if connected else 0,
+            "prefill_s": stats.first_token_ts - stats.scheduled_ts,
+        }
+
+
+def ask(llm, prompt, tokens):
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(max_tokens=tokens, temperature=0, detokenize=False, ignore_eos=True)
+    (output,) = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+    return output
+
+
+if __name__ == "__main__":
+    main()
