@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import socketserver
 import threading
-import time
 from contextlib import suppress
 
 OK, NULL = b"+OK\r\n", b"$-1\r\n"
@@ -134,8 +133,3 @@ class RespServer:
 
 def _bulk(value):
     return NULL if value is None else b"$%d\r\n%s\r\n" % (len(value), value)
-
-
-def soon(seconds=30.0):
-    """A deadline of a call."""
-    return time.monotonic_ns() + int(seconds * 1e9)

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_served_stores import exists, get, mooncake_place, name, opened, put, soon
+from store_calls import name, soon
+from test_served_stores import exists, get, mooncake_place, opened, put
 from tests import namespace, store_servers
 
 from kvtrie import ConfigError, TransferError

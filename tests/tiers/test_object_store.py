@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from test_served_stores import exists, get, name, opened, put, soon
+from store_calls import name, soon
+from test_served_stores import exists, get, opened, put
 from tests import store_servers
 
 from kvtrie import ConfigError, TransferError

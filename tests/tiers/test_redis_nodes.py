@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from store_calls import name, soon
 from test_folder_store import PROMPT, compute, world
-from test_served_stores import exists, get, name, opened, put, soon
+from test_served_stores import exists, get, opened, put
 from tests import store_servers
 
 from kvtrie import ConfigError

@@ -6,24 +6,23 @@ import os
 import time
 from contextlib import closing
 
-import numpy as np
 import pytest
-from respserver import RespServer, soon
+from respserver import RespServer
+from store_calls import StoreCalls, name, soon
 from test_folder_store import PROMPT, SHAPE, SIZE, compute, fetch, world
 
 from kvtrie import ConfigError, Layout, Scope
 from kvtrie._kvtrie import ValueFormat
 from kvtrie.metrics import Collector
-from kvtrie.tiers.remote import Get, Put, RemoteStorage
+from kvtrie.tiers.remote import RemoteStorage
 
 pytest.importorskip("redis")
 
 from kvtrie.tiers.remote.open import open_store
 from kvtrie.tiers.remote.url import RemoteUrl
 
-LAYERS, LAYER = 3, 5000
-FORM = ValueFormat(layers=LAYERS, layer_bytes=LAYER, block_tokens=4, meaning=bytes(32))
-NAMES = [bytes([at]) * 32 for at in range(6)]
+CALLS = StoreCalls(3, 5000)
+FORM, put, get, exists = CALLS.form, CALLS.put, CALLS.get, CALLS.exists
 
 
 @pytest.fixture
@@ -32,45 +31,8 @@ def server():
         yield made
 
 
-def opened(server, query="", form=FORM, user=""):
-    return open_store(
-        RemoteUrl.parse("url", f"redis://{user}127.0.0.1:{server.port}/0{query}"), form
-    )
-
-
-def value(at):
-    rng = np.random.default_rng(at)
-    header = rng.integers(0, 256, FORM.header_bytes, dtype=np.uint8)
-    return header.tobytes(), rng.integers(0, 256, (LAYERS, LAYER), dtype=np.uint8)
-
-
-def put(store, *numbers, deadline=None):
-    rows = [Put(NAMES[at], *value(at)) for at in numbers]
-    return [one.outcome for one in store.put_many(rows, deadline or soon())]
-
-
-def get(store, *numbers, layers=(0, LAYERS), deadline=None):
-    """Outcomes, and whether the bytes of all that are ok are those of their values."""
-    rows = [
-        Get(
-            NAMES[at],
-            layers,
-            np.zeros(FORM.header_bytes, np.uint8),
-            np.zeros((layers[1] - layers[0], LAYER), np.uint8),
-        )
-        for at in numbers
-    ]
-    found = [one.outcome for one in store.get_many(rows, deadline or soon())]
-    for at, row, outcome in zip(numbers, rows, found, strict=True):
-        if outcome == "ok":
-            header, memory = value(at)
-            assert row.header.tobytes() == header
-            assert np.array_equal(row.memory, memory[slice(*layers)])
-    return found
-
-
-def exists(store, *numbers):
-    return [one.outcome for one in store.exists_many([NAMES[at] for at in numbers], soon())]
+def opened(server, query="", form=None, user=""):
+    return CALLS.opened(f"redis://{user}127.0.0.1:{server.port}/0{query}", form)
 
 
 def test_values_are_read_as_they_were_written(server):
@@ -80,7 +42,7 @@ def test_values_are_read_as_they_were_written(server):
     assert get(store, 0, 3, 2, 1) == ["ok", "missing", "ok", "ok"]
     for layers in ((0, 1), (1, 3), (2, 3)):
         assert get(store, 3, 1, 0, layers=layers) == ["missing", "ok", "ok"]
-    store.remove_many([NAMES[0]], soon())
+    store.remove_many([name(0)], soon())
     assert exists(store, 0, 1) == ["missing", "ok"]
     assert server.served == 1
     store.close()
@@ -90,17 +52,17 @@ def test_values_are_read_as_they_were_written(server):
 def test_an_existing_value_is_not_sent_again(server):
     store = opened(server)
     put(store, 0)
-    before = server.values[NAMES[0]]
+    before = server.values[name(0)]
     server.calls.clear()
     assert put(store, 0, 1) == ["ok", "ok"]
     assert server.calls == ["EXISTS", "EXISTS", "SET"]
     # Another process may be first between the question and the write.
-    server.values.pop(NAMES[1])
+    server.values.pop(name(1))
     server.answer = lambda name, words: (
         b":0\r\n" if name == "EXISTS" else RespServer.answer(server, name, words)
     )
     assert put(store, 0, 1) == ["ok", "ok"]
-    assert server.values[NAMES[0]] == before
+    assert server.values[name(0)] == before
 
 
 def test_a_hit_refreshes_the_time_to_live_once_per_half_of_it(server, monkeypatch):
@@ -108,7 +70,7 @@ def test_a_hit_refreshes_the_time_to_live_once_per_half_of_it(server, monkeypatc
     monkeypatch.setattr("kvtrie.tiers.remote.redis.time.monotonic_ns", lambda: now)
     store = opened(server, "?ttl=1000")
     put(store, 0)
-    assert server.expiry[NAMES[0]] == 1_000_000
+    assert server.expiry[name(0)] == 1_000_000
     start = now
     for later, refreshed in ((0, 1), (499, 1), (500, 2), (999, 2), (1000, 3)):
         now = start + later * 1_000_000_000
@@ -120,7 +82,7 @@ def test_a_hit_refreshes_the_time_to_live_once_per_half_of_it(server, monkeypatc
 def test_a_value_of_another_length_is_damaged_and_the_next_is_read(server, length):
     store = opened(server)
     put(store, 1)
-    server.values[NAMES[0]] = bytes(length)
+    server.values[name(0)] = bytes(length)
     assert get(store, 0, 1) == ["damaged", "ok"]
     if length < FORM.layer_at(1):  # a range of a longer one is there, and is not proved here
         assert get(store, 0, 1, layers=(0, 1)) == ["damaged" if length else "missing", "ok"]

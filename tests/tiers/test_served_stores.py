@@ -11,19 +11,19 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from store_calls import StoreCalls, name, soon
 from test_folder_store import PROMPT, SHAPE, SIZE, compute, fetch, values, world
 from tests import namespace, store_servers
 from tests.tcp_proxy import TcpProxy
 
 from kvtrie import Layout, Scope
 from kvtrie._kvtrie import ValueFormat
-from kvtrie.tiers.remote import Get, Put, RemoteStorage, RemoteUrl
+from kvtrie.tiers.remote import Put, RemoteStorage, RemoteUrl
 from kvtrie.tiers.remote.check import check_store
-from kvtrie.tiers.remote.open import open_store
 
-LAYERS, LAYER = 3, 200_000
-FORM = ValueFormat(layers=LAYERS, layer_bytes=LAYER, block_tokens=4, meaning=bytes(32))
-SECONDS = 10**9
+LAYER = 200_000
+CALLS = StoreCalls(3, LAYER)
+opened, put, get, exists = CALLS.opened, CALLS.put, CALLS.get, CALLS.exists
 
 
 def folder_place(folder):
@@ -113,54 +113,6 @@ def proxied(place):
         yield proxy, store
         proxy.release()
         store.remove_many([name(at) for at in range(9)], soon())
-
-
-def opened(url, form=FORM):
-    return open_store(RemoteUrl.parse("url", url), form)
-
-
-def soon(seconds=30.0):
-    return time.monotonic_ns() + int(seconds * SECONDS)
-
-
-def name(at):
-    return bytes([at]) * 32
-
-
-def value(at):
-    rng = np.random.default_rng(at)
-    header = rng.integers(0, 256, FORM.header_bytes, dtype=np.uint8)
-    return header.tobytes(), rng.integers(0, 256, (LAYERS, LAYER), dtype=np.uint8)
-
-
-def put(store, *numbers, deadline=None, as_of=None):
-    rows = [Put(name(at), *value(at if as_of is None else as_of)) for at in numbers]
-    return [one.outcome for one in store.put_many(rows, deadline or soon())]
-
-
-def get(store, *numbers, layers=(0, LAYERS), deadline=None):
-    """Outcomes; the bytes of all that are ok are those of their values."""
-    count = layers[1] - layers[0]
-    rows = [
-        Get(
-            name(at),
-            layers,
-            np.zeros(FORM.header_bytes, np.uint8),
-            np.zeros((count, LAYER), np.uint8),
-        )
-        for at in numbers
-    ]
-    found = [one.outcome for one in store.get_many(rows, deadline or soon())]
-    for at, row, outcome in zip(numbers, rows, found, strict=True):
-        if outcome == "ok":
-            header, memory = value(at)
-            assert row.header.tobytes() == header
-            assert np.array_equal(row.memory, memory[slice(*layers)])
-    return found
-
-
-def exists(store, *numbers):
-    return [one.outcome for one in store.exists_many([name(at) for at in numbers], soon())]
 
 
 def test_values_are_read_as_they_were_written(store):
