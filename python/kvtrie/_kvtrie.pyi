@@ -876,15 +876,20 @@ class Lease:
             NoSpaceError: the first tier cannot hold them.
         """
 
-    def bind(self, first_block: int, slots: _Ids) -> None:
+    def bind(self, first_block: int, slots: _Ids, group: int = 0) -> None:
         """Name the slots of a tier that the engine owns.
 
         Args:
             first_block: index of the first block on the lease's path.
             slots: slots of this and the following blocks.
+            group: the group of layers that the slots are of, where groups are kept apart. Slots of
+                all groups share one numbering. A commit that ends at a border of `Plan.resume`
+                stores what the border needs; the engine may reuse slots that no later token attends
+                to once those stores have ended.
 
         Raises:
-            ConfigError: the first tier is not the engine's, or a block is bound to another slot.
+            ConfigError: the first tier is not the engine's, a block is bound to another slot, there
+                is no such group, or a slot belongs to another group.
         """
 
     def load(

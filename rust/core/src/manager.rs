@@ -147,6 +147,10 @@ impl Manager {
         memory::check(blocks.trie().growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
+        let mut private_slots = PrivateSlots::default();
+        if points.is_some() && tiers.engine_owned() {
+            private_slots.keep_groups();
+        }
         let feed = PolicyFeed::new(&tiers, settings.explain);
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
@@ -157,7 +161,7 @@ impl Manager {
             scopes: Scopes::default(),
             tiers,
             lanes,
-            private_slots: PrivateSlots::default(),
+            private_slots,
             leases: FxHashMap::default(),
             ahead: BTreeMap::new(),
             awaits: Awaits::default(),

@@ -12,7 +12,7 @@ use kvtrie_core::error::Error;
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::manager::{Acquire, Groups, LoadMode, Manager, MoveKind, Outcome, Settings};
 use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec};
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use proptest::prelude::*;
 use rig::{GPU, HOST, Rig, SIZE, all_of, settings, tier, tokens};
 
@@ -171,7 +171,7 @@ fn a_point_that_leaves_the_first_tier_is_loaded_for_its_next_turn() {
 #[test]
 fn without_room_below_a_point_is_dropped() {
     let mut settings = on(&[FULL, STATE], &[6 * 700, 2 * 700]);
-    settings.tiers[0].write = kvtrie_core::tier::Write::Never;
+    settings.tiers[0].write = Write::Never;
     let mut rig = Rig::new(settings);
     rig.serve(&tokens(1, 20));
     rig.serve(&tokens(2, 20));
@@ -240,8 +240,96 @@ fn bad_groups_are_config_errors() {
     let empty = Group { kind: GroupKind::Sliding { window: 0, sinks: 0 }, ..WINDOW };
     assert!(no(&[FULL, empty], 9000).contains("window above 0"));
     let mut several = of(&[FULL, STATE], 9000);
-    several.tiers.push(tier(Kind::Host, 9));
-    assert!(Manager::new(several).unwrap_err().to_string().contains("several groups on 2 tiers"));
+    several.tiers[0].free_low = 0.5;
+    assert!(Manager::new(several).unwrap_err().to_string().contains("several groups on 1 tiers"));
+}
+
+/// Two tiers, the first of an engine that numbers its slots.
+fn engine(group: Group) -> Rig {
+    let mut settings = on(&[FULL, group], &[100 * 700, 100 * 700]);
+    settings.tiers[0].owner = Owner::Engine;
+    Rig::new(settings)
+}
+
+/// Binds slots from `slot` on to the blocks of a lease from `first` to before `end`, in both groups.
+fn bind(rig: &mut Rig, id: LeaseId, (first, end): (usize, usize), slot: u32) {
+    let count = u32::try_from(end - first).unwrap();
+    let slots: Vec<u32> = (slot..slot + count).collect();
+    rig.call(|m, _| m.bind_group(id, first, &slots, 0)).unwrap();
+    let slots: Vec<u32> = (slot + count..slot + 2 * count).collect();
+    rig.call(|m, _| m.bind_group(id, first, &slots, 1)).unwrap();
+}
+
+#[test]
+fn windows_in_an_engines_slots_are_stored_at_their_border_and_loaded_for_the_next_turn() {
+    for (group, needed) in [(WINDOW, 2), (STATE, 1)] {
+        let mut rig = engine(group);
+        let prompt = tokens(1, 6);
+        let id = rig.acquire(&prompt);
+        bind(&mut rig, id, (0, 6), 10);
+        rig.commit(id, &prompt);
+        let table = rig.manager.group_table(id, GPU, 1).unwrap().1;
+        // What no token attends to any more is the engine's again.
+        assert_eq!(table.iter().filter(|&&slot| slot != NO_SLOT).count(), needed);
+        rig.release(id);
+        let stores = rig.run();
+        assert_eq!(stores.iter().filter(|known| known.group == 1).count(), needed);
+        assert!(stores.iter().all(|known| known.group == 0 || known.src_slot >= 16));
+        assert_eq!(rig.matched(&prompt), 6 * SIZE);
+        let next = branch(&prompt, 6, 2, 1);
+        let id = rig.acquire(&next);
+        assert_eq!(rig.manager.lease(id).unwrap().matched(), 6 * SIZE);
+        assert_eq!(rig.hand_out().len(), 0, "the engine has named no slot");
+        bind(&mut rig, id, (0, 7), 40);
+        let loads = rig.run();
+        let slots = loads.iter().filter(|known| known.group == 1).map(|known| known.dst_slot);
+        assert_eq!(slots.collect::<Vec<_>>(), (53 - needed as u32..53).collect::<Vec<_>>());
+        rig.commit(id, &next[6 * SIZE..]);
+        rig.release(id);
+    }
+}
+
+#[test]
+fn a_slot_of_an_engine_is_of_one_group_at_a_time() {
+    let mut rig = engine(WINDOW);
+    let id = rig.acquire(&tokens(1, 3));
+    rig.call(|m, _| m.bind(id, 0, &[1, 2, 3])).unwrap();
+    rig.refused("slot 2 is bound in group 0, not 1", |m, _| m.bind_group(id, 0, &[9, 2], 1));
+    rig.call(|m, _| m.bind_group(id, 0, &[9], 1)).unwrap();
+    rig.refused("slot 9 is bound in group 1, not 0", |m, _| m.bind(id, 3, &[9]));
+    rig.refused("bound to slot 9 in group 1, not 8", |m, _| m.bind_group(id, 0, &[8], 1));
+    rig.refused("there is no group 2, the manager keeps 2 apart", |m, _| {
+        m.bind_group(id, 0, &[8], 2)
+    });
+    rig.refused("truncate of lease", |m, now| m.truncate(id, 0, now));
+    rig.release(id);
+    let id = rig.acquire(&tokens(2, 1));
+    rig.call(|m, _| m.bind(id, 0, &[9])).unwrap();
+    rig.release(id);
+}
+
+#[test]
+fn a_tier_that_writes_through_has_a_point_below_as_soon_as_it_is_made() {
+    for group in [WINDOW, STATE] {
+        let mut settings = on(&[FULL, group], &[100 * 700, 100 * 700]);
+        settings.tiers[0].write = Write::Through;
+        let mut rig = Rig::new(settings);
+        let prompt = tokens(1, 6);
+        rig.serve(&prompt);
+        let needed = if group == WINDOW { 2 } else { 1 };
+        assert_eq!(held_on(&rig, HOST), [(6, 0), (needed, 0)]);
+        assert_eq!(held_on(&rig, GPU)[1].0, needed);
+    }
+}
+
+#[test]
+fn a_flush_copies_points_with_their_blocks() {
+    let mut rig = Rig::new(on(&[FULL, STATE], &[100 * 700, 100 * 700]));
+    rig.serve(&tokens(1, 6));
+    assert_eq!(rig.call(Manager::flush).unwrap(), 7);
+    rig.run();
+    assert_eq!(held_on(&rig, HOST), [(6, 0), (1, 0)]);
+    assert_eq!(rig.call(Manager::flush).unwrap(), 0);
 }
 
 #[test]
@@ -332,14 +420,16 @@ struct Story {
     groups: Vec<Group>,
     held: Vec<(LeaseId, Vec<Token>)>,
     last: Vec<Token>,
-    /// The bytes, if kvtrie owns the slots.
+    /// The bytes, if there are any.
     bytes: Option<Bytes>,
+    /// The next slot of an engine, if one owns the first tier.
+    engine: Option<u32>,
 }
 
 impl Story {
     /// A request, whose match is compared with attention's.
     fn ask(&mut self, (_, stem, shared, more, extra): Step, load: LoadMode) {
-        let Self { rig, groups, held, last, .. } = self;
+        let Self { rig, groups, last, .. } = self;
         let shared = shared.min(last.len() / SIZE);
         let mut prompt = branch(last, shared, stem + 10, more);
         prompt.extend(&tokens(77, 1)[..extra % SIZE]);
@@ -354,6 +444,8 @@ impl Story {
         let Ok(id) = rig.ask(&ask) else { return };
         let matched = rig.manager.lease(id).unwrap().matched() / SIZE;
         assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
+        self.bind(id, 0, matched, prompt.len().div_ceil(SIZE));
+        let Self { rig, groups, held, last, .. } = self;
         assert!(matched == border || (load != LoadMode::All && matched < border));
         // Each group has a slot on the first tier for all that the first token attends to.
         let mut table = |group| rig.manager.group_table(id, GPU, group).unwrap().1;
@@ -362,6 +454,24 @@ impl Story {
         assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
         held.push((id, prompt.clone()));
         *last = prompt;
+    }
+
+    /// An engine names slots of all groups: for what the match needs, and for blocks from `first` to
+    /// before `end`.
+    fn bind(&mut self, id: LeaseId, first: usize, matched: usize, end: usize) {
+        let Some(next) = &mut self.engine else { return };
+        let border = u32::try_from(matched).unwrap();
+        for place in first..end {
+            for (at, group) in self.groups.iter().enumerate() {
+                let needed = group.needed(border, SIZE as u64);
+                if place < matched && !needed.contains(u32::try_from(place).unwrap()) {
+                    continue;
+                }
+                *next += 1;
+                let slot = *next;
+                self.rig.call(|m, _| m.bind_group(id, place, &[slot], at)).unwrap();
+            }
+        }
     }
 
     /// The rest of a request is computed; more or fewer of its moves have failed.
@@ -385,6 +495,7 @@ impl Story {
             self.last.extend(answer);
         }
         match what {
+            11 | 12 if self.engine.is_some() => {}
             11 => self.truncate(id, &mut path, (stem, shared, extra)),
             12 => self.fork(id, &path, (stem, extra)),
             13 => self.suspend(id, &mut path, extra),
@@ -456,6 +567,8 @@ impl Story {
         if self.rig.call(|m, now| m.resume(id, extra, LoadMode::All, now)).is_err() {
             return;
         }
+        let matched = self.rig.manager.lease(id).unwrap().matched() / SIZE;
+        self.bind(id, 0, matched, path.len().div_ceil(SIZE));
         self.end_all_moves();
         let full = path.clone();
         path.truncate(self.rig.manager.lease_tokens(id).unwrap());
@@ -467,6 +580,10 @@ impl Story {
     /// Writes the KV of more tokens, in every slot that the tables name, and commits them.
     fn write(&mut self, id: LeaseId, path: &mut Vec<Token>, more: &[Token]) {
         let known = path.len();
+        if self.engine.is_some() {
+            let bound = self.rig.manager.slots(id, GPU).unwrap().1.len();
+            self.bind(id, bound, 0, (known + more.len()).div_ceil(SIZE));
+        }
         path.extend(more);
         let Some(bytes) = &mut self.bytes else {
             self.rig.commit(id, more);
@@ -560,9 +677,10 @@ proptest! {
         groups in groups(),
         (pages, below, newest, every) in
             (6_u64..60, prop::option::of(4_u64..40), 1_u32..4, prop_oneof![4 => Just(0), 1 => 1_u32..4]),
-        (policy, owner) in (
+        (policy, owner, write) in (
             prop::sample::select(kvtrie_core::policy::NAMES),
-            prop::sample::select(vec![Owner::Kvtrie, Owner::Nobody]),
+            prop::sample::select(vec![Owner::Kvtrie, Owner::Nobody, Owner::Engine]),
+            prop::sample::select(vec![Write::Back, Write::Through, Write::Never]),
         ),
         steps in prop::collection::vec((0_u8..15, 0_u32..4, 0_usize..7, 1_usize..9, 0_usize..9), 1..60),
     ) {
@@ -570,13 +688,15 @@ proptest! {
         let bytes: Vec<u64> = std::iter::once(pages).chain(below).map(|n| n * largest).collect();
         let mut settings = on(&groups, &bytes);
         settings.policy = policy.to_owned();
-        settings.tiers.iter_mut().for_each(|tier| tier.owner = owner);
+        (settings.tiers[0].owner, settings.tiers[0].write) = (owner, write);
         if let Some(groups) = &mut settings.groups {
             (groups.newest, groups.every) = (newest, every);
         }
         let Ok(manager) = Manager::new(settings) else { return Ok(()) };
         let rig = Rig { manager, now: 1000 };
-        let bytes = (owner == Owner::Kvtrie).then(|| Bytes::new(&groups));
-        Story { rig, groups, held: Vec::new(), last: tokens(0, 2), bytes }.play(steps);
+        let engine = (owner == Owner::Engine).then_some(0);
+        let bytes = (owner != Owner::Nobody).then(|| Bytes::new(&groups, engine.is_some()));
+        let (held, last) = (Vec::new(), tokens(0, 2));
+        Story { rig, groups, held, last, bytes, engine }.play(steps);
     }
 }

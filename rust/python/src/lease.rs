@@ -150,16 +150,18 @@ impl Lease {
     }
 
     /// Binds slots of a tier that the engine owns.
+    #[pyo3(signature = (first_block, slots, group=0))]
     fn bind(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = number::first_block)] first_block: usize,
         slots: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::group)] group: usize,
     ) -> PyResult<()> {
         let slots = numbers(slots, "slot", u64::from(NO_SLOT - 1))?;
         let slots: Vec<u32> =
             slots.into_iter().map(|slot| u32::try_from(slot).unwrap_or(NO_SLOT)).collect();
-        self.shared.call(py, |manager| manager.bind(self.id, first_block, &slots))
+        self.shared.call(py, |manager| manager.bind_group(self.id, first_block, &slots, group))
     }
 
     /// Starts the loads that `load="none"` left out, of all layers and blocks or of a range of

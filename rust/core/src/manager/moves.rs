@@ -168,7 +168,8 @@ impl Manager {
         let Route { lane, keyed, labelled } = route;
         let since = if self.marked.is_empty() { 0 } else { self.marked_until(src, block) };
         let start = self.moves.depend(id, &mut deps, now.max(since));
-        let bytes = self.bytes_of(dst.2.group(), layers, tokens);
+        let group = dst.2.group().max(src.2.group());
+        let bytes = self.bytes_of(group, layers, tokens);
         let times = self.lanes.transmit(lane, bytes, start, layers.len());
         let key = match block {
             Some(block) if keyed => self.key(block),
@@ -189,7 +190,7 @@ impl Manager {
                 dst: dst.0,
                 src_slot: src.1,
                 dst_slot: dst.1,
-                group: dst.2.group(),
+                group,
                 layers,
                 after: NO_MOVE,
                 tokens,

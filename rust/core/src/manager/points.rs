@@ -212,15 +212,20 @@ impl Manager {
     /// of its path do not replace is `kept`; of the others the oldest is released where there are too
     /// many.
     pub(super) fn add_point(&mut self, path: &[BlockId], border: u32, kept: bool) {
-        if border == 0 || !self.can_resume(0, path, border) {
+        self.add_point_on(0, path, border, kept);
+    }
+
+    /// The same on a tier.
+    pub(super) fn add_point_on(&mut self, tier: TierId, path: &[BlockId], border: u32, kept: bool) {
+        if border == 0 || !self.can_resume(tier, path, border) {
             return;
         }
         let block = path[border as usize - 1];
         let points = self.points.as_mut().expect("a model of several groups");
         if let Some(known) = points.at.get_mut(&block) {
             known.kept |= kept;
-            if known.tiers & 1 == 0 {
-                self.hold_point(0, path, border);
+            if known.tiers >> tier & 1 == 0 {
+                self.hold_point(tier, path, border);
             }
             return;
         }
@@ -236,12 +241,15 @@ impl Manager {
             before.after.push(block);
         }
         points.at.insert(block, Point { border, kept, tiers: 0, before, after: after.clone() });
-        self.hold_point(0, path, border);
+        self.hold_point(tier, path, border);
         // The worth of the points around it hangs on it.
         for other in after.into_iter().chain(before) {
             self.refresh(other);
         }
         self.replace_points(block);
+        if tier == 0 && self.writes_through(0) && self.has_point_on(0, block) {
+            self.copy_point(block, self.clock.last());
+        }
     }
 
     /// Holds what the point at a border of a path needs on a tier, which has it or expects it.

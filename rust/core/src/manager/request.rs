@@ -12,6 +12,7 @@ pub(super) mod acquire;
 pub(super) mod ages;
 pub(super) mod ahead;
 pub(super) mod borders;
+pub(super) mod bound_windows;
 pub(super) mod branch;
 pub(super) mod commit;
 pub(super) mod digests;

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::group::{Group, GroupKind, page_bytes};
 use crate::policy;
 use crate::residency::Arena;
-use crate::tier::{Kind, Owner, TierSpec, Write};
+use crate::tier::{Kind, Owner, TierSpec};
 
 /// Order in which the layers of a last copy are dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -126,11 +126,7 @@ impl Groups {
             )));
         }
         let plain = |tier: &TierSpec| {
-            tier.owner != Owner::Engine
-                && !tier.layer_slots
-                && tier.growth_reserve <= 0.0
-                && tier.free_low <= 0.0
-                && tier.write != Write::Through
+            !tier.layer_slots && tier.growth_reserve <= 0.0 && tier.free_low <= 0.0
         };
         if tiers > 2
             || self.bytes.len() != tiers
@@ -138,9 +134,8 @@ impl Groups {
             || settings.structure != Structure::LeafOnly
         {
             return Err(Error::config(format!(
-                "several groups on {tiers} tiers, structure '{}': one or two tiers without owner \
-                 'engine', layer_slots, growth_reserve, free_low and write='through', and \
-                 'leaf-only' are supported",
+                "several groups on {tiers} tiers, structure '{}': one or two tiers without \
+                 layer_slots, growth_reserve and free_low, and 'leaf-only' are supported",
                 settings.structure.name()
             )));
         }

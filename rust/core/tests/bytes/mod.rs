@@ -20,20 +20,23 @@ pub(crate) struct Bytes {
     groups: Vec<Group>,
     /// Slots of each group in a page.
     per_page: Vec<u32>,
+    /// Whether an engine numbers the slots of the first tier, each for one group.
+    engine: bool,
     content: BTreeMap<Place, u64>,
 }
 
 impl Bytes {
     /// Nothing is written.
-    pub(crate) fn new(groups: &[Group]) -> Self {
+    pub(crate) fn new(groups: &[Group], engine: bool) -> Self {
         let sizes: Vec<u64> = groups.iter().map(|group| group.slot_bytes).collect();
         let page = page_bytes(&sizes).unwrap();
         let per_page = sizes.iter().map(|size| u32::try_from(page / size).unwrap()).collect();
-        Self { groups: groups.to_vec(), per_page, content: BTreeMap::new() }
+        Self { groups: groups.to_vec(), per_page, engine, content: BTreeMap::new() }
     }
 
     fn place(&self, tier: TierId, group: usize, slot: Slot) -> Place {
-        (tier, slot / self.per_page[group], group, slot)
+        let whole = self.engine && tier == GPU;
+        (tier, slot / if whole { 1 } else { self.per_page[group] }, group, slot)
     }
 
     fn put(&mut self, tier: TierId, group: usize, slot: Slot, content: Option<u64>) {

@@ -36,15 +36,23 @@ impl Manager {
         source: Option<PrivateSlotId>,
         now: Nanos,
     ) {
-        if self.writes_through(tier) {
+        if self.writes_through(tier) && !self.writes_points() {
             self.write_down(tier, block, source, Stamp::MAX, now);
         }
+    }
+
+    /// Whether blocks are written with the resume point that they serve, not one by one.
+    fn writes_points(&self) -> bool {
+        self.points.is_some() && !self.tiers.engine_owned()
     }
 
     /// The same for consecutive blocks of a run.
     pub(crate) fn write_run(&mut self, tier: TierId, blocks: Range<BlockId>, now: Nanos) {
         // Block by block where some are below already, refused, or not idle.
-        if !self.writes_through(tier) || self.write_batch(tier, &blocks, now) {
+        if !self.writes_through(tier)
+            || self.writes_points()
+            || self.write_batch(tier, &blocks, now)
+        {
             return;
         }
         for block in blocks {
@@ -127,6 +135,10 @@ impl Manager {
         if there.state == ResidencyState::Bad || self.stuck(below, block) || !joins || !worth {
             return;
         }
+        if self.points.is_some() {
+            self.write_apart(tier, block, dirty, source, now);
+            return;
+        }
         let mut set = self.eviction_set_for(Cause::Ahead);
         self.guard(&mut set, below, block..block + 1);
         let fresh = self.expected(below, block).is_empty();
@@ -147,8 +159,25 @@ impl Manager {
         self.copy_down(tier, block, dirty, source, now);
     }
 
+    /// Copies a block of the first group one tier down, where the groups share the room.
+    fn write_apart(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        dirty: Layers,
+        source: Option<PrivateSlotId>,
+        now: Nanos,
+    ) {
+        let below = tier + 1;
+        if dirty == self.all_layers() && self.make_room_below(&[1], now) {
+            self.blocks.stock(below, 1);
+            self.copy_down(tier, block, dirty, source, now);
+            self.blocks.unstock(below);
+        }
+    }
+
     /// Begins the stores of `dirty`, for which there is room; the source stays resident.
-    fn copy_down(
+    pub(crate) fn copy_down(
         &mut self,
         tier: TierId,
         block: BlockId,
@@ -181,7 +210,9 @@ impl Manager {
         let before = self.moves.latest();
         // From the lowest tier up, so that a block moves one tier per flush and room is made once.
         for tier in (usize::from(self.tiers.engine_owned())..self.tiers.last()).rev() {
-            if self.tiers.writes(tier) {
+            if self.tiers.writes(tier) && self.points.is_some() {
+                self.flush_points(now);
+            } else if self.tiers.writes(tier) {
                 for block in self.youngest(tier) {
                     // Room for a younger block may have removed it.
                     if self.trie().alive(block) {
@@ -268,5 +299,6 @@ impl Manager {
                 self.write_down(0, step.block, Some(private), Stamp::MAX, now);
             }
         }
+        self.store_engine_end(id, now);
     }
 }

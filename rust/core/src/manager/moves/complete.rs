@@ -271,8 +271,13 @@ impl Manager {
                 _ => {}
             }
         }
-        if let End::Group(group) = known.to {
-            self.end_group(known, group, block);
+        match (known.from, known.to) {
+            (_, End::Group(group)) => self.end_group(known, group, block),
+            // Into a slot of an engine.
+            (End::Group(group), _) => {
+                self.blocks.end_group_read(known.src, usize::from(group) - 1, block, known.id);
+            }
+            _ => {}
         }
         // A reclaimed victim of a failed store was busy while that store hung.
         if let (Some(Leaves { tier, .. }), true, Some(block)) =

@@ -85,6 +85,11 @@ impl Manager {
         if let (End::Group(group), Some(block)) = (known.to, block) {
             self.group_failed(known, group, block, failure.blame);
         }
+        if let (End::Group(group), End::PrivateSlot(_), Some(block)) = (known.from, known.to, block)
+            && failure.blame
+        {
+            self.spoil_source(known, group, block);
+        }
         match (known.kind, block) {
             (MoveKind::Store, None) => self.ahead_failed(known),
             (MoveKind::Store, Some(block)) => {

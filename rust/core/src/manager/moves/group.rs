@@ -5,6 +5,8 @@
 //! Invariant: a point is on a tier only while all that it needs is there or arrives. Cost: O(slots of
 //! the point), and room for them.
 
+use std::cmp::Reverse;
+
 use smallvec::smallvec;
 
 use crate::arrival::{Arrival, MoveIds};
@@ -78,6 +80,64 @@ impl Manager {
         self.drop_point_on(0, block);
     }
 
+    /// Copies all resume points of the first tier one tier down, the youngest first.
+    pub(in crate::manager) fn flush_points(&mut self, now: Nanos) {
+        let points = self.points.iter().flat_map(|points| points.at.keys().copied());
+        let mut points: Vec<BlockId> =
+            points.filter(|&block| self.has_point_on(0, block)).collect();
+        points.sort_by_key(|&block| (Reverse(self.node(block).access), block));
+        for block in points {
+            // Room for a younger point may have ended it.
+            if self.has_point_on(0, block) {
+                self.copy_point(block, now);
+            }
+        }
+    }
+
+    /// Copies a resume point of the first tier one tier down with all blocks before it, as far as
+    /// there is room; they stay on the first tier.
+    pub(in crate::manager) fn copy_point(&mut self, block: BlockId, now: Nanos) {
+        if !self.tiers.writes(0)
+            || !self.worth_writing(0, block)
+            || !self.refused.may_write(block, 1)
+        {
+            return;
+        }
+        if !self.has_point_on(1, block) {
+            self.store_point(block, now);
+        }
+        if !self.has_point_on(1, block) {
+            return;
+        }
+        let path = self.path_to(Some(block));
+        let lacks = |manager: &Self| -> Vec<BlockId> {
+            let absent = |&&block: &&BlockId| {
+                manager.residency(1, block).state == ResidencyState::Absent
+                    && manager.residency(0, block).usable() == manager.all_layers()
+            };
+            path.iter().filter(absent).copied().collect()
+        };
+        // A block of the path has no child below yet, so it would make room for the next.
+        let linked = |&&block: &&BlockId| self.tiers[1].eviction.get(block).is_some();
+        let linked: Vec<BlockId> = path.iter().filter(linked).copied().collect();
+        for &block in &linked {
+            self.tiers[1].eviction.unlink(block);
+        }
+        let wanted = lacks(self).len() as u64;
+        let fits = wanted > 0 && self.make_room_below(&[wanted], now);
+        let lacking = lacks(self);
+        if fits && lacking.len() as u64 <= wanted {
+            self.blocks.stock(1, wanted);
+            for block in lacking {
+                self.copy_down(0, block, self.all_layers(), None, now);
+            }
+            self.blocks.unstock(1);
+        }
+        for block in linked {
+            self.refresh_on(1, block);
+        }
+    }
+
     /// Puts a resume point of the first tier on the one below as well, if there is room.
     fn store_point(&mut self, block: BlockId, now: Nanos) {
         let path = self.path_to(Some(block));
@@ -149,8 +209,21 @@ impl Manager {
         if known.dst == 0 {
             self.lose_window(at, block);
         }
+        if known.kind == MoveKind::Load && blame {
+            self.spoil_source(known, group, block);
+        }
+    }
+
+    /// Marks the source of a load whose bytes it could not read, and ends the points that need it.
+    pub(in crate::manager) fn spoil_source(
+        &mut self,
+        known: &InFlightMove,
+        group: u8,
+        block: BlockId,
+    ) {
+        let at = usize::from(group) - 1;
         let readable = self.blocks.group_residency(known.src, at, block).state;
-        if known.kind == MoveKind::Load && blame && readable == ResidencyState::Resident {
+        if readable == ResidencyState::Resident {
             self.blocks.spoil_group(known.src, at, block);
             self.drop_points_of(known.src, at, block);
         }
@@ -167,6 +240,13 @@ impl Manager {
     ) -> usize {
         if self.points.is_none() {
             return at;
+        }
+        // The windows of a shorter border are not in the engine's slots.
+        if self.tiers.engine_owned() {
+            if let Some(windows) = &mut self.lease_mut(id).windows {
+                windows.done = 0;
+            }
+            return 0;
         }
         let path = self.leases[&id].path.blocks().to_vec();
         let most = if matches!(known.to, End::Group(_)) { path.len() } else { at };

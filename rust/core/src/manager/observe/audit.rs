@@ -171,7 +171,7 @@ impl Manager {
             };
             let private = lease.path.private_slots().chain(tail.and_then(|step| step.private));
             let open = lease.open.iter().filter_map(|open| open.private());
-            for private in private.chain(open).chain(shared) {
+            for private in private.chain(open).chain(shared).chain(lease.bound()) {
                 *holders.entry(private).or_insert(0_u32) += 1;
             }
             if lease.tail.len() >= self.block_tokens() {

@@ -82,9 +82,10 @@ impl Manager {
                 *live += u64::from(there);
                 let group = u8::try_from(at + 1).expect("few groups");
                 let (mut reads, mut writes) = (0, 0);
-                for known in self.moves.values().filter(|known| known.to == End::Group(group)) {
+                for known in self.moves.values().filter(|known| known.group == group) {
                     let this = known.block == Some(self.trie().handle(block));
-                    writes += u16::from(this && known.dst == tier);
+                    let written = known.to == End::Group(group) && known.dst == tier;
+                    writes += u16::from(this && written);
                     let reading = self.blocks.group_readers(tier, at, block).contains(&known.id);
                     reads += u16::from(this && known.src == tier && reading);
                 }

@@ -104,6 +104,7 @@ impl Manager {
                 "truncate lease {id} to {tokens} tokens, it holds {held}"
             )));
         }
+        self.refuse_bound(id, "truncate")?;
         let size = self.block_tokens();
         let tokens = if tokens < held { self.truncation(id, tokens) } else { tokens };
         let (full, rest) = (tokens / size, tokens % size);

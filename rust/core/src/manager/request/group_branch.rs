@@ -75,6 +75,7 @@ impl Manager {
     ) -> Result<Vec<Written>> {
         let lease = &self.leases[&id];
         let Some(windows) = &lease.windows else { return Ok(Vec::new()) };
+        self.refuse_bound(id, "fork")?;
         let end = path_border(lease.path.blocks());
         let mut written = Vec::new();
         for (at, open) in windows.open.iter().enumerate() {

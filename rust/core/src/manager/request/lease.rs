@@ -131,12 +131,19 @@ impl Lease {
     pub(crate) fn keeps(&self, private: PrivateSlotId) -> bool {
         self.open.contains(&OpenSlot::Private(private))
             || self.path.private_slots().any(|known| known == private)
+            || self.bound().any(|known| known == private)
     }
 
     /// The borders, in blocks, at which a pass should end: each becomes a resume point.
     pub fn resume_borders(&self) -> impl Iterator<Item = u32> + '_ {
         let borders = self.windows.iter().flat_map(|windows| &windows.borders);
         borders.map(|&(border, _)| border)
+    }
+
+    /// The private slots that an engine names in groups after the first.
+    pub(crate) fn bound(&self) -> impl Iterator<Item = PrivateSlotId> + '_ {
+        let bound = self.windows.iter().flat_map(|windows| &windows.bound);
+        bound.flat_map(|bound| bound.values().copied())
     }
 
     /// The blocks that the engine must compute, with the layers to write for each.
@@ -415,7 +422,7 @@ impl Manager {
             TailFrom::Shared(private) => Some(private),
             TailFrom::Block(step) => step.private,
         };
-        let all = lease.path.private_slots().chain(tail);
+        let all = lease.path.private_slots().chain(tail).chain(lease.bound());
         let named = |private: &PrivateSlotId| self.private_slots[*private].slot != NO_SLOT;
         let private_slots: BTreeSet<PrivateSlotId> =
             all.chain(lease.open.iter().filter_map(|open| open.private())).filter(named).collect();

@@ -124,6 +124,20 @@ impl Manager {
     /// # Errors
     /// [`Error::Config`] if the first tier is not the engine's or a slot is bound already.
     pub fn bind(&mut self, id: LeaseId, first: usize, slots: &[Slot]) -> Result<()> {
+        self.bind_group(id, first, slots, 0)
+    }
+
+    /// The same in a group of layers. A slot belongs to one group at a time.
+    ///
+    /// # Errors
+    /// As [`Manager::bind`]; [`Error::Config`] if there is no such group, or another one has a slot.
+    pub fn bind_group(
+        &mut self,
+        id: LeaseId,
+        first: usize,
+        slots: &[Slot],
+        group: usize,
+    ) -> Result<()> {
         let lease = self.active(id)?;
         if !self.tiers.engine_owned() {
             return Err(Error::config("bind on a first tier whose owner is not 'engine'"));
@@ -140,6 +154,10 @@ impl Manager {
         }
         if let Some(at) = slots.iter().position(|&slot| slot == NO_SLOT) {
             return Err(Error::config(format!("slot {at} of bind is {NO_SLOT}, which names none")));
+        }
+        self.check_groups(id, (first, slots), group)?;
+        if group > 0 {
+            return self.bind_windows(id, first, slots, group - 1);
         }
         // All errors are found before the first change.
         for at in first..end.min(next) {
@@ -165,7 +183,12 @@ impl Manager {
             self.private_slots.set_slot(private, slot);
             bound.insert(private, slot);
         }
-        // Moves that were planned before know the private slot only.
+        self.name_moves(&bound);
+        Ok(())
+    }
+
+    /// Names the slots of moves that were planned before: they know the private slot only.
+    pub(crate) fn name_moves(&mut self, bound: &FxHashMap<PrivateSlotId, Slot>) {
         let named = |end: End| match end {
             End::PrivateSlot(private) => bound.get(&private).copied(),
             End::Here | End::Leaving | End::Group(_) => None,
@@ -175,7 +198,6 @@ impl Manager {
             known.src_slot = named(known.from).unwrap_or(known.src_slot);
         }
         self.moves.unpark(self.clock.last());
-        Ok(())
     }
 
     /// The private slot of a lease's block on a tier that the engine owns, made if there is none.

@@ -21,6 +21,7 @@ use crate::manager::Manager;
 use crate::manager::request::acquire::Acquire;
 use crate::manager::request::lease::{Lease, Plan};
 use crate::manager::request::residency_scan::MissingBlock;
+use crate::private_slots::PrivateSlotId;
 use crate::residency::GroupSlots;
 use crate::scope::{Scope, ScopeId};
 use crate::tier::{Owner, ResidencyState};
@@ -40,10 +41,12 @@ pub(crate) struct Windows {
     pub(crate) open: Vec<BTreeMap<u32, Slot>>,
     /// The same, taken while room is free: others may take them until the block table is read.
     pub(crate) spare: Vec<BTreeMap<u32, Slot>>,
+    /// By group, what an engine that owns the slots has named or will name, by place on the path.
+    pub(crate) bound: Vec<BTreeMap<u32, PrivateSlotId>>,
     /// Places to take slots for, by group.
     wanted: Vec<Vec<u32>>,
     /// Groups and places on the path of what the match needs from the tier below.
-    loads: Vec<(usize, u32)>,
+    pub(crate) loads: Vec<(usize, u32)>,
     /// Blocks of the path that have their slots.
     pub(crate) done: u32,
     /// Full blocks of the prompt.
@@ -83,6 +86,8 @@ impl Manager {
         // Blocks after the prompt's last full one: its partial one, and those of the answer.
         let written = ask.tokens.len().saturating_add(ask.reserve).div_ceil(self.block_tokens());
         let more = place(written) - end;
+        let owned = !self.tiers.engine_owned();
+        let more = if owned { more } else { 0 };
         let wanted = points
             .groups
             .iter()
@@ -96,6 +101,7 @@ impl Manager {
             held: vec![Vec::new(); points.groups.len()],
             open: vec![BTreeMap::new(); points.groups.len()],
             spare: vec![BTreeMap::new(); points.groups.len()],
+            bound: vec![BTreeMap::new(); points.groups.len()],
             borders,
             done: from,
             end,
@@ -195,6 +201,11 @@ impl Manager {
                 }
             }
         }
+        // The engine makes room for itself.
+        if self.tiers.engine_owned() {
+            windows.wanted.clear();
+            return Ok(());
+        }
         self.make_group_room(&wanted, (path, &windows.held), now)?;
         for (at, places) in std::mem::take(&mut windows.wanted).into_iter().enumerate() {
             for place in places {
@@ -264,6 +275,9 @@ impl Manager {
         now: Nanos,
     ) -> Vec<MoveId> {
         let Some(windows) = windows else { return Vec::new() };
+        if self.tiers.engine_owned() {
+            return self.load_bound(windows, path, id, plan, now);
+        }
         for (at, place) in std::mem::take(&mut windows.loads) {
             let needed = (at, path[place as usize]);
             self.move_group((MoveKind::Load, id), needed, (1, 0), now);
@@ -322,7 +336,14 @@ impl Manager {
     fn window_table(&self, lease: &Lease, tier: TierId, at: usize, blocks: usize) -> Vec<Slot> {
         let windows = lease.windows.as_ref();
         let held = windows.map_or(&[][..], |windows| &windows.held[at]);
+        let named = |place| {
+            let bound = windows.and_then(|windows| windows.bound[at].get(&place));
+            bound.map_or(NO_SLOT, |&private| self.private_slots[private].slot)
+        };
         let slot = |(place, block): (u32, Option<&BlockId>)| {
+            if tier == 0 && self.tiers.engine_owned() {
+                return named(place);
+            }
             let has = tier > 0 || held.binary_search(&place).is_ok();
             if let Some(&block) = block.filter(|_| has) {
                 let here = self.blocks.group_residency(tier, at, block);
@@ -357,6 +378,9 @@ impl Manager {
             self.blocks.give_group_slot(0, at, slot);
         }
         windows.open.iter_mut().chain(&mut windows.spare).for_each(BTreeMap::clear);
+        for private in windows.bound.iter_mut().flat_map(std::mem::take) {
+            self.unref_private(private.1);
+        }
         for (at, place) in windows.loads.drain(..) {
             self.blocks.unhold_group(1, at, path[place as usize]);
         }
@@ -372,6 +396,12 @@ impl Manager {
         let Some(mut windows) = lease.windows.take() else { return };
         let path = lease.path.blocks().to_vec();
         let end = path_border(&path);
+        if self.tiers.engine_owned() {
+            self.settle_bound(&mut windows, &path);
+            self.lease_mut(id).windows = Some(windows);
+            self.carry_out();
+            return;
+        }
         for at in 0..windows.held.len() {
             self.settle_group(at, &mut windows, &path, end);
         }
