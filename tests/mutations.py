@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("rust/core")
-SUITES = ("contract", "scenarios", "model", "trie", "lib")
+SUITES = ("contract", "scenarios", "model", "groups", "trie", "lib")
 FAILED = re.compile(r"^test (\S+) .*FAILED$", re.MULTILINE)
 LIMIT_S = 900
 
@@ -146,6 +146,37 @@ MUTATIONS = (
         "manager/request/lease.rs",
         "            node.access = until.map_or(node.access, stamp);\n",
         "            let _ = until.map(stamp);\n",
+    ),
+    Mutation(
+        "a resume needs one block of a window less than its first token attends to",
+        "group.rs",
+        "border - blocks(window - 1))",
+        "border - blocks(window - 1).saturating_sub(1))",
+        "lib",
+    ),
+    Mutation(
+        "a resume goes on from the state of the border before it",
+        "group.rs",
+        "GroupKind::State => (0, border.saturating_sub(1)),",
+        "GroupKind::State if border > 1 => {\n"
+        "    return Needed { leading: 0..0, trailing: border - 2..border - 1 };\n"
+        "}\n"
+        "GroupKind::State => (0, border.saturating_sub(1)),",
+        "lib",
+    ),
+    Mutation(
+        "a window is released while a lease attends to it",
+        "manager/request/windows.rs",
+        "let stays = |place: u32| needed.iter().any(|needed| needed.contains(place));",
+        "let stays = |place: u32| needed.iter().any(|needed| needed.contains(place + 1));",
+        "groups",
+    ),
+    Mutation(
+        "a page returns while one of its slots is live",
+        "residency/arena.rs",
+        "if page.live > 0 {\n            share.free += 1;",
+        "if page.live > 1 {\n            share.free += 1;",
+        "lib",
     ),
 )
 

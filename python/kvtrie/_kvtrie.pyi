@@ -969,10 +969,12 @@ class Lease:
     def truncate(self, tokens: int, *, now: int) -> None:
         """Keep the first `tokens` tokens. Blocks after them stay cached.
 
-        A cut inside a block needs `reserve` before the next commit, which copies its front.
+        A cut inside a block needs `reserve` before the next commit, which copies its front. Where
+        groups of layers are kept apart the lease may keep fewer tokens: those up to a border at
+        which all groups can go on, since no state is rolled back.
 
         Args:
-            tokens: number of tokens that the lease holds afterwards.
+            tokens: number of tokens that the lease holds afterwards, at most.
             now: the time.
 
         Raises:
@@ -983,7 +985,8 @@ class Lease:
         """Make further leases over the same tokens, sharing all blocks.
 
         All of them, this one too, need `reserve` before the next commit, which copies a partial
-        block.
+        block. Where groups of layers are kept apart they also wait for copies of the windows and
+        states that this lease still writes: see `after`.
 
         Args:
             n: number of leases.
@@ -991,6 +994,7 @@ class Lease:
 
         Raises:
             ConfigError: something of the plan is still to be loaded or computed.
+            NoSpaceError: there is no room for those copies.
         """
 
     def suspend(self, to: _Kind = "host", *, now: int) -> NDArray[np.uint64]:
@@ -1793,13 +1797,18 @@ class Index:
         age: nanoseconds since their last use.
         uses: how often they were used.
         session_blocks: blocks of their sessions; 0 for none.
+        group: their groups of layers. Rows of a group after the first follow that of their block in
+            the first, and are those that resume points need.
     """
 
-    def __new__(cls, rows: Iterable[tuple[bytes, int, int, int]] | None = None) -> Self:
+    def __new__(
+        cls, rows: Iterable[tuple[bytes, int, int, int, *tuple[int, ...]]] | None = None
+    ) -> Self:
         """An index of given rows.
 
         Args:
-            rows: tuples (label, slot, layer_lo, layer_hi), as iterating gives them.
+            rows: tuples (label, slot, layer_lo, layer_hi), with the group as a fifth after the
+                first group, as iterating gives them.
 
         Raises:
             ConfigError: bytes that are no label, or a number that cannot be.
@@ -1819,8 +1828,10 @@ class Index:
     def uses(self) -> NDArray[np.uint32]: ...
     @property
     def session_blocks(self) -> NDArray[np.uint32]: ...
+    @property
+    def group(self) -> NDArray[np.uint8]: ...
     def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[tuple[bytes, int, int, int]]: ...
+    def __iter__(self) -> Iterator[tuple[bytes, int, int, int, *tuple[int, ...]]]: ...
 
 @final
 class Committed:

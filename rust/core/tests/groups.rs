@@ -262,7 +262,7 @@ fn bind(rig: &mut Rig, id: LeaseId, (first, end): (usize, usize), slot: u32) {
 
 #[test]
 fn windows_in_an_engines_slots_are_stored_at_their_border_and_loaded_for_the_next_turn() {
-    for (group, needed) in [(WINDOW, 2), (STATE, 1)] {
+    for (group, needed) in [(WINDOW, 2_u32), (STATE, 1)] {
         let mut rig = engine(group);
         let prompt = tokens(1, 6);
         let id = rig.acquire(&prompt);
@@ -270,10 +270,10 @@ fn windows_in_an_engines_slots_are_stored_at_their_border_and_loaded_for_the_nex
         rig.commit(id, &prompt);
         let table = rig.manager.group_table(id, GPU, 1).unwrap().1;
         // What no token attends to any more is the engine's again.
-        assert_eq!(table.iter().filter(|&&slot| slot != NO_SLOT).count(), needed);
+        assert_eq!(table.iter().filter(|&&slot| slot != NO_SLOT).count(), needed as usize);
         rig.release(id);
         let stores = rig.run();
-        assert_eq!(stores.iter().filter(|known| known.group == 1).count(), needed);
+        assert_eq!(stores.iter().filter(|known| known.group == 1).count(), needed as usize);
         assert!(stores.iter().all(|known| known.group == 0 || known.src_slot >= 16));
         assert_eq!(rig.matched(&prompt), 6 * SIZE);
         let next = branch(&prompt, 6, 2, 1);
@@ -283,7 +283,7 @@ fn windows_in_an_engines_slots_are_stored_at_their_border_and_loaded_for_the_nex
         bind(&mut rig, id, (0, 7), 40);
         let loads = rig.run();
         let slots = loads.iter().filter(|known| known.group == 1).map(|known| known.dst_slot);
-        assert_eq!(slots.collect::<Vec<_>>(), (53 - needed as u32..53).collect::<Vec<_>>());
+        assert_eq!(slots.collect::<Vec<_>>(), (53 - needed..53).collect::<Vec<_>>());
         rig.commit(id, &next[6 * SIZE..]);
         rig.release(id);
     }
@@ -319,6 +319,33 @@ fn a_tier_that_writes_through_has_a_point_below_as_soon_as_it_is_made() {
         let needed = if group == WINDOW { 2 } else { 1 };
         assert_eq!(held_on(&rig, HOST), [(6, 0), (needed, 0)]);
         assert_eq!(held_on(&rig, GPU)[1].0, needed);
+    }
+}
+
+#[test]
+fn an_index_brings_points_back_whole() {
+    for group in [WINDOW, STATE] {
+        let settings = || on(&[FULL, group], &[100 * 700, 100 * 700]);
+        let mut rig = Rig::new(settings());
+        let prompt = tokens(1, 6);
+        rig.serve(&prompt);
+        rig.serve(&branch(&prompt, 6, 2, 2));
+        rig.call(Manager::flush).unwrap();
+        rig.run();
+        let rows = rig.call(|m, now| m.index(HOST, now)).unwrap();
+        let end = branch(&prompt, 6, 2, 2);
+        let mut again = Rig::new(settings());
+        assert_eq!(again.call(|m, now| m.load_index(HOST, &rows, now)).unwrap(), 8);
+        assert_eq!((again.matched(&end), held_on(&again, HOST)), (8 * SIZE, held_on(&rig, HOST)));
+        assert_eq!(again.call(|m, now| m.load_index(HOST, &rows, now)).unwrap(), 0);
+        again.serve(&end);
+        // Without one of its rows a point is not there.
+        let lost = rows.iter().rposition(|row| row.group == 1).unwrap();
+        let mut rows = rows.clone();
+        rows.remove(lost);
+        let mut again = Rig::new(settings());
+        again.call(|m, now| m.load_index(HOST, &rows, now)).unwrap();
+        assert!(again.matched(&end) < 8 * SIZE);
     }
 }
 

@@ -347,7 +347,7 @@ impl DiskStore {
             let wanted = Wanted::found((priority, ttl));
             let usage = Usage { age, uses, session_blocks, wanted, cost: sound(cost) };
             let label = Label { record: row.record, usage };
-            Row { label, slot: row.slot, layers: row.layers }
+            Row { label, slot: row.slot, layers: row.layers, group: 0 }
         };
         self.run(py, |store| store.rows_as(wall, row)).map(Index::from)
     }

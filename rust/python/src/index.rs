@@ -7,6 +7,7 @@ use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
 use kvtrie_core::record::Label;
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyIterator, PyList};
 
@@ -25,8 +26,11 @@ const CHECKED: usize = 1 << 16;
 /// Least bytes of a label.
 const ROW: usize = 256;
 
-/// `(label, slot, layer_lo, layer_hi)`.
+/// `(label, slot, layer_lo, layer_hi)`, and the group after the first.
 type Fields<'py> = (Bound<'py, PyBytes>, u32, u16, u16);
+
+/// A row in words.
+const SHAPE: &str = "a row of an index is (label as bytes, slot, layer_lo, layer_hi)";
 
 /// Decodes a block's label.
 pub(crate) fn label(bytes: &[u8]) -> PyResult<Label> {
@@ -36,12 +40,16 @@ pub(crate) fn label(bytes: &[u8]) -> PyResult<Label> {
 
 fn read(row: &Bound<'_, PyAny>) -> PyResult<Row> {
     type Given<'py, T = Bound<'py, PyAny>> = (Bound<'py, PyBytes>, T, T, T);
-    let (label, slot, lo, hi): Given<'_> = row
-        .extract()
-        .map_err(|_| bad("a row of an index is (label as bytes, slot, layer_lo, layer_hi)"))?;
+    type Grouped<'py, T = Bound<'py, PyAny>> = (Bound<'py, PyBytes>, T, T, T, T);
+    let ((label, slot, lo, hi), group) = match row.extract::<Grouped<'_>>() {
+        Ok((label, slot, lo, hi, group)) => {
+            ((label, slot, lo, hi), small(&group, "group", u8::MAX)?)
+        }
+        Err(_) => (row.extract::<Given<'_>>().map_err(|_| bad(SHAPE))?, 0),
+    };
     let label = self::label(label.as_bytes())?;
     let layers = Layers::new(small(&lo, "layer_lo", u16::MAX)?, small(&hi, "layer_hi", u16::MAX)?);
-    Ok(Row { label, slot: small(&slot, "slot", u32::MAX - 1)?, layers })
+    Ok(Row { label, slot: small(&slot, "slot", u32::MAX - 1)?, layers, group })
 }
 
 record! {
@@ -54,6 +62,7 @@ record! {
         slot: Bound<'py, PyArray1<u32>> = column(py, rows, |row| row.slot);
         layer_lo: Bound<'py, PyArray1<u16>> = column(py, rows, |row| row.layers.lo);
         layer_hi: Bound<'py, PyArray1<u16>> = column(py, rows, |row| row.layers.hi);
+        group: Bound<'py, PyArray1<u8>> = column(py, rows, |row| row.group);
         age: Bound<'py, PyArray1<u64>> = column(py, rows, |row| row.label.usage.age);
         uses: Bound<'py, PyArray1<u32>> = column(py, rows, |row| row.label.usage.uses);
         session_blocks: Bound<'py, PyArray1<u32>> =
@@ -85,8 +94,15 @@ record! {
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
         let rows = self.0.iter().map(|row| {
-            (PyBytes::new(py, &row.label.encode()), row.slot, row.layers.lo, row.layers.hi)
+            let label = PyBytes::new(py, &row.label.encode());
+            let row: (Fields<'_>, u8) = ((label, row.slot, row.layers.lo, row.layers.hi), row.group);
+            match row {
+                (fields, 0) => fields.into_bound_py_any(py),
+                ((label, slot, lo, hi), group) => {
+                    (label, slot, lo, hi, group).into_bound_py_any(py)
+                }
+            }
         });
-        PyList::new(py, rows.collect::<Vec<Fields<'_>>>())?.try_iter()
+        PyList::new(py, rows.collect::<PyResult<Vec<_>>>()?)?.try_iter()
     }
 }

@@ -267,7 +267,12 @@ impl KeptFile {
                 let wanted = Wanted::found((priority, ttl));
                 let usage = Usage { age, uses, session_blocks, wanted, cost: sound(cost) };
                 let label = Label { record: row.record, usage };
-                Some(Row { label, slot: renumbered(row.slot, slots)?, layers: row.layers })
+                Some(Row {
+                    label,
+                    slot: renumbered(row.slot, slots)?,
+                    layers: row.layers,
+                    group: 0,
+                })
             };
             table.rows(wall).into_iter().filter_map(row).collect::<Vec<_>>()
         });

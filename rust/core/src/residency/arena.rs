@@ -156,6 +156,46 @@ impl Arena {
         Some(page * u32::from(share.per_page) + u32::from(place))
     }
 
+    /// Takes this slot of a group, if it is free in a page of the group or in a free page. Cost: O(free
+    /// pages).
+    pub fn claim(&mut self, group: usize, slot: Slot) -> bool {
+        let share = &mut self.shares[group];
+        let (number, place) = (slot / u32::from(share.per_page), slot % u32::from(share.per_page));
+        let place = u16::try_from(place).expect("a place of a page");
+        if number >= self.room {
+            return false;
+        }
+        while self.pages.len() as u64 <= u64::from(number) {
+            self.free.push(u32::try_from(self.pages.len()).expect("no more than the room"));
+            self.pages.push(Page { group: FREE, live: 0, at: 0 });
+        }
+        let page = &mut self.pages[number as usize];
+        if page.group == FREE {
+            let known = self.free.iter().rposition(|&free| free == number).expect("a free page");
+            self.free.remove(known);
+            let at = u32::try_from(share.open.len()).expect("no more than pages");
+            *page = Page { group: u8::try_from(group).expect("few groups"), live: 0, at };
+            share.free += u64::from(share.per_page);
+            share.open.push((number, (0..share.per_page).rev().collect()));
+        }
+        let open = share.open.get_mut(page.at as usize).filter(|(known, _)| *known == number);
+        let Some((_, places)) = open.filter(|_| usize::from(page.group) == group) else {
+            return false;
+        };
+        let Some(known) = places.iter().position(|&free| free == place) else { return false };
+        places.remove(known);
+        page.live += 1;
+        (share.free, share.live) = (share.free - 1, share.live + 1);
+        if places.is_empty() {
+            let at = page.at as usize;
+            share.open.swap_remove(at);
+            if let Some(&(moved, _)) = share.open.get(at) {
+                self.pages[moved as usize].at = u32::try_from(at).expect("no more than pages");
+            }
+        }
+        true
+    }
+
     /// Gives a live slot of a group back, and its page with the last one.
     pub fn give(&mut self, group: usize, slot: Slot) {
         let share = &mut self.shares[group];
@@ -283,6 +323,16 @@ mod tests {
                         prop_assert!(naive.0.insert(at, group).is_none(), "slot {} is live", slot);
                         // A page with room is used before a free one.
                         prop_assert_eq!(room, known.contains_key(&at.0));
+                    }
+                } else if what == 7 {
+                    let slot = u32::try_from(which.index(70)).unwrap();
+                    let at = (slot / u32::from(per_page[group]), slot % u32::from(per_page[group]));
+                    let known = naive.pages();
+                    let owner = known.get(&at.0).is_none_or(|&(of, _)| of == group);
+                    let free = at.0 < pages && owner && !naive.0.contains_key(&at);
+                    prop_assert_eq!(arena.claim(group, slot), free);
+                    if free {
+                        naive.0.insert(at, group);
                     }
                 } else if !naive.0.is_empty() {
                     let (&(page, place), &group) = naive.0.iter().nth(which.index(naive.0.len())).unwrap();

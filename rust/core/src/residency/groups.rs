@@ -286,11 +286,26 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         touched.is_some_and(|touched| touched.contains_key(&(number(at), slot)))
     }
 
+    /// Takes this slot of a group, the first included, for a block that will be there. Returns whether
+    /// it was free.
+    pub fn claim_slot(&mut self, tier: TierId, group: usize, slot: Slot) -> bool {
+        let claimed = self.group_tier(tier).arena.claim(group, slot);
+        if claimed && group == 0 {
+            self.tiers[tier].space.borrow();
+        }
+        claimed
+    }
+
     /// Makes a block resident on the first tier in a group after the first, in a slot that was taken:
     /// released, until it is held.
     pub fn settle_group(&mut self, at: usize, block: BlockId, slot: Slot) {
+        self.settle_group_on(0, at, block, slot);
+    }
+
+    /// The same on a tier.
+    pub fn settle_group_on(&mut self, tier: TierId, at: usize, block: BlockId, slot: Slot) {
         self.generation += 1;
-        let tier = self.group_tier(0);
+        let tier = self.group_tier(tier);
         tier.tables[at].table.put(block, slot);
         tier.tables[at].resident += 1;
         tier.release(at, block);

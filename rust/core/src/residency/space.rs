@@ -176,6 +176,12 @@ impl Space {
         self.fresh = self.capacity;
     }
 
+    /// Adds a slot that has its holder to the space.
+    pub fn borrow(&mut self) {
+        self.capacity += 1;
+        self.fresh = self.capacity;
+    }
+
     /// Starts draining a slot: its block is evicted, a store still reads it.
     pub fn drain(&mut self, slot: Slot, by: MoveId) {
         self.draining.insert(slot, by);

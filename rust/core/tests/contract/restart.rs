@@ -22,7 +22,7 @@ fn row_of(tenant: &[u8], behind: Option<&Row>, tokens: &[u32], slot: u32, age: u
         digests: Vec::new(),
     };
     let usage = Usage { age, uses: 1, ..Usage::default() };
-    Row { label: Label { record, usage }, slot, layers: ALL }
+    Row { label: Label { record, usage }, slot, layers: ALL, group: 0 }
 }
 
 fn row(behind: Option<&Row>, tokens: &[u32], slot: u32, age: u64) -> Row {

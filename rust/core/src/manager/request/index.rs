@@ -3,7 +3,7 @@
 //! Invariant: a row is recovered only if its chain of keys reaches a scope of this model. Cost:
 //! O(blocks · log n), and one hash each; of given blocks only these.
 
-use crate::block::{BlockId, Handle, Layers, Slot, Structure, TierId};
+use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::record::{Label, Record};
@@ -13,6 +13,7 @@ use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
 use crate::manager::node::Node;
+use crate::manager::request::windows::path_border;
 use crate::manager::settings::DropOrder;
 
 /// Row of a persistent index: one resident block.
@@ -24,6 +25,8 @@ pub struct Row {
     pub slot: Slot,
     /// The resident layers.
     pub layers: Layers,
+    /// Group of layers.
+    pub group: u8,
 }
 
 impl Manager {
@@ -42,6 +45,7 @@ impl Manager {
         while let Some(block) = blocks.pop() {
             blocks.extend(self.trie().children(block));
             rows.extend(self.row(tier, block, now));
+            rows.extend(self.group_rows(tier, block, now));
         }
         Ok(rows)
     }
@@ -55,29 +59,56 @@ impl Manager {
         self.open()?;
         self.check_index(tier)?;
         let now = self.tick(now);
-        let row = |&block: &Handle| self.row(tier, self.trie().resolve(block)?, now);
-        Ok(blocks.iter().filter_map(row).collect())
+        let mut rows = Vec::with_capacity(blocks.len());
+        for block in
+            blocks.iter().filter_map(|&block| self.trie().resolve(block)).collect::<Vec<_>>()
+        {
+            rows.extend(self.row(tier, block, now));
+            rows.extend(self.group_rows(tier, block, now));
+        }
+        Ok(rows)
+    }
+
+    /// The rows of what resume points need of a block on a tier, in the groups after the first.
+    fn group_rows(&mut self, tier: TierId, block: BlockId, now: Nanos) -> Vec<Row> {
+        let groups = self.points.as_ref().map_or(0, |points| points.groups.len());
+        let listed = |&at: &usize| {
+            let here = self.blocks.group_residency(tier, at, block);
+            here.state == ResidencyState::Resident && self.blocks.group_holds(tier, at, block) > 0
+        };
+        let listed: Vec<usize> = (0..groups).filter(listed).collect();
+        let row = |at| {
+            let here = self.blocks.group_residency(tier, at, block);
+            let group = u8::try_from(at + 1).expect("few groups");
+            Row { label: self.label(block, now), slot: here.slot, layers: here.have, group }
+        };
+        listed.into_iter().map(row).collect()
     }
 
     /// The row of a block, if it is resident on a tier.
     fn row(&mut self, tier: TierId, block: BlockId, now: Nanos) -> Option<Row> {
         let here = self.residency(tier, block);
         let listed = here.state == ResidencyState::Resident && !here.have.is_empty();
-        listed.then(|| Row { label: self.label(block, now), slot: here.slot, layers: here.have })
+        let (slot, layers, group) = (here.slot, here.have, 0);
+        listed.then(|| Row { label: self.label(block, now), slot, layers, group })
     }
 
     /// Rebuilds the residencies of a tier. Ages become times before `now`. A row is skipped if its
     /// chain of keys does not reach a scope of this model through earlier rows or known blocks, if
     /// it is no full block, if its slot is taken, or if its layers would make a hole where none may
-    /// be. Returns how many blocks became resident.
+    /// be. Returns how many blocks became resident. Of a model with several groups the rows of a group
+    /// follow those of the first one; a border at which all groups have what a resume needs is a
+    /// resume point again.
     ///
     /// # Errors
     /// [`Error::Config`] for a tier that does not exist, has layer slots or slots of an engine.
     pub fn load_index(&mut self, tier: TierId, rows: &[Row], now: Nanos) -> Result<usize> {
         self.open()?;
-        self.one_group("load_index")?;
         self.check_tier(tier)?;
         self.check_index(tier)?;
+        if self.points.is_some() {
+            return self.load_group_index(tier, rows, now);
+        }
         let bound = rows.iter().map(|row| row.slot.saturating_add(1)).max();
         self.check_memory(rows.len())?;
         let slots = bound.unwrap_or(0).min(self.blocks.space(tier).capacity()) as usize;
@@ -107,6 +138,61 @@ impl Manager {
         // The slots that no row took become free again.
         self.blocks.put_back(tier, &free);
         Ok(loaded)
+    }
+
+    /// The same for a model with several groups.
+    fn load_group_index(&mut self, tier: TierId, rows: &[Row], now: Nanos) -> Result<usize> {
+        self.check_memory(rows.len())?;
+        let now = self.tick(now);
+        self.scopes.sweep(&mut self.blocks);
+        let mut known = self.by_key();
+        let (mut loaded, mut ends) = (0, Vec::new());
+        for row in rows {
+            let key = row.label.record.key();
+            if row.group > 0 {
+                let block = known.get(&key).copied();
+                ends.extend(block.filter(|&block| self.load_window(tier, block, row)));
+                continue;
+            }
+            let parent = known.get(&row.label.record.parent).copied();
+            if row.layers != self.all_layers() || !self.blocks.claim_slot(tier, 0, row.slot) {
+                continue;
+            }
+            let block = self.load_row(tier, row, parent, now);
+            if let Some((block, _)) = block {
+                self.keys.put(block, self.trie().depth(block), key);
+                known.insert(key, block);
+            }
+            if block.is_some_and(|(_, fresh)| fresh) {
+                loaded += 1;
+            } else {
+                self.blocks.give_slot(tier, row.slot);
+            }
+        }
+        self.blocks.unstock(tier);
+        // Points before those after them, so that newer ones replace older ones.
+        ends.sort_by_key(|&block| (self.trie().depth(block), block));
+        ends.dedup();
+        for block in ends {
+            let path = self.path_to(Some(block));
+            self.add_point_on(tier, &path, path_border(&path), false);
+        }
+        Ok(loaded)
+    }
+
+    /// Makes a block resident in the group and the slot of a row, if it is absent there and the slot is
+    /// free. Returns whether it did.
+    fn load_window(&mut self, tier: TierId, block: BlockId, row: &Row) -> bool {
+        let at = usize::from(row.group) - 1;
+        let groups = self.points.iter().flat_map(|points| &points.groups);
+        let layers = groups.map(|group| Layers::new(0, group.layers)).nth(at);
+        let absent = layers == Some(row.layers)
+            && self.blocks.group_residency(tier, at, block).slot == NO_SLOT;
+        if !absent || !self.blocks.claim_slot(tier, at + 1, row.slot) {
+            return false;
+        }
+        self.blocks.settle_group_on(tier, at, block, row.slot);
+        true
     }
 
     fn check_index(&self, tier: TierId) -> Result<()> {
