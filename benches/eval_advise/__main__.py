@@ -6,7 +6,8 @@
 Per workload `kvtrie advise` listens to a vLLM server without kvtrie, its events and metrics, and
 predicts host memory of two sizes under two policies. Then servers with these settings answer the
 same workload (`server`). Both count the last third of the time. The model is a random one of
-SmolLM2's shape with six layers. `--quick` takes a smaller one, and one setting per workload.
+SmolLM2's shape with six layers, `--layers` for others. `--quick` takes a small one, and one setting
+per workload.
 Cost: ten servers of about a minute on two idle cores.
 """
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from benches.evaluation import Key
 
 ROOT = Path(__file__).parents[2]
-WORKLOADS = {"chats": 8, "agents": 16}
+WORKLOADS = {"chats": 8, "agents": 14}
 POLICIES = ("lru", "learned")
 HOSTS = (128, 256)
 GPU, BLOCK = 81, 32
@@ -88,7 +89,8 @@ class AdviseEvaluation(Evaluation[Record]):
 
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__(given)
-        self.world = "quick" if given.quick else "six layers"
+        self.layers = 1 if given.quick else given.layers
+        self.world = "quick" if given.quick else f"{given.layers} layers"
         self.settings = [(policy, host) for policy in POLICIES for host in HOSTS]
         if given.quick:
             self.settings = self.settings[1:2]
@@ -97,8 +99,9 @@ class AdviseEvaluation(Evaluation[Record]):
 
     @staticmethod
     def options(parser: argparse.ArgumentParser) -> None:
-        """There are none of its own."""
-        parser.set_defaults(least={})
+        """Add the size of the model."""
+        parser.add_argument("--layers", type=int, default=6, help="default: %(default)s")
+        parser.set_defaults(least={"layers": 1})
 
     def close(self) -> None:
         """Remove the model."""
@@ -113,9 +116,8 @@ class AdviseEvaluation(Evaluation[Record]):
         yield (
             "Serving",
             [
-                Cell([(name, *setting)], partial(self.served, name, *setting))
+                Cell([(name, *one) for one in self.settings], partial(self.served, name))
                 for name in WORKLOADS
-                for setting in self.settings
             ],
         )
 
@@ -124,11 +126,9 @@ class AdviseEvaluation(Evaluation[Record]):
         if not self.model:
             from transformers import LlamaConfig, LlamaForCausalLM
 
-            sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 6}
-            sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
-            if self.given.quick:
-                sizes |= {"hidden_size": 144, "intermediate_size": 192, "num_hidden_layers": 2}
-                sizes |= {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 32}
+            sizes = {"hidden_size": 576, "intermediate_size": 1536, "head_dim": 64}
+            sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3}
+            sizes["num_hidden_layers"] = self.layers
             config = LlamaConfig(
                 vocab_size=512, max_position_embeddings=2048, dtype="float32", **sizes
             )
@@ -137,11 +137,11 @@ class AdviseEvaluation(Evaluation[Record]):
         return self.model
 
     def start(self, workload: str, *more: str) -> subprocess.Popen[str]:
-        """Start a server, and wait until it is ready."""
+        """Start servers of a workload."""
         command = [str(PYTHON), "-m", "benches.eval_advise.server", "--workload", workload]
         command += ["--model", self.folder_of_model(), "--gpu", str(GPU)]
         command += ["--turns", str(WORKLOADS[workload] // (2 if self.given.quick else 1)), *more]
-        server = subprocess.Popen(
+        return subprocess.Popen(
             command,
             cwd=ROOT,
             env=environment(),
@@ -149,23 +149,29 @@ class AdviseEvaluation(Evaluation[Record]):
             stdout=subprocess.PIPE,
             text=True,
         )
-        for row in rows_of(server):
-            if "ready" in row:
-                return server
-        raise ConfigError(f"the server ended with {server.wait()}; its output is above")
 
-    def served(self, workload: str, policy: str, host: int, _: list[Key]) -> Iterator[Record]:
-        """Answer a workload with kvtrie."""
-        server = self.start(workload, "--host", str(host), "--policy", policy)
-        rows = list(rows_of(server))
-        if server.wait():
-            raise ConfigError(f"the server ended with {server.returncode}; its output is above")
-        yield self.counted(rows, workload, policy, host)
+    def served(self, workload: str, keys: list[Key]) -> Iterator[Record]:
+        """Answer a workload with kvtrie, one setting after the other."""
+        names = [f"{policy}:{host}" for _, policy, host in keys]
+        servers = self.start(workload, "--settings", *names)
+        rows: list[dict[str, Any]] = []
+        for row in rows_of(servers):
+            if "done" not in row:
+                rows.append(row)
+                continue
+            policy, _, host = row["setting"].rpartition(":")
+            # The requests that the server without kvtrie had in its last third.
+            count = self.by_key[workload, "", 0].requests
+            yield self.counted(rows, count, (workload, policy, int(host)))
+            rows = []
+        check_ended(servers)
 
     def listened(self, workload: str, _: list[Key]) -> Iterator[Record]:
         """Answer a workload without kvtrie, and let `kvtrie advise` listen."""
         ports = free_ports(3)
         server = self.start(workload, "--ports", *map(str, ports))
+        if not any("ready" in row for row in rows_of(server)):
+            check_ended(server)
         config = json.loads((Path(self.folder_of_model()) / "config.json").read_text())
         block = ModelShape(
             layers=config["num_hidden_layers"],
@@ -194,41 +200,31 @@ class AdviseEvaluation(Evaluation[Record]):
         advice.send_signal(signal.SIGINT)
         said, _ = advice.communicate(timeout=WAIT_S)
         go(server)
-        server.wait()
+        check_ended(server)
         if advice.returncode:
             raise ConfigError(f"kvtrie advise ended with {advice.returncode}: {said[-300:]}")
         predicted = {
             f"{row['policy']} {row['host'] // block}": [row["found"], row["saved"]]
             for row in json.loads(said)["rows"]
         }
-        yield self.counted(rows, workload, "", 0, predicted)
+        since = rows[0]["at"] + (rows[-1]["at"] - rows[0]["at"]) * 2 / 3
+        count = sum(row["at"] >= since for row in rows)
+        yield self.counted(rows, count, (workload, "", 0), predicted)
 
     def counted(
         self,
         rows: list[dict[str, Any]],
-        workload: str,
-        policy: str,
-        host: int,
+        count: int,
+        key: tuple[str, str, int],
         predicted: dict[str, list[float]] | None = None,
     ) -> Record:
-        """The record of the last third of the time."""
-        since = rows[0]["at"] + (rows[-1]["at"] - rows[0]["at"]) * 2 / 3
-        some = [row for row in rows if row["at"] >= since]
-        prompt = sum(row["prompt"] for row in some)
-        found = some[-1]["host"] - max(
-            (row["host"] for row in rows if row["at"] < since), default=0
-        )
-        return Record(
-            self.world,
-            workload,
-            policy,
-            host,
-            len(some),
-            (sum(row["cached"] for row in some) - found) / prompt,
-            found / prompt,
-            sum(row["prefill_s"] for row in some),
-            predicted or {},
-        )
+        """The record of the last requests."""
+        some, prompt = rows[-count:], sum(row["prompt"] for row in rows[-count:])
+        found = rows[-1]["host"] - rows[-count - 1]["host"]
+        cached = sum(row["cached"] for row in some) - found
+        prefill_s = sum(row["prefill_s"] for row in some)
+        shares = cached / prompt, found / prompt
+        return Record(self.world, *key, count, *shares, prefill_s, predicted or {})
 
     def rows(self) -> list[dict[str, Any]]:
         """Each setting's figures, served and predicted."""
@@ -305,6 +301,16 @@ def rows_of(server: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     for line in server.stdout or ():
         if line.startswith("{"):
             yield json.loads(line)
+
+
+def check_ended(server: subprocess.Popen[str]) -> None:
+    """Wait for the end of a server.
+
+    Raises:
+        ConfigError: it failed.
+    """
+    if server.wait():
+        raise ConfigError(f"the server ended with {server.returncode}; its output is above")
 
 
 def go(server: subprocess.Popen[str]) -> None:

@@ -1,10 +1,10 @@
-"""A vLLM server of one workload: what each request finds; runs in the engine's environment.
+"""vLLM servers of one workload: what each request finds; runs in the engine's environment.
 
     .engines/vllm/bin/python -m benches.eval_advise.server --model FOLDER --workload chats
 
-Without `--host` it runs without kvtrie and publishes KV events; it waits for a line on standard
-input before the first request, and for another before it ends, and serves metrics until then.
-Prints a line of JSON per request.
+One server after the other has the given settings. With `--ports` a single one runs without kvtrie
+and publishes KV events: it waits for a line on standard input before the first request, and for
+another before it ends, and serves metrics until then. Prints a line of JSON per request.
 """
 
 from __future__ import annotations
@@ -26,47 +26,53 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--workload", choices=list(WORKLOADS), required=True)
     parser.add_argument("--gpu", type=int, required=True, help="blocks")
-    parser.add_argument("--host", type=int, default=0, help="blocks")
-    parser.add_argument("--policy", default="lru")
+    parser.add_argument("--settings", nargs="*", default=[], help="POLICY:BLOCKS of host memory")
     parser.add_argument("--turns", type=int, required=True)
     parser.add_argument("--ports", type=int, nargs=3, help="of events, their history, and metrics")
     given = parser.parse_args()
     sys.path.insert(0, str(SERVED))
     import servers
+
+    turns = list(WORKLOADS[given.workload](**steps(given)))
+    if given.ports:
+        listened(servers, given, turns)
+    for setting in given.settings:
+        policy, _, host = setting.rpartition(":")
+        extra = {"tiers": [{"kind": "host", "blocks": int(host)}], "policy": policy}
+        with serve(servers, given, extra) as server:
+            warm(server.llm)
+            for record in play(server, turns, connected=True):
+                show({"setting": setting, **record})
+        show({"setting": setting, "done": True})
+
+
+def serve(servers, given, extra, **more):
+    """A server whose requests have times."""
+    more |= {"max_model_len": LONGEST + 60, "disable_log_stats": False, "block_size": BLOCK}
+    return servers.serve(given.model, extra, blocks=given.gpu, **more)
+
+
+def listened(servers, given, turns):
+    """Play the turns on a server that publishes events, when a line asks for it."""
+    from prometheus_client import start_http_server
     from vllm.config import KVEventsConfig
 
-    extra, more = None, {}
-    if given.host:
-        extra = {"tiers": [{"kind": "host", "blocks": given.host}], "policy": given.policy}
-    if given.ports:
-        from prometheus_client import start_http_server
-
-        events, replay, metrics = given.ports
-        more["kv_events_config"] = KVEventsConfig(
-            enable_kv_cache_events=True,
-            publisher="zmq",
-            endpoint=f"tcp://*:{events}",
-            replay_endpoint=f"tcp://*:{replay}",
-        )
-        start_http_server(metrics, addr="127.0.0.1")
-    with servers.serve(
-        given.model,
-        extra,
-        blocks=given.gpu,
-        max_model_len=LONGEST + 60,
-        disable_log_stats=False,
-        block_size=BLOCK,
-        **more,
-    ) as server:
+    events, replay, metrics = given.ports
+    config = KVEventsConfig(
+        enable_kv_cache_events=True,
+        publisher="zmq",
+        endpoint=f"tcp://*:{events}",
+        replay_endpoint=f"tcp://*:{replay}",
+    )
+    start_http_server(metrics, addr="127.0.0.1")
+    with serve(servers, given, None, kv_events_config=config) as server:
         warm(server.llm)
         show({"ready": True})
-        if given.ports:
-            sys.stdin.readline()
-        for record in play(server, list(WORKLOADS[given.workload](**steps(given))), given.host):
+        sys.stdin.readline()
+        for record in play(server, turns, connected=False):
             show(record)
-        if given.ports:
-            show({"done": True})
-            sys.stdin.readline()
+        show({"done": True})
+        sys.stdin.readline()
 
 
 def steps(given):
@@ -84,7 +90,7 @@ def warm(llm):
     assert llm.reset_prefix_cache()
 
 
-def play(server, turns, connected):
+def play(server, turns, *, connected):
     """Play the turns, each at its time or when the one before has ended."""
     paths, begin = {}, time.monotonic()
     for turn in turns:
