@@ -297,6 +297,7 @@ def configuration() -> str:
 
     tier = _fields(Tier, "kvtrie.tier")
     settings = _fields(Settings, _SETTINGS)
+    tier["format"] = settings["format"]
     keys = _constant(_SETTINGS, "_KEYS")
     tier_keys = _constant(_SETTINGS, "_TIER_KEYS")
     head = ("Key", "Default", "Meaning")

@@ -5,6 +5,7 @@ import json
 from tests.engines.vllm_engine import BLOCKS, Engine, play
 
 from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.engines.format_figure import FormatFigure
 from kvtrie.engines.vllm.metrics import ConnectorCounters, MetricsExporter, exported
 
 
@@ -45,7 +46,9 @@ def test_every_count_has_one_name_and_is_exported():
     assert all((count.type == "counter") == count.name.endswith("_total") for count in exported())
     model = ModelShape(layers=2, kv_heads=2, head_dim=8)
     manager = BlockManager(model, [Tier("gpu", blocks=4), Tier("host", blocks=4)])
-    values = MetricsExporter().take(manager.stats(), ConnectorCounters(), 0, 0)
+    figure = FormatFigure("int8", 2e-4, 0.53)
+    values = MetricsExporter().take(manager.stats(), ConnectorCounters(), 0, 0, figure=figure)
+    assert values["gauges"]["vllm:kvtrie_format_kl_nats"] == {"int8": 2e-4}
     by_name = {count.name: count for count in exported()}
     for kind in ("counters", "gauges"):
         for name, rows in values[kind].items():

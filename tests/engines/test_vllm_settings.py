@@ -4,6 +4,7 @@ import pytest
 
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.errors import ConfigError
+from kvtrie.layout import FORMATS
 
 
 def test_settings_that_are_not_given_have_their_defaults():
@@ -165,3 +166,39 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     rows[1]["path"] = str(tmp_path / "file" / "kv")
     with pytest.raises(ConfigError, match="cannot be written"):
         Settings.read({"tiers": rows})
+
+
+def test_the_format_of_host_memory_is_that_of_the_tiers_below_it(tmp_path):
+    disk = {"kind": "disk", "bytes": 10**9, "path": str(tmp_path / "kv")}
+    for below in ({}, {"format": "int8"}):
+        rows = [{"kind": "host", "bytes": 10**9, "format": "int8"}, disk | below]
+        settings = Settings.read({"tiers": rows, "max_kl": 1, "native_last": 128})
+        assert settings.format == "int8"
+        assert [tier.layout for tier in settings.tiers] == [FORMATS["int8"]] * 2
+        assert (settings.max_kl, settings.native_last, settings.uncalibrated) == (1.0, 128, False)
+    plain = Settings.read({"tiers": [{"kind": "host", "bytes": 1, "format": "native"}, disk]})
+    assert (plain.format, plain.max_kl, plain.native_last) == ("native", 1e-3, 0)
+    assert [tier.layout for tier in plain.tiers] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("host", "disk", "more", "why"),
+    [
+        ("int5", None, {}, "format of tier 0 is one of native, int8, fp8, int4, not 'int5'"),
+        ("native", "int8", {}, "format of tier 1 is 'int8' and that of tier 0 'native'"),
+        ("int8", "native", {}, "give the format in tier 0"),
+        ("int8", None, {"max_kl": -1}, "max_kl is -1"),
+        ("int8", None, {"native_last": 1.5}, "native_last"),
+        ("int8", None, {"uncalibrated": "yes"}, "uncalibrated is 'yes'"),
+        ("int8", None, {"calibration": 7}, "calibration"),
+    ],
+)
+def test_a_format_that_cannot_be_is_refused(host, disk, more, why, tmp_path):
+    rows = [
+        {"kind": "host", "bytes": 10**9, "format": host},
+        {"kind": "disk", "bytes": 10**9, "path": str(tmp_path / "kv")},
+    ]
+    if disk is not None:
+        rows[1]["format"] = disk
+    with pytest.raises(ConfigError, match=why):
+        Settings.read({"tiers": rows} | more)

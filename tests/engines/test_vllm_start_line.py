@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 from vllm_engine import BLOCKS, SIZE, Engine, served
 
+from kvtrie.engines.format_figure import FormatFigure
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.start_line import log_start
 
 HOST, DISK = 6, 64
 
 
-def lines(caplog, engine, folder, *, warning="", **more):
+def lines(caplog, engine, folder, *, warning="", format_="native", figure=None, **more):
     """The lines of a server over these workers."""
     rows = [{"kind": "host", "blocks": HOST}]
     if folder:
@@ -23,7 +24,9 @@ def lines(caplog, engine, folder, *, warning="", **more):
     opened = {rank: worker.opened() for rank, worker in enumerate(engine.workers)}
     caplog.clear()
     caplog.set_level("INFO", "vllm.kvtrie")
-    log_start(Settings.read({"tiers": rows}), model, opened, engine.scheduler.manager, warning)
+    rows[0]["format"] = format_
+    settings, manager = Settings.read({"tiers": rows}), engine.scheduler.manager
+    log_start(settings, model, opened, manager, warning, figure=figure)
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
@@ -39,6 +42,18 @@ def test_one_line_and_a_warning_about_a_host_smaller_than_the_gpu_cache(caplog):
     assert small[0] == "WARNING"
     assert f"{HOST} blocks and the GPU cache {BLOCKS}" in small[1]
     assert window == ("WARNING", "kvtrie: about windows")
+
+
+def test_a_format_is_logged_with_its_cost_and_the_bytes_that_it_takes(caplog):
+    engine = Engine("", 1, 1, 0)
+    figure = FormatFigure("int8", 2e-4, 0.53)
+    cost, line, _ = lines(caplog, engine, "", format_="int8", figure=figure)
+    assert cost == ("INFO", figure.text())
+    # A block has 384 bytes: 2 layers, 4 tokens, 2 heads, K and V of 8 codes and a scale.
+    assert line[1].startswith("kvtrie: host 2.2 KiB")
+    (level, said), *_ = lines(caplog, engine, "", format_="int8", figure=FormatFigure("int8"))
+    assert level == "WARNING"
+    assert "was not measured" in said
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

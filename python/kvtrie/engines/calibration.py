@@ -19,6 +19,7 @@ from kvtrie import BlockManager, Cost, ModelShape, Tier
 from kvtrie.argument import whole
 from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.engines.weights import checkpoint_digest
 from kvtrie.errors import ConfigError
 from kvtrie.layout import FORMATS, Layout
 from kvtrie.tiers import open_pools
@@ -126,10 +127,17 @@ def document(
     block_tokens: int,
     native_last: int = 0,
 ) -> dict[str, Any]:
-    """Return what `calibration.json` has: the costs, and the model and tokens they are of."""
+    """Return what `calibration.json` has: the costs, and the model and tokens they are of.
+
+    Engines that load weights in their own way know them by the digest of their files, `checkpoint`;
+    it is None if the model came from no files.
+    """
+    name = getattr(model, "name_or_path", "")
+    files = checkpoint_digest(name, None, None) if name else None
     return {
         "version": 1,
         "fingerprint": fingerprint(model),
+        "checkpoint": None if files is None else files.hex(),
         "block_tokens": block_tokens,
         "native_last": native_last,
         "prompts": len(prompts),

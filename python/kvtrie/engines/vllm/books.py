@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from vllm.v1.request import Request
 
+    from kvtrie.engines.format_figure import FormatFigure
     from kvtrie.engines.vllm.messages import Opened
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
@@ -87,6 +88,7 @@ class Books:
         counters: the connector's counters.
         identity: the weights and adapters that requests compute with.
         proofs: blocks of an earlier server in host memory that are not proved yet.
+        format_cost: the format of lower tiers, and its measured cost; None for native tiers.
         kept_blocks: by rank, blocks that the next server would find in kept host memory.
     """
 
@@ -110,6 +112,7 @@ class Books:
         )
         self._size = model.block_tokens
         self._layers = model.shape.layers
+        self._keep = max(1, settings.native_last)  # tokens of a prompt that are never loaded
         self._deadline_ns = int(settings.deadline_s * _NS)
         self._deep, self._clock = len(tiers) > DISK, clock
         at = {tier.kind: index for index, tier in enumerate(tiers)}
@@ -139,6 +142,7 @@ class Books:
                 last=HOST if self._disk is None else DISK,
             )
         self._cleared: list[Change] = []
+        self.format_cost: FormatFigure | None = None
         self.kept_blocks: dict[int, int] = {}
         self._lost_kept: dict[int, dict[str, int]] = {}
         self.dispatch = Dispatch(self.manager, len(opened))

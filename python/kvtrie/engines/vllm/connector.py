@@ -21,6 +21,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvtrie.engines.control import Controlled, ControlSocket, control_path
+from kvtrie.engines.format_figure import FormatFigure
+from kvtrie.engines.vllm.kv_writer import writer_of
 from kvtrie.engines.vllm.metrics import MetricsExporter
 from kvtrie.engines.vllm.model import ServedModel, window_cost
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
@@ -31,6 +33,7 @@ from kvtrie.engines.vllm.vllm_metrics import KvtrieProm, KvtrieStats
 from kvtrie.engines.vllm.watch import watch
 from kvtrie.engines.vllm.weights import WorkerWeights, combined
 from kvtrie.engines.vllm.worker import WorkerConnector
+from kvtrie.engines.weights import checkpoint_digest
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -137,16 +140,31 @@ class KvtrieConnector(KVConnectorBase_V1):
         if len(opened) != ranks:
             raise ConfigError(f"{len(opened)} of {ranks} workers have reported their tiers")
         weights = combined(opened[rank].weights for rank in sorted(opened))
+        figure = self._format_figure()
         self._scheduler = SchedulerConnector(
             self._settings,
             self._model.with_weights(weights),
             opened,
             naming=VllmNaming(self._hashed) if self._settings.events else None,
         )
-        log_start(self._settings, self._model, opened, self._scheduler.manager, self._cost)
+        self._scheduler.format_cost = figure
+        log_start(
+            self._settings, self._model, opened, self._scheduler.manager, self._cost, figure=figure
+        )
         if self._settings.control is not None:
             self._control = self._open_control(self._settings.control, self._scheduler)
         watch(self)
+
+    def _format_figure(self) -> FormatFigure | None:
+        model, load = self._vllm_config.model_config, self._vllm_config.load_config
+        return FormatFigure.read(
+            self._settings.format,
+            self._settings.calibration,
+            lambda: checkpoint_digest(model.model, model.revision, load.download_dir),
+            max_kl=self._settings.max_kl,
+            native_last=self._settings.native_last,
+            uncalibrated=self._settings.uncalibrated,
+        )
 
     def _open_control(self, path: str, scheduler: SchedulerConnector) -> ControlSocket:
         parallel = self._vllm_config.parallel_config
@@ -161,6 +179,7 @@ class KvtrieConnector(KVConnectorBase_V1):
                 },
                 "why_min_tokens": self._settings.why_min_tokens,
                 "why_per_second": self._settings.why_per_second,
+                **_about_format(scheduler.format_cost),
             },
             scheduler.commands,
         )
@@ -234,7 +253,9 @@ class KvtrieConnector(KVConnectorBase_V1):
             computed.
         """
         why = self.scheduler.end(request)
-        return False, None if why is None else {"kvtrie": {"why": why}}
+        if why is None:
+            return False, None
+        return False, {"kvtrie": {"why": why, **_about_format(self.scheduler.format_cost)}}
 
     def has_pending_push_work(self) -> bool:
         """Whether steps are wanted that compute nothing, to carry on with stores."""
@@ -298,6 +319,7 @@ class KvtrieConnector(KVConnectorBase_V1):
             engine=f"vllm {version} {device}",
             gather=gather,
             weights=weights.digest,
+            writer=writer_of(self._vllm_config),
         )
 
     @property
@@ -355,3 +377,7 @@ class KvtrieConnector(KVConnectorBase_V1):
             self._control.close()
         if self._scheduler is not None:
             self._scheduler.close()
+
+
+def _about_format(figure: FormatFigure | None) -> dict[str, Any]:
+    return {} if figure is None else {"format": figure.as_dict()}

@@ -76,7 +76,7 @@ class Matching(Books):
         tokens = waiting.tokens.read()
         if self._store is not None and not self._asked(waiting, now):
             return None
-        match = self.manager.lookup(tokens, now=now, scope=waiting.scope, keep=1)
+        match = self.manager.lookup(tokens, now=now, scope=waiting.scope, keep=self._keep)
         if match.tokens <= local:
             return 0
         first, count = local // self._size, match.tokens // self._size

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvtrie import Stats
+    from kvtrie.engines.format_figure import FormatFigure
     from kvtrie.engines.why import MissCounter
 
 __all__ = ["OWN", "ConnectorCounters", "Count", "ExportedValues", "MetricsExporter", "exported"]
@@ -82,6 +83,10 @@ OWN = (
     Count(
         f"{_PREFIX}host_kept_blocks", "gauge",
         "Blocks of host memory that the next server would find, of the rank with the fewest",
+    ),
+    Count(
+        f"{_PREFIX}format_kl_nats", "gauge",
+        "Mean KL of next tokens that the calibration of the tiers' format has measured", "format",
     ),
 )  # fmt: skip
 """Metrics of the connector itself."""
@@ -162,6 +167,7 @@ class MetricsExporter:
         why: MissCounter | None = None,
         *,
         kept: int = 0,
+        figure: FormatFigure | None = None,
     ) -> ExportedValues:
         """All gauges, and how far counters have come since the last call.
 
@@ -172,10 +178,13 @@ class MetricsExporter:
             waiting: requests that wait for a disk or a shared store.
             why: the causes of computed tokens; None if they are not counted.
             kept: blocks of host memory that the next server would find.
+            figure: the format of the tiers and its cost; None for native tiers.
         """
         counters: dict[str, dict[str, float]] = {}
         gauges: dict[str, dict[str, float]] = {}
         values = self._all(stats, own, pinned, waiting, kept)
+        if figure is not None and figure.kl_mean is not None:
+            values.append((f"{_PREFIX}format_kl_nats", figure.format, figure.kl_mean))
         for name, label, value in values if why is None else [*values, *_missed(why)]:
             if not name.endswith("_total"):
                 gauges.setdefault(name, {})[label] = value

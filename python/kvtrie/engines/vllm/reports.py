@@ -199,4 +199,12 @@ class Reports(Matching):
         waits = sum(waiting.waits_until > 0 for waiting in self._waiting.values())
         kept = min(self.kept_blocks.values(), default=0)
         stats = self.manager.stats()
-        return counts.take(stats, self.counters, self._pinned, waits, self.why, kept=kept)
+        return counts.take(
+            stats,
+            self.counters,
+            self._pinned,
+            waits,
+            self.why,
+            kept=kept,
+            figure=self.format_cost,
+        )

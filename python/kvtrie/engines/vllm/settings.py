@@ -16,6 +16,7 @@ from kvtrie import BlockManager
 from kvtrie.argument import flag, folder, real, shown, whole, word
 from kvtrie.engines.control import socket_path
 from kvtrie.errors import ConfigError
+from kvtrie.layout import FORMATS
 from kvtrie.sizes import free_disk, free_memory, is_share, size
 from kvtrie.tier import DEFAULT_POLICY, Tier
 
@@ -33,6 +34,10 @@ _KEYS = (
     "why_min_tokens",
     "why_per_second",
     "control",
+    "calibration",
+    "max_kl",
+    "uncalibrated",
+    "native_last",
 )
 _TIER_KEYS = (
     "kind",
@@ -54,6 +59,7 @@ _TIER_KEYS = (
     "trust_s",
     "lookup",
     "secret_file",
+    "format",
 )
 _KINDS = ("host", "disk", "remote")
 _ORDERS = (["host"], ["host", "disk"], ["host", "remote"], ["host", "disk", "remote"])
@@ -61,6 +67,7 @@ _TRACKED = 10_000_000  # blocks of a shared store
 _DEADLINE_S = 30.0
 _MOST_TOKENS, _MOST_PER_SECOND = 2**31, 10**6
 _LOOKUP_S = 0.05
+_MAX_KL = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,14 @@ class Settings:
         why_per_second: requests that are compared per second; 0 for those that ask alone.
         control: path of a unix socket for `kvtrie ctl` and `kvtrie why`; None for none. With data
             parallelism each rank adds its number, `NAME-1.sock`, or puts it in place of `{rank}`.
+        format: number format of the tiers below the GPU, "native", "int8", "fp8" or "int4", given
+            in the host tier: other tiers have the same. Any but "native" changes answers.
+        calibration: path of the `calibration.json` that `kvtrie calibrate` wrote for these weights;
+            a format is refused without it.
+        max_kl: mean KL of next tokens in nats above which a format is refused.
+        uncalibrated: whether a format is used whatever `calibration` and `max_kl` say.
+        native_last: tokens at the end of a prompt that are computed and not loaded, so that they
+            keep the model's format.
     """
 
     tiers: tuple[Tier, ...] | None = None
@@ -101,6 +116,11 @@ class Settings:
     why_min_tokens: int = 1024
     why_per_second: int = 20
     control: str | None = None
+    format: str = "native"
+    calibration: str | None = None
+    max_kl: float = _MAX_KL
+    uncalibrated: bool = False
+    native_last: int = 0
 
     @classmethod
     def read(cls, extra: Mapping[str, Any] | None, *, ranks: int = 1) -> Settings:
@@ -122,15 +142,15 @@ class Settings:
         }
         for name in words.keys() & given.keys():
             word(name, given[name], words[name])
-        for name in ("use_layerwise", "events", "why"):
+        for name in ("use_layerwise", "events", "why", "uncalibrated"):
             if name in given:
                 flag(name, given[name])
         for name in ("deadline_s", "lookup_s"):
             if name in given:
                 given[name] = real(name, given[name], 1e-3, 1e6)
-        given |= _observed(given)
+        given |= _observed(given) | _calibrated(given)
         if "tiers" in given:
-            given["tiers"] = _tiers(given["tiers"], ranks)
+            given["tiers"], given["format"] = _tiers(given["tiers"], ranks)
         return cls(**given)
 
 
@@ -141,6 +161,18 @@ def _observed(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("control") is None:
         return read
     return {**read, "control": socket_path("control", given["control"])}
+
+
+def _calibrated(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The checked settings of a format's cost."""
+    read: dict[str, Any] = {}
+    if "max_kl" in given:
+        read["max_kl"] = real("max_kl", given["max_kl"], 0, 1e6)
+    if "native_last" in given:
+        read["native_last"] = whole("native_last", given["native_last"], 0, _MOST_TOKENS)
+    if given.get("calibration") is not None:
+        read["calibration"] = folder("calibration", given["calibration"])
+    return read
 
 
 def _renamed(given: dict[str, Any]) -> dict[str, Any]:
@@ -160,26 +192,44 @@ def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> N
         )
 
 
-def _tiers(given: object, ranks: int) -> tuple[Tier, ...]:
+def _tiers(given: object, ranks: int) -> tuple[tuple[Tier, ...], str]:
+    """The tiers and their format."""
     if not isinstance(given, list | tuple) or not given:
         raise ConfigError(
             f"tiers are {shown(cast('object', given))}, a list of at least one tier wanted"
         )
     rows = cast("list[object]", list(cast("Any", given)))
     tiers: list[Tier] = []
+    formats: list[str] = []
     for at, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise ConfigError(f"tier {at} is {shown(row)}, an object wanted")
         last = at == len(rows) - 1
-        tiers.append(_tier(at, dict(cast("Mapping[str, Any]", row)), ranks, last=last))
+        fields = dict(cast("Mapping[str, Any]", row))
+        _check_keys(f"tier {at}", fields, _TIER_KEYS)
+        formats.append(_format(at, fields, formats))
+        tiers.append(_tier(at, fields, ranks, last=last))
     order = [tier.kind for tier in tiers]
     if order not in _ORDERS:
         raise ConfigError(f"tiers are {order}: one of {', '.join(map(str, _ORDERS))} wanted")
-    return tuple(tiers)
+    return tuple(tiers), formats[0]
+
+
+def _format(at: int, row: dict[str, Any], above: list[str]) -> str:
+    """The format of a tier, which becomes its layout."""
+    name = row.pop("format", above[0] if above else "native")
+    word(f"format of tier {at}", name, tuple(FORMATS))
+    if above and name != above[0]:
+        raise ConfigError(
+            f"format of tier {at} is {name!r} and that of tier 0 {above[0]!r}: tiers below host "
+            "memory take its bytes, so give the format in tier 0"
+        )
+    if FORMATS[name] is not None:
+        row["layout"] = FORMATS[name]
+    return name
 
 
 def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
-    _check_keys(f"tier {at}", row, _TIER_KEYS)
     word(f"kind of tier {at}", row.get("kind"), _KINDS)
     if not last:
         row.setdefault("write", "through")

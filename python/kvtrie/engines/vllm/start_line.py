@@ -9,11 +9,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
+from kvtrie.layout import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvtrie import BlockManager
+    from kvtrie.engines.format_figure import FormatFigure
     from kvtrie.engines.vllm.messages import Opened
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
@@ -29,6 +31,8 @@ def log_start(
     opened: Mapping[int, Opened],
     manager: BlockManager,
     warning: str,
+    *,
+    figure: FormatFigure | None = None,
 ) -> None:
     """Log the tiers of a server, and warnings about its machine.
 
@@ -38,10 +42,15 @@ def log_start(
         opened: the tiers of each worker.
         manager: the manager over them, with the blocks that disks have from earlier runs.
         warning: a warning about the model; "" for none.
+        figure: the format of the tiers and its cost; None for native tiers.
     """
     # Latent KV is kept once for all tensor-parallel ranks of a stage.
     parts = model.stages if model.alike else model.ranks
-    each = parts * model.shape.block_bytes(model.block_tokens)
+    shape = model.shape
+    each = parts * shape.block_bytes(model.block_tokens)
+    if (layout := FORMATS[settings.format]) is not None:
+        sizes = layout.planes(model.block_tokens, shape.rank_heads, shape.head_dim)
+        each = parts * shape.layers * sum(sizes)
     tiers = manager.stats().tiers
     paths = {tier.kind: tier.path or tier.keep for tier in settings.tiers or ()}
     kept = any(tier.keep for tier in settings.tiers or ())
@@ -63,4 +72,8 @@ def log_start(
         lines, block_tokens=model.block_tokens, ranks=model.ranks, policy=settings.policy
     )
     warnings = startup_warnings(lines, gpu_blocks=model.blocks)
+    if figure is not None:
+        _LOG.log(
+            logging.INFO if figure.kl_mean is not None else logging.WARNING, "%s", figure.text()
+        )
     log_startup(_LOG, line, [*warnings, warning] if warning else warnings)

@@ -308,6 +308,9 @@ USED = {
     ),
     ("vllm.config", "LoadConfig"): ("load_format", "download_dir"),
     ("vllm.config", "CompilationConfig"): ("static_forward_context",),
+    ("vllm.model_executor.layers.attention", "Attention"): ("attn_backend", "impl"),
+    ("vllm.v1.attention.backend", "AttentionBackend"): ("get_name",),
+    ("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl"): ("do_kv_cache_update",),
 }
 
 NAMES = (

@@ -20,6 +20,7 @@ import numpy as np
 from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
 from kvtrie.engines.vllm.kept_host import KeptStores, open_host
+from kvtrie.engines.vllm.kv_writer import known_views
 from kvtrie.engines.vllm.messages import Opened, StepNews
 from kvtrie.engines.vllm.rank_store import RankStore
 from kvtrie.engines.vllm.replicated import ReplicatedRanks
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from kvtrie.engines.vllm.kv_writer import Writer
     from kvtrie.engines.vllm.messages import StepOrders
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
@@ -63,12 +65,15 @@ class WorkerConnector:
         gather: exchanges values with the ranks of its tensor-parallel group; latent KV is kept
             once for those of a machine then.
         weights: returns the digest of the weights that the rank computes with now.
+        writer: returns the kernel that writes tokens into the tensor of a layer; needed for tiers
+            in another format.
         runners: threads that exchange blocks with a disk.
         stream: makes the streams of loads and of stores.
         wall: the wall clock in nanoseconds, by which ages grow between two servers.
 
     Raises:
-        ConfigError: tensors that do not fit the model, or tiers that hold no block.
+        ConfigError: tensors that do not fit the model, tiers that hold no block, or a format of
+            tiers below KV whose layout is not known.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class WorkerConnector:
         engine: str,
         gather: Callable[[Any], list[Any]] | None = None,
         weights: Callable[[], bytes] = bytes,
+        writer: Writer | None = None,
         runners: int = 2,
         stream: Callable[[torch.device], CopyStream] = CopyStream,
         wall: Callable[[], int] = time.time_ns,
@@ -88,18 +94,23 @@ class WorkerConnector:
         ordered = [tensors[name] for name in model.layer_names]
         axis = block_axis(ordered[0], model.blocks)
         inside = [size for at, size in enumerate(ordered[0].shape) if at != axis]
-        layout = Layout(
-            dtype=model.shape.dtype,
-            latent=model.shape.latent,
-            opaque=f"{engine} {tuple(inside)} {ordered[0].dtype}",
-        )
-        self.gpu = EnginePool(
-            model.shape, model.block_tokens, ordered, block_axis=axis, opaque=layout.opaque
-        )
+        tiers = settings.tiers or (_default(model),)
+        layout = tiers[0].layout
+        if layout is None:
+            layout = Layout(
+                dtype=model.shape.dtype,
+                latent=model.shape.latent,
+                opaque=f"{engine} {tuple(inside)} {ordered[0].dtype}",
+            )
+            self.gpu = EnginePool(
+                model.shape, model.block_tokens, ordered, block_axis=axis, opaque=layout.opaque
+            )
+        else:
+            views = known_views(settings.format, model, tensors, axis, writer)
+            self.gpu = EnginePool(model.shape, model.block_tokens, views)
         self.replicas = ReplicatedRanks()
         if model.alike and model.shape.tp > 1 and gather is not None:
             self.replicas = ReplicatedRanks.of(rank % model.shape.tp, gather)
-        tiers = settings.tiers or (_default(model),)
         rooms = [tier.room(model.shape, model.block_tokens) for tier in tiers]
         self._rooms = [room * self.replicas.count for room in rooms]
         self.host, self._shared, self._one_writes = open_host(

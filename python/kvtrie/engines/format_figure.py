@@ -1,0 +1,121 @@
+"""FormatFigure: the measured cost of a format of lower tiers, read from `calibration.json`.
+
+Invariant: a format is accepted only with a calibration of the weights that are served, measured
+with no more computed tokens than the server has, and within the operator's limit; or if the
+operator says so. Cost: a small file and a digest of the files of weights, once.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvtrie.errors import ConfigError
+from kvtrie.layout import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FormatFigure"]
+
+_HOW = "measure it with `kvtrie calibrate MODEL`, or set uncalibrated=true"
+
+
+class FormatFigure(NamedTuple):
+    """A format of lower tiers and its cost.
+
+    Attributes:
+        format: its name.
+        kl_mean: mean KL of next tokens from those of the native format, in nats; None if it was not
+            measured for these weights.
+        of_bf16: bytes, relative to bfloat16's, of the calibration's blocks; None if not measured.
+    """
+
+    format: str
+    kl_mean: float | None = None
+    of_bf16: float | None = None
+
+    @classmethod
+    def read(
+        cls,
+        name: str,
+        path: str | None,
+        checkpoint: Callable[[], bytes | None],
+        *,
+        max_kl: float,
+        native_last: int,
+        uncalibrated: bool,
+    ) -> FormatFigure | None:
+        """Return the figure of a format; None for "native".
+
+        Args:
+            name: the format.
+            path: the file that `kvtrie calibrate` wrote.
+            checkpoint: returns the digest of the files of weights that are served, or None.
+            max_kl: the largest mean KL that is accepted.
+            native_last: tokens at the end of a prompt that the server computes.
+            uncalibrated: whether to accept the format in any case.
+
+        Raises:
+            ConfigError: no calibration for these weights, or one above the limit.
+        """
+        if FORMATS[name] is None:
+            return None
+        try:
+            row = _row(name, path, checkpoint, native_last)
+        except ConfigError:
+            if uncalibrated:
+                return cls(name)
+            raise
+        figure = cls(name, float(row["kl_mean"]), float(row["of_bf16"]))
+        if not float(row["kl_mean"]) <= max_kl and not uncalibrated:
+            raise ConfigError(
+                f"format {name!r} has a mean KL of {figure.kl_mean:.2e} nats by {path}, above "
+                f"max_kl {max_kl:.2e}: raise max_kl or native_last, or set uncalibrated=true"
+            )
+        return figure
+
+    def text(self) -> str:
+        """Return a line about the format and its cost."""
+        head = f"kvtrie: tiers below the GPU keep KV in {self.format}"
+        if self.kl_mean is None:
+            return f"{head}, whose cost was not measured for these weights (uncalibrated=true)"
+        return (
+            f"{head}, {self.of_bf16:.3f} of bfloat16's bytes: mean KL of next tokens "
+            f"{self.kl_mean:.2e} nats"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figure for JSON."""
+        return {"name": self.format, "kl_mean": self.kl_mean}
+
+
+def _row(
+    name: str, path: str | None, checkpoint: Callable[[], bytes | None], native_last: int
+) -> dict[str, Any]:
+    """The format's part of a calibration that is of these weights."""
+    if path is None:
+        raise ConfigError(f"format {name!r} has no calibration: {_HOW}")
+    try:
+        made: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        row = {key: float(made["formats"][name][key]) for key in ("kl_mean", "of_bf16")}
+        computed, whose = int(made["native_last"]), made["checkpoint"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the calibration {path} cannot be read for format {name!r}: "
+            f"{type(error).__name__} {error}: {_HOW}"
+        ) from error
+    digest = checkpoint()
+    if digest is None or whose != digest.hex():
+        served = "unknown files" if digest is None else digest.hex()[:16]
+        raise ConfigError(
+            f"the calibration {path} is of weights {str(whose)[:16]}, and the server has {served}: "
+            f"{_HOW}"
+        )
+    if computed > native_last:
+        raise ConfigError(
+            f"the calibration {path} has computed the last {computed} tokens of a prefix, and "
+            f"native_last is {native_last}: set it to at least {computed}, or {_HOW}"
+        )
+    return row

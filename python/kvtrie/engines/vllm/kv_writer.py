@@ -1,0 +1,90 @@
+"""The layout of vLLM's KV, learned through the kernel of its attention backend.
+
+Tiers in another number format need K and V by token, head and number. Every backend arranges them
+as its kernels want, so the backend's own kernel writes a test pattern into a block of each layer.
+Invariant: a backend that is not in `BACKENDS`, and KV that is not plain K and V, is refused; blocks
+keep their bytes. Cost: some kernel calls per layer, at start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvtrie.errors import ConfigError
+from kvtrie.tiers.learned_views import BlockShape, learned_views
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from vllm.config import VllmConfig
+
+    from kvtrie.engines.vllm.model import ServedModel
+    from kvtrie.tiers.learned_views import WriteRows
+
+    Writer: TypeAlias = Callable[[str, torch.Tensor], WriteRows]
+
+__all__ = ["BACKENDS", "Writer", "known_views", "writer_of"]
+
+BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "FLASHINFER")
+"""Attention backends whose kernel writes K and V as they are."""
+
+_PLAIN = ("float32", "float16", "bfloat16")
+
+
+def known_views(
+    name: str,
+    model: ServedModel,
+    tensors: Mapping[str, torch.Tensor],
+    axis: int,
+    writer: Writer | None,
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return K and V of each layer by token, head and number, as views of vLLM's tensors.
+
+    Args:
+        name: the format that wants them.
+        model: the KV that is served.
+        tensors: vLLM's tensors by layer name.
+        axis: the axis of their blocks.
+        writer: returns the kernel that writes into the tensor of a layer.
+
+    Raises:
+        ConfigError: KV that is not plain K and V, a backend that is not known, or a layout that a
+            test pattern did not show.
+    """
+    shape = model.shape
+    if shape.latent or shape.dtype not in _PLAIN:
+        raise ConfigError(
+            f"format {name!r} is for K and V in {', '.join(_PLAIN)}; this server has "
+            f"{'latent vectors or codes' if shape.latent else 'K and V'} in {shape.dtype}, which "
+            "tiers keep as they are: leave format out"
+        )
+    if writer is None:
+        raise ConfigError(
+            f"format {name!r} wants the attention backend's kernel, and there is none"
+        )
+    block = BlockShape(model.block_tokens, shape.rank_heads, shape.head_dim)
+    return [
+        learned_views(tensors[layer], axis, block, writer(layer, tensors[layer]))
+        for layer in model.layer_names
+    ]
+
+
+def writer_of(config: VllmConfig) -> Writer:
+    """Return the kernels of a server's layers."""
+
+    def writer(name: str, memory: torch.Tensor) -> WriteRows:
+        layer = config.compilation_config.static_forward_context[name]
+        backend = layer.attn_backend.get_name()
+        if backend not in BACKENDS:
+            raise ConfigError(
+                f"the layout of KV of the attention backend {backend} is not known, so tiers keep "
+                f"it as it is: leave format out, or use one of {', '.join(BACKENDS)}"
+            )
+
+        def write(keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+            layer.impl.do_kv_cache_update(layer, keys, values, memory, slots)
+
+        return write
+
+    return writer

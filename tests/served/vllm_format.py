@@ -1,0 +1,143 @@
+"""Servers whose tiers keep KV in another format: bytes, answers, refusals, and a changed format."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import servers
+import torch
+from servers import BLOCK, prompt, same, serve
+from transformers import LlamaForCausalLM
+from vllm import SamplingParams
+
+from kvtrie.engines.calibration import calibrate, document
+from kvtrie.errors import ConfigError
+
+PROMPTS = [prompt(seed, 200) for seed in range(3)]
+WHOLE = 3 * 6 * BLOCK
+PLAIN = 4 * 2 * BLOCK * 2 * 32 * 4  # bytes of a block in float32
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return servers.tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def calibration(model, tmp_path_factory):
+    loaded = LlamaForCausalLM.from_pretrained(model)
+    prompts = [torch.tensor([list(each)]) for each in PROMPTS]
+    costs = calibrate(loaded, prompts, block_tokens=BLOCK)
+    path = tmp_path_factory.mktemp("calibrated") / "calibration.json"
+    path.write_text(json.dumps(document(loaded, costs, prompts, block_tokens=BLOCK)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def wanted(model):
+    with serve(model) as server:
+        return server.answers(PROMPTS)
+
+
+def host(format_="int8", **more):
+    return {"tiers": [{"kind": "host", "blocks": 64, "format": format_}], **more}
+
+
+def kl_of(right, got):
+    """Mean KL of the first answered token, over the tokens that both name and all others as one."""
+    return np.mean([one_kl(mine, other) for mine, other in zip(right, got, strict=True)])
+
+
+def one_kl(mine, other):
+    both = sorted(mine.keys() & other.keys())
+    p, q = (np.exp([each[token] for token in both]) for each in (mine, other))
+    p, q = (np.append(each, max(1 - each.sum(), 1e-9)) for each in (p, q))
+    return float((p * np.log(p / q)).sum())
+
+
+def chances(server, prompts):
+    sampling = SamplingParams(max_tokens=1, temperature=0, logprobs=20, detokenize=False)
+    outputs = server.llm.generate(
+        [{"prompt_token_ids": each} for each in prompts], sampling, use_tqdm=False
+    )
+    server.found = sum(output.num_cached_tokens or 0 for output in outputs)
+    return [
+        {token: one.logprob for token, one in output.outputs[0].logprobs[0].items()}
+        for output in outputs
+    ]
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_int8_blocks_come_back_close_to_native_ones(model, calibration, layerwise):
+    settings = host(calibration=str(calibration), max_kl=0.01, use_layerwise=layerwise)
+    measured = json.loads(calibration.read_text())["formats"]["int8"]["kl_mean"]
+    with serve(model, settings) as server:
+        right = chances(server, PROMPTS)
+        assert server.found == 0
+        server.settle()
+        block = server.worker.host.unit_bytes * 4
+        assert block == PLAIN * (32 + 4) // (32 * 4)
+        assert block / (PLAIN // 2) == pytest.approx(0.5625)  # heads of 32; .531 for heads of 64
+        server.forget()
+        kl = kl_of(right, chances(server, PROMPTS))
+        assert server.found == WHOLE
+        assert 0 < kl < 20 * measured + 1e-4
+        figure = server.kv_scheduler.format_cost
+        assert figure.kl_mean == measured
+        server.check()
+
+
+def test_answers_of_int8_are_those_of_native_tiers(model, wanted):
+    with serve(model, host(uncalibrated=True)) as server:
+        server.answers(PROMPTS)
+        server.settle()
+        server.forget()
+        got = server.answers(PROMPTS)
+        assert server.found == WHOLE
+        for (tokens, likely), (right, chance) in zip(got, wanted, strict=True):
+            assert tokens[0] == right[0]
+            assert abs(likely[0] - chance[0]) < 0.1
+        server.check()
+
+
+def test_without_a_calibration_of_these_weights_a_format_is_refused(model, calibration, tmp_path):
+    made = json.loads(calibration.read_text())
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(made | {"checkpoint": "00" * 32}))
+    computed = tmp_path / "computed.json"
+    computed.write_text(json.dumps(made | {"native_last": 64}))
+    for settings, message in (
+        (host(), "has no calibration"),
+        (host(calibration=str(other)), "is of weights 0000000000000000"),
+        (host(calibration=str(computed)), "native_last is 0: set it to at least 64"),
+        (host("int4", calibration=str(calibration), max_kl=1e-9), "above max_kl 1.00e-09"),
+        (host(calibration=str(tmp_path / "none")), "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=message), serve(model, settings):
+            pass
+
+
+def test_tokens_at_the_end_are_computed(model):
+    with serve(model, host("int4", uncalibrated=True, native_last=64)) as server:
+        server.answers(PROMPTS)
+        server.settle()
+        server.forget()
+        server.answers(PROMPTS)
+        assert server.found == 3 * 4 * BLOCK  # of 200 tokens, 136 may be loaded
+        server.check()
+
+
+def test_a_disk_of_another_format_is_a_miss(model, wanted, tmp_path):
+    disk = {"kind": "disk", "blocks": 64, "path": str(tmp_path / "kv")}
+    for format_, found in (("native", 0), ("int8", 0), ("int8", WHOLE)):
+        settings = host(format_, uncalibrated=True)
+        settings["tiers"].append(disk)
+        with serve(model, settings) as server:
+            got = server.answers(PROMPTS)
+            if not found:
+                same(got, wanted)
+            assert server.found == found
+            server.settle()
+            server.check()

@@ -1,0 +1,5 @@
+# Written by tests/served/stubs.py out of the installed package: do not edit.
+
+class AttentionBackend:
+    @staticmethod
+    def get_name() -> str: ...
