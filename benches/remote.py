@@ -13,6 +13,7 @@ Invariant: both sides move the same bytes. Cost: two minutes.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -41,7 +42,8 @@ def namespaced(folder: Path, size: Size, pairs: int) -> Iterator[Result]:
     elif namespace.possible():
         out = folder / "rows.json"
         only = ("--only", f"mooncake {size.name}")
-        ended = namespace.run("benches.remote", *only, "--pairs", pairs, "--out", out)
+        words = (*only, "--pairs", pairs, "--out", out)
+        ended = namespace.run("benches.remote", *words, stdout=subprocess.DEVNULL)
         if ended.returncode:
             raise SystemExit(f"mooncake: exit status {ended.returncode}")
         yield from read(out)[1]
