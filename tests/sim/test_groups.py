@@ -150,10 +150,8 @@ def test_resume_points_are_for_several_groups_without_bytes():
     with pytest.raises(ConfigError, match="first of kind Some"):
         BlockManager(turned, [gpu], resume=ResumePoints())
     manager = BlockManager(mixed, [gpu], resume=ResumePoints())
-    with pytest.raises(ConfigError, match="write='through'"):
-        BlockManager(
-            mixed, [dataclasses.replace(gpu, write="through"), host], resume=ResumePoints()
-        )
+    with pytest.raises(ConfigError, match="free_low"):
+        BlockManager(mixed, [dataclasses.replace(gpu, free_low=0.2), host], resume=ResumePoints())
     # The bytes of 40 blocks of all layers are 80 of two layers.
     assert manager.stats().tiers["gpu"].slots == 80
     groups = manager.stats().as_dict()["tiers"]["gpu"]["groups"]
@@ -185,7 +183,7 @@ def test_a_lease_has_a_table_per_group_and_moves_name_theirs():
     assert loads == {(0, 2), (1, 3)}
     nothing = 2**32 - 1
     windows = lease.slots("gpu", group=1)
-    assert [slot != nothing for slot in windows] == [False] * 9 + [True]
+    assert [slot != nothing for slot in windows[:10]] == [False] * 9 + [True]
     assert (lease.slots(0, 0)[:10] != nothing).all()
     assert len(lease.slots("host", 1)) == 10
     with pytest.raises(ConfigError, match="no group 2, the manager keeps 2 apart"):
