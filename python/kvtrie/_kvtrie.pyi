@@ -74,10 +74,21 @@ __all__ = [
     "ValueFormat",
     "__version__",
     "hashed_line",
+    "page_bytes",
 ]
 
 KERNELS: dict[str, str]
 __version__: str
+
+def page_bytes(slots: list[int]) -> int:
+    """Bytes of a page of a tier that groups of layers share.
+
+    Args:
+        slots: bytes of a slot of each group.
+
+    Raises:
+        ConfigError: a slot without bytes, or above 2^56 bytes.
+    """
 
 def hashed_line(
     line: str,

@@ -11,7 +11,7 @@ from typing import Any
 from kvtrie.errors import ConfigError
 from kvtrie.layer_group import LayerGroup
 
-__all__ = ["groups_of", "kv_heads_of", "number_of", "refuse_unknown"]
+__all__ = ["groups_of", "kv_heads_of", "latent_of", "number_of", "refuse_unknown"]
 
 _KIND_OF = {
     "full_attention": "full",
@@ -39,13 +39,23 @@ def refuse_unknown(config: Any) -> None:  # noqa: ANN401 - a PretrainedConfig
         ConfigError: it has an attribute of such a structure.
     """
     strange = [name for name in _UNKNOWN if getattr(config, name, None)]
+    if latent_of(config) is not None:
+        strange.remove("kv_lora_rank")
     if strange:
         settings = ", ".join(f"{name}={getattr(config, name)!r}" for name in strange)
         raise ConfigError(
-            f"a configuration with {settings} is not supported: write the ModelShape by hand"
+            f"a configuration with {settings} does not say what its layers keep: take "
+            "kvtrie.engines.transformers.model_shape(model), or write the ModelShape by hand"
         )
     if getattr(config, "is_heterogeneous", False):
         raise ConfigError("layers of different sizes are not supported")
+
+
+def latent_of(config: Any) -> tuple[int, int] | None:  # noqa: ANN401 - a PretrainedConfig
+    """The two widths of the one row per token that latent attention keeps; None without it."""
+    widths = (getattr(config, "kv_lora_rank", None), getattr(config, "qk_rope_head_dim", None))
+    first, second = widths
+    return (first, second) if isinstance(first, int) and isinstance(second, int) else None
 
 
 def number_of(config: Any, name: str) -> int:  # noqa: ANN401

@@ -23,6 +23,7 @@ _Plan: TypeAlias = tuple[
     list[tuple[str, int, int, int, int]], int, list[tuple[int, int]], tuple[int, int]
 ]
 _MOST_TIERS = 2
+_MEMORY = ("gpu", "host")
 _MOST_BLOCKS = 2**32 - 2
 
 
@@ -73,15 +74,16 @@ class ResumePoints:
                 f"resume points are for models of several groups of layers, this one has "
                 f"{len(model.groups) or 1}"
             )
-        if len(tiers) > _MOST_TIERS or any(tier.owner != "none" for tier in tiers):
-            owners = ", ".join(tier.owner for tier in tiers)
+        kept = [tier for tier in tiers if tier.owner == "kvtrie" and tier.kind not in _MEMORY]
+        if kept or len(tiers) > _MOST_TIERS or any(tier.owner == "engine" for tier in tiers):
+            named = ", ".join(f"{tier.kind} of {tier.owner}" for tier in tiers)
             raise ConfigError(
-                f"{len(tiers)} tiers with owner {owners}: groups are kept apart on one or two "
-                "tiers with owner 'none'"
+                f"{len(tiers)} tiers with owners ({named}): groups are kept apart on one or two "
+                "tiers of gpu and host memory, or with owner 'none'"
             )
         slots = [model.block_bytes(block_tokens, at) for at in range(len(model.groups))]
         rows = zip(model.groups, slots, strict=True)
-        rooms = [self._room(model, tier, block_tokens) for tier in tiers]
+        rooms = [self.room(model, tier, block_tokens) for tier in tiers]
         layers = len(model.groups[0].layers)
         every = self.every or 0
         if every % block_tokens:
@@ -96,7 +98,17 @@ class ResumePoints:
             (self.newest, every // block_tokens),
         )
 
-    def _room(self, model: ModelShape, tier: Tier, block_tokens: int) -> int:
+    def room(self, model: ModelShape, tier: Tier, block_tokens: int) -> int:
+        """Bytes of a tier, for all groups together.
+
+        Args:
+            model: its groups are kept apart.
+            tier: the tier; with `blocks` it has the bytes of that number of blocks of all layers.
+            block_tokens: tokens of a block.
+
+        Raises:
+            ConfigError: less than a block of the first group, or blocks of a model with states.
+        """
         if tier.bytes is not None:
             room = int(tier.bytes)
             if room < (least := model.block_bytes(block_tokens, 0)):

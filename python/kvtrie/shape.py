@@ -13,7 +13,13 @@ from kvtrie.argument import few, flag, instance, put, text, whole, word
 from kvtrie.errors import ConfigError
 from kvtrie.layer_group import MOST_LAYERS, LayerGroup
 from kvtrie.layout import DTYPE_BYTES
-from kvtrie.model_config import groups_of, kv_heads_of, number_of, refuse_unknown
+from kvtrie.model_config import (
+    groups_of,
+    kv_heads_of,
+    latent_of,
+    number_of,
+    refuse_unknown,
+)
 
 if TYPE_CHECKING:
     from typing import Self
@@ -134,11 +140,14 @@ class ModelShape:
             if hidden % query_heads:
                 raise ConfigError(f"hidden_size {hidden} is no multiple of {query_heads} heads")
             head_dim = hidden // query_heads
+        latent = latent_of(config)
+        kv_heads, width = (1, latent[0]) if latent else (kv_heads_of(config, query_heads), head_dim)
         stated = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
         return cls(
             layers=layers,
-            kv_heads=kv_heads_of(config, query_heads),
-            head_dim=head_dim,
+            kv_heads=kv_heads,
+            head_dim=width,
+            v_head_dim=latent[1] if latent else None,
             dtype=dtype or str(stated or "float32").removeprefix("torch."),
             query_heads=query_heads,
             hidden=hidden,
@@ -222,6 +231,21 @@ class ModelShape:
     def _group(self, number: int) -> LayerGroup:
         groups = self.groups or (LayerGroup(tuple(range(self.layers))),)
         return groups[whole("group", number, 0, len(groups) - 1)]
+
+    def form(self, group: int | None = None) -> tuple[int, int, int, bool, str]:
+        """Form of the KV of one token in one layer, on one rank.
+
+        Args:
+            group: which of `groups`; None for the model's own values.
+
+        Returns:
+            Heads, numbers per head of K, of V (0 for a latent row of one width), whether it is a
+            latent row, and torch's name of the dtype.
+
+        Raises:
+            ConfigError: a group that there is not.
+        """
+        return self._form(None if group is None else self._group(group))
 
     def _form(self, group: LayerGroup | None = None) -> tuple[int, int, int, bool, str]:
         """Heads on one rank, widths of K and V, latent and dtype of a layer's rows."""

@@ -140,8 +140,9 @@ def test_resume_points_are_for_several_groups_without_bytes():
     gpu, host = (Tier(kind, blocks=40, owner="none") for kind in ("gpu", "host"))
     with pytest.raises(ConfigError, match="this one has 1"):
         BlockManager(plain, [gpu], resume=ResumePoints())
-    with pytest.raises(ConfigError, match="owner kvtrie"):
-        BlockManager(mixed, [Tier("gpu", blocks=40)], resume=ResumePoints())
+    engine = Tier("gpu", blocks=40, owner="engine")
+    with pytest.raises(ConfigError, match="gpu of engine, host of kvtrie"):
+        BlockManager(mixed, [engine, Tier("host", blocks=40)], resume=ResumePoints())
     with pytest.raises(ConfigError, match="newest of resume points is 0"):
         ResumePoints(newest=0)
     with pytest.raises(ConfigError, match="resume is 5, a ResumePoints"):

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import torch
+
 from kvtrie.errors import ConfigError
 from kvtrie.tiers.block_format import BlockFormat, HasBlockFormat
 from kvtrie.tiers.conversion import agree
 from kvtrie.tiers.disk import DiskStorage
 from kvtrie.tiers.engine_pool import EnginePool
 from kvtrie.tiers.gpu import default_device, gpu_pool
+from kvtrie.tiers.group_pools import GroupPool, GroupPools
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.kept import KeptPool
 from kvtrie.tiers.pool import Pool
@@ -23,9 +26,8 @@ from kvtrie.tiers.remote.storage import RemoteStorage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
     from kvtrie import Index
+    from kvtrie.resume import ResumePoints
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
@@ -36,6 +38,8 @@ __all__ = [
     "BlockFormat",
     "DiskStorage",
     "EnginePool",
+    "GroupPool",
+    "GroupPools",
     "HasBlockFormat",
     "KeptPool",
     "NotesUses",
@@ -147,7 +151,8 @@ def open_pools(
     rank: int = 0,
     ranks: int = 1,
     staging: int = 0,
-) -> tuple[Pool | Storage | None, ...]:
+    resume: ResumePoints | None = None,
+) -> tuple[Pool | GroupPools | Storage | None, ...]:
     """Open the pools and storages of tiers.
 
     Memory for `gpu` and `host`, files for a `disk` with a path, a shared store for a `remote` with
@@ -161,6 +166,7 @@ def open_pools(
         ranks: how many there are, as the manager has it.
         staging: blocks of host memory beyond the tier's budget, in which a `LayerwiseEngine` keeps
             what running passes compute; as many as one batch fills.
+        resume: as the manager has it; then the groups of the model's layers are kept apart.
 
     Returns:
         One entry per tier, None if an engine owns the bytes, there are none, or they are elsewhere:
@@ -169,7 +175,8 @@ def open_pools(
     Raises:
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
             layouts differ, a format that KV cannot be converted to, a rank that is not there, or
-            `keep` for the first tier. Nothing is opened then.
+            `keep` for the first tier. With `resume`: a tier below host memory or in another format,
+            several ranks, or staging. Nothing is opened then.
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
@@ -178,6 +185,8 @@ def open_pools(
             "keep is for a host tier below the first one, whose blocks moves bring: the first tier "
             "is written by the engine"
         )
+    if resume is not None:
+        return _open_groups(model, tiers, block_tokens, resume, ranks=ranks, staging=staging)
     mine = [
         (at, tier, BlockFormat.of(model, tier.layout, block_tokens))
         for at, tier in enumerate(tiers)
@@ -210,3 +219,34 @@ def open_pools(
         else:
             raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
     return tuple(pools)
+
+
+def _open_groups(
+    model: ModelShape,
+    tiers: Sequence[Tier],
+    block_tokens: int,
+    resume: ResumePoints,
+    *,
+    ranks: int,
+    staging: int,
+) -> tuple[GroupPools | None, ...]:
+    below = [tier.kind for tier in tiers if tier.owner == "kvtrie" and tier.kind not in _MEMORY]
+    if below or ranks > 1 or staging:
+        raise ConfigError(
+            f"tiers {', '.join(below) or 'of memory'}, {ranks} ranks, {staging} blocks of staging: "
+            "groups of layers are kept apart in gpu and host memory of one rank, without staging"
+        )
+    gpu, pinned = default_device(), torch.cuda.is_available()
+    return tuple(
+        GroupPools(
+            model,
+            tier,
+            block_tokens,
+            resume,
+            device=gpu if tier.kind == "gpu" else "cpu",
+            pinned=pinned and tier.kind == "host",
+        )
+        if tier.owner == "kvtrie"
+        else None
+        for tier in tiers
+    )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "all_of_device", "paged"]
 
 _PAGE = 4096
 
@@ -112,9 +112,9 @@ class Pool:
         self.planes: tuple[torch.Tensor, ...]
         if memory is None:
             # Asked first: the kernel promises more memory than there is, and ends a process later.
-            wanted, there = units * sum(sizes), _memory(torch.device(device))
+            wanted, there = units * sum(sizes), all_of_device(torch.device(device))
             check_exists(f"a pool of {blocks} blocks", wanted, there, f"the memory of {device}")
-            self.planes = tuple(_paged(units, size, device, pinned=pinned) for size in sizes)
+            self.planes = tuple(paged(units, size, device, pinned=pinned) for size in sizes)
             for plane in self.planes:
                 plane.zero_()  # touch every page now; the first copy would pay for it otherwise
         else:
@@ -442,14 +442,14 @@ def _given(
     return memory.view(units, sizes[0])
 
 
-def _memory(device: torch.device) -> int:
+def all_of_device(device: torch.device) -> int:
     """Bytes of a device's memory, taken or not; 0 where that is not known."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return all_memory() if device.type == "cpu" else 0
 
 
-def _paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:
+def paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:
     """Memory of `units` times `size` bytes that starts on a page, as direct I/O wants it."""
     length = units * size
     if torch.device(device).type == "cpu" and not pinned:

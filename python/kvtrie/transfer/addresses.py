@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie.tiers import Pool
+from kvtrie.tiers import GroupPools, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from kvtrie import Moves
     from kvtrie.tiers import Storage
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["misaddressed"]
 
 
-def misaddressed(moves: Moves, pools: Sequence[Pool | Storage | None]) -> dict[int, str]:
+def misaddressed(
+    moves: Moves, pools: Sequence[Pool | GroupPools | Storage | None]
+) -> dict[int, str]:
     """Return the rows of `moves` that these pools cannot serve, with the reason.
 
     A storage keeps its own count of slots and raises when it is read or written.
@@ -31,18 +35,35 @@ def misaddressed(moves: Moves, pools: Sequence[Pool | Storage | None]) -> dict[i
     for tiers, slots in sides:
         for tier in sorted(set[int](tiers.tolist())):
             rows = np.flatnonzero(tiers == tier)
-            pool: Pool | Storage | None = pools[tier] if tier < len(pools) else None
+            pool = pools[tier] if tier < len(pools) else None
             if pool is None:
                 present = [at for at, one in enumerate(pools) if one is not None]
                 why |= dict.fromkeys(rows.tolist(), f"no pool for tier {tier}: this has {present}")
+            elif isinstance(pool, GroupPools):
+                for group in sorted(set[int](moves.group[rows].tolist())):
+                    own = rows[moves.group[rows] == group]
+                    if group < len(pool.groups):
+                        why |= _outside(moves, own, slots, tier, pool.groups[group])
+                    else:
+                        reason = f"group {group} of {len(pool.groups)} on tier {tier}"
+                        why |= dict.fromkeys(own.tolist(), reason)
             elif isinstance(pool, Pool):
-                room = pool.blocks * (pool.layers if pool.layer_slots else 1)
-                for row in rows[slots[rows] >= room].tolist():
-                    why[row] = f"slot {slots[row]} of tier {tier}, whose pool has {room}"
-                for row in rows[moves.layer_hi[rows] > pool.layers].tolist():
-                    why[row] = f"layer {moves.layer_hi[row] - 1} of {pool.layers} on tier {tier}"
-                wide = moves.layer_hi[rows] - moves.layer_lo[rows] != 1
-                if pool.layer_slots and wide.any():
-                    reason = f"several layers in one layer slot of tier {tier}"
-                    why |= dict.fromkeys(rows[wide].tolist(), reason)
+                why |= _outside(moves, rows, slots, tier, pool)
+    return why
+
+
+def _outside(
+    moves: Moves, rows: NDArray[np.int64], slots: NDArray[np.uint32], tier: int, pool: Pool
+) -> dict[int, str]:
+    """Return the rows of a tier whose slots or layers its pool does not have."""
+    why: dict[int, str] = {}
+    room = pool.blocks * (pool.layers if pool.layer_slots else 1)
+    for row in rows[slots[rows] >= room].tolist():
+        why[row] = f"slot {slots[row]} of tier {tier}, whose pool has {room}"
+    for row in rows[moves.layer_hi[rows] > pool.layers].tolist():
+        why[row] = f"layer {moves.layer_hi[row] - 1} of {pool.layers} on tier {tier}"
+    wide = moves.layer_hi[rows] - moves.layer_lo[rows] != 1
+    if pool.layer_slots and wide.any():
+        reason = f"several layers in one layer slot of tier {tier}"
+        why |= dict.fromkeys(rows[wide].tolist(), reason)
     return why

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Protocol, cast
 from kvtrie.argument import whole
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.sizes import size
-from kvtrie.tiers import BlockFormat, HasBlockFormat, NotesUses, Pool, Recalled, agree
+from kvtrie.tiers import (
+    BlockFormat,
+    GroupPools,
+    HasBlockFormat,
+    NotesUses,
+    Pool,
+    Recalled,
+    agree,
+)
 from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
 from kvtrie.transfer.feedback import Feedback
@@ -143,7 +151,7 @@ class Executor:
     def __init__(
         self,
         manager: BlockManager,
-        pools: Sequence[Pool | Storage | None],
+        pools: Sequence[Pool | GroupPools | Storage | None],
         *,
         workers: int = 2,
         deadline_s: float | None = None,
@@ -197,9 +205,9 @@ class Executor:
             self.close()
 
     @property
-    def pools(self) -> tuple[Pool | Storage, ...]:
+    def pools(self) -> tuple[Pool | GroupPools | Storage, ...]:
         """The pool or storage of each tier."""
-        return cast("tuple[Pool | Storage, ...]", self.runner.pools)
+        return cast("tuple[Pool | GroupPools | Storage, ...]", self.runner.pools)
 
     def poll(self) -> int:
         """Hand new moves to the workers and fail those past their deadline; never blocks.
@@ -434,8 +442,19 @@ def _note_uses(pool: NotesUses, index: Index) -> None:
         _LOG.warning("uses of %d blocks were not written down: %s", len(index), error)
 
 
-def _look(manager: BlockManager, pools: Sequence[Pool | Storage]) -> None:
+def _look(manager: BlockManager, pools: Sequence[Pool | GroupPools | Storage]) -> None:
     """Raise if the first pool that has a format does not keep the KV of the manager's model."""
+    groups = len(manager.stats().tiers[manager.tiers[0].kind].groups)
+    for at, pool in enumerate(pools):
+        mine = len(pool.groups) if isinstance(pool, GroupPools) else 0
+        alike = not isinstance(pool, GroupPools) or (
+            pool.model == manager.model and pool.block_tokens == manager.block_tokens
+        )
+        if mine != groups or not alike:
+            raise ConfigError(
+                f"tier {at} ({manager.tiers[at].kind}) keeps {mine} groups of layers apart, the "
+                f"manager {groups}: open_pools takes the manager's model, block_tokens and resume"
+            )
     for at, pool in enumerate(pools):
         if isinstance(pool, HasBlockFormat):
             found, model = pool.block_format, manager.model

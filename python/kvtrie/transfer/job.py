@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from kvtrie.errors import InvariantError, TransferError
-from kvtrie.tiers import Batched, KeptPool, Pool, Storage
+from kvtrie.tiers import Batched, GroupPools, KeptPool, Pool, Storage
 from kvtrie.transfer.job_state import TRANSITIONS, JobState
 from kvtrie.transfer.layer_copies import LayerCopies
 
@@ -346,7 +346,7 @@ def _plane(pool: Pool) -> torch.Tensor:
 
 def group(
     moves: Moves,
-    tiers: Sequence[Pool | Storage],
+    tiers: Sequence[Pool | GroupPools | Storage],
     unended: Callable[[set[int]], set[int]],
     limit: int,
     claimed: Collection[int] = (),
@@ -360,7 +360,8 @@ def group(
         limit: the most moves of one job; claimed loads are not limited.
         claimed: leases that carry out their loads themselves.
     """
-    parts, others = moves.together([at for at, tier in enumerate(tiers) if isinstance(tier, Pool)])
+    memory = [at for at, tier in enumerate(tiers) if isinstance(tier, Pool | GroupPools)]
+    parts, others = moves.together(memory)
     jobs: list[Job] = []
     for part in parts:
         ids, slots, first = part.id, _slots(part), part[0]
@@ -403,17 +404,21 @@ def _urgency(move: Move) -> Urgency:
     return Urgency.BACKGROUND if move.kind == _STORE else Urgency.PREFETCH
 
 
-def _job(move: Move, tiers: Sequence[Pool | Storage], claimed: Collection[int]) -> Job:
+def _job(move: Move, tiers: Sequence[Pool | GroupPools | Storage], claimed: Collection[int]) -> Job:
     """A job for moves of one way, of which it has none yet."""
     return Job(
-        tiers[move.src],
-        tiers[move.dst],
+        _of_group(tiers[move.src], move.group),
+        _of_group(tiers[move.dst], move.group),
         (move.src, move.dst),
         store=move.kind == _STORE,
         urgency=_urgency(move),
         layers=(move.layer_lo, move.layer_hi),
         lease=_claimer(move, claimed),
     )
+
+
+def _of_group(tier: Pool | GroupPools | Storage, group: int) -> Pool | Storage:
+    return tier.groups[group] if isinstance(tier, GroupPools) else tier
 
 
 def _slots(moves: Moves) -> NDArray[np.int64]:

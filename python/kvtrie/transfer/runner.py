@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from kvtrie.errors import ConfigError, KvtrieError, TransferError
-from kvtrie.tiers import HasBlockFormat, KeptPool, Pool, agree
+from kvtrie.tiers import GroupPools, HasBlockFormat, KeptPool, Pool, agree
 from kvtrie.transfer.addresses import misaddressed
 from kvtrie.transfer.job import Job, Urgency, group, run_together, takes_deadline
 from kvtrie.transfer.job_state import JobState
@@ -73,8 +73,8 @@ class Runner:
     belongs to the process that made it: in a fork every call is a `ConfigError`.
 
     Args:
-        pools: a `Pool` or a `Storage` per tier, in the manager's order; None for a tier whose bytes
-            are not in this process.
+        pools: a `Pool`, a `Storage` or, where groups of layers are kept apart, a `GroupPools` per
+            tier, in the manager's order; None for a tier whose bytes are not in this process.
         tiers: the manager's tiers, for their `io_budget` and their names; without them nothing is
             limited.
         workers: threads that copy between pools; on a GPU each has a separate copy stream. Each
@@ -102,7 +102,7 @@ class Runner:
 
     def __init__(
         self,
-        pools: Sequence[Pool | Storage | None],
+        pools: Sequence[Pool | GroupPools | Storage | None],
         *,
         tiers: Sequence[Tier] = (),
         workers: int = 2,
@@ -117,7 +117,7 @@ class Runner:
             raise ConfigError("workers is at least 0, layers and moves per report at least 1")
         if deadline_s is not None and deadline_s <= 0:
             raise ConfigError(f"a deadline of {deadline_s} s has passed before a move starts")
-        memory = [isinstance(pool, Pool) for pool in pools]
+        memory = [isinstance(pool, Pool | GroupPools) for pool in pools]
         agree(
             (_name(at, tiers), pool.block_format, memory[at])
             for at, pool in enumerate(pools)
@@ -143,7 +143,7 @@ class Runner:
         self._failed: dict[int, None] = {}
         self._closed = False
         self._broken: BaseException | None = None
-        devices = (pool.device for pool in self.pools if isinstance(pool, Pool))
+        devices = (pool.device for pool in self.pools if isinstance(pool, Pool | GroupPools))
         cuda = next((device for device in devices if device.type == "cuda"), None)
         self._kept = [pool for pool in self.pools if isinstance(pool, KeptPool)]
         self._compute = None if cuda is None else torch.cuda.current_stream(cuda)
@@ -381,7 +381,9 @@ class Runner:
         """From within the section: queue moves whose tiers and slots the pools have."""
         event = self._compute.record_event() if self._compute is not None else None
         schedule, claimed = self.schedule, self.claimed
-        pools = cast("Sequence[Pool | Storage]", self.pools)  # those of the moves are here
+        pools = cast(
+            "Sequence[Pool | GroupPools | Storage]", self.pools
+        )  # those of the moves are here
         for job in group(moves, pools, schedule.unended, self.moves_per_job, claimed):
             job.event = event
             schedule.queue.add(job)
@@ -709,7 +711,9 @@ def _name(at: int, tiers: Sequence[Tier]) -> str:
     return f"tier {at} ({tiers[at].kind})" if at < len(tiers) else f"tier {at}"
 
 
-def _write_limits(pools: Sequence[Pool | Storage | None], tiers: Sequence[Tier]) -> dict[int, int]:
+def _write_limits(
+    pools: Sequence[Pool | GroupPools | Storage | None], tiers: Sequence[Tier]
+) -> dict[int, int]:
     """Most bytes of writes in flight by remote tier, by default an eighth of host memory.
 
     Raises:

@@ -115,6 +115,13 @@ struct Resume {
     blocks: Vec<u32>,
 }
 
+/// Bytes of a page that slots of these sizes share.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "pyo3 converts to a value")]
+pub(crate) fn page_bytes(slots: Vec<u64>) -> PyResult<u64> {
+    kvtrie_core::group::page_bytes(&slots).map_err(raise)
+}
+
 /// The groups of the model, of which each keeps what resume points need.
 fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Resume> {
     instance(resume, "resume", "kvtrie.resume", "ResumePoints")?;

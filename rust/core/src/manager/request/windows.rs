@@ -327,8 +327,19 @@ impl Manager {
         if group == 0 {
             return Ok(first);
         }
+        let mut twice = Vec::new();
         if let (0, Some(windows)) = (tier, &mut self.lease_mut(id).windows) {
-            windows.open[group - 1].append(&mut windows.spare[group - 1]);
+            for (place, slot) in std::mem::take(&mut windows.spare[group - 1]) {
+                // A reservation may have taken another slot for the place.
+                if place < windows.done || windows.open[group - 1].contains_key(&place) {
+                    twice.push(slot);
+                } else {
+                    windows.open[group - 1].insert(place, slot);
+                }
+            }
+        }
+        for slot in twice {
+            self.blocks.give_group_slot(0, group - 1, slot);
         }
         Ok((1, self.window_table(&self.leases[&id], tier, group - 1, first.1.len())))
     }
