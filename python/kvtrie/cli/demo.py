@@ -21,6 +21,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default="holes",
         help="whether blocks inside a chat may be dropped (default: %(default)s)",
     )
+    parser.add_argument(
+        "--hybrid",
+        action="store_true",
+        help="random models whose layers differ, by family, with --json alone",
+    )
     parser.add_argument("--tiny", action="store_true", help="a random model, and seconds")
     parser.add_argument("--seed", type=int, default=1, help="order of turns (default: %(default)s)")
     parser.add_argument(
@@ -55,6 +60,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     try:
+        if given.hybrid:
+            from kvtrie.demo.hybrid import hybrid_demo
+
+            return hybrid_demo(as_json=given.json)
         from kvtrie.demo.run import Options, demo
     except ImportError as error:
         raise ConfigError(

@@ -342,9 +342,11 @@ def states(keys: torch.Tensor, values: torch.Tensor, pool: Pool) -> None:
     """
     if keys.requires_grad or values.requires_grad:
         raise ConfigError(_NO_GRADIENTS)
-    for name, each, stored in (("K", keys, pool.keys), ("V", values, pool.values)):
+    fmt, device = pool.block_format, pool.device.type
+    dtype = getattr(torch, pool.layout.dtype)
+    for name, each, dim in (("K", keys, fmt.head_dim), ("V", values, fmt.v_head_dim)):
         mine = (each.shape[1], each.shape[3], each.dtype, each.device.type)
-        theirs = (*stored.shape[1:], stored.dtype, stored.device.type)
+        theirs = (fmt.heads, dim, dtype, device)
         if mine != theirs:
             raise ConfigError(
                 f"(heads, dim, dtype, device) of the model's {name} are {mine}, of the first tier "

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
 
-from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie import BlockManager, ModelShape, ResumePoints, Tier
 from kvtrie.argument import instance, masked
 from kvtrie.engines.fingerprint import fingerprint
+from kvtrie.engines.layer_trial import model_shape
 from kvtrie.engines.startup import OpenTier, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_memory, path_and_size, size
-from kvtrie.tiers import DiskStorage, KeptPool, open_pools
+from kvtrie.tiers import DiskStorage, GroupPools, KeptPool, open_pools
 from kvtrie.tiers.remote import RemoteStorage
 from kvtrie.transfer import Executor
 
@@ -53,6 +55,7 @@ def open_executor(
     policy: str,
     keep: str | None = None,
     remote: str | None = None,
+    resume: ResumePoints | None = None,
 ) -> Executor:
     """Open tiers for the KV of a model, with the blocks that its disk or kept host memory has.
 
@@ -66,15 +69,19 @@ def open_executor(
         keep: file of host memory that the next process finds; None keeps nothing.
         remote: URL of a store that several processes share; None for none. Every block is stored
             there as soon as it is computed.
+        resume: keep groups of layers apart, with these points; None does so with the default ones
+            where layers do not keep the same KV, and otherwise keeps all tokens of all layers.
 
     Raises:
         ConfigError: a size, path or URL that cannot be, a model whose KV no tier holds, a folder
-            that another process writes to, a file of another model.
+            that another process writes to, a file of another model, or groups of layers with a
+            tier below host memory.
         TransferError: the folder cannot be read or made.
     """
     instance("model", model, torch.nn.Module)
-    dtype = str(model.dtype).removeprefix("torch.")
-    shape = ModelShape.from_config(model.config, dtype=dtype, fingerprint=fingerprint(model))
+    shape = _shape(model, by_layer=resume is not None)
+    if resume is None and not shape.even:
+        resume = ResumePoints()
     device = model.device
     # Others find only blocks that are in the store.
     write = "back" if remote is None else "through"
@@ -94,8 +101,10 @@ def open_executor(
         tiers.append(Tier("disk", bytes=room, path=path, write=write))
     if remote is not None:
         tiers.append(Tier("remote", blocks=_TRACKED, path=remote))
-    manager = BlockManager(shape, tiers, block_tokens=block_tokens, policy=policy, explain=True)
-    pools = open_pools(shape, tiers, block_tokens)
+    manager = BlockManager(
+        shape, tiers, block_tokens=block_tokens, policy=policy, resume=resume, explain=True
+    )
+    pools = open_pools(shape, tiers, block_tokens, resume=resume)
     try:
         _check_written(pools)
         executor = Executor(manager, pools)
@@ -117,14 +126,28 @@ def close_executor(executor: Executor) -> None:
     _close(executor.pools)
 
 
-def _check_written(pools: Sequence[Pool | Storage | None]) -> None:
+def _shape(model: PreTrainedModel, *, by_layer: bool) -> ModelShape:
+    """The shape that a configuration states or, where layers differ in their KV, that they show."""
+    name = fingerprint(model)
+    if not by_layer:
+        dtype = str(model.dtype).removeprefix("torch.")
+        with suppress(ConfigError):
+            stated = ModelShape.from_config(model.config, dtype=dtype, fingerprint=name)
+            with suppress(ConfigError):
+                if not (shown := model_shape(model, fingerprint=name)).even:
+                    return shown
+            return stated
+    return model_shape(model, fingerprint=name)
+
+
+def _check_written(pools: Sequence[Pool | GroupPools | Storage | None]) -> None:
     for pool in pools:
         if isinstance(pool, DiskStorage) and pool.read_only:
             folder = pool.store.folder.parent
             raise ConfigError(f"the folder {folder} cannot be written: {pool.store.refusal}")
 
 
-def _close(pools: Sequence[Pool | Storage | None]) -> None:
+def _close(pools: Sequence[Pool | GroupPools | Storage | None]) -> None:
     for pool in pools:
         if isinstance(pool, DiskStorage | KeptPool | RemoteStorage):
             pool.close()
@@ -163,7 +186,9 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
     lines = [
         OpenTier(
             tier.kind,
-            tier.room_bytes(manager.model, tokens),
+            pool.memory.nbytes
+            if isinstance(pool, GroupPools)
+            else tier.room_bytes(manager.model, tokens),
             stats[tier.kind].slots,
             found=stats[tier.kind].slots - stats[tier.kind].free,
             others=sum(disk.other_blocks() for disk in disks) if tier.kind == "disk" else 0,
@@ -171,7 +196,7 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
             kept=tier.keep is not None and kept,
             pinned=tier.kind == "host" and torch.cuda.is_available(),
         )
-        for tier in tiers
+        for tier, pool in zip(tiers, executor.pools, strict=True)
     ]
     sys.stderr.write(startup_line(lines, block_tokens=tokens, policy=policy) + "\n")
     for warning in startup_warnings(lines[1:], gpu_blocks=lines[0].blocks):

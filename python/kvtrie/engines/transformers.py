@@ -18,7 +18,7 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from kvtrie.engines.cache_misses import count_row, explain_prompt
 from kvtrie.engines.decoder import Decoder
 from kvtrie.engines.fingerprint import fingerprint, require_same
 from kvtrie.engines.guard import Guard, named, remainder, states
+from kvtrie.engines.layer_trial import model_shape
 from kvtrie.engines.opening import LOOKUP_S, ask_store, close_executor, open_executor
 from kvtrie.engines.recovery import recover
 from kvtrie.engines.rope import RopeLimits
@@ -39,7 +40,8 @@ from kvtrie.engines.trial import trial
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError, TransferError
 from kvtrie.shape import ModelShape
 from kvtrie.tier import DEFAULT_POLICY
-from kvtrie.tiers import Pool
+from kvtrie.tiers import GroupPools, Pool
+from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,24 +52,23 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
     from transformers import PreTrainedModel
 
-    from kvtrie import Lease
+    from kvtrie import Lease, ResumePoints
     from kvtrie.engines.why import Explained
-    from kvtrie.transfer import Executor
 
-__all__ = ["Decoder", "KvtrieCache", "OpenModel", "fingerprint", "open"]
+__all__ = ["Decoder", "KvtrieCache", "OpenModel", "fingerprint", "model_shape", "open"]
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
 
-def _as_is(method: _F) -> _F:
+def as_is(method: _F) -> _F:
     """A method that a compiled model calls as it is: what it looks up is no part of a graph."""
     # torch.compiler.disable would import the compiler with this module.
     return vars(torch)["_disable_dynamo"](method)
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
     """One sequence: its lease, the columns before it, its prompt and what passes appended."""
 
     lease: Lease
@@ -130,19 +131,21 @@ class KvtrieCache(Cache):
     ) -> None:
         super().__init__(layers=[])
         pool = executor.pools[0]
+        if isinstance(pool, GroupPools):
+            pool = pool.groups[0]
         if not isinstance(pool, Pool):
             raise ConfigError("the first tier has no memory that a model could compute in")
-        use_layerwise = flag("use_layerwise", use_layerwise) and Arrival.wanted(executor)
-        _check(model, executor.manager.model, pool)
+        use_layerwise = flag("use_layerwise", use_layerwise) and self._by_layer(executor)
+        self._executor, self._model = executor, model
+        if not isinstance(executor.pools[0], GroupPools):  # whose layers the trial compares
+            _check(model, executor.manager.model, pool)
         self._guard = Guard(model)
         self._guard.ready()
         self._rope = RopeLimits.of(model.config)
         require_same(executor.manager, model)
-        self._model = model
-        self._entry = trial(model, pool)
-        self._executor = executor
+        self._entry = self._tried(model, pool)
         self._pool = pool
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         self._arrivals: list[Arrival] = []
         self._expected: list[int] = []  # tokens of each row's match while its loads arrive
         self._step: Step | None = None
@@ -175,15 +178,24 @@ class KvtrieCache(Cache):
                     layerwise=use_layerwise,
                 )
                 lease = self._patiently(partial(_claimed, executor, ask) if use_layerwise else ask)
-                self._rows.append(_Row(lease, input_ids.shape[1] - len(prompt), prompt))
-            past = min(row.pad + row.lease.matched for row in self._rows)
-            for one, row in zip(explained, self._rows, strict=True):
-                count_row(executor, one, row.lease, max(0, past - row.pad), len(row.tokens))
+                self._rows.append(Row(lease, input_ids.shape[1] - len(prompt), prompt))
+            for one, row, start in zip(explained, self._rows, self._starts(), strict=True):
+                count_row(executor, one, row.lease, start, len(row.tokens))
             self._load(layerwise=use_layerwise, disk=plans)
         except BaseException:
             self.close()
             raise
         self._past = min(row.pad + row.lease.tokens for row in self._rows)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401 - those of `__init__`
+        """A cache of the kind that the tiers of the executor need."""
+        executor = kwargs.get("executor", args[1] if len(args) > 1 else None)
+        pools = executor.pools if isinstance(executor, Executor) else ()
+        if cls is KvtrieCache and pools and isinstance(pools[0], GroupPools):
+            from kvtrie.engines.grouped_cache import GroupedCache
+
+            return cast("Self", object.__new__(GroupedCache))
+        return super().__new__(cls)
 
     def __copy__(self) -> Self:
         """A copy shares no rows, or one would grow under the other."""
@@ -254,7 +266,7 @@ class KvtrieCache(Cache):
             for blocks in used:
                 self._executor.used(blocks)
 
-    @_as_is
+    @as_is
     def update(
         self,
         key_states: torch.Tensor,
@@ -288,19 +300,19 @@ class KvtrieCache(Cache):
             self._end(key_states.shape[2])
         return seen
 
-    @_as_is
+    @as_is
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - all layers hold the same
         """Columns that the cache holds, padding included."""
         self._open()
         return self._past
 
-    @_as_is
+    @as_is
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002
         """Number of keys that a pass over `query_length` columns sees, and the first of them."""
         self._open()
         return self._past + query_length, 0
 
-    @_as_is
+    @as_is
     def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
         """-1: the sequences grow as long as there is room."""
         return -1
@@ -346,11 +358,25 @@ class KvtrieCache(Cache):
             return found
         return replace(found or Scope(), structure="leaf-only")
 
+    def _by_layer(self, executor: Executor) -> bool:
+        """Whether the first pass may wait layer by layer."""
+        return Arrival.wanted(executor)
+
+    def _tried(self, model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
+        """The module of a model that takes its tokens, if the tiers can hold its KV."""
+        return trial(model, pool)
+
+    def _starts(self) -> list[int]:
+        """Of each row, the first token that the pass after opening computes."""
+        past = min(row.pad + row.lease.matched for row in self._rows)
+        return [max(0, past - row.pad) for row in self._rows]
+
     def _begin_life(self) -> None:
         """Look at the passes of the model from now on, until the cache ends."""
-        hook = self._entry.register_forward_pre_hook(_weakly(self._before), with_kwargs=True)
+        hook = self._entry.register_forward_pre_hook(weakly(self._before), with_kwargs=True)
+        self._hooks: list[RemovableHandle] = [hook]
         # Neither refers to the cache, so that one that is dropped without `close` ends as well.
-        self._end_of_life = weakref.finalize(self, _let_go, self._rows, self._arrivals, hook)
+        self._end_of_life = weakref.finalize(self, _let_go, self._rows, self._arrivals, self._hooks)
         self._end_of_life.atexit = False
 
     def _load(self, *, layerwise: bool, disk: bool) -> None:
@@ -433,7 +459,8 @@ class KvtrieCache(Cache):
         forks: dict[int, list[Lease]] = {}
         try:
             for source, times in Counter(sources).items():
-                forks[source] = self._rows[source].lease.fork(times - 1, now=now)
+                more = times - 1
+                forks[source] = self._rows[source].lease.fork(more, now=now) if more else []
         except BaseException:
             for leases in forks.values():
                 for lease in leases:
@@ -645,6 +672,7 @@ def open(  # noqa: A001 - read as `transformers.open`
     scope: Scope | None = None,
     keep: str | None = None,
     remote: str | None = None,
+    resume: ResumePoints | None = None,
 ) -> OpenModel:
     """Open tiers for the KV of a model, with the blocks that an earlier process left.
 
@@ -664,10 +692,14 @@ def open(  # noqa: A001 - read as `transformers.open`
             nothing. A second process that finds the file in use starts with a pool of its own.
         remote: URL of a store that several processes share, as `folder:/mnt/kv`; None for none.
             Every block is stored there as soon as it is computed.
+        resume: keep groups of layers apart, so that layers with a window keep no more than that;
+            None does so where layers keep states or KV of different shapes, and otherwise keeps
+            all tokens of all layers. It takes host memory as the last tier.
 
     Raises:
         ConfigError: a size, path, URL or policy that cannot be, a model whose KV no tier holds, a
-            folder that another process writes to, or a file of another model.
+            folder that another process writes to, a file of another model, or groups of layers
+            with a tier below host memory or with `keep`.
         TransferError: the folder cannot be read or made.
     """
     executor = open_executor(
@@ -679,15 +711,16 @@ def open(  # noqa: A001 - read as `transformers.open`
         policy=policy,
         keep=keep,
         remote=remote,
+        resume=resume,
     )
     return OpenModel(model, executor, scope)
 
 
-def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """A hook that calls a method as long as its object lives."""
     method_of = weakref.WeakMethod(method)
 
-    @_as_is
+    @as_is
     def hook(*given: object) -> object:
         found = method_of()
         return None if found is None else found(*given)
@@ -700,9 +733,10 @@ def _claimed(executor: Executor, ask: Callable[..., Lease], *, now: int) -> Leas
     return executor.claims.acquire(partial(ask, now=now))
 
 
-def _let_go(rows: list[_Row], arrivals: list[Arrival], hook: RemovableHandle) -> None:
+def _let_go(rows: list[Row], arrivals: list[Arrival], hooks: list[RemovableHandle]) -> None:
     """Hold nothing any more: neither leases nor a place in the model."""
-    hook.remove()
+    for hook in hooks:
+        hook.remove()
     for arrival in arrivals:
         arrival.abandon_elsewhere()
     for row in rows:
@@ -712,12 +746,14 @@ def _let_go(rows: list[_Row], arrivals: list[Arrival], hook: RemovableHandle) ->
 
 def _check(model: PreTrainedModel, shape: ModelShape, pool: Pool) -> None:
     real = ModelShape.from_config(model.config, dtype=str(model.dtype).removeprefix("torch."))
-    mine = (real.layers, real.kv_heads, real.head_dim, real.dtype, model.device.type)
-    theirs = (shape.layers, shape.kv_heads, shape.head_dim, shape.dtype, pool.device.type)
+    mine, theirs = (
+        (one.layers, one.kv_heads, one.head_dim, one.v_head_dim or one.head_dim, one.dtype, device)
+        for one, device in ((real, model.device.type), (shape, pool.device.type))
+    )
     if mine != theirs:
         raise ConfigError(
-            f"(layers, KV heads, head_dim, dtype, device) of the model are {mine}, of the manager "
-            f"and its first tier {theirs}"
+            f"(layers, KV heads, head_dim, v_head_dim, dtype, device) of the model are {mine}, of "
+            f"the manager and its first tier {theirs}"
         )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kvtrie.tiers import Pool
 
-__all__ = ["trial"]
+__all__ = ["run_pass", "trial"]
 
 _TOKENS = 2
 # Largest difference that is rounding, as a share of the largest number; more in coarser formats.
@@ -92,7 +92,8 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
     if cached is not None:
         return cached
     cache, name = _Recorder(pool), type(model.base_model).__name__
-    entered = _run(model, cache, 1)
+    ids = torch.arange(_TOKENS, device=model.device)[None]
+    entered = run_pass(model, cache, ids, 0)[1]
     if not cache.given:
         raise ConfigError(
             f"{type(model).__name__} runs without the cache that it is given: it keeps none, or "
@@ -108,7 +109,7 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
             "these names, so its tokens are not seen"
         )
     other = _Recorder(pool)
-    _run(model, other, 2)
+    run_pass(model, other, 2 * ids, 0)
     _check_causal(name, cache, other)
     _entries[model] = ref(entered[-1])
     return entered[-1]
@@ -127,13 +128,24 @@ def _check_causal(name: str, one: _Recorder, other: _Recorder) -> None:
             )
 
 
-def _run(model: PreTrainedModel, cache: _Recorder, last: int) -> list[torch.nn.Module]:
-    """Run a pass over tokens 0 and `last`.
+def run_pass(
+    model: PreTrainedModel, cache: Cache, ids: torch.Tensor, start: int
+) -> tuple[Any, list[torch.nn.Module]]:
+    """Run a pass over tokens that follow `start` tokens in a cache.
+
+    Args:
+        model: in evaluation mode.
+        cache: given to the model as it is.
+        ids: int64 `(1, n)`.
+        start: position of the first of them.
 
     Returns:
-        The modules given the tokens and the cache, outermost first.
+        The model's output, and the modules given the tokens and the cache, outermost first.
+
+    Raises:
+        ConfigError: the model does not run on the cache.
     """
-    positions = torch.arange(_TOKENS, device=model.device)[None]
+    positions = torch.arange(start, start + ids.shape[1], device=model.device)[None]
     entered: list[torch.nn.Module] = []
 
     def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -149,7 +161,7 @@ def _run(model: PreTrainedModel, cache: _Recorder, last: int) -> list[torch.nn.M
     ]
     try:
         with torch.no_grad():
-            model(input_ids=positions * last, position_ids=positions, past_key_values=cache)
+            output = model(input_ids=ids, position_ids=positions, past_key_values=cache)
     except ConfigError:
         raise
     except _UNFIT as error:
@@ -159,4 +171,4 @@ def _run(model: PreTrainedModel, cache: _Recorder, last: int) -> list[torch.nn.M
     finally:
         for hook in hooks:
             hook.remove()
-    return entered
+    return output, entered

@@ -1,0 +1,234 @@
+"""`kvtrie demo --hybrid`: models whose layers differ, each through gpu and host memory twice.
+
+For every family five chats of one system prompt take two turns, and then the same turns once
+more. Every answer is compared with the model's own. The exit status is the verdict: 0 if all
+answers are the same.
+Invariant: the first tier holds less than the chats need, so that points move to host and back.
+Cost: a minute of one core.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from kvtrie import BlockManager, Cost, ModelShape, ResumePoints, Tier
+from kvtrie.demo.families import FAMILIES, VOCABULARY, family
+from kvtrie.engines.transformers import KvtrieCache, fingerprint, model_shape
+from kvtrie.tiers import open_pools
+from kvtrie.transfer import Executor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedModel
+
+__all__ = ["FamilyRun", "hybrid_demo", "run_family"]
+
+_BLOCK = 8
+_CHATS, _TURNS, _ROUNDS = 5, 2, 2
+_STEPS = 4
+_GPU_BLOCKS, _HOST_BLOCKS = 16, 200
+_TIE = 1e-3  # margin of two logits that fp32 does not decide
+_NOTHING = 2**32 - 1
+
+
+@dataclass(slots=True)
+class FamilyRun:
+    """Figures of one family.
+
+    Attributes:
+        name: the family.
+        groups: its groups of layers, as text.
+        answers: answers compared.
+        different: of these, the ones with other tokens that are no ties.
+        tokens: prompt tokens of all turns.
+        found: of these, those that were found on a tier.
+        loaded: blocks and states that came back from host memory.
+        held: bytes that resume points hold on both tiers.
+        all_layers: bytes that the same blocks take if all layers keep all tokens; None of a model
+            with states, which are not per token.
+        map: per group, where each block of the longest chat is: g gpu, h host, "." nowhere.
+    """
+
+    name: str
+    groups: list[str]
+    answers: int = 0
+    different: int = 0
+    tokens: int = 0
+    found: int = 0
+    loaded: int = 0
+    held: int = 0
+    all_layers: int | None = None
+    map: list[str] | None = None
+
+
+def hybrid_demo(*, as_json: bool) -> int:
+    """Run every family and print its figures.
+
+    Args:
+        as_json: print one JSON document instead of lines for people.
+
+    Returns:
+        0 if every answer was the model's own, else 1.
+    """
+    runs: list[FamilyRun] = []
+    for name in FAMILIES:
+        runs.append(run_family(name))
+        if not as_json:
+            sys.stdout.write(_lines(runs[-1]))
+            sys.stdout.flush()
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(run) for run in runs]) + "\n")
+    wrong = sum(run.different for run in runs)
+    if not as_json:
+        verdict = "every answer is the model's own" if not wrong else f"{wrong} answers differ"
+        sys.stdout.write(f"{len(runs)} families, {sum(run.answers for run in runs)} answers: ")
+        sys.stdout.write(verdict + "\n")
+    return 1 if wrong else 0
+
+
+def run_family(name: str) -> FamilyRun:
+    """Serve the chats of one family.
+
+    Args:
+        name: one of `FAMILIES`.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    model = family(name)
+    shape = model_shape(model, fingerprint=fingerprint(model))
+    run = FamilyRun(name, [group.identity() for group in shape.groups] or ["full"])
+    executor = _executor(shape)
+    try:
+        chats: list[torch.Tensor] = []
+        for _ in range(_ROUNDS):
+            chats = _round(model, executor, run)
+        executor.drain()
+        executor.manager.audit()
+        _count(executor, shape, run, max(chats, key=lambda chat: chat.shape[1]))
+    finally:
+        executor.close()
+    return run
+
+
+def _executor(shape: ModelShape) -> Executor:
+    """Two tiers, of which the first one has room for a part of the chats."""
+    resume = ResumePoints() if shape.groups else None
+    sizes = [shape.block_bytes(_BLOCK, group) for group in range(max(1, len(shape.groups)))]
+    # A resume point has a state or two blocks of a window.
+    point = sum(
+        size * (1 if group.state_bytes else 2)
+        for size, group in zip(sizes[1:], shape.groups[1:], strict=True)
+    )
+    # Of a path, the states at its branch and its end stay, and a row writes two more.
+    points = 8 if any(group.state_bytes for group in shape.groups) else 5
+    tiers = [
+        Tier("gpu", bytes=_GPU_BLOCKS * sizes[0] + points * point),
+        Tier("host", bytes=_HOST_BLOCKS * sizes[0] + 40 * point),
+    ]
+    manager = BlockManager(
+        shape,
+        tiers,
+        block_tokens=_BLOCK,
+        cost=Cost(ns_per_token=1e9),  # so that a tiny model prefers a load
+        resume=resume,
+    )
+    return Executor(manager, open_pools(shape, tiers, _BLOCK, resume=resume))
+
+
+def _round(model: PreTrainedModel, executor: Executor, run: FamilyRun) -> list[torch.Tensor]:
+    """All turns of all chats; the same in every round."""
+    generator = torch.Generator().manual_seed(0)
+
+    def some(tokens: int) -> torch.Tensor:
+        drawn = torch.randint(1, VOCABULARY, (1, tokens), generator=generator)
+        return drawn.to(model.device)
+
+    chats = [some(3 * _BLOCK + 5)] * _CHATS
+    for turn in range(_TURNS):
+        for at in range(_CHATS):
+            ids = torch.cat([chats[at], some(7 + 3 * at + turn)], dim=1)
+            chats[at] = _turn(model, executor, ids, run)
+    return chats
+
+
+def _turn(
+    model: PreTrainedModel, executor: Executor, ids: torch.Tensor, run: FamilyRun
+) -> torch.Tensor:
+    truth = _answer(model, ids, None)
+    with KvtrieCache(model, executor, ids, reserve=_STEPS) as cache:
+        run.found += cache.leases[0].matched
+        mine = _answer(model, ids, cache)
+    run.tokens += ids.shape[1]
+    run.answers += 1
+    wrong = (truth.sequences != mine.sequences)[0].nonzero().flatten().tolist()
+    if wrong:
+        best, second = truth.logits[wrong[0] - ids.shape[1]][0].topk(2).values.tolist()
+        run.different += best - second > _TIE
+    return truth.sequences
+
+
+def _answer(model: PreTrainedModel, ids: torch.Tensor, cache: KvtrieCache | None) -> Any:  # noqa: ANN401 - transformers' output
+    return cast("Any", model).generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        past_key_values=cache,
+        max_new_tokens=_STEPS,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+
+
+def _count(executor: Executor, shape: ModelShape, run: FamilyRun, chat: torch.Tensor) -> None:
+    """Count what the tiers hold, and draw where one chat is."""
+    manager = executor.manager
+    stats = manager.stats().tiers
+    run.loaded = stats["host"].promoted
+    blocks = 0
+    for tier in stats.values():
+        groups = [group.held for group in tier.groups] or [tier.slots - tier.free]
+        sizes = [shape.block_bytes(_BLOCK, group) for group in range(len(groups))]
+        run.held += sum(held * size for held, size in zip(groups, sizes, strict=True))
+        blocks += groups[0]
+    if all(group.kind != "state" for group in shape.groups):
+        run.all_layers = blocks * shape.block_bytes(_BLOCK)
+    tokens = chat[0].cpu().numpy()
+    with manager.acquire(tokens, now=executor.clock(), load="none") as lease:
+        tables = [
+            [lease.slots(tier, group).tolist() for tier in range(len(stats))]
+            for group in range(max(1, len(shape.groups)))
+        ]
+        run.map = [_row(each, len(tokens) // _BLOCK) for each in tables]
+
+
+def _row(tables: Sequence[Sequence[int]], blocks: int) -> str:
+    """The fastest tier of each block in one group."""
+    row = ""
+    for block in range(blocks):
+        here = [
+            letter
+            for letter, table in zip("gh", tables, strict=False)
+            if block < len(table) and table[block] != _NOTHING
+        ]
+        row += here[0] if here else "."
+    return row
+
+
+def _lines(run: FamilyRun) -> str:
+    share = run.found / max(1, run.tokens)
+    against = "" if run.all_layers is None else f", all layers {run.all_layers / 1e3:.0f} kB"
+    head = (
+        f"{run.name}: {run.answers - run.different} of {run.answers} answers equal, "
+        f"{share:.0%} of {run.tokens} tokens found, {run.loaded} blocks loaded from host, "
+        f"{run.held / 1e3:.0f} kB held{against}\n"
+    )
+    width = max(map(len, run.groups))
+    rows = zip(run.groups, run.map or [], strict=False)
+    return head + "".join(f"  {group:<{width}}  {row}\n" for group, row in rows)

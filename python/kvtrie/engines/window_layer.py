@@ -1,0 +1,98 @@
+"""WindowLayer: K and V of the last tokens of running rows, in one layer with a sliding window.
+
+Invariant: it holds the columns that the next query sees and the last block's worth of columns, from
+the first row's padding on at most. Cost: one concatenation per pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["WindowLayer"]
+
+
+class WindowLayer:
+    """K and V `(batch, heads, columns, dim)` up to the last column.
+
+    Args:
+        window: tokens that a query sees, itself included.
+        block: tokens of a block: as many columns are kept for a commit.
+    """
+
+    is_sliding = True
+
+    def __init__(self, window: int, block: int) -> None:
+        self.window = window
+        self._least = max(window - 1, block)
+        self.keys: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
+
+    def visible(self, past: int) -> int:
+        """Cached columns that the next query sees, of `past` ones."""
+        return min(past, self.window - 1)
+
+    def fill(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Take K and V of the columns before the next one."""
+        self.keys, self.values = keys, values
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, past: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append new columns; return those that they see, with themselves."""
+        wanted = self.visible(past) + keys.shape[2]
+        self.keys = _appended(self.keys, keys)
+        self.values = _appended(self.values, values)
+        return _last(self.keys, wanted), _last(self.values, wanted)
+
+    def trim(self) -> None:
+        """Forget columns that neither a query nor a commit will need."""
+        if self.keys is None or self.values is None:
+            return
+        if self.keys.shape[2] > 2 * self._least:  # not in every pass, as it copies
+            self.keys = self.keys[:, :, -self._least :].contiguous()
+            self.values = self.values[:, :, -self._least :].contiguous()
+
+    def block(
+        self, row: int, start: int, size: int, out: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        """Copy K and V of a block of a row, which starts `-start` columns before the end."""
+        if self.keys is None or self.values is None:
+            raise IndexError("a window without a column has no block")
+        for kept, target in zip((self.keys, self.values), out, strict=True):
+            first = kept.shape[2] + start
+            target.copy_(kept[row, :, first : first + size].transpose(0, 1))
+
+    def join(self, layers: Sequence[WindowLayer], rows: Sequence[torch.Tensor]) -> None:
+        """Take rows of layers, one after another; shorter ones get columns of zeros in front."""
+        longest = max(
+            (layer.keys.shape[2] for layer in layers if layer.keys is not None), default=0
+        )
+        if not longest:
+            return
+        for name in ("keys", "values"):
+            kept = [getattr(layer, name) for layer in layers]
+            like = next(each for each in kept if each is not None)
+            parts = [
+                like.new_zeros((len(pick), like.shape[1], longest, like.shape[3]))
+                if each is None
+                else _last(each.index_select(0, pick), longest)
+                for each, pick in zip(kept, rows, strict=True)
+            ]
+            setattr(self, name, torch.cat(parts))
+
+
+def _appended(kept: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+    return new if kept is None else torch.cat([kept, new], dim=2)
+
+
+def _last(kept: torch.Tensor, wanted: int) -> torch.Tensor:
+    """The last columns; columns that were not kept are zeros, which masks hide."""
+    lacking = wanted - kept.shape[2]
+    if lacking > 0:
+        return torch.nn.functional.pad(kept, (0, 0, lacking, 0))
+    return kept[:, :, -wanted:]

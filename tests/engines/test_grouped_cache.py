@@ -1,0 +1,336 @@
+"""Models whose groups of layers are kept apart give the answers that they give without kvtrie."""
+
+import copy
+
+import pytest
+import torch
+from tinymodels import agree, answer
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from kvtrie import BlockManager, Cost, ModelShape, ResumePoints, Tier
+from kvtrie.demo.families import FAMILIES, VOCABULARY, family
+from kvtrie.engines import transformers as engine
+from kvtrie.engines.grouped_cache import GroupedCache
+from kvtrie.engines.layer_trial import try_layers
+from kvtrie.engines.transformers import KvtrieCache, fingerprint, model_shape
+from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
+from kvtrie.tiers import open_pools
+from kvtrie.transfer import Executor
+
+pytestmark = pytest.mark.engine
+
+BLOCK = 8
+APART = [name for name in FAMILIES if name != "deepseek-v3"]
+
+
+@pytest.fixture(scope="module", params=APART)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(name):
+    return family(name)
+
+
+def serve(model, *, gpu=30, host=0, points=8, workers=0, shaped=None):
+    """An executor over tiers with room for blocks of the first group and some resume points."""
+    shape = model_shape(shaped or model, fingerprint=fingerprint(model))
+    sizes = [shape.block_bytes(BLOCK, group) for group in range(len(shape.groups))]
+    # A point has a state or two blocks of a window.
+    point = sum(
+        size * (1 if group.state_bytes else 2)
+        for size, group in zip(sizes, shape.groups, strict=True)
+    )
+    rooms = {"gpu": gpu * sizes[0] + points * point, "host": host * sizes[0] + 4 * points * point}
+    tiers = [Tier(kind, bytes=rooms[kind]) for kind in ("gpu", "host") if kind == "gpu" or host]
+    dear, resume = Cost(ns_per_token=1e9), ResumePoints()  # computing costs more than any load
+    manager = BlockManager(shape, tiers, block_tokens=BLOCK, cost=dear, resume=resume)
+    pools = open_pools(shape, tiers, BLOCK, resume=resume)
+    for pool in pools:
+        pool.memory.fill_(255)  # NaN: whatever is read without having been written shows
+    return Executor(manager, pools, workers=workers)
+
+
+def has_states(model):
+    return any(layer.states for layer in try_layers(model).layers)
+
+
+def some(seed, *shape):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, VOCABULARY, shape, generator=generator)
+
+
+def apart(truth, mine):
+    """The largest difference of logits up to the first token that differs."""
+    worst = 0.0
+    for step, (right, got) in enumerate(zip(truth.logits, mine.logits, strict=True)):
+        worst = max(worst, float((right - got).abs().max()))
+        at = truth.sequences.shape[1] - len(truth.logits) + step
+        if not torch.equal(truth.sequences[:, at], mine.sequences[:, at]):
+            break
+    return worst
+
+
+def allowed(model, ids, truth):
+    """How far logits may be apart: with states, twice as far as token by token from half on."""
+    config = model.config.get_text_config(decoder=True)
+    cache, half = DynamicCache(config=config), ids.shape[1] // 2
+    if not has_states(model):
+        return 1e-4
+    with torch.no_grad():
+        model(ids[:, :half], past_key_values=cache)
+        for at in range(half, ids.shape[1] - 1):
+            model(ids[:, at : at + 1], past_key_values=cache)
+    return max(1e-4, 2 * apart(truth, answer(model, ids, cache, steps=len(truth.logits))))
+
+
+def ask(model, executor, ids, steps=8, **how):
+    """Answer a prompt with and without kvtrie; return the sequence and the tokens found."""
+    truth = answer(model, ids, steps=steps, **how)
+    bound = 1e-4 if how else allowed(model, ids, truth)
+    with KvtrieCache(
+        model, executor, ids, reserve=steps, attention_mask=how.get("attention_mask")
+    ) as cache:
+        assert isinstance(cache, GroupedCache)
+        found = [lease.matched for lease in cache.leases]
+        mine = answer(model, ids, cache, steps=steps, **how)
+    agree(truth, mine)
+    assert apart(truth, mine) < bound
+    return truth.sequences, found
+
+
+def test_sessions_of_one_system_prompt_go_on_in_little_room(model):
+    states = has_states(model)
+    executor = serve(model, gpu=24 if states else 18, host=200, points=5 if states else 3)
+    system = some(0, 1, 21)
+    chats, found = [system] * 3, 0
+    for turn in range(3):
+        for seed in range(50, 50 + 2 * turn):  # push the chats to host
+            ask(model, executor, some(seed, 1, 13 * BLOCK), steps=2)
+        for at in range(3):
+            ids = torch.cat([chats[at], some(10 * turn + at, 1, 5 + 4 * at + turn)], dim=1)
+            chats[at], (matched,) = ask(model, executor, ids)
+            found += matched
+    executor.drain()
+    executor.manager.audit()
+    stats = executor.manager.stats().tiers
+    assert found > 100
+    assert stats["host"].promoted > 0
+    executor.close()
+
+
+def test_a_prompt_that_leaves_a_known_path_finds_its_branch_the_second_time(model):
+    executor = serve(model)
+    stem = some(1, 1, 3 * BLOCK + 3)
+    found = [
+        ask(model, executor, torch.cat([stem, some(seed, 1, 14)], dim=1))[1][0]
+        for seed in (2, 3, 4)
+    ]
+    assert found[::2] == [0, 3 * BLOCK]
+    executor.close()
+
+
+def test_padded_rows_of_different_matches_meet_at_one_column(model):
+    executor = serve(model, gpu=60)
+    long = some(5, 1, 4 * BLOCK + 5)
+    ask(model, executor, long)
+    columns = long.shape[1] + 6
+    rows = [torch.cat([long[0], some(6, 6)]), some(7, 2 * BLOCK + 1), some(8, 1), some(9, columns)]
+    ids = torch.stack([torch.nn.functional.pad(row, (columns - len(row), 0)) for row in rows])
+    mask = torch.stack([(torch.arange(columns) >= columns - len(row)).long() for row in rows])
+    _, found = ask(model, executor, ids, attention_mask=mask)
+    assert found == [4 * BLOCK, 0, 0, 0]
+    _, found = ask(model, executor, ids, attention_mask=mask)
+    assert found[3] > 0
+    executor.manager.audit()
+    executor.close()
+
+
+def test_a_cache_goes_on_over_several_turns(model):
+    executor = serve(model, gpu=60)
+    ids = some(11, 1, 2 * BLOCK + 3)
+    truth = answer(model, ids)
+    with KvtrieCache(model, executor, ids, reserve=80) as cache:
+        mine = answer(model, ids, cache)
+        agree(truth, mine)
+        for seed in (12, 13):
+            ids = torch.cat([truth.sequences, some(seed, 1, 2 * BLOCK + 5)], dim=1)
+            truth, mine = answer(model, ids), answer(model, ids, cache)
+            agree(truth, mine)
+            assert apart(truth, mine) < allowed(model, ids, truth)
+    longer = torch.cat([truth.sequences, some(14, 1, 3)], dim=1)
+    _, (found,) = ask(model, executor, longer)
+    assert found >= (truth.sequences.shape[1] - 1) // BLOCK * BLOCK
+    executor.close()
+
+
+@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize("name", ["gemma-3", "falcon-h1"])
+def test_loads_that_fail_in_any_group_only_shorten_the_match(name, group):
+    model = family(name)
+    executor = serve(model, gpu=20, host=200, points=6)
+    sequence, _ = ask(model, executor, some(15, 1, 6 * BLOCK))
+    for seed in range(4):  # pushes the sequence to host
+        ask(model, executor, some(20 + seed, 1, 12 * BLOCK))
+    executor.drain()
+    pool = executor.pools[0].groups[group]
+
+    def failing(*_):
+        del pool.copy_from
+        raise OSError("unreadable")
+
+    pool.copy_from = failing
+    ask(model, executor, torch.cat([sequence, some(16, 1, 3)], dim=1))
+    assert "copy_from" not in vars(pool)
+    executor.manager.audit()
+    executor.close()
+
+
+def test_no_room_changes_nothing(model):
+    executor = serve(model, gpu=12, points=2)
+    with pytest.raises(NoSpaceError):
+        KvtrieCache(model, executor, some(30, 1, 60 * BLOCK))
+    executor.manager.audit()
+    assert executor.manager.stats().leases == 0
+    executor.close()
+
+
+def test_what_takes_tokens_back_is_refused(model):
+    executor = serve(model)
+    ids = some(31, 1, 20)
+    with KvtrieCache(model, executor, ids, reserve=8) as cache:
+        cache.crop(0)
+        with pytest.raises(ConfigError, match="cannot crop by -1 columns"):
+            cache.crop(-1)
+        with pytest.raises(ConfigError, match="generate without an assistant"):
+            cache.activate_past_recording()
+    with pytest.raises(ClosedError):
+        cache.get_mask_sizes(1, 0)
+    executor.close()
+
+
+def test_a_pass_that_breaks_off_ends_the_cache():
+    model = family("qwen3-next")
+    executor = serve(model)
+    ids = some(32, 1, 20)
+    cache = KvtrieCache(model, executor, ids, reserve=8)
+    layer = model.model.layers[-1]
+    forward = layer.forward
+    layer.forward = lambda *_, **__: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        answer(model, ids, cache)
+    layer.forward = forward
+    with pytest.raises(ClosedError, match="ended amid its layers"):
+        answer(model, ids, cache)
+    cache.close()
+    ask(model, executor, ids)
+    executor.manager.audit()
+    executor.close()
+
+
+def test_the_shape_of_layers_is_what_they_hand_over():
+    latent = model_shape(family("deepseek-v3"))
+    assert (latent.kv_heads, latent.head_dim, latent.v_head_dim, latent.groups) == (1, 16, 8, ())
+    assert latent == ModelShape.from_config(family("deepseek-v3").config)
+    shared = model_shape(family("gemma-4-shared"))
+    assert [group.layers for group in shared.groups] == [(2,), (0, 1, 3)]
+    both = model_shape(family("falcon-h1")).groups
+    assert [(group.kind, group.layers) for group in both] == [
+        ("full", (0, 1, 2, 3)),
+        ("state", (0, 1, 2, 3)),
+    ]
+
+
+def test_a_manager_of_another_shape_is_refused_with_both():
+    model = family("qwen3-next")
+    executor = serve(model, shaped=family("lfm2"))
+    with pytest.raises(ConfigError, match=r"keep .*state:0-2:state_bytes=6144.*state:0,2"):
+        KvtrieCache(model, executor, some(33, 1, 20))
+    executor.close()
+
+
+def test_a_model_that_forgets_its_state_is_refused_by_its_layer():
+    model = copy.deepcopy(family("lfm2"))
+    conv = model.model.layers[2].conv
+    forward = type(conv).forward
+
+    def forgetting(self, *args, past_key_values=None, **kwargs):
+        if past_key_values is not None:
+            past_key_values.layers[2].has_previous_state[0] = False
+        return forward(self, *args, past_key_values=past_key_values, **kwargs)
+
+    conv.forward = forgetting.__get__(conv)
+    with pytest.raises(ConfigError, match=r"whose cache differs is [23]"):
+        model_shape(model)
+
+
+def test_a_model_that_restarts_is_read_token_by_token():
+    model = copy.deepcopy(family("lfm2"))
+    conv = model.model.layers[2].conv
+    forward = type(conv).forward
+
+    def restarting(self, hidden_states, *args, past_key_values=None, **kwargs):
+        if past_key_values is not None and hidden_states.shape[1] > 1:
+            past_key_values.layers[2].has_previous_state[0] = False
+        return forward(self, hidden_states, *args, past_key_values=past_key_values, **kwargs)
+
+    conv.forward = restarting.__get__(conv)
+    executor = serve(model)
+    sequence, _ = ask(model, executor, some(34, 1, 2 * BLOCK + 3))
+    _, (found,) = ask(model, executor, torch.cat([sequence, some(35, 1, 7)], dim=1))
+    assert found == 3 * BLOCK
+    executor.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "deepseek-v3", "mimo-v2-flash"])
+def test_open_serves_it_by_itself(name):
+    model = family(name)
+    ids = some(36, 1, 30)
+    truth = answer(model, ids)
+    with engine.open(model, gpu="1MB", host="1MB", block_tokens=BLOCK) as served:
+        for _ in range(2):
+            with served.cache(ids, reserve=8) as cache:
+                agree(truth, answer(model, ids, cache))
+                found = cache.leases[0].matched
+        assert found == 24
+
+
+def test_groups_are_kept_apart_where_that_is_asked_for():
+    model = family("gemma-3")
+    with engine.open(model, gpu="1MB", host=None, resume=ResumePoints()) as served:
+        assert isinstance(served.cache(some(37, 1, 20)), GroupedCache)
+    with engine.open(model, gpu="1MB", host=None) as served:
+        assert not isinstance(served.cache(some(37, 1, 20)), GroupedCache)
+    with pytest.raises(ConfigError, match="this one has 1"):
+        engine.open(_llama(), gpu="1MB", host=None, resume=ResumePoints())
+    with pytest.raises(ConfigError, match="disk of kvtrie"):
+        engine.open(family("qwen3-next"), gpu="1MB", host="1MB", disk="kv:1MB")
+
+
+def _llama():
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def test_beams_and_copies_share_blocks(model):
+    executor = serve(model, gpu=80, points=20)
+    ids = some(40, 1, 2 * BLOCK + 3)
+    truth = answer(model, ids, num_beams=3)
+    with KvtrieCache(model, executor, ids, reserve=16) as cache:
+        agree(truth, answer(model, ids, cache, num_beams=3))
+    executor.manager.audit()
+    truth = answer(model, ids, steps=12)
+    with KvtrieCache(model, executor, ids, reserve=16) as cache:
+        other = copy.deepcopy(cache)
+        agree(truth, answer(model, ids, cache, steps=12))
+        with other:
+            agree(truth, answer(model, ids, other, steps=12))
+    executor.manager.audit()
+    executor.close()
