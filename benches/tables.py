@@ -231,6 +231,28 @@ def eval_why(record: dict[str, Any]) -> str:
     )
 
 
+def eval_advise(record: dict[str, Any]) -> str:
+    """Shares of tokens found on host, served and predicted; times need an idle machine."""
+    points, _ = record["goals"]
+    return grid(
+        f"Workload {when(record['about'])} | Policy | Host, blocks | Requests | GPU "
+        "| Found on host | Predicted",
+        [
+            (
+                row["workload"],
+                row["policy"],
+                f"{row['host']}",
+                f"{row['requests']}",
+                f"{100 * row['gpu']:.1f} %",
+                f"{100 * row['found']:.1f} %",
+                f"{100 * row['predicted']:.1f} %"
+                + ("" if abs(row["points"]) <= points else ", **missed**"),
+            )
+            for row in record["rows"]
+        ],
+    )
+
+
 def selective_eval(record: dict[str, Any]) -> str:
     """The three best rows per kind and share of rows kept."""
     shown = []
@@ -255,6 +277,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "eval_fusion": eval_fusion,
     "eval_train": eval_train,
     "eval_why": eval_why,
+    "eval_advise": eval_advise,
     "selective_eval": selective_eval,
     "policies": lambda record: policies.page(record, grid),
 }
