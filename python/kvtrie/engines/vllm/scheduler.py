@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-    from kvtrie import Moves
+    from kvtrie import Index, Moves
 
 __all__ = ["SchedulerConnector"]
 
@@ -185,11 +185,11 @@ class SchedulerConnector(Reports):
             give_up,
             self._forget,
             output.total_num_scheduled_tokens > 0,
-            list(self._used.take(now, idle=not self._runs)) if self._used else [],
+            _ages(self._used.take(now, idle=not self._runs)) if self._used else [],
             self.identity.question,
             self._taken_back,
             self.proofs.questions((*parts, *ahead)),
-            list(self._used_host.take(now, idle=not self._runs)) if self._used_host else [],
+            _ages(self._used_host.take(now, idle=not self._runs)) if self._used_host else [],
         )
         self._lost, self._forget, self._taken_back = [], False, False
         self._step += 1
@@ -276,3 +276,8 @@ class SchedulerConnector(Reports):
             self.counters.lost["a load that had to wait"] += len(late)
             self.dispatch.cancel(late, now, "the step that reads it has begun")
         self._new_loads = {}
+
+
+def _ages(index: Index) -> list[tuple[bytes, int, int, int]]:
+    """Rows of an index without the number of their group."""
+    return [row[:4] for row in index]
