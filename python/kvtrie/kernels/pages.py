@@ -113,13 +113,16 @@ class Pages:
                 f"layer {layer} of {layers} in {blocks} blocks of {block_tokens} tokens, {heads} "
                 f"heads of {head_dim} cannot be"
             )
+        covers = layout.scales
+        if covers == "channel":
+            raise ConfigError("blocks in int4 are packed as a whole and have no pages")
         sizes = layout.planes(block_tokens, heads, head_dim, v_head_dim)
         if len(memory) != len(sizes):
             raise ConfigError(f"the layout takes {len(sizes)} tensors, {len(memory)} given")
         joined = layout.kv == "joined" and not layout.latent
         cells: list[torch.Tensor] = []
         behind: list[torch.Tensor] = []
-        found = layout.scales in FRESH and not scales
+        found = covers in FRESH and not scales
         for plane in range(1 if layout.latent else 2):
             at = 0 if joined else plane
             dim = (v_head_dim or head_dim) if plane else head_dim
@@ -137,17 +140,15 @@ class Pages:
             cells.append(_cells(memory[at], layout, shape, start, strides))
             if found:
                 behind.append(_behind(memory[at], layout, shape, start, strides))
-        given = [
-            _spread(each, cells[at], layout.scales) for at, each in enumerate(scales)
-        ] or behind
-        if len(given) != (0 if layout.scales == "none" else len(cells)):
+        given = [_spread(each, cells[at], covers) for at, each in enumerate(scales)] or behind
+        if len(given) != (0 if covers == "none" else len(cells)):
             raise ConfigError(
-                f"scales by {layout.scales!r}: {len(given)} tensors given for {len(cells)} planes"
+                f"scales by {covers!r}: {len(given)} tensors given for {len(cells)} planes"
             )
         if isinstance(layer, int):
             cells, given = [each[0] for each in cells], [each[0] for each in given]
         planes = (Plane(each, given[at] if given else None) for at, each in enumerate(cells))
-        return cls(tuple(planes), layout.scales, layout.rope == "rotated")
+        return cls(tuple(planes), covers, layout.rope == "rotated")
 
     @property
     def layers(self) -> int | None:
