@@ -1,8 +1,8 @@
 """Arrival: loads of a cache's rows, layer by layer during the first pass.
 
-Blocks load by layer from memory and, where the caller can compute a block that turns out damaged,
-from a disk, which proves each layer. Other storages prove whole blocks. Holes that are computed
-inside a match need all layers of the tokens before them.
+Only blocks from memory load by layer. A block on a storage is verified whole, and a damaged one
+makes the match shorter, which must be known before a pass begins. Holes that are computed inside a
+match also need all layers of the tokens before them.
 Invariant: a layer that `wait` was called for is there for every row. Cost: as `LayerLoads`.
 """
 
@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from kvtrie.tiers import DiskStorage, Pool
-from kvtrie.transfer import LayerwiseEngine
+from kvtrie.errors import ConfigError
+from kvtrie.tiers import Pool
+from kvtrie.transfer import Layerwise, LayerwiseEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,24 +51,24 @@ class Arrival:
         """Return whether an executor's settings let a pass wait layer by layer.
 
         Raises:
-            ConfigError: the engine that is open on it has `blending`.
+            ConfigError: settings of the engine that is open on it which have no effect here.
         """
-        return LayerwiseEngine.of(executor).settings.use_layerwise
+        settings = LayerwiseEngine.of(executor).settings
+        if settings.readers != Layerwise().readers:
+            raise ConfigError(
+                f"readers is {settings.readers}: a KvtrieCache reads storages with the workers of "
+                "its Executor; give workers there and leave readers as it is"
+            )
+        return settings.use_layerwise
 
     @classmethod
-    def of(cls, executor: Executor, leases: Sequence[Lease], *, disk: bool) -> Self | None:
+    def of(cls, executor: Executor, leases: Sequence[Lease]) -> Self | None:
         """The loads of leases that can go by layer; None where none loads, or they cannot.
 
         Those that cannot are left to the executor.
-
-        Args:
-            executor: whose leases.
-            leases: made by `Executor.claims`.
-            disk: whether blocks on a disk can.
         """
         late = [lease for lease in leases if not lease.ready()]
-        kinds = (Pool, DiskStorage) if disk else Pool
-        if late and all(_by_layer(executor, lease, kinds) for lease in leases):
+        if late and all(_by_layer(executor, lease) for lease in leases):
             return cls(executor, late)
         for lease in leases:
             executor.claims.disclaim(lease.id)
@@ -115,9 +116,9 @@ class Arrival:
         threading.Thread(target=self.abandon, name="kvtrie-abandon", daemon=True).start()
 
 
-def _by_layer(executor: Executor, lease: Lease, kinds: type | tuple[type, ...]) -> bool:
-    """Whether nothing amid the match of a lease is computed, and all tiers are of these kinds."""
+def _by_layer(executor: Executor, lease: Lease) -> bool:
+    """Whether nothing amid the match of a lease is computed, nor read from a storage."""
     return all(
-        span.action != "recompute" and isinstance(executor.pools[span.tier], kinds)
+        span.action != "recompute" and isinstance(executor.pools[span.tier], Pool)
         for span in lease.plan.spans
     )

@@ -121,16 +121,6 @@ class Step:
                 values.transpose(1, 2).flatten(0, 1)[source],
             )
 
-    def written(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy the K and V that `write` stored at a layer, for `put` of a step of the same rows."""
-        unit, offset = self.targets[layer]
-        return self.pool.gather(unit, offset)
-
-    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store what `written` returned."""
-        unit, offset = self.targets[layer]
-        self.pool.scatter(unit, offset, keys, values)
-
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer at all positions in logical order, `(batch, heads, keys, dim)`."""
         keys, values = self.pool.gather(self.units[layer], self.offsets)
