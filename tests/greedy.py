@@ -226,10 +226,13 @@ METHODS = {
     (Cost, "ns_of"): {"model": MODEL},
     (Cost, "default"): {"model": MODEL},
     (Layout, "planes"): {"block_tokens": 4, "kv_heads": 2, "head_dim": 8},
+    (Layout, "packed_parts"): {"block_tokens": 4, "kv_heads": 2, "head_dim": 16},
     (Layout, "scales_at"): {"numbers": 4},
     (ModelShape, "from_config"): {"config": None},
     (ModelShape, "block_bytes"): {"block_tokens": 4},
+    (ModelShape, "form"): {"group": None},
     (ModelShape, "layer_bytes"): {"block_tokens": 4},
+    (ResumePoints, "room"): {"model": MODEL, "tier": Tier("gpu", blocks=8), "block_tokens": 4},
     (Tier, "paced"): {"model": MODEL, "block_tokens": 4},
     (Tier, "room"): {"model": MODEL, "block_tokens": 4},
     (Tier, "room_bytes"): {"model": MODEL, "block_tokens": 4},
@@ -275,7 +278,7 @@ def of_settings(report, values):
     for (kind, method), required in METHODS.items():
         this = kind(**SETTINGS[kind])
         for parameter, (value, given) in product(required, values):
-            if kind is Cost or parameter in {"model", "lane", "numbers"}:
+            if kind is Cost or parameter in {"model", "tier", "lane", "numbers"}:
                 continue
             name = f"{kind.__name__}.{method}({parameter}={value})"
             report.call(name, getattr(this, method), required | {parameter: given})

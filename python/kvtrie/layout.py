@@ -156,15 +156,13 @@ class Layout:
         Raises:
             ConfigError: K and V of different widths in a joined layout.
         """
-        block_tokens = whole("block_tokens", block_tokens, 1, 2**63 - 1)
-        kv_heads = whole("kv_heads", kv_heads, 1, 2**31 - 1)
-        head_dim = whole("head_dim", head_dim, 1, 2**31 - 1)
-        if v_head_dim is not None:
-            v_head_dim = whole("v_head_dim", v_head_dim, 1, 2**31 - 1)
+        block_tokens, kv_heads, head_dim, v_head_dim = _numbers(
+            block_tokens, kv_heads, head_dim, v_head_dim
+        )
         width = DTYPE_BYTES.get(self.dtype, 0) * kv_heads
-        key_row, value_row = width * head_dim, width * (v_head_dim or head_dim)
+        key_row, value_row = width * head_dim, width * v_head_dim
         if self.packed:
-            return self._packed(block_tokens, kv_heads, head_dim, v_head_dim or head_dim)[1]
+            return self._packed(block_tokens, kv_heads, head_dim, v_head_dim)[1]
         found = block_tokens * {"token": 1, "group": kv_heads}.get(self.scales, 0)
         if self.latent:
             return (self._padded(block_tokens * key_row, key_row, found),)
@@ -173,7 +171,7 @@ class Layout:
                 self._padded(block_tokens * key_row, key_row, found),
                 self._padded(block_tokens * value_row, value_row, found),
             )
-        self._require_same_width(head_dim, v_head_dim or head_dim)
+        self._require_same_width(head_dim, v_head_dim)
         return (self._padded(2 * block_tokens * key_row, key_row, 2 * found),)
 
     def packed_parts(
@@ -182,10 +180,12 @@ class Layout:
         """Return the places of K and of V in a layer of a block of int4; arguments as of `planes`.
 
         Raises:
-            ConfigError: K and V of different widths in a joined layout.
+            ConfigError: another dtype than int4, K and V of different widths in a joined layout.
         """
-        parts, _ = self._packed(block_tokens, kv_heads, head_dim, v_head_dim or head_dim)
-        return parts
+        numbers = _numbers(block_tokens, kv_heads, head_dim, v_head_dim)
+        if not self.packed:
+            raise ConfigError(f"dtype is {self.dtype!r}: only blocks in int4 have packed parts")
+        return self._packed(*numbers)[0]
 
     def _packed(
         self, block_tokens: int, heads: int, head_dim: int, v_head_dim: int
@@ -229,6 +229,19 @@ class Layout:
             size, row = self.scales_at(size) + _SCALE_BYTES * scales, _VECTOR_BYTES
         step = math.lcm(self.alignment, row) if self.alignment > 1 else row
         return -(-size // step) * step
+
+
+def _numbers(
+    block_tokens: int, kv_heads: int, head_dim: int, v_head_dim: int | None
+) -> tuple[int, int, int, int]:
+    """The numbers of a block, checked; V is as wide as K unless a width is given."""
+    head_dim = whole("head_dim", head_dim, 1, 2**31 - 1)
+    return (
+        whole("block_tokens", block_tokens, 1, 2**63 - 1),
+        whole("kv_heads", kv_heads, 1, 2**31 - 1),
+        head_dim,
+        head_dim if v_head_dim is None else whole("v_head_dim", v_head_dim, 1, 2**31 - 1),
+    )
 
 
 def _up(size: int, step: int) -> int:

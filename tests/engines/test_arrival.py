@@ -8,7 +8,8 @@ import pytest
 import torch
 from tinymodels import BLOCK, agree, answer, before, serve, some
 
-from kvtrie.engines import transformers
+from kvtrie.engines import arrival
+from kvtrie.engines import cache as caches
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import TransferError
 from kvtrie.transfer import LayerwiseEngine
@@ -40,7 +41,7 @@ def pushed_down(llama):
         executor.close()
 
 
-class RecordedArrival(transformers.Arrival):
+class RecordedArrival(arrival.Arrival):
     """Notes which layers a pass waits for."""
 
     layers: ClassVar[list[int]] = []
@@ -52,7 +53,7 @@ class RecordedArrival(transformers.Arrival):
 
 @pytest.fixture
 def waited(monkeypatch):
-    monkeypatch.setattr(transformers, "Arrival", RecordedArrival)
+    monkeypatch.setattr(caches, "Arrival", RecordedArrival)
     RecordedArrival.layers = []
     return RecordedArrival.layers
 

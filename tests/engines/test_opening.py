@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_wrong_values_are_refused_and_leave_the_folder_free(llama, tmp_path):
 def test_two_processes_share_a_store(llama, plain, tmp_path, capfd):
     url = f"folder:{tmp_path}/kv"
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}\n"
+        f"import sys; sys.path[:] = {[str(Path(__file__).parent), *sys.path]!r}\n"
         "import conftest\n"
         "from test_opening import SIZES, answer, transformers\n"
         "model = conftest.tiny_llama()\n"

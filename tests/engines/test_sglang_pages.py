@@ -10,8 +10,8 @@ from kept import memory_folder
 
 from kvtrie import ConfigError
 from kvtrie.engines.sglang.pages import PageSettings
-from kvtrie.tiers.kept_slots import KeyedKept
 from kvtrie.tiers.keyed_disk import KeyedDisk
+from kvtrie.tiers.keyed_kept import KeyedKept
 from kvtrie.tiers.remote.keyed import KeyedRemote
 
 SIZE = 3000

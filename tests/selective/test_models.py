@@ -500,7 +500,7 @@ ONE = {
         (
             "DeepseekV3",
             {"kv_lora_rank": 16, "q_lora_rank": 16, "n_routed_experts": 8},
-            "DeepseekV3ForCausalLM is no decoder that selective caches take.*kv_lora_rank=16",
+            "DeepseekV3Model does not run over a selective cache: queries",
         ),
         ("OPT", {"word_embed_proj_dim": 64, "ffn_dim": 32}, "OPTDecoder has no rotary_emb"),
     ],

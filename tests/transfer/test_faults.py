@@ -74,7 +74,7 @@ def test_answers_are_right_whatever_fails(world, batches, script, pause):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_each_kind_of_fault_leads_to_recomputation(kind, tmp_path, memory):
-    injected = Counter()
+    injected, restored = Counter(), 0
     for seed, world in enumerate(WORLDS):
         folder = tmp_path / str(seed) if kind.files else None
         keep = memory / str(seed) if kind.keep else None
@@ -88,8 +88,9 @@ def test_each_kind_of_fault_leads_to_recomputation(kind, tmp_path, memory):
                 engine.settle()
         engine.close()
         assert engine.wrong == []
-        assert engine.results.restored > 0 or not kind.keep
+        restored += engine.results.restored  # in one world all copies to the host may have failed
         injected += engine.faults.injected
+    assert restored > 0 or not kind.keep
     assert {fault for _, fault in injected} >= set(kind.faults)
     assert {operation for operation, _ in injected} >= set(kind.operations)
 

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from transformers.cache_utils import DummyLayer, LinearAttentionLayer
 
+from kvtrie.engines.cache import KvtrieCache, as_is, weakly
 from kvtrie.engines.guard import named, no_gradients, remainder
 from kvtrie.engines.layer_trial import LayerCache, model_shape, try_layers
-from kvtrie.engines.transformers import KvtrieCache, as_is, weakly
 from kvtrie.engines.window_layer import WindowLayer
 from kvtrie.errors import ClosedError, ConfigError, InvariantError
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
-    from kvtrie.engines.transformers import Row
+    from kvtrie.engines.cache import Row
     from kvtrie.tiers import GroupPool, GroupPools, Pool
     from kvtrie.transfer import Executor
 
@@ -50,7 +50,7 @@ __all__ = ["GroupedCache"]
 _NOTHING = 2**32 - 1
 
 
-class GroupedCache(KvtrieCache):
+class GroupedCache(KvtrieCache, groups=True):
     """The KV and states of a batch of sequences, held by one lease each; see `KvtrieCache`.
 
     A pass of several tokens over cached states is split where blocks end; its output is then that

@@ -16,8 +16,8 @@ from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_disk
 from kvtrie.sizes import size as size_of
 from kvtrie.tier import Tier
-from kvtrie.tiers.kept_slots import KeyedKept
 from kvtrie.tiers.keyed_disk import KeyedDisk
+from kvtrie.tiers.keyed_kept import KeyedKept
 from kvtrie.tiers.remote.keyed import KeyedRemote
 from kvtrie.tiers.remote.open import read_secret
 

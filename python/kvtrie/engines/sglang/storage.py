@@ -21,8 +21,8 @@ from kvtrie.engines.sglang.pages import PageSettings
 from kvtrie.engines.sglang.weights import identity, watch
 from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
-from kvtrie.tiers.kept_slots import KeyedKept
 from kvtrie.tiers.keyed_disk import KeyedDisk
+from kvtrie.tiers.keyed_kept import KeyedKept
 from kvtrie.tiers.other_stores import count_others
 
 if TYPE_CHECKING:

@@ -190,7 +190,7 @@ impl Manager {
     }
 
     /// Whether a tier has all that a resume at a border of a path needs of the groups after the first.
-    fn can_resume(&self, tier: TierId, path: &[BlockId], border: u32) -> bool {
+    pub(super) fn can_resume(&self, tier: TierId, path: &[BlockId], border: u32) -> bool {
         let Some(points) = &self.points else { return false };
         points.groups.iter().enumerate().all(|(at, group)| {
             let mut needed = group.needed(border, points.block_tokens).iter();
@@ -208,50 +208,6 @@ impl Manager {
         points.groups.iter().enumerate().flat_map(of).collect()
     }
 
-    /// Makes a border of a path a resume point, if the first tier has all that it needs. A point that newer ones
-    /// of its path do not replace is `kept`; of the others the oldest is released where there are too
-    /// many.
-    pub(super) fn add_point(&mut self, path: &[BlockId], border: u32, kept: bool) {
-        self.add_point_on(0, path, border, kept);
-    }
-
-    /// The same on a tier.
-    pub(super) fn add_point_on(&mut self, tier: TierId, path: &[BlockId], border: u32, kept: bool) {
-        if border == 0 || !self.can_resume(tier, path, border) {
-            return;
-        }
-        let block = path[border as usize - 1];
-        let points = self.points.as_mut().expect("a model of several groups");
-        if let Some(known) = points.at.get_mut(&block) {
-            known.kept |= kept;
-            if known.tiers >> tier & 1 == 0 {
-                self.hold_point(tier, path, border);
-            }
-            return;
-        }
-        let before = path[..border as usize - 1].iter().rev();
-        let before = before.copied().find(|block| points.at.contains_key(block));
-        let after = self.points_below(block);
-        let points = self.points.as_mut().expect("seen above");
-        for below in &after {
-            points.at.get_mut(below).expect("a point").before = Some(block);
-        }
-        if let Some(before) = before.and_then(|before| points.at.get_mut(&before)) {
-            before.after.retain(|below| !after.contains(below));
-            before.after.push(block);
-        }
-        points.at.insert(block, Point { border, kept, tiers: 0, before, after: after.clone() });
-        self.hold_point(tier, path, border);
-        // The worth of the points around it hangs on it.
-        for other in after.into_iter().chain(before) {
-            self.refresh(other);
-        }
-        self.replace_points(block);
-        if tier == 0 && self.writes_through(0) && self.has_point_on(0, block) {
-            self.copy_point(block, self.clock.last());
-        }
-    }
-
     /// Holds what the point at a border of a path needs on a tier, which has it or expects it.
     pub(super) fn hold_point(&mut self, tier: TierId, path: &[BlockId], border: u32) {
         for (at, block) in self.needs(path, border) {
@@ -264,7 +220,7 @@ impl Manager {
     }
 
     /// The nearest points below a block.
-    fn points_below(&self, block: BlockId) -> SmallVec<[BlockId; 2]> {
+    pub(super) fn points_below(&self, block: BlockId) -> SmallVec<[BlockId; 2]> {
         let mut open: Vec<BlockId> = self.trie().children(block).collect();
         let mut found = SmallVec::new();
         while let Some(next) = open.pop() {
@@ -278,7 +234,7 @@ impl Manager {
     }
 
     /// Releases the points of a path, up to the one after a block, that newer ones replace.
-    fn replace_points(&mut self, block: BlockId) {
+    pub(super) fn replace_points(&mut self, block: BlockId) {
         let points = self.points.as_ref().expect("a model of several groups");
         let (mut next, mut left) = (Some(block), points.newest);
         let mut replaced: SmallVec<[BlockId; 2]> = SmallVec::new();

@@ -1,17 +1,14 @@
-//! Write-back: at commit (write-through), ahead of need, before an engine takes slots back, at
-//! flush.
+//! Write-back: at commit (write-through), ahead of need, before an engine takes slots back.
 //!
 //! Invariant: writing is soft. If a lower tier has no room, nothing is written and nothing fails.
 //! Cost: O(log n) per block written; the preview ahead of need costs O(log n) per slot of the
 //! watermark, at most once per that many evictions.
 
-use std::cmp::Reverse;
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockId, Layers, LeaseId, Slot, Structure, TierId};
-use crate::error::Result;
+use crate::block::{BlockId, Layers, Slot, Structure, TierId};
 use crate::private_slots::PrivateSlotId;
 use crate::tier::{ResidencyState, Write};
 use crate::time::{Nanos, Stamp};
@@ -106,7 +103,7 @@ impl Manager {
     /// Copies the layers that are resident on no lower tier one tier down, from the block's
     /// residency or from an engine's slot, unless a block used after `younger` would be dropped or
     /// written for it.
-    fn write_down(
+    pub(crate) fn write_down(
         &mut self,
         tier: TierId,
         block: BlockId,
@@ -197,45 +194,6 @@ impl Manager {
         self.store(tier, block, dirty, now, |at| (slot(at), end));
     }
 
-    /// Copies blocks that are resident on no lower tier one tier down, the youngest first and
-    /// parents before their children, so that a persistent tier holds full prefixes. No younger
-    /// block is evicted for it. Blocks in flight are skipped: flush again when they have arrived.
-    /// Returns how many moves began.
-    ///
-    /// # Errors
-    /// [`Error::Closed`] or [`Error::Invariant`].
-    pub fn flush(&mut self, now: Nanos) -> Result<u64> {
-        self.open()?;
-        let now = self.tick(now);
-        let before = self.moves.latest();
-        // From the lowest tier up, so that a block moves one tier per flush and room is made once.
-        for tier in (usize::from(self.tiers.engine_owned())..self.tiers.last()).rev() {
-            if self.tiers.writes(tier) && self.points.is_some() {
-                self.flush_points(now);
-            } else if self.tiers.writes(tier) {
-                for block in self.youngest(tier) {
-                    // Room for a younger block may have removed it.
-                    if self.trie().alive(block) {
-                        let age = self.node(block).access;
-                        self.write_down(tier, block, None, age, now);
-                    }
-                }
-            }
-        }
-        Ok(self.moves.latest() - before)
-    }
-
-    /// The resident blocks of a tier, the youngest first and parents before their children.
-    fn youngest(&self, tier: TierId) -> Vec<BlockId> {
-        let all = self.blocks.table(tier).blocks(self.trie().bound());
-        let mut blocks: Vec<BlockId> =
-            all.filter(|(_, here)| !here.usable().is_empty()).map(|(block, _)| block).collect();
-        blocks.sort_by_key(|&block| {
-            (Reverse(self.node(block).access), self.trie().depth(block), block)
-        });
-        blocks
-    }
-
     /// Writes the least valuable dirty blocks down before their slots are needed, on every tier
     /// whose free and clean slots are below its watermark `free_low` and that writes straight to
     /// the next one. The copies above stay valid.
@@ -282,23 +240,5 @@ impl Manager {
                 self.copy_down(tier, victim.block, dirty, None, now);
             }
         }
-    }
-
-    /// Writes blocks that only the engine's slots hold one tier down, before it takes them back.
-    pub(crate) fn store_engine_blocks(&mut self, id: LeaseId, now: Nanos) {
-        if !self.tiers.engine_owned() || !self.tiers.writes(0) || self.leases[&id].suspended() {
-            return;
-        }
-        let exceptions: Vec<_> = self.leases[&id].path.exceptions().collect();
-        for (_, step) in exceptions {
-            // Slots that are still written, or not named yet, have no valid bytes.
-            let ready = !step.fresh && step.compute.is_empty();
-            if let (Some(private), true) = (step.private, ready)
-                && self.private_slots[private].slot != crate::block::NO_SLOT
-            {
-                self.write_down(0, step.block, Some(private), Stamp::MAX, now);
-            }
-        }
-        self.store_engine_end(id, now);
     }
 }

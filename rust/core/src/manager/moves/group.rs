@@ -229,33 +229,6 @@ impl Manager {
         }
     }
 
-    /// Border at which a lease can go on after the load of a block on its path failed: at most before
-    /// block `at`. Of a model with several groups it is one at which the first tier has all that a
-    /// resume needs; the lease holds that then.
-    pub(in crate::manager) fn resumable_before(
-        &mut self,
-        id: LeaseId,
-        at: usize,
-        known: &InFlightMove,
-    ) -> usize {
-        if self.points.is_none() {
-            return at;
-        }
-        // The windows of a shorter border are not in the engine's slots.
-        if self.tiers.engine_owned() {
-            if let Some(windows) = &mut self.lease_mut(id).windows {
-                windows.done = 0;
-            }
-            return 0;
-        }
-        let path = self.leases[&id].path.blocks().to_vec();
-        let most = if matches!(known.to, End::Group(_)) { path.len() } else { at };
-        let border = self.longest_border(&path[..most], 1);
-        self.move_windows(id, &path, border);
-        self.assign_places(id, border);
-        border as usize
-    }
-
     /// Moves a lease's holds to the border of a path at which it goes on.
     pub(in crate::manager) fn move_windows(&mut self, id: LeaseId, path: &[BlockId], border: u32) {
         let lease = self.leases.get_mut(&id).expect("held");

@@ -14,7 +14,7 @@ use crate::manager::moves::NewMove;
 use crate::manager::request::lease::Plan;
 use crate::manager::request::windows::{Windows, path_border};
 use crate::private_slots::PrivateSlotId;
-use crate::time::Nanos;
+use crate::time::{Nanos, Stamp};
 use crate::transfer::{End, MoveKind};
 
 impl Manager {
@@ -158,8 +158,26 @@ impl Manager {
         windows.done = end;
     }
 
+    /// Writes blocks that only the engine's slots hold one tier down, before it takes them back.
+    pub(crate) fn store_engine_blocks(&mut self, id: LeaseId, now: Nanos) {
+        if !self.tiers.engine_owned() || !self.tiers.writes(0) || self.leases[&id].suspended() {
+            return;
+        }
+        let exceptions: Vec<_> = self.leases[&id].path.exceptions().collect();
+        for (_, step) in exceptions {
+            // Slots that are still written, or not named yet, have no valid bytes.
+            let ready = !step.fresh && step.compute.is_empty();
+            if let (Some(private), true) = (step.private, ready)
+                && self.private_slots[private].slot != NO_SLOT
+            {
+                self.write_down(0, step.block, Some(private), Stamp::MAX, now);
+            }
+        }
+        self.store_engine_end(id, now);
+    }
+
     /// Makes the end of a lease's path a resume point, before the engine takes its slots back.
-    pub(crate) fn store_engine_end(&mut self, id: LeaseId, now: Nanos) {
+    fn store_engine_end(&mut self, id: LeaseId, now: Nanos) {
         let every = self.points.as_ref().map_or(1, |points| points.every);
         let lease = self.lease_mut(id);
         let Some(windows) = lease.windows.take() else { return };

@@ -17,12 +17,39 @@ use crate::manager::request::lease::Lease;
 use crate::manager::request::windows::path_border;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
-use crate::transfer::{End, MoveKind};
+use crate::transfer::{End, InFlightMove, MoveKind};
 
 /// Group, place on the path and slot of what a lease still writes.
 pub(crate) type Written = (usize, u32, Slot);
 
 impl Manager {
+    /// Border at which a lease can go on after the load of a block on its path failed: at most before
+    /// block `at`. Of a model with several groups it is one at which the first tier has all that a
+    /// resume needs; the lease holds that then.
+    pub(crate) fn resumable_before(
+        &mut self,
+        id: LeaseId,
+        at: usize,
+        known: &InFlightMove,
+    ) -> usize {
+        if self.points.is_none() {
+            return at;
+        }
+        // The windows of a shorter border are not in the engine's slots.
+        if self.tiers.engine_owned() {
+            if let Some(windows) = &mut self.lease_mut(id).windows {
+                windows.done = 0;
+            }
+            return 0;
+        }
+        let path = self.leases[&id].path.blocks().to_vec();
+        let most = if matches!(known.to, End::Group(_)) { path.len() } else { at };
+        let border = self.longest_border(&path[..most], 1);
+        self.move_windows(id, &path, border);
+        self.assign_places(id, border);
+        border as usize
+    }
+
     /// Tokens that a lease keeps if it is truncated to `tokens`, fewer than it holds: of a model with
     /// several groups those up to the longest border at which it can go on, or part of its tail if no
     /// group has states.

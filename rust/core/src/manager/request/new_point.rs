@@ -1,0 +1,54 @@
+//! New resume points: a border of a path at which later requests can go on.
+//!
+//! Invariant: a point is made only where a tier has all that a resume at its border needs.
+//! Cost: O(path) per point.
+
+use crate::block::{BlockId, TierId};
+use crate::manager::Manager;
+use crate::manager::points::Point;
+
+impl Manager {
+    /// Makes a border of a path a resume point, if the first tier has all that it needs. A point that newer ones
+    /// of its path do not replace is `kept`; of the others the oldest is released where there are too
+    /// many.
+    pub(crate) fn add_point(&mut self, path: &[BlockId], border: u32, kept: bool) {
+        self.add_point_on(0, path, border, kept);
+    }
+
+    /// The same on a tier.
+    pub(crate) fn add_point_on(&mut self, tier: TierId, path: &[BlockId], border: u32, kept: bool) {
+        if border == 0 || !self.can_resume(tier, path, border) {
+            return;
+        }
+        let block = path[border as usize - 1];
+        let points = self.points.as_mut().expect("a model of several groups");
+        if let Some(known) = points.at.get_mut(&block) {
+            known.kept |= kept;
+            if known.tiers >> tier & 1 == 0 {
+                self.hold_point(tier, path, border);
+            }
+            return;
+        }
+        let before = path[..border as usize - 1].iter().rev();
+        let before = before.copied().find(|block| points.at.contains_key(block));
+        let after = self.points_below(block);
+        let points = self.points.as_mut().expect("seen above");
+        for below in &after {
+            points.at.get_mut(below).expect("a point").before = Some(block);
+        }
+        if let Some(before) = before.and_then(|before| points.at.get_mut(&before)) {
+            before.after.retain(|below| !after.contains(below));
+            before.after.push(block);
+        }
+        points.at.insert(block, Point { border, kept, tiers: 0, before, after: after.clone() });
+        self.hold_point(tier, path, border);
+        // The worth of the points around it hangs on it.
+        for other in after.into_iter().chain(before) {
+            self.refresh(other);
+        }
+        self.replace_points(block);
+        if tier == 0 && self.writes_through(0) && self.has_point_on(0, block) {
+            self.copy_point(block, self.clock.last());
+        }
+    }
+}
