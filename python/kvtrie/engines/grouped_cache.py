@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers.cache_utils import DummyLayer, LinearAttentionLayer
+import transformers
+from transformers.cache_utils import LinearAttentionLayer
 
 from kvtrie.engines.cache import KvtrieCache, as_is, weakly
 from kvtrie.engines.guard import named, no_gradients, remainder
-from kvtrie.engines.layer_trial import LayerCache, model_shape, try_layers
+from kvtrie.engines.layer_trial import NO_CACHE, LayerCache, model_shape, try_layers
 from kvtrie.engines.window_layer import WindowLayer
 from kvtrie.errors import ClosedError, ConfigError, InvariantError
 
@@ -101,11 +102,20 @@ class GroupedCache(KvtrieCache, groups=True):
         return entry
 
     def _fresh_layers(self) -> None:
-        """Layers without a token: states for transformers, windows of this cache."""
+        """Layers without a token: states for transformers, windows of this cache.
+
+        Raises:
+            ConfigError: a transformers that has no layers without a cache.
+        """
+        if NO_CACHE is None:
+            raise ConfigError(
+                f"transformers {transformers.__version__} has no DummyLayer, which groups of "
+                "layers that are kept apart want: install a later one"
+            )
         self.layers = [
             LinearAttentionLayer(number_of_states=1 + max(one.index for one in kept.states))
             if kept.states
-            else DummyLayer()
+            else NO_CACHE()
             for kept in self._kept
         ]
         block = self._pools.block_tokens

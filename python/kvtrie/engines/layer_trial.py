@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import (
-    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-__all__ = ["LayerCache", "LayerState", "Tried", "model_shape", "try_layers"]
+__all__ = ["NO_CACHE", "LayerCache", "LayerState", "Tried", "model_shape", "try_layers"]
 
 _TOKENS = 11
 _SPLIT = 6
@@ -47,8 +47,11 @@ _KINDS: dict[type, tuple[Literal["full", "sliding"] | None, bool]] = {
     LinearAttentionLayer: (None, True),
     LinearAttentionAndFullAttentionLayer: ("full", True),
     LinearAttentionAndSlidingWindowAttentionLayer: ("sliding", True),
-    DummyLayer: (None, False),
 }
+NO_CACHE: type | None = getattr(cache_utils, "DummyLayer", None)
+"""The layer of a cache for a layer that keeps nothing; None in a transformers without one."""
+if NO_CACHE is not None:
+    _KINDS[NO_CACHE] = (None, False)
 # Of the largest logit: rounding of two orders of summation stays below, a lost state is above.
 _APART = 1e-3
 
