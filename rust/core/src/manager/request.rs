@@ -37,4 +37,5 @@ mod session_lengths;
 pub(super) mod suspend;
 pub(super) mod victims;
 pub(super) mod weigh;
+pub(super) mod window_plan;
 pub(super) mod windows;

@@ -1,0 +1,132 @@
+//! Plan of windows: the border at which a request resumes, and those at which later ones will.
+//!
+//! Invariant: every group has or expects what the border needs. Cost: O(path · groups) per request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use crate::block::{BlockId, LeaseId, Token};
+use crate::error::Result;
+use crate::group::{Group, GroupKind};
+use crate::manager::Manager;
+use crate::manager::request::acquire::Acquire;
+use crate::manager::request::windows::{Windows, span};
+use crate::residency::GroupSlots;
+use crate::scope::{Scope, ScopeId};
+use crate::time::Nanos;
+use crate::trie::Query;
+
+impl Manager {
+    /// Cuts the path of a request to the border at which all groups resume, and plans the borders at
+    /// which the next ones will.
+    pub(crate) fn plan_windows(
+        &self,
+        ask: &Acquire<'_>,
+        scope: Option<ScopeId>,
+        path: &mut Vec<BlockId>,
+        now: Nanos,
+    ) -> Option<Box<Windows>> {
+        let points = self.points.as_ref()?;
+        let place = |blocks: usize| u32::try_from(blocks).expect("fewer than 2^32 blocks");
+        let (known, end) = (place(path.len()), place(ask.tokens.len() / self.block_tokens()));
+        let leaves = scope.is_some_and(|scope| self.leaves_path(ask, scope, path));
+        path.truncate(self.choose_border(ask, path, now) as usize);
+        let from = place(path.len());
+        let mut borders: Vec<(u32, bool)> = Vec::new();
+        if points.every > 0 {
+            let regular = (from + 1..=end).filter(|border| border % points.every == 0);
+            borders.extend(regular.map(|border| (border, true)));
+        } else {
+            if leaves && known > from {
+                borders.push((known, true));
+            }
+            if end > from {
+                borders.push((end, false));
+            }
+        }
+        // Blocks after the prompt's last full one: its partial one, and those of the answer.
+        let written = ask.tokens.len().saturating_add(ask.reserve).div_ceil(self.block_tokens());
+        let more = place(written) - end;
+        let owned = !self.tiers.engine_owned();
+        let more = if owned { more } else { 0 };
+        let wanted = points
+            .groups
+            .iter()
+            .map(|group| self.window_places(group, &borders, from..end.max(from), more));
+        let here = (points.every == 0 && from > 0)
+            .then_some(leaves && known == from)
+            .filter(|&leaves| leaves || from == end);
+        Some(Box::new(Windows {
+            wanted: wanted.collect(),
+            loads: Vec::new(),
+            held: vec![Vec::new(); points.groups.len()],
+            open: vec![BTreeMap::new(); points.groups.len()],
+            spare: vec![BTreeMap::new(); points.groups.len()],
+            bound: vec![BTreeMap::new(); points.groups.len()],
+            borders,
+            done: from,
+            end,
+            here,
+        }))
+    }
+
+    /// Whether a prompt goes on after `path` with other tokens than a path that is known.
+    fn leaves_path(&self, ask: &Acquire<'_>, scope: ScopeId, path: &[BlockId]) -> bool {
+        let size = self.block_tokens();
+        let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
+        let next = content.get(path.len() * size..(path.len() + 1) * size);
+        let (Some(&last), Some(next)) = (path.last(), next) else { return false };
+        let root = self.scopes.get(scope).root;
+        self.trie().children(last).next().is_some()
+            && self.trie().child(root, Some(last), next).is_none()
+    }
+
+    /// Places on a path for which a lease takes slots of a group: what its borders need of the blocks
+    /// `new`, and `more` blocks after them as far as a token attends.
+    pub(super) fn window_places(
+        &self,
+        group: &Group,
+        borders: &[(u32, bool)],
+        new: Range<u32>,
+        more: u32,
+    ) -> Vec<u32> {
+        let size = self.points.as_ref().map_or(1, |points| points.block_tokens);
+        let ends = borders.iter().map(|&(border, _)| border);
+        // A state is there only at borders; a token attends to what the end of the prompt needs.
+        let last = (group.kind != GroupKind::State).then_some(new.end);
+        let needed = ends.chain(last).flat_map(|end| group.needed(end, size).iter());
+        let needed: BTreeSet<u32> = needed.filter(|block| new.contains(block)).collect();
+        let after = new.end..new.end.saturating_add(more.min(span(group.kind, size)));
+        needed.into_iter().chain(after).collect()
+    }
+
+    /// The borders, in blocks, at which a pass of a lease should end: each becomes a resume point.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn resume_borders(&self, id: LeaseId) -> Result<Vec<u32>> {
+        Ok(self.lease(id)?.resume_borders().collect())
+    }
+
+    /// Which blocks of a sequence each group has or expects on any tier, of those that the first group
+    /// has.
+    ///
+    /// # Errors
+    /// As [`Manager::lookup`].
+    pub fn group_map(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Vec<bool>>> {
+        self.open()?;
+        let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
+        let content = self.scopes.digests.content(scope, 0, tokens);
+        let path = self.path(id, Query::Tokens(&content), 0, 0);
+        let others = self.points.as_ref().map_or(0, |points| points.groups.len());
+        let has = |at| path.iter().map(move |&block| self.group_on(at, block, self.tiers.len()));
+        let others = (0..others).map(|at| has(at).collect());
+        Ok(std::iter::once(vec![true; path.len()]).chain(others).collect())
+    }
+
+    /// Slots of each group on a tier; none of a model with one group.
+    #[must_use]
+    pub fn group_slots(&self, tier: usize) -> Vec<GroupSlots> {
+        self.blocks.group_slots(tier)
+    }
+}
