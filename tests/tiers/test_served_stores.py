@@ -11,6 +11,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from bucketserver import AzureServer, GcsServer
 from store_calls import StoreCalls, name, soon
 from test_folder_store import PROMPT, SHAPE, SIZE, compute, fetch, values, world
 from tests import namespace, store_servers
@@ -67,6 +68,18 @@ def real_object_place(folder):
     yield from object_place(folder, store_servers.seaweedfs)
 
 
+def protocol_place(_, kind=GcsServer):
+    pytest.importorskip("obstore")
+    with kind() as server, pytest.MonkeyPatch.context() as patch:
+        for variable, value in kind.environment.items():
+            patch.setenv(variable, value)
+        yield server, server.url
+
+
+def azure_place(folder):
+    yield from protocol_place(folder, AzureServer)
+
+
 def mooncake_place(folder):
     if not namespace.INSIDE:
         pytest.skip("test_mooncake_store.py runs it in a network namespace")
@@ -85,6 +98,8 @@ PLACES = {
     "cluster": cluster_place,
     "moto": object_place,
     "seaweedfs": real_object_place,
+    "gcs": protocol_place,
+    "azure": azure_place,
     "mooncake": mooncake_place,
 }
 

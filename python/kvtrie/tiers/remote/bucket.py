@@ -31,10 +31,17 @@ DENIED = (PermissionDeniedError, UnauthenticatedError)
 
 OPTIONS = {
     "s3": ("endpoint", "region", "ca", "connect_s"),
-    "gs": ("ca", "connect_s"),
+    "gs": ("endpoint", "ca", "connect_s"),
     "az": ("endpoint", "ca", "connect_s"),
 }
 """Options of a URL, by scheme."""
+
+_SETTINGS = {
+    "s3": {"endpoint": "endpoint", "region": "region"},
+    "gs": {"endpoint": "base_url"},
+    "az": {"endpoint": "endpoint"},
+}
+"""Settings of obstore by scheme and option."""
 
 _CONNECT_S = 2.0
 _UNLIMITED = timedelta(days=1)  # the deadline of a call ends its requests
@@ -57,18 +64,34 @@ def client_of(url: RemoteUrl) -> Any:  # noqa: ANN401 - of the library's several
             options["root_certificate"] = Path(ca).read_bytes()
         except OSError as error:
             raise ConfigError(f"option ca of {url.scheme}: {ca}: {error.strerror}") from error
-    names = ("endpoint", "region")
-    config: Any = {name: url.options[name] for name in names if name in url.options}
+    place, config = _place(url)
     make: Any = from_url
     try:
         return make(
-            f"{url.scheme}://{url.host}{url.path}",
+            place,
             config=config,
             client_options=options,
             retry_config={"max_retries": 0},
         )
     except (BaseError, ValueError) as error:
         raise ConfigError(f"{url}: {line_of(error)}") from error
+
+
+def _place(url: RemoteUrl) -> tuple[str, dict[str, str]]:
+    """The URL as obstore reads it, and its settings.
+
+    Raises:
+        ConfigError: an Azure account without a container.
+    """
+    names = _SETTINGS[url.scheme]
+    config = {names[name]: value for name, value in url.options.items() if name in names}
+    place = f"{url.scheme}://{url.host}{url.path}"
+    if url.scheme == "az":  # obstore takes the account from its settings
+        container, _, prefix = url.path.strip("/").partition("/")
+        if not container:
+            raise ConfigError(f"{url} names no container: az://account/container/prefix wanted")
+        place, config["account_name"] = f"az://{container}/{prefix}", url.host
+    return place, config
 
 
 def _verify_certificate(url: RemoteUrl) -> None:
