@@ -19,9 +19,13 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests import namespace, store_servers
+from tests import namespace, partition, store_servers
 from tests.remote_campaign import RECOVERED, SLACK_S, Campaign
 from tests.remote_stores import STORES
+
+NAMESPACED = {"mooncake": namespace.possible, "partition": partition.possible}
+"""Stores that are played in a network namespace, and whether this user may make one."""
+PROGRAMS = {**store_servers.PROGRAMS, "partition": store_servers.PROGRAMS["valkey"]}
 
 
 def measure(name, wanted, seed, context):
@@ -81,12 +85,12 @@ def main(arguments=None):
     logging.disable(logging.WARNING)
     results, missed = [], False
     for name in given.stores or STORES:
-        if not store_servers.PROGRAMS.get(name, Path()).exists():
+        if not PROGRAMS.get(name, Path()).exists():
             sys.stdout.write(f"{name}: not run, no server: make stores\n")
             continue
-        if name != "mooncake" or namespace.INSIDE:
+        if name not in NAMESPACED or namespace.INSIDE:
             figures = measure(name, given.ops, given.seed, context)
-        elif namespace.possible():
+        elif NAMESPACED[name]():
             figures = _namespaced(name, given)
         else:
             sys.stdout.write(f"{name}: not run, no network namespace\n")
@@ -103,7 +107,7 @@ def main(arguments=None):
 
 
 def _namespaced(name, given):
-    """The figures of a store whose clients listen on every address."""
+    """The figures of a store that is played in a network namespace."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         words = (name, "--ops", given.ops, "--seed", given.seed, "--json", out)

@@ -1,4 +1,4 @@
-"""Servers of shared stores after a proxy, and all that fails there: server, memory, network.
+"""Servers of shared stores, and all that fails there: server, memory, network.
 
 Invariant: after `heal` a store answers, and keeps all that it takes. Cost: a server per store.
 """
@@ -9,13 +9,13 @@ from contextlib import suppress
 
 from tests import store_servers
 
-__all__ = ["RedisServer", "S3Server", "ServerStore"]
+__all__ = ["FarServer", "RedisServer", "S3Server", "ServerStore"]
 
 FULL_BYTES = 1 << 20
 
 
 class ServerStore:
-    """A server after a proxy that is killed, stopped, cut off and slowed down."""
+    """A server that is killed and stopped, and by its proxy, if any, cut off and slowed down."""
 
     outages = ("pause", "stall", "kill")
     probe_s = 0.0
@@ -48,7 +48,8 @@ class ServerStore:
             self.proxy.drop()
 
     def heal(self):
-        self.proxy.release()
+        if self.proxy is not None:
+            self.proxy.release()
         if self._paused:
             self.server.resume()
             self._paused = False
@@ -61,14 +62,13 @@ class RedisServer(ServerStore):
 
     faults = ("kill", "pause", "cut", "delay", "stall", "drop", "full", "evict")
 
-    def __init__(self, server, proxy):
+    def __init__(self, server, proxy, host="127.0.0.1"):
         import redis  # an extra
 
         super().__init__(server, proxy)
-        self.url = f"redis://127.0.0.1:{proxy.port}/0?connect_s=0.2"
-        self._client = redis.Redis(
-            port=server.port, socket_timeout=0.2, socket_connect_timeout=0.2, retry=None
-        )
+        self.url = f"redis://{host}:{(proxy or server).port}/0?connect_s=0.2"
+        limits = {"socket_timeout": 0.2, "socket_connect_timeout": 0.2, "retry": None}
+        self._client = redis.Redis(host, server.port, **limits)
         self.lost = redis.RedisError
 
     def names(self):
@@ -98,6 +98,27 @@ class RedisServer(ServerStore):
                 self._client.config_set("maxmemory", 0)
                 return
         raise RuntimeError("the server does not answer after it was healed")
+
+
+class FarServer(RedisServer):
+    """A Valkey server in another network namespace, whose link goes down."""
+
+    faults = ("partition", "kill", "pause", "full", "evict")
+    outages = ("partition",)
+
+    def __init__(self, server, link):
+        super().__init__(server, None, link.address)
+        self._link = link
+
+    def fault(self, kind, rng):
+        """A fault of the server or of its memory, or the link goes down."""
+        if kind == "partition":
+            self._link.cut()
+        super().fault(kind, rng)
+
+    def heal(self):
+        self._link.join()
+        super().heal()
 
 
 class S3Server(ServerStore):

@@ -10,9 +10,10 @@ import subprocess
 from contextlib import contextmanager, suppress
 
 from tests import store_servers
+from tests.partition import Partition
 from tests.remote_mooncake import mooncake_store
 from tests.remote_requests import FolderValues
-from tests.remote_servers import RedisServer, S3Server
+from tests.remote_servers import FarServer, RedisServer, S3Server
 from tests.tcp_proxy import TcpProxy
 
 __all__ = ["STORES"]
@@ -83,6 +84,13 @@ def server_store(folder, start=store_servers.valkey):
 
 
 @contextmanager
+def far_store(folder):
+    """A server in a second network namespace; this one is not the machine's."""
+    with Partition() as link, store_servers.valkey(folder, link=link) as server:
+        yield FarServer(server, link)
+
+
+@contextmanager
 def s3_store(folder):
     os.environ["AWS_ACCESS_KEY_ID"] = store_servers.ACCESS
     os.environ["AWS_SECRET_ACCESS_KEY"] = store_servers.SECRET
@@ -96,4 +104,5 @@ STORES = {
     "redis": lambda folder: server_store(folder, store_servers.redis),
     "seaweedfs": s3_store,
     "mooncake": mooncake_store,
+    "partition": far_store,
 }

@@ -126,11 +126,13 @@ class StoreServer:
             return False
 
 
-def valkey(folder, *options, kind="valkey"):
-    """A Valkey server, without files."""
+def valkey(folder, *options, kind="valkey", link=None):
+    """A Valkey server, without files; at the far end of a link if one is given."""
     port = free_port()
-    plain = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
-    return StoreServer(folder, [program(kind), "--port", port, *plain, *options], _pongs, port)
+    host, inside = (link.address, link.inside) if link else ("127.0.0.1", [])
+    plain = ("--bind", host, "--protected-mode", "no", "--save", "", "--appendonly", "no")
+    command = [*inside, program(kind), "--port", port, *plain, *options]
+    return StoreServer(folder, command, lambda port: _pongs(port, host), port)
 
 
 def redis(folder, *options):
@@ -218,8 +220,8 @@ def _listens(port):
     return True
 
 
-def _pongs(port):
-    with socket.create_connection(("127.0.0.1", port), 1.0) as sock:
+def _pongs(port, host):
+    with socket.create_connection((host, port), 1.0) as sock:
         return _pong(sock)
 
 

@@ -1,9 +1,13 @@
-"""A small RESP server for tests: a dictionary behind sockets, with faults on demand."""
+"""A small RESP server for tests: a dictionary served over sockets, with faults on demand.
+
+`python respserver.py ADDRESS` prints its port, and ends with its standard input.
+"""
 
 from __future__ import annotations
 
 import socket
 import socketserver
+import sys
 import threading
 from contextlib import suppress
 
@@ -11,7 +15,11 @@ OK, NULL = b"+OK\r\n", b"$-1\r\n"
 
 
 class RespServer:
-    """A server on a free port of this machine, which ends with the `with` block.
+    """A server on a free port, which ends with the `with` block.
+
+    Args:
+        password: the password that clients have to give, if any.
+        address: where it listens.
 
     Attributes:
         values: values by name.
@@ -23,7 +31,8 @@ class RespServer:
         stalled: while it is set, values stop in their middle.
     """
 
-    def __init__(self, password=None):
+    def __init__(self, password=None, address="127.0.0.1"):
+        self.address = address
         self.values, self.expiry, self.calls = {}, {}, []
         self.password, self.error, self.cut = password, None, None
         self.stalled, self.released = threading.Event(), threading.Event()
@@ -58,7 +67,7 @@ class RespServer:
             allow_reuse_address = True
             daemon_threads = True
 
-        self._server = Server(("127.0.0.1", port), Handler)
+        self._server = Server((self.address, port), Handler)
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -82,7 +91,10 @@ class RespServer:
             words = []
             for _ in range(count):
                 size = int(lines.readline()[1:])
-                words.append(lines.read(size + 2)[:-2])
+                word = lines.read(size + 2)
+                if len(word) < size + 2:
+                    return  # the client has gone
+                words.append(word[:-2])
             name = words[0].upper().decode()
             self.calls.append(name)
             if name == "AUTH":
@@ -133,3 +145,9 @@ class RespServer:
 
 def _bulk(value):
     return NULL if value is None else b"$%d\r\n%s\r\n" % (len(value), value)
+
+
+if __name__ == "__main__":
+    with RespServer(address=sys.argv[1]) as served:
+        print(served.port, flush=True)  # noqa: T201 - to the process that started it
+        sys.stdin.read()
