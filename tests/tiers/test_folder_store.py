@@ -187,6 +187,17 @@ def test_gc_removes_expired_values_and_stale_staging_files(tmp_path):
         collect(RemoteUrl.parse("url", f"folder:{tmp_path}/none"))
 
 
+def test_opening_removes_staging_files_of_writers_that_ended(tmp_path):
+    staging = tmp_path / "kv" / "staging"
+    staging.mkdir(parents=True)
+    ended, busy = staging / "1-1-0", staging / "2-2-0"
+    for file, age in ((ended, 7200), (busy, 60)):
+        file.touch()
+        os.utime(file, (time.time() - age,) * 2)
+    world(f"folder:{tmp_path}/kv").close()
+    assert sorted(staging.iterdir()) == [busy]
+
+
 def test_blocks_are_written_ahead_of_need_with_write_back(tmp_path):
     with world(f"folder:{tmp_path}/kv", gpu=8, host=16, write="back") as executor:
         for start in range(6):

@@ -1,10 +1,11 @@
 """The back end `folder:`: one file per value in 256 subfolders of a folder that machines may share.
 
 `folder:/path?ttl=SECONDS&io=direct`. A file is written under a staging name and linked under its
-own when it is complete, so several machines use a folder on NFS, Lustre or Weka without locks. With
-`ttl`, a hit refreshes a file's time at most once per half of it, and `kvtrie remote gc` removes
-files that are older. Invariant: no file is changed after it was linked. Cost: one open per block;
-bytes go straight between the file and pool memory, without the interpreter's lock.
+own when it is complete, so several machines use a folder on NFS, Lustre or Weka without locks.
+Opening removes staging files that are an hour old: their writers have ended. With `ttl`, a hit
+refreshes a file's time at most once per half of it, and `kvtrie remote gc` removes files that are
+older. Invariant: no file is changed after it was linked. Cost: one open per block; bytes go
+straight between the file and pool memory, without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class FolderStore:
             ttl=None if ttl is None else int(ttl * _NS),
             io=io,
         )
+        _sweep(Path(folder_of(url)), time.time() - _STALE_S)
 
     def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
         """Whether there are files of these names with the length of a value."""
@@ -159,8 +161,14 @@ def collect(url: RemoteUrl, *, now: float | None = None, stale_s: float = _STALE
             continue
         gone = 0 if ttl is None else _remove(file, now - ttl)
         expired, size, kept = expired + (gone > 0), size + gone, kept + (gone == 0)
-    stale = [_remove(file, now - stale_s) for file in root.glob(f"{_STAGING}/*")]
-    return Removed(expired, sum(gone > 0 for gone in stale), size + sum(stale), kept)
+    stale = _sweep(root, now - stale_s)
+    return Removed(expired, len(stale), size + sum(stale), kept)
+
+
+def _sweep(root: Path, before: float) -> list[int]:
+    """Remove staging files of writers that ended before a time; the bytes of each."""
+    gone = [_remove(file, before) for file in root.glob(f"{_STAGING}/*")]
+    return [size for size in gone if size]
 
 
 def _remove(file: Path, before: float) -> int:
