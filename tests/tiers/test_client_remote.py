@@ -8,6 +8,7 @@ from shelf import NS, SHAPE, SIZE, TOKENS, Clock, Shelf, kv, labelled, storage_o
 
 from kvtrie import BlockManager, Tier
 from kvtrie.tiers.remote import Result
+from kvtrie.tiers.remote.beliefs import Beliefs
 
 
 def test_asking_ends_at_the_first_block_that_is_missing():
@@ -54,6 +55,35 @@ def test_the_backoff_of_a_value_that_exists_and_cannot_be_read_doubles():
         assert storage.find(keys, 2**62) == (0, 0, 1, 0)
         clock.now += 1
         backoff = min(2 * backoff, 300 * NS)
+
+
+def test_the_table_of_beliefs_is_bounded_and_a_forgotten_name_is_unknown():
+    beliefs = Beliefs(60.0, Clock(), most=3)
+    names = [bytes([at]) * 32 for at in range(4)]
+    beliefs.refute(names[0])
+    for name in names[1:3]:
+        beliefs.confirm(name)
+    assert beliefs.kind(names[0]) == "refuted"
+    beliefs.report(names[3])
+    assert len(beliefs) == 3
+    kinds = [beliefs.kind(name) for name in names]
+    assert kinds == ["unknown", "confirmed", "confirmed", "reported"]
+
+
+@pytest.mark.parametrize("outcome", ["full", "refused", "unreachable", "late"])
+def test_dropped_blocks_are_counted_by_the_outcome_of_the_latest_put(outcome):
+    store = Shelf()
+    storage = storage_of(store)
+    keys, labels = labelled(TOKENS)
+    block = (keys[0], 0, (0, 3), kv(1), labels[0])
+    store.fails = outcome
+    storage.write_many([block])
+    storage.count_dropped(2)
+    store.fails = None
+    storage.write_many([block])
+    storage.count_dropped(1)  # the store answers, and was not soon enough
+    dropped = storage.stats().dropped
+    assert dropped == ({"late": 3} if outcome == "late" else {outcome: 2, "late": 1})
 
 
 def test_only_own_blocks_are_believed_with_a_local_lookup():
