@@ -20,6 +20,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kvtrie.engines import transformers
 from kvtrie.engines.vllm import settings as vllm_settings
 from kvtrie.engines.vllm.settings import Settings
 
@@ -131,6 +132,18 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     for line, code in blocks(page, "python"):
         padded = "\n" * line + code  # so that a traceback names the page's own line
         exec(compile(padded, str(page), "exec"), names)  # noqa: S102
+
+
+def test_the_shared_cache_of_the_readme_is_found_by_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(transformers.OpenModel.cache.__kwdefaults__, "lookup_s", 30.0)
+    (code,) = [code for _, code in blocks(ROOT / "README.md", "python") if "remote=" in code]
+    assert len(code.splitlines()) == 3
+    names, read = readme_names() | {"open_kv": transformers.open}, []
+    for _ in range(2):
+        exec(compile(code, "README.md", "exec"), names)  # noqa: S102
+        read.append(names["kv"].executor.pools[2].stats().results.get(("get", "ok"), 0))
+    assert read == [0, 2]
 
 
 @pytest.mark.parametrize("command", commands())
