@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from hicache import PAGE, HostPool, Updater, indices, opened, served_model
-from tests import store_servers
+from tests import namespace, store_servers
 from tests.tcp_proxy import TcpProxy
 
+from kvtrie._kvtrie import ValueFormat
 from kvtrie.errors import ConfigError
+from kvtrie.tiers.remote import RemoteUrl
+from kvtrie.tiers.remote.open import open_store
 
 KEYS = [f"hash {at}" for at in range(8)]
 
@@ -34,7 +39,33 @@ def valkey(path):
         yield f"redis://127.0.0.1:{server.port}/0"
 
 
-@pytest.fixture(params=[folder, valkey], ids=lambda one: one.__name__)
+@contextmanager
+def mooncake(path):
+    """A Mooncake master, and a process of the store that lends it memory: this one."""
+    if not namespace.INSIDE:
+        pytest.skip("test_pages_in_memory_of_a_mooncake_store runs it in a network namespace")
+    sys.path.append(str(store_servers.SITE))
+    form = ValueFormat(layers=1, layer_bytes=1, block_tokens=1, meaning=bytes(32))
+    with store_servers.mooncake(path / "mooncake") as server:
+        url = f"mooncake://127.0.0.1:{server.port}"
+        lent = RemoteUrl.parse("url", f"{url}?segment_bytes={256 << 20}")
+        with closing(open_store(lent, form)):
+            yield url
+
+
+@pytest.mark.skipif(namespace.INSIDE, reason="runs the others")
+def test_pages_in_memory_of_a_mooncake_store():
+    store_servers.program("mooncake")
+    if not namespace.possible():
+        pytest.skip("no network namespace: unshare -n does not work here")
+    options = ["-c", "tests/served/pytest.ini", "-o", "python_files=sglang_*.py", "--rootdir", "."]
+    files = ["-q", "-rf", "--show-capture=no", "-k", "mooncake", Path(__file__)]
+    ended = namespace.run("pytest", *options, *files, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    assert "3 passed" in ended.stdout
+
+
+@pytest.fixture(params=[folder, valkey, mooncake], ids=lambda one: one.__name__)
 def url(request, tmp_path):
     with request.param(tmp_path) as place:
         yield place

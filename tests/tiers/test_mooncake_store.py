@@ -59,6 +59,15 @@ def test_questions_to_a_dead_master_are_abandoned_at_their_deadline(place):
 
 
 @inside
+def test_memory_of_one_block_is_registered_for_the_call(place):
+    server, url = place
+    store = opened(url(server.port))
+    assert put(store, 0, 1) == get(store, 0, 1) == get(store, 0, 1, layers=(1, 3)) == ["ok", "ok"]
+    assert set(store._known.values()) == {store._form.header_bytes}
+    store.close()
+
+
+@inside
 def test_a_master_that_is_not_there_does_not_answer():
     sys.path.append(str(store_servers.SITE))
     with pytest.raises(TransferError, match=r"the master of mooncake://127\.0\.0\.1:1"):

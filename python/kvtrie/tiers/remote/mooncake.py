@@ -1,11 +1,12 @@
 """The back end `mooncake://`: values in the memory that machines lend to a Mooncake store.
 
-`mooncake://master:50051?host=ADDRESS&segment_bytes=BYTES`. Values go straight between the pool's
-memory, which is registered once, and the machines that have them. `segment_bytes` lends that amount
-of this machine's memory. Mooncake has no deadlines: with a dead master a call returns after four
-seconds. Questions are abandoned on their own thread at the deadline; reads and writes keep the
-caller's thread until they return, because they may still use its memory. Invariant: no call that
-was given up uses memory of a pool. Cost: a request per call and block; a copy of each header.
+`mooncake://master:50051?host=ADDRESS&segment_bytes=BYTES`. Values go straight between memory and
+the machines that have them: a pool is registered once, memory of a single block for the call.
+`segment_bytes` lends that amount of this machine's memory. Mooncake has no deadlines: with a dead
+master a call returns after four seconds. Questions are abandoned on their own thread at the
+deadline; reads and writes keep the caller's thread until they return, because they may still use
+its memory. Invariant: no call that was given up uses memory of a pool. Cost: a request per call and
+block; a copy of each header.
 """
 
 from __future__ import annotations
@@ -93,11 +94,14 @@ class MooncakeStore:
         if _left(deadline) <= 0:
             return [_LATE] * len(rows)
         whole = [row for row in rows if self._is_whole(row)]
-        codes = iter(self._wholes(whole))
-        return [
-            self._result(row, *(next(codes) if self._is_whole(row) else self._part(row)))
-            for row in rows
-        ]
+        try:
+            codes = iter(self._wholes(whole))
+            return [
+                self._result(row, *(next(codes) if self._is_whole(row) else self._part(row)))
+                for row in rows
+            ]
+        finally:
+            self._forget(rows)
 
     def put_many(self, rows: Sequence[Put], deadline: int) -> list[Result]:
         """Write values that are absent."""
@@ -105,8 +109,11 @@ class MooncakeStore:
             return [_LATE] * len(rows)
         headers = [self._header(row.header) for row in rows]
         names, sizes = [row.name.hex() for row in rows], [self._sizes(row) for row in rows]
-        places = [self._places(*both) for both in zip(headers, rows, strict=True)]
-        codes = self._open().batch_put_from_multi_buffers(names, places, sizes)
+        try:
+            places = [self._places(*both) for both in zip(headers, rows, strict=True)]
+            codes = self._open().batch_put_from_multi_buffers(names, places, sizes)
+        finally:
+            self._forget(rows)
         self._give_back(headers)
         return [Result("ok") if code >= 0 else _failed(code) for code in codes]
 
@@ -212,6 +219,15 @@ class MooncakeStore:
                     raise TransferError(f"{size} bytes of memory are not registered: code {code}")
                 self._known[begin] = size
         return memory.ctypes.data
+
+    def _forget(self, rows: Sequence[Get] | Sequence[Put]) -> None:
+        """Unregister memory that is not a pool's: its owner may free it after the call."""
+        with self._lock:
+            for memory in (row.memory for row in rows):
+                begin, size = _region(memory)
+                known = size == memory.nbytes and self._known.pop(begin, 0)
+                if known and self._client is not None:
+                    self._client.unregister_buffer(begin)
 
     def _open(self) -> Any:  # noqa: ANN401 - of the library
         client = self._client
