@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import torch
+from transformers import LlamaConfig
 from vllm import SamplingParams
 from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -30,6 +31,21 @@ from kvtrie.engines.vllm.worker import WorkerConnector
 
 SIZE, LAYERS, WORDS = 16, ("a", "b"), 300
 DRAFTS = 3
+
+
+def write_model(folder):
+    """Write a configuration, all that a scheduler reads of a model."""
+    LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(folder)
+    return str(folder)
 
 
 def marks(tokens):

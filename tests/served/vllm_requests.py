@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import servers  # noqa: F401 - its settings first
-from modelfree import SIZE, WORDS, Engine
-from transformers import LlamaConfig
+from modelfree import SIZE, WORDS, Engine, write_model
 from vllm import SamplingParams
 from vllm.v1.request import Request
 
@@ -21,18 +20,7 @@ LONG = "x" * 70_000
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A folder with a model's configuration, all that a scheduler reads of it."""
-    folder = tmp_path_factory.mktemp("model")
-    LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=2048,
-        architectures=["LlamaForCausalLM"],
-    ).save_pretrained(folder)
-    return str(folder)
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def value(draw, depth=3):

@@ -6,29 +6,13 @@ import random
 
 import pytest
 import servers  # noqa: F401 - its settings first
-from modelfree import SIZE, WORDS, Engine
-from transformers import LlamaConfig
+from modelfree import SIZE, WORDS, Engine, write_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A folder with a model's configuration."""
     return write_model(tmp_path_factory.mktemp("model"))
-
-
-def write_model(folder):
-    """Write a configuration, all that a scheduler reads of a model."""
-    LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=2048,
-        architectures=["LlamaForCausalLM"],
-    ).save_pretrained(folder)
-    return str(folder)
 
 
 def tiers(folder, host):
