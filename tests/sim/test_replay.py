@@ -114,6 +114,18 @@ def test_a_prompt_waits_for_stores_that_hold_its_slots():
     assert played.tiers[1].hits == gpu
 
 
+def test_a_prompt_that_waits_is_tried_once_per_room_that_it_lacks():
+    gpu = 64
+    longs = [
+        TraceRequest(at, 512 * gpu, 1, np.arange(gpu, dtype=np.uint32) + 100 * at)
+        for at in range(3)
+    ]
+    tiers = [Tier("gpu", blocks=gpu, write="through"), Tier("host", blocks=200, store=SLOW)]
+    manager = open_manager(tiers, policy="lru")
+    assert replay(longs, manager).refused == 0
+    assert manager.stats().refused <= 2 * len(longs)
+
+
 def test_a_prompt_waits_for_requests_that_hold_its_slots():
     alone = [
         TraceRequest(at, 512 * 6, 1, np.arange(6, dtype=np.uint32) + 100 * at) for at in range(4)

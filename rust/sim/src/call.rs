@@ -89,6 +89,8 @@ pub struct Calls {
     settings: Settings,
     load: LoadMode,
     log: Option<Vec<Call>>,
+    /// Slots that the last lease without room lacked.
+    lacked: u64,
 }
 
 impl Calls {
@@ -96,7 +98,7 @@ impl Calls {
     #[must_use]
     pub fn new(manager: Arc<Locked>, load: LoadMode, logged: bool) -> Self {
         let settings = manager.lock().settings().clone();
-        Self { manager, settings, load, log: logged.then(Vec::new) }
+        Self { manager, settings, load, log: logged.then(Vec::new), lacked: 0 }
     }
 
     /// The manager, to look at.
@@ -122,6 +124,12 @@ impl Calls {
     #[must_use]
     pub fn log(&self) -> &[Call] {
         self.log.as_deref().unwrap_or_default()
+    }
+
+    /// Slots that the last lease without room lacked.
+    #[must_use]
+    pub fn lacked(&self) -> u64 {
+        self.lacked
     }
 
     fn note(&mut self, call: impl FnOnce() -> Call) {
@@ -165,7 +173,10 @@ impl Calls {
         };
         let found = match self.manager.call(|manager| manager.acquire(&ask, now)) {
             Ok(lease) => Some(lease),
-            Err(Error::NoSpace { .. }) => None,
+            Err(Error::NoSpace { wanted, free, .. }) => {
+                self.lacked = wanted.saturating_sub(free);
+                None
+            }
             Err(error) => return Err(error),
         };
         self.note(|| Call::Acquire {

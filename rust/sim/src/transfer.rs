@@ -198,6 +198,12 @@ impl Executor {
         self.under_way.is_empty() && self.waiting.is_empty()
     }
 
+    /// Moves that have not ended: at least this number of ends will come, and one if there are any.
+    #[must_use]
+    pub fn unfinished(&self) -> u64 {
+        (self.under_way.len() + self.waiting.len()) as u64
+    }
+
     /// When the layers of a move are there, if it has entered its lane and not ended.
     #[must_use]
     pub fn times(&self, id: MoveId) -> Option<Entered> {

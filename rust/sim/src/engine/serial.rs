@@ -61,8 +61,9 @@ pub struct Serial {
     running: Option<Running>,
     /// Requests that have ended and hold their blocks, the oldest first.
     held: VecDeque<(LeaseId, Request)>,
-    /// Whether the first request of the queue waits for room, until a move ends.
-    blocked: bool,
+    /// Moves that end before the first request of the queue tries again; 0 if it does not wait for
+    /// room.
+    blocked: u64,
     /// No request begins before.
     free_at: Nanos,
     due: Vec<(Kind, Nanos)>,
@@ -75,7 +76,7 @@ impl Serial {
     pub fn new(service: Service) -> Self {
         let free_at = service.gap;
         let (queue, due, finished) = (VecDeque::new(), Vec::new(), Vec::new());
-        let (running, held, blocked) = (None, VecDeque::new(), false);
+        let (running, held, blocked) = (None, VecDeque::new(), 0);
         Self { service, queue, running, held, blocked, free_at, due, finished }
     }
 
@@ -90,7 +91,8 @@ impl Serial {
     }
 
     /// A request that does not fit waits for the room that requests before it and moves under way
-    /// free; without any it is refused. Returns whether it is.
+    /// free: it tries again when as many moves have ended as it lacks slots. Without any it is
+    /// refused. Returns whether it is.
     fn waits(&mut self, request: Request, machine: &mut Machine, now: Nanos) -> Result<bool> {
         machine.take(now)?;
         if !self.held.is_empty() {
@@ -104,7 +106,8 @@ impl Serial {
             return Ok(true);
         }
         self.queue.push_front(request);
-        self.blocked = true;
+        // A try costs a walk along the prompt, and a move that ends frees a slot, seldom more.
+        self.blocked = machine.calls.lacked().min(machine.executor.unfinished()).max(1);
         Ok(false)
     }
 
@@ -143,7 +146,7 @@ impl Engine for Serial {
     }
 
     fn head(&self, now: Nanos) -> Option<&Request> {
-        if self.running.is_some() || self.blocked || now < self.free_at {
+        if self.running.is_some() || self.blocked > 0 || now < self.free_at {
             None
         } else {
             self.next()
@@ -151,7 +154,7 @@ impl Engine for Serial {
     }
 
     fn step_begins(&mut self, _: &mut Machine, _: Nanos) -> Result<()> {
-        self.blocked = false;
+        self.blocked = 0;
         Ok(())
     }
 
@@ -197,8 +200,11 @@ impl Engine for Serial {
             if running.prefill.ready() {
                 self.due.push((Kind::StepBegins, now));
             }
-        } else if self.running.is_none() && self.blocked {
-            self.due.push((Kind::StepBegins, now));
+        } else if self.running.is_none() && self.blocked > 0 {
+            if self.blocked <= moves.len() as u64 {
+                self.due.push((Kind::StepBegins, now));
+            }
+            self.blocked = self.blocked.saturating_sub(moves.len() as u64).max(1);
         }
     }
 
