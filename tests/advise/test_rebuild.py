@@ -43,6 +43,13 @@ def test_chunks_of_a_prefill_and_decoded_blocks_are_one_request():
     assert rebuilt(*chunks) == [([1, 2, 3, 4], [5, 6])]
 
 
+def test_the_partial_block_of_a_prompt_counts_as_half_a_block():
+    found = Rebuilt()
+    for batch in steps((0, [1, 2, 3], None), (50, [4, 5], 2)):
+        found.add(batch)
+    assert [one.input_tokens for one in found.requests()] == [3.5 * SIZE, 4.5 * SIZE]
+
+
 def test_several_blocks_after_a_pause_are_the_next_turn():
     turns = (0, [1, 2], None), (1, [3], 2), (1 + rebuild.TURN_S + 0.1, [4, 5], 3)
     assert rebuilt(*turns) == [([1, 2], [3]), ([1, 2, 3, 4, 5], [])]

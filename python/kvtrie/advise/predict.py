@@ -160,7 +160,8 @@ def play(
                 prompts.append(request.input_tokens)
             none = request.blocks[:0]
             answer = none if request.answer is None else request.answer
-            yield request.at, request.blocks, request.input_tokens, 0, None, False, answer
+            whole = min(request.input_tokens, len(request.blocks) * block_tokens)
+            yield request.at, request.blocks, whole, 0, None, False, answer
 
     def on_record(record: Record) -> None:
         nonlocal refused

@@ -133,12 +133,15 @@ class Rebuilt:
             self._forget()
 
     def requests(self) -> Iterator[TraceRequest]:
-        """Yield the requests by their first stored block; times begin with the first batch."""
+        """Yield the requests by their first stored block; times begin with the first batch.
+
+        A prompt's last, partial block is in no event and counts as half a block.
+        """
         begin = self.first or 0.0
         for path in self._paths:
             blocks = self._blocks(path.tip)
             prompt = self._length(path.prompt)
-            tokens, answer = prompt * self.size, blocks[prompt:]
+            tokens, answer = prompt * self.size + self.size // 2, blocks[prompt:]
             at = max(0, round((path.at - begin) * _NS))
             yield TraceRequest(
                 at,

@@ -103,10 +103,14 @@ class Window:
         return min(1.0, rebuilt / traffic.prompt_tokens)
 
     def gpu_blocks(self) -> int | None:
-        """Return the blocks of the engine's cache by its metrics; None if they do not say."""
+        """Return the blocks that the engine's cache has for full blocks, by its metrics.
+
+        None if the metrics do not say.
+        """
         counters = self.after or {}
         if "num_gpu_blocks" in counters:
-            return int(counters["num_gpu_blocks"]) - 1  # vLLM keeps one for padding
+            # vLLM keeps one for padding, and the partial block of a running request takes one.
+            return int(counters["num_gpu_blocks"]) - 2
         if "gpu_tokens" in counters and self.rebuilt.size:
             return int(counters["gpu_tokens"]) // self.rebuilt.size
         return None
