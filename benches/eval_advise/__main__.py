@@ -5,7 +5,8 @@
 
 Per workload `kvtrie advise` listens to a vLLM server without kvtrie, its events and metrics, and
 predicts host memory of two sizes under two policies. Then servers with these settings answer the
-same workload (`server`). Both count the last third of the time. The model is a random one of
+same workload (`server`). Both count the same requests: those that advice finds in the last third
+of its window, which begins with the request that warms the server. The model is a random one of
 SmolLM2's shape with six layers, `--layers` for others. `--quick` takes a small one, and one setting
 per workload.
 Cost: ten servers of about a minute on two idle cores.
@@ -160,7 +161,7 @@ class AdviseEvaluation(Evaluation[Record]):
                 rows.append(row)
                 continue
             policy, _, host = row["setting"].rpartition(":")
-            # The requests that the server without kvtrie had in its last third.
+            # The last requests, as many as advice counted.
             count = self.by_key[workload, "", 0].requests
             yield self.counted(rows, count, (workload, policy, int(host)))
             rows = []
@@ -179,6 +180,8 @@ class AdviseEvaluation(Evaluation[Record]):
             head_dim=config["head_dim"],
             dtype="float32",
         ).block_bytes(BLOCK)
+        # A shell's background jobs ignore SIGINT, and so would advice, which it ends.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         advice = subprocess.Popen(
             [
                 *(sys.executable, "-m", "kvtrie", "advise", f"tcp://127.0.0.1:{ports[0]}"),
@@ -203,13 +206,18 @@ class AdviseEvaluation(Evaluation[Record]):
         check_ended(server)
         if advice.returncode:
             raise ConfigError(f"kvtrie advise ended with {advice.returncode}: {said[-300:]}")
+        answer = json.loads(said)
         predicted = {
             f"{row['policy']} {row['host'] // block}": [row["found"], row["saved"]]
-            for row in json.loads(said)["rows"]
+            for row in answer["rows"]
         }
-        since = rows[0]["at"] + (rows[-1]["at"] - rows[0]["at"]) * 2 / 3
-        count = sum(row["at"] >= since for row in rows)
-        yield self.counted(rows, count, (workload, "", 0), predicted)
+        rebuilt, counted = answer["window"]["requests"], answer["window"]["counted"]
+        if rebuilt != len(rows) + 1:  # the one that warmed the server is in the history
+            raise ConfigError(
+                f"advice rebuilt {rebuilt} requests of {len(rows) + 1}: turns that follow each "
+                "other within 2 s count as one; run on a machine with less load"
+            )
+        yield self.counted(rows, counted, (workload, "", 0), predicted)
 
     def counted(
         self,

@@ -91,12 +91,13 @@ def warm(llm):
 
 
 def play(server, turns, *, connected):
-    """Play the turns, each at its time or when the one before has ended."""
+    """Play the turns, each at its time; a late one delays all that follow, so they stay apart."""
     paths, begin = {}, time.monotonic()
     for turn in turns:
         path = [*turn.begin, *turn.added] if turn.begin else [*paths[turn.who], *turn.added]
-        time.sleep(max(0.0, begin + turn.at - time.monotonic()))
-        at = time.monotonic() - begin
+        wait = begin + turn.at - time.monotonic()
+        time.sleep(max(0.0, wait))
+        begin += max(0.0, -wait)
         output = ask(server.llm, path, turn.answer)
         paths[turn.who] = [*path, *output.outputs[0].token_ids]
         stats = output.metrics
@@ -104,7 +105,6 @@ def play(server, turns, *, connected):
             server.settle()
             found = server.kv_scheduler.counters.tokens["host"]
         yield {
-            "at": at,
             "prompt": len(path),
             "cached": output.num_cached_tokens,
             "host": found if connected else 0,
