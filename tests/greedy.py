@@ -232,7 +232,6 @@ METHODS = {
     (ModelShape, "block_bytes"): {"block_tokens": 4},
     (ModelShape, "form"): {"group": None},
     (ModelShape, "layer_bytes"): {"block_tokens": 4},
-    (ResumePoints, "room"): {"model": MODEL, "tier": Tier("gpu", blocks=8), "block_tokens": 4},
     (Tier, "paced"): {"model": MODEL, "block_tokens": 4},
     (Tier, "room"): {"model": MODEL, "block_tokens": 4},
     (Tier, "room_bytes"): {"model": MODEL, "block_tokens": 4},

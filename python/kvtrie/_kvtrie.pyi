@@ -1538,6 +1538,10 @@ class DiskStore:
         `layer_bytes` are those of the layout, padding included.
         """
 
+    @staticmethod
+    def bytes_for(blocks: int, layers: int, layer_bytes: int, block_tokens: int) -> int:
+        """Bytes that all files for this number of blocks take at most."""
+
     @property
     def folder(self) -> Path: ...
     @property
@@ -1599,14 +1603,14 @@ class DiskStore:
     ) -> None:
         """Write layers of a block from `memory`; `wall` is the wall clock in nanoseconds."""
 
-    def index(self, wall: int) -> Index:
-        """Index of the blocks here, with ages as of `wall`."""
+    def index(self, wall: int, *, group: int = 0) -> Index:
+        """Index of the blocks here, as rows of a group, with ages as of `wall`."""
 
-    def save(self, index: Index, wall: int) -> None:
-        """Keep exactly the blocks of an index; every other slot is free afterwards."""
+    def save(self, index: Index, wall: int, *, group: int = 0) -> None:
+        """Keep exactly the blocks of an index in a group; every other slot is free afterwards."""
 
-    def note_uses(self, index: Index, wall: int) -> int:
-        """Persist ages and uses of the blocks of an index, for the next process.
+    def note_uses(self, index: Index, wall: int, *, group: int = 0) -> int:
+        """Persist ages and uses of the blocks of an index in a group, for the next process.
 
         All else stays. Rows that name another block than the slot has are left out. Nothing is
         synced: a power loss may lose the noted ages and uses, never a block.
@@ -1614,6 +1618,7 @@ class DiskStore:
         Args:
             index: what `BlockManager.index` gave of some blocks.
             wall: the wall clock in nanoseconds.
+            group: of the rows that count.
 
         Returns:
             How many of the blocks are there.
@@ -1648,6 +1653,9 @@ class DiskStore:
 
     def gc(self) -> int:
         """Give back what free slots and dead entries take; return the number of bytes."""
+
+    def clear(self, first: int, end: int) -> None:
+        """Free the slots from `first` to before `end`, and give their space back."""
 
     def remove(self, slot: int) -> None:
         """Free a slot."""
@@ -1842,6 +1850,9 @@ class Index:
     @property
     def group(self) -> NDArray[np.uint8]: ...
     def __len__(self) -> int: ...
+    def __add__(self, other: Index) -> Index:
+        """The rows of both, one after another."""
+
     def __iter__(self) -> Iterator[tuple[bytes, int, int, int, *tuple[int, ...]]]: ...
 
 @final

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvtrie.argument import put, whole
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import forgotten
+from kvtrie.group_pages import GroupPages
 
 if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["ResumePoints"]
 
 _Plan: TypeAlias = tuple[
-    list[tuple[str, int, int, int, int]], int, list[tuple[int, int]], tuple[int, int]
+    list[tuple[str, int, int, int, int]], int, list[tuple[int, int, list[int]]], tuple[int, int]
 ]
 _MOST_TIERS = 2
-_MEMORY = ("gpu", "host")
+_KEPT = ("gpu", "host", "disk")
 _MOST_BLOCKS = 2**32 - 2
 
 
@@ -62,8 +62,8 @@ class ResumePoints:
 
         Returns:
             Kind, window, sinks, bytes of a slot and layers of each group; bytes of a layer of the
-            first; of each tier the most blocks of the first group, and the bytes; newest and blocks
-            between points.
+            first; of each tier the most blocks of the first group, the bytes, and those that a
+            slot of each group takes there; newest and blocks between points.
 
         Raises:
             ConfigError: a model of one group, more than two tiers, a room that does not say its
@@ -74,16 +74,16 @@ class ResumePoints:
                 f"resume points are for models of several groups of layers, this one has "
                 f"{len(model.groups) or 1}"
             )
-        kept = [tier for tier in tiers if tier.owner == "kvtrie" and tier.kind not in _MEMORY]
+        kept = [tier for tier in tiers if tier.owner == "kvtrie" and tier.kind not in _KEPT]
         if kept or len(tiers) > _MOST_TIERS or any(tier.owner == "engine" for tier in tiers):
             named = ", ".join(f"{tier.kind} of {tier.owner}" for tier in tiers)
             raise ConfigError(
                 f"{len(tiers)} tiers with owners ({named}): groups are kept apart on one or two "
-                "tiers of gpu and host memory, or with owner 'none'"
+                "tiers of gpu and host memory and disk, or with owner 'none'"
             )
         slots = [model.block_bytes(block_tokens, at) for at in range(len(model.groups))]
         rows = zip(model.groups, slots, strict=True)
-        rooms = [self.room(model, tier, block_tokens) for tier in tiers]
+        rooms = [GroupPages.of(model, tier, block_tokens) for tier in tiers]
         layers = len(model.groups[0].layers)
         every = self.every or 0
         if every % block_tokens:
@@ -94,31 +94,9 @@ class ResumePoints:
         return (
             [(one.kind, one.window, one.sinks, slot, len(one.layers)) for one, slot in rows],
             max(1, slots[0] // layers),
-            [(min(max(1, room // slots[0]), _MOST_BLOCKS), room) for room in rooms],
+            [
+                (min(max(1, room.bytes // room.slots[0]), _MOST_BLOCKS), room.bytes, [*room.slots])
+                for room in rooms
+            ],
             (self.newest, every // block_tokens),
         )
-
-    def room(self, model: ModelShape, tier: Tier, block_tokens: int) -> int:
-        """Bytes of a tier, for all groups together.
-
-        Args:
-            model: its groups are kept apart.
-            tier: the tier; with `blocks` it has the bytes of that number of blocks of all layers.
-            block_tokens: tokens of a block.
-
-        Raises:
-            ConfigError: less than a block of the first group, or blocks of a model with states.
-        """
-        if tier.bytes is not None:
-            room = int(tier.bytes)
-            if room < (least := model.block_bytes(block_tokens, 0)):
-                raise ConfigError(
-                    f"tier {tier.kind!r} has {room} bytes, a block of the first group takes "
-                    f"{least}{forgotten(room)}"
-                )
-            return room
-        if any(group.kind == "state" for group in model.groups):
-            raise ConfigError(
-                f"tier {tier.kind!r} has blocks={tier.blocks}: a model with states wants bytes="
-            )
-        return (tier.blocks or 0) * model.block_bytes(block_tokens)

@@ -23,6 +23,7 @@ from kvtrie.argument import (
     word,
 )
 from kvtrie.errors import ConfigError
+from kvtrie.group_layout import group_bytes
 from kvtrie.layout import Layout
 from kvtrie.sizes import forgotten, free_disk, free_memory, is_share, size
 
@@ -313,7 +314,12 @@ class Tier:
         """
         if self.layout is None:
             return lane
-        share = model.layer_bytes(block_tokens) / self._layer_bytes(model, block_tokens)
+        if model.even:
+            share = model.layer_bytes(block_tokens) / self._layer_bytes(model, block_tokens)
+        else:
+            # One lane carries all groups, states too, which keep their bytes.
+            own = group_bytes(model, block_tokens, self.layout)
+            share = sum(group_bytes(model, block_tokens)) / sum(own)
         speed = min(max(lane.bytes_per_s * share, 1.0), 2.0**62)
         return lane if share == 1 else replace(lane, bytes_per_s=speed)
 

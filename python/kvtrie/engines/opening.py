@@ -20,7 +20,7 @@ from kvtrie.engines.layer_trial import model_shape
 from kvtrie.engines.startup import OpenTier, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_memory, path_and_size, size
-from kvtrie.tiers import DiskStorage, GroupPools, KeptPool, open_pools
+from kvtrie.tiers import DiskStorage, GroupDisk, GroupPools, KeptPool, open_pools
 from kvtrie.tiers.remote import RemoteStorage
 from kvtrie.transfer import Executor
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvtrie import Scope
-    from kvtrie.tiers import Pool, Storage
+    from kvtrie.tiers import TierBytes
 
 __all__ = ["LOOKUP_S", "ask_store", "close_executor", "open_executor"]
 
@@ -75,7 +75,7 @@ def open_executor(
     Raises:
         ConfigError: a size, path or URL that cannot be, a model whose KV no tier holds, a folder
             that another process writes to, a file of another model, or groups of layers with a
-            tier below host memory.
+            remote tier.
         TransferError: the folder cannot be read or made.
     """
     instance("model", model, torch.nn.Module)
@@ -140,16 +140,15 @@ def _shape(model: PreTrainedModel, *, by_layer: bool) -> ModelShape:
     return model_shape(model, fingerprint=name)
 
 
-def _check_written(pools: Sequence[Pool | GroupPools | Storage | None]) -> None:
+def _check_written(pools: Sequence[TierBytes | None]) -> None:
     for pool in pools:
-        if isinstance(pool, DiskStorage) and pool.read_only:
-            folder = pool.store.folder.parent
-            raise ConfigError(f"the folder {folder} cannot be written: {pool.store.refusal}")
+        if isinstance(pool, DiskStorage | GroupDisk) and pool.read_only:
+            raise ConfigError(f"the folder {pool.folder} cannot be written: {pool.refusal}")
 
 
-def _close(pools: Sequence[Pool | GroupPools | Storage | None]) -> None:
+def _close(pools: Sequence[TierBytes | None]) -> None:
     for pool in pools:
-        if isinstance(pool, DiskStorage | KeptPool | RemoteStorage):
+        if isinstance(pool, DiskStorage | GroupDisk | KeptPool | RemoteStorage):
             pool.close()
 
 
@@ -182,12 +181,12 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
     manager = executor.manager
     stats, tokens = manager.stats().tiers, manager.block_tokens
     kept = any(isinstance(pool, KeptPool) for pool in executor.pools)
-    disks = [pool for pool in executor.pools if isinstance(pool, DiskStorage)]
+    disks = [pool for pool in executor.pools if isinstance(pool, DiskStorage | GroupDisk)]
     lines = [
         OpenTier(
             tier.kind,
-            pool.memory.nbytes
-            if isinstance(pool, GroupPools)
+            pool.nbytes
+            if isinstance(pool, GroupPools | GroupDisk)
             else tier.room_bytes(manager.model, tokens),
             stats[tier.kind].slots,
             found=stats[tier.kind].slots - stats[tier.kind].free,

@@ -137,12 +137,12 @@ def open(  # noqa: A001 - read as `transformers.open`
             Every block is stored there as soon as it is computed.
         resume: keep groups of layers apart, so that layers with a window keep no more than that;
             None does so where layers keep states or KV of different shapes, and otherwise keeps
-            all tokens of all layers. It takes host memory as the last tier.
+            all tokens of all layers.
 
     Raises:
         ConfigError: a size, path, URL or policy that cannot be, a model whose KV no tier holds, a
             folder that another process writes to, a file of another model, or groups of layers
-            with a tier below host memory or with `keep`.
+            with a remote tier or with `keep`.
         TransferError: the folder cannot be read or made.
     """
     executor = open_executor(

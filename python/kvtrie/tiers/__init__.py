@@ -7,7 +7,7 @@ Invariant: everything here obeys slot numbers that the manager chose and chooses
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -17,6 +17,7 @@ from kvtrie.tiers.conversion import agree
 from kvtrie.tiers.disk import DiskStorage
 from kvtrie.tiers.engine_pool import EnginePool
 from kvtrie.tiers.gpu import default_device, gpu_pool
+from kvtrie.tiers.group_disk import GroupDisk, GroupStore
 from kvtrie.tiers.group_pools import GroupPool, GroupPools
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.kept import KeptPool
@@ -38,8 +39,10 @@ __all__ = [
     "BlockFormat",
     "DiskStorage",
     "EnginePool",
+    "GroupDisk",
     "GroupPool",
     "GroupPools",
+    "GroupStore",
     "HasBlockFormat",
     "KeptPool",
     "NotesUses",
@@ -47,6 +50,7 @@ __all__ = [
     "Pool",
     "Recalled",
     "Storage",
+    "TierBytes",
     "agree",
     "default_device",
     "gpu_pool",
@@ -90,6 +94,10 @@ class Storage(Protocol):
                 process keeps it with the block, another one may ignore it.
         """
         ...
+
+
+TierBytes: TypeAlias = Pool | GroupPools | GroupDisk | Storage
+"""The bytes of a tier: memory or storage, of all layers or by groups."""
 
 
 @runtime_checkable
@@ -152,7 +160,7 @@ def open_pools(
     ranks: int = 1,
     staging: int = 0,
     resume: ResumePoints | None = None,
-) -> tuple[Pool | GroupPools | Storage | None, ...]:
+) -> tuple[TierBytes | None, ...]:
     """Open the pools and storages of tiers.
 
     Memory for `gpu` and `host`, files for a `disk` with a path, a shared store for a `remote` with
@@ -175,8 +183,8 @@ def open_pools(
     Raises:
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
             layouts differ, a format that KV cannot be converted to, a rank that is not there, or
-            `keep` for the first tier. With `resume`: a tier below host memory or in another format,
-            several ranks, or staging. Nothing is opened then.
+            `keep` for the first tier. With `resume`: a remote tier, several ranks, or staging.
+            Nothing is opened then.
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
@@ -186,7 +194,7 @@ def open_pools(
             "is written by the engine"
         )
     if resume is not None:
-        return _open_groups(model, tiers, block_tokens, resume, ranks=ranks, staging=staging)
+        return _open_groups(model, tiers, block_tokens, ranks=ranks, staging=staging)
     mine = [
         (at, tier, BlockFormat.of(model, tier.layout, block_tokens))
         for at, tier in enumerate(tiers)
@@ -222,31 +230,40 @@ def open_pools(
 
 
 def _open_groups(
-    model: ModelShape,
-    tiers: Sequence[Tier],
-    block_tokens: int,
-    resume: ResumePoints,
-    *,
-    ranks: int,
-    staging: int,
-) -> tuple[GroupPools | None, ...]:
-    below = [tier.kind for tier in tiers if tier.owner == "kvtrie" and tier.kind not in _MEMORY]
-    if below or ranks > 1 or staging:
+    model: ModelShape, tiers: Sequence[Tier], block_tokens: int, *, ranks: int, staging: int
+) -> tuple[GroupPools | GroupDisk | None, ...]:
+    mine = [tier for tier in tiers if tier.owner == "kvtrie"]
+    remote = [tier.kind for tier in mine if tier.kind not in (*_MEMORY, "disk")]
+    if remote or ranks > 1 or staging:
         raise ConfigError(
-            f"tiers {', '.join(below) or 'of memory'}, {ranks} ranks, {staging} blocks of staging: "
-            "groups of layers are kept apart in gpu and host memory of one rank, without staging"
+            f"tiers {', '.join(tier.kind for tier in tiers)}, {ranks} ranks, {staging} blocks of "
+            "staging: groups of layers are kept apart in gpu and host memory and on disk, of one "
+            "rank, without staging"
         )
+    _agree_in_format(tiers)
     gpu, pinned = default_device(), torch.cuda.is_available()
-    return tuple(
-        GroupPools(
-            model,
-            tier,
-            block_tokens,
-            resume,
-            device=gpu if tier.kind == "gpu" else "cpu",
-            pinned=pinned and tier.kind == "host",
-        )
-        if tier.owner == "kvtrie"
-        else None
-        for tier in tiers
-    )
+    pools: list[GroupPools | GroupDisk | None] = []
+    for tier in tiers:
+        if tier.owner != "kvtrie" or (tier.kind == "disk" and tier.path is None):
+            pools.append(None)
+        elif tier.kind == "disk":
+            pools.append(GroupDisk(model, tier, block_tokens))
+        else:
+            device, host = gpu if tier.kind == "gpu" else "cpu", tier.kind == "host"
+            pools.append(
+                GroupPools(model, tier, block_tokens, device=device, pinned=pinned and host)
+            )
+    return tuple(pools)
+
+
+def _agree_in_format(tiers: Sequence[Tier]) -> None:
+    """Raise unless the first tier is native, and a disk in the format of the memory above it."""
+    above = tiers[0]
+    for at, tier in enumerate(tiers):
+        odd = tier.layout if at == 0 else tier.kind == "disk" and tier.layout != above.layout
+        if odd:
+            raise ConfigError(
+                f"tier {at} ({tier.kind}) has layout {tier.layout}: with groups of layers the "
+                f"first tier is native, and a disk has the layout of the tier above, {above.layout}"
+            )
+        above = tier

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from kvtrie.errors import ConfigError
+from kvtrie.group_layout import group_layout
 from kvtrie.layout import Layout
 
 if TYPE_CHECKING:
@@ -62,6 +64,35 @@ class BlockFormat:
             kv = "joined" if model.latent or v_head_dim == model.head_dim else "split"
             layout = Layout(dtype=model.dtype, kv=kv, latent=model.latent)
         return cls(model.layers, block_tokens, model.rank_heads, model.head_dim, v_head_dim, layout)
+
+    @classmethod
+    def of_group(
+        cls, model: ModelShape, group: int, block_tokens: int, layout: Layout | None
+    ) -> BlockFormat:
+        """Return the format of a group of layers; a state is a row of bytes per layer.
+
+        Args:
+            model: the shape whose KV is kept; sizes are those of one rank.
+            group: which of its groups.
+            block_tokens: tokens of a block.
+            layout: that of the tier; None is the model's own.
+
+        Raises:
+            ConfigError: states whose bytes do not divide among their layers, or a layout that
+                groups cannot have.
+        """
+        one, layout = model.groups[group], group_layout(model, group, layout)
+        layers = len(one.layers)
+        if one.state_bytes is None:
+            heads, key, value, _, _ = model.form(group)
+            rows = block_tokens // one.tokens_per_row
+            return cls(layers, rows, heads, key, value or key, layout)
+        if one.state_bytes % layers:
+            raise ConfigError(
+                f"group {group} has states of {one.state_bytes} bytes for {layers} layers: a "
+                "multiple wanted"
+            )
+        return cls(layers, block_tokens, 1, one.state_bytes // layers, 1, layout)
 
     def planes(self) -> tuple[int, ...]:
         """Return the bytes of one layer of one block in each of the layout's tensors."""

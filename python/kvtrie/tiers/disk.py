@@ -65,6 +65,8 @@ class DiskStorage:
             has one, or else "threads".
         rank: the tensor-parallel rank whose part of the KV this is.
         clock: the wall clock in nanoseconds; ages grow by it between two processes.
+        group: a group of the model's layers and the format of its blocks, if the store has only
+            that group's; None has all layers.
 
     Attributes:
         block_format: format of the bytes.
@@ -77,8 +79,8 @@ class DiskStorage:
     It belongs to the process that opened it: in a fork every call is a `ConfigError`.
 
     Raises:
-        ConfigError: a model without a fingerprint, a layout with K and V apart, numbers that cannot
-            be, a store in two folders, which earlier versions could write.
+        ConfigError: a model without a fingerprint, numbers that cannot be, a store in two folders,
+            which earlier versions could write.
         TransferError: the folder cannot be read or made.
     """
 
@@ -95,24 +97,24 @@ class DiskStorage:
         queue: Literal["best", "threads"] = "best",
         rank: int = 0,
         clock: Callable[[], int] = time.time_ns,
+        group: tuple[int, BlockFormat] | None = None,
     ) -> None:
         require_fingerprint(model, f"the disk folder {folder}")
         if rank < 0:
             raise ConfigError(f"rank is {rank}, at least 0 wanted")
-        self.block_format = BlockFormat.of(model, layout, block_tokens)
-        planes = self.block_format.planes()
-        if len(planes) != 1:
-            raise ConfigError("a disk keeps K and V of a layer together: use Layout(kv='joined')")
-        about = meaning(model, self.block_format.layout, block_tokens, rank)
+        self._group, fmt = group or (0, BlockFormat.of(model, layout, block_tokens))
+        self.block_format = fmt
+        size = fmt.head_dim if fmt.layout.opaque == "state" else sum(fmt.planes())
+        about = meaning(model, fmt.layout, block_tokens, rank, None if group is None else group[0])
         folder = path_of("the folder of a disk", folder)
-        room = blocks * model.layers * planes[0]
+        room = blocks * fmt.layers * size
         check_exists(f"a disk tier in {folder}", room, all_disk(folder), "its file system")
         self.store = DiskStore(
             folder,
             identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
             about=about,
-            layers=model.layers,
-            layer_bytes=planes[0],
+            layers=fmt.layers,
+            layer_bytes=size,
             block_tokens=block_tokens,
             blocks=blocks,
             durability=durability,
@@ -132,6 +134,16 @@ class DiskStorage:
     def read_only(self) -> bool:
         """Whether nothing is written here, by now."""
         return self.store.read_only
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why nothing is written; None if blocks are."""
+        return self.store.refusal
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the store's own folder is in."""
+        return self.store.folder.parent
 
     @classmethod
     def of_tier(
@@ -259,7 +271,7 @@ class DiskStorage:
 
     def recall(self) -> Index:
         """Return the index of the blocks that are here, with ages as of now."""
-        index = self.store.index(self._clock())
+        index = self.store.index(self._clock(), group=self._group)
         self._log()
         return index
 
@@ -267,7 +279,7 @@ class DiskStorage:
         """Persist that exactly the blocks of `index` are here; a read-only storage does nothing."""
         if not self.read_only:
             try:
-                self.store.save(index, self._clock())
+                self.store.save(index, self._clock(), group=self._group)
                 self.store.sync()
             except TransferError:
                 self._report_loss()
@@ -276,8 +288,8 @@ class DiskStorage:
 
     def other_blocks(self) -> int:
         """Return the number of blocks of other models, or of other layouts, in the folder."""
-        ours = _without_rank(self.store.about)
-        return count_others(self.store.folder.parent, lambda about: _without_rank(about) == ours)
+        ours = _of_all_parts(self.store.about)
+        return count_others(self.store.folder.parent, lambda about: _of_all_parts(about) == ours)
 
     def wall(self) -> int:
         """Return the wall clock in nanoseconds."""
@@ -299,7 +311,8 @@ class DiskStorage:
         if self.read_only:
             return
         try:
-            self.store.note_uses(index, self._clock() if wall is None else wall)
+            wall = self._clock() if wall is None else wall
+            self.store.note_uses(index, wall, group=self._group)
         except TransferError:
             # Without a folder there is nothing to note, which one warning says.
             if not self._report_loss():
@@ -328,7 +341,9 @@ def _depth(memory: Sequence[torch.Tensor]) -> int:
     return min(64, max(4, _UNDER_WAY // max(one.nbytes for one in memory)))
 
 
-def meaning(model: ModelShape, layout: Layout, block_tokens: int, rank: int) -> str:
+def meaning(
+    model: ModelShape, layout: Layout, block_tokens: int, rank: int, group: int | None = None
+) -> str:
     """Return all that decides what the bytes mean, as JSON; equal texts are equal meanings."""
     fields: dict[str, Any] = asdict(model)
     names = ("layers", "kv_heads", "head_dim", "dtype", "v_head_dim", "latent", "fingerprint")
@@ -336,13 +351,16 @@ def meaning(model: ModelShape, layout: Layout, block_tokens: int, rank: int) -> 
     if model.grouped:  # stores were named before groups counted
         about["groups"] = [group.identity() for group in model.groups]
     about |= {"block_tokens": block_tokens, "rank": rank, "layout": layout.digest().hex()}
+    if group is not None:
+        about["group"] = group
     return json.dumps(about, sort_keys=True)
 
 
-def _without_rank(about: str) -> dict[str, Any] | str:
-    """The meaning of a store without its rank; the text itself if no tier wrote it."""
+def _of_all_parts(about: str) -> dict[str, Any] | str:
+    """The meaning of a store without its rank and group; the text itself if no tier wrote it."""
     try:
         fields = json.loads(about)
     except ValueError:
         return about
-    return {name: value for name, value in fields.items() if name != "rank"}
+    parts = {"rank"} if "group" not in fields else {"rank", "group", "layout"}
+    return {name: value for name, value in fields.items() if name not in parts}

@@ -11,34 +11,61 @@ offset of a slot = slot // slots per page · page bytes + slot % slots per page 
 
 A layer of a block is a unit, as in a `Pool`: K of its rows, then V. The unit of a state is its
 share of the state's bytes, whose meaning only the model knows.
-Invariant: a tier's pages are those of the manager, which alone says whose a page is; no format is
-converted. Cost: a copy is one call per run of neighbouring units, a gather one call per tensor.
+Invariant: a tier's pages are those of the manager, which alone says whose a page is. Cost: a copy
+is one call per run of neighbouring units, a gather one call per tensor.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from kvtrie._kvtrie import page_bytes
 from kvtrie.errors import ConfigError
+from kvtrie.group_layout import group_bytes
+from kvtrie.group_pages import GroupPages
 from kvtrie.kernels import copy_rows
-from kvtrie.layout import Layout
+from kvtrie.layout import DTYPE_BYTES
 from kvtrie.sizes import check_exists
+from kvtrie.tiers import conversion
 from kvtrie.tiers.block_format import BlockFormat
 from kvtrie.tiers.pool import Pool, all_of_device, paged
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from kvtrie.resume import ResumePoints
+    from kvtrie.kernels import Pages
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
 __all__ = ["GroupPool", "GroupPools"]
+
+
+@dataclass(frozen=True)
+class GroupUnits:
+    """Units of a group one after another, outside a pool, as copies that convert take them.
+
+    Attributes:
+        block_format: format of a unit.
+        planes: the bytes: K's and V's, or both.
+    """
+
+    block_format: BlockFormat
+    planes: tuple[torch.Tensor, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the memory."""
+        return self.planes[0].device
+
+    @cached_property
+    def pages(self) -> Pages:
+        """All units as blocks of one layer."""
+        return conversion.pages(self.block_format, self.planes, len(self.planes[0]))
 
 
 class GroupPool(Pool):
@@ -48,8 +75,8 @@ class GroupPool(Pool):
         model: the shape whose KV is kept; sizes are those of one rank.
         group: which of its groups.
         block_tokens: tokens of a block.
+        tier: whose memory it is.
         memory: uint8, the pages of all groups.
-        page: bytes of a page.
 
     Attributes:
         state: whether a slot is a state instead of KV.
@@ -60,51 +87,34 @@ class GroupPool(Pool):
     """
 
     def __init__(
-        self, model: ModelShape, group: int, block_tokens: int, memory: torch.Tensor, page: int
+        self, model: ModelShape, group: int, block_tokens: int, tier: Tier, memory: torch.Tensor
     ) -> None:
-        one = model.groups[group]
-        self.state = one.kind == "state"
-        self.layers = len(one.layers)
+        self.block_format = BlockFormat.of_group(model, group, block_tokens, tier.layout)
+        self.layout, self.block_tokens = self.block_format.layout, self.block_format.block_tokens
+        self.state = model.groups[group].kind == "state"
+        self.layers = self.block_format.layers
         self.layer_slots = False
         self.spare = 0
         self._place = None
         self._free = []
         self._memory = memory
-        self._slot = model.block_bytes(block_tokens, group)
-        self._page, self._per_page = page, page // self._slot
-        self.blocks = memory.nbytes // page * self._per_page
-        if self._slot % self.layers:
-            raise ConfigError(
-                f"group {group} has states of {self._slot} bytes for {self.layers} layers: a "
-                "multiple wanted"
-            )
-        if self.state:
-            self.block_tokens = block_tokens
-            layout = Layout(dtype="uint8", opaque="state")
-            self.block_format = BlockFormat(
-                self.layers, block_tokens, 1, self._slot // self.layers, 1, layout
-            )
-            self._row_bytes = (self._slot // self.layers, 0)
-        else:
-            self.block_tokens = block_tokens // one.tokens_per_row
-            heads, key, value, latent, dtype = model.form(group)
-            layout = Layout(dtype=dtype, kv="split", latent=latent)
-            self.block_format = BlockFormat(
-                self.layers, self.block_tokens, heads, key, value, layout
-            )
-            width = torch.empty(0, dtype=getattr(torch, dtype)).element_size() * heads
-            self._row_bytes = (width * key, width * value)
-        self.layout = layout
-        # The widest rows of memory at which every unit starts, and those of tokens.
-        self._wide = math.gcd(page, self.unit_bytes)
-        self._narrow = math.gcd(self._wide, *self._row_bytes)
-        width = torch.empty(0, dtype=getattr(torch, layout.dtype)).element_size()
-        if self._narrow % width:
-            raise ConfigError(
-                f"slots of {self._slot} bytes of group {group} in pages of {page} bytes do not "
-                f"start at multiples of {width} bytes, the size of a {layout.dtype}"
-            )
+        pages = GroupPages.of(model, tier, block_tokens)
+        self._slot = group_bytes(model, block_tokens, tier.layout)[group]
+        self._page, self._per_page = pages.page, pages.per_page[group]
+        self.blocks = memory.nbytes // self._page * self._per_page
+        # The widest rows of memory at which every unit starts.
+        self._wide = math.gcd(self._page, self.unit_bytes)
         self.planes = (memory.view(-1, self._wide),)
+        # Rows of single tokens are those of plain numbers.
+        width = 0 if self.state or tier.layout is not None else DTYPE_BYTES[self.layout.dtype]
+        heads, *self._dims, _, _ = model.form(group)
+        self._row_bytes = (width * heads * self._dims[0], width * heads * self._dims[1])
+        self._narrow = math.gcd(self._wide, *self._row_bytes)
+        if width and self._narrow % width:
+            raise ConfigError(
+                f"slots of {self._slot} bytes of group {group} in pages of {self._page} bytes do "
+                f"not start at multiples of {width} bytes, the size of a {self.layout.dtype}"
+            )
 
     @property
     def unit_bytes(self) -> int:
@@ -131,7 +141,7 @@ class GroupPool(Pool):
         numbers = getattr(torch, self.layout.dtype)
         keys, values = (part.view(numbers) for part in (unit_bytes[:split], unit_bytes[split:]))
         shape = (self.block_tokens, fmt.heads)
-        return keys.view(*shape, fmt.head_dim), values.view(*shape, fmt.v_head_dim)
+        return keys.view(*shape, self._dims[0]), values.view(*shape, self._dims[1])
 
     @torch.no_grad()
     def gather(
@@ -144,7 +154,7 @@ class GroupPool(Pool):
         found: list[torch.Tensor] = []
         numbers = self._numbers_of_rows()
         fmt = self.block_format
-        for at, dim in enumerate((fmt.head_dim, fmt.v_head_dim)):
+        for at, dim in enumerate(self._dims):
             cells = self._cells(units, offsets, at)
             rows = torch.index_select(numbers, 0, cells.flatten())
             found.append(rows.view(len(units), fmt.heads, dim))
@@ -176,6 +186,38 @@ class GroupPool(Pool):
             raise ConfigError("bytes of a group of layers go to a pool of the same group")
         copy_rows(self.planes[0], self.rows(units), target.planes[0], target.rows(target_units))
 
+    def convert_into(
+        self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
+    ) -> None:
+        """Copy whole units into a pool of the same group in another format; see `Pool.copy_from`.
+
+        Raises:
+            ConfigError: a pool of all layers.
+        """
+        if not isinstance(target, GroupPool):
+            raise ConfigError("bytes of a group of layers go to a pool of the same group")
+        most = max(1, conversion.PIECE_BYTES // max(self.unit_bytes, target.unit_bytes))
+        for first in range(0, len(units), most):
+            here, there = units[first : first + most], target_units[first : first + most]
+            source, sink = self.aside(len(here)), target.aside(len(there))
+            rows = torch.empty(len(here), self.unit_bytes, dtype=torch.uint8, device=self.device)
+            flat = rows.view(-1, self._wide)
+            copy_rows(self.planes[0], self.rows(here), flat, np.arange(len(flat)))
+            start = 0
+            for plane in source.planes:
+                plane.copy_(rows[:, start : start + plane.shape[1]])
+                start += plane.shape[1]
+            near = np.arange(len(here))
+            conversion.convert(source, near, sink, near)
+            flat = torch.cat(sink.planes, dim=1).view(-1, target.planes[0].shape[1])
+            copy_rows(flat, np.arange(len(flat)), target.planes[0], target.rows(there))
+
+    def aside(self, units: int) -> GroupUnits:
+        """Return room for some units outside the pool, of zeros."""
+        sizes = self.block_format.planes()
+        planes = [torch.zeros((units, size), dtype=torch.uint8) for size in sizes]
+        return GroupUnits(self.block_format, tuple(plane.to(self.device) for plane in planes))
+
     def rows(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of the plane that some units have."""
         count = self.unit_bytes // self._wide
@@ -199,8 +241,8 @@ class GroupPool(Pool):
         return (start // self._narrow)[:, None] + torch.arange(count, device=units.device)
 
     def _numbers_of_rows(self) -> torch.Tensor:
-        if self.state:
-            raise ConfigError("a state has no rows of tokens")
+        if not any(self._row_bytes):
+            raise ConfigError("a state or a block in another format has no rows of tokens")
         return self._memory.view(getattr(torch, self.layout.dtype)).view(
             -1, self._narrow // getattr(torch, self.layout.dtype).itemsize
         )
@@ -213,7 +255,6 @@ class GroupPools:
         model: the shape whose KV is kept; sizes are those of one rank.
         tier: its budget.
         block_tokens: tokens of a block.
-        resume: as the manager has it.
         device: device of the memory.
         pinned: whether host memory is locked for copies by a GPU.
 
@@ -224,8 +265,8 @@ class GroupPools:
         block_tokens: tokens of a block.
 
     Raises:
-        ConfigError: a model of one group, a budget that holds no page, a tier in another format or
-            with layer slots or `keep`, or more bytes than the device has.
+        ConfigError: a budget that holds no page, a tier with layer slots or `keep`, a layout that
+            groups cannot have, or more bytes than the device has.
     """
 
     def __init__(
@@ -233,36 +274,46 @@ class GroupPools:
         model: ModelShape,
         tier: Tier,
         block_tokens: int,
-        resume: ResumePoints,
         *,
         device: torch.device | str = "cpu",
         pinned: bool = False,
     ) -> None:
-        odd = [name for name in ("layout", "layer_slots", "keep") if getattr(tier, name)]
+        odd = [name for name in ("layer_slots", "keep") if getattr(tier, name)]
         if odd:
             raise ConfigError(
-                f"tier {tier.kind!r} has {', '.join(odd)}: groups of layers are kept as they are, "
-                "in memory that ends with the process"
+                f"tier {tier.kind!r} has {', '.join(odd)}: groups of layers are kept in slots of "
+                "whole blocks, in memory that ends with the process"
             )
-        room = resume.room(model, tier, block_tokens)
-        page = page_bytes([model.block_bytes(block_tokens, at) for at in range(len(model.groups))])
-        if room < page:
-            raise ConfigError(f"tier {tier.kind!r} has {room} bytes, a page takes {page}")
-        pages = room // page
-        device = torch.device(device)
+        pages = GroupPages.of(model, tier, block_tokens)
+        if not pages.count:
+            raise ConfigError(
+                f"tier {tier.kind!r} has {pages.bytes} bytes, a page takes {pages.page}"
+            )
+        for group, one in enumerate(model.groups):
+            if tier.layout is not None and one.kind != "state":
+                plain = BlockFormat.of_group(model, group, block_tokens, None)
+                conversion.check(
+                    plain, BlockFormat.of_group(model, group, block_tokens, tier.layout)
+                )
+        device, wanted = torch.device(device), pages.count * pages.page
         there = all_of_device(device)
-        check_exists(f"a pool of {pages} pages", pages * page, there, f"the memory of {device}")
+        check_exists(f"a pool of {pages.count} pages", wanted, there, f"the memory of {device}")
         self.model, self.block_tokens = model, block_tokens
-        self.memory = paged(1, pages * page, device, pinned=pinned).view(-1)
+        self.memory = paged(1, wanted, device, pinned=pinned).view(-1)
         self.memory.zero_()  # touch every page now; the first copy would pay for it otherwise
         self.groups = tuple(
-            GroupPool(model, at, block_tokens, self.memory, page) for at in range(len(model.groups))
+            GroupPool(model, at, block_tokens, tier, self.memory) for at in range(len(model.groups))
         )
 
     @property
     def device(self) -> torch.device:
         """The device of the memory."""
         return self.memory.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return self.memory.nbytes
 
     def __repr__(self) -> str:
         return f"GroupPools({len(self.groups)} groups, {self.memory.nbytes} bytes)"

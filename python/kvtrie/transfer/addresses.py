@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie.tiers import GroupPools, Pool
+from kvtrie.tiers import GroupDisk, GroupPools, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie import Moves
-    from kvtrie.tiers import Storage
+    from kvtrie.tiers import TierBytes
 
 __all__ = ["misaddressed"]
 
 
-def misaddressed(
-    moves: Moves, pools: Sequence[Pool | GroupPools | Storage | None]
-) -> dict[int, str]:
+def misaddressed(moves: Moves, pools: Sequence[TierBytes | None]) -> dict[int, str]:
     """Return the rows of `moves` that these pools cannot serve, with the reason.
 
     A storage keeps its own count of slots and raises when it is read or written.
@@ -39,14 +37,14 @@ def misaddressed(
             if pool is None:
                 present = [at for at, one in enumerate(pools) if one is not None]
                 why |= dict.fromkeys(rows.tolist(), f"no pool for tier {tier}: this has {present}")
-            elif isinstance(pool, GroupPools):
+            elif isinstance(pool, GroupPools | GroupDisk):
                 for group in sorted(set[int](moves.group[rows].tolist())):
                     own = rows[moves.group[rows] == group]
-                    if group < len(pool.groups):
-                        why |= _outside(moves, own, slots, tier, pool.groups[group])
-                    else:
+                    if group >= len(pool.groups):
                         reason = f"group {group} of {len(pool.groups)} on tier {tier}"
                         why |= dict.fromkeys(own.tolist(), reason)
+                    elif isinstance(pool, GroupPools):
+                        why |= _outside(moves, own, slots, tier, pool.groups[group])
             elif isinstance(pool, Pool):
                 why |= _outside(moves, rows, slots, tier, pool)
     return why

@@ -19,6 +19,7 @@ from kvtrie.errors import ConfigError, TransferError
 from kvtrie.sizes import size
 from kvtrie.tiers import (
     BlockFormat,
+    GroupDisk,
     GroupPools,
     HasBlockFormat,
     NotesUses,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from kvtrie import BlockManager, Index, Lease, Moves, Scope
-    from kvtrie.tiers import Storage
+    from kvtrie.tiers import TierBytes
     from kvtrie.transfer.job import Job
     from kvtrie.transfer.prefetch import Prefetched
 
@@ -151,7 +152,7 @@ class Executor:
     def __init__(
         self,
         manager: BlockManager,
-        pools: Sequence[Pool | GroupPools | Storage | None],
+        pools: Sequence[TierBytes | None],
         *,
         workers: int = 2,
         deadline_s: float | None = None,
@@ -205,9 +206,9 @@ class Executor:
             self.close()
 
     @property
-    def pools(self) -> tuple[Pool | GroupPools | Storage, ...]:
+    def pools(self) -> tuple[TierBytes, ...]:
         """The pool or storage of each tier."""
-        return cast("tuple[Pool | GroupPools | Storage, ...]", self.runner.pools)
+        return cast("tuple[TierBytes, ...]", self.runner.pools)
 
     def poll(self) -> int:
         """Hand new moves to the workers and fail those past their deadline; never blocks.
@@ -442,12 +443,12 @@ def _note_uses(pool: NotesUses, index: Index) -> None:
         _LOG.warning("uses of %d blocks were not written down: %s", len(index), error)
 
 
-def _look(manager: BlockManager, pools: Sequence[Pool | GroupPools | Storage]) -> None:
+def _look(manager: BlockManager, pools: Sequence[TierBytes]) -> None:
     """Raise if the first pool that has a format does not keep the KV of the manager's model."""
     groups = len(manager.stats().tiers[manager.tiers[0].kind].groups)
     for at, pool in enumerate(pools):
-        mine = len(pool.groups) if isinstance(pool, GroupPools) else 0
-        alike = not isinstance(pool, GroupPools) or (
+        mine = len(pool.groups) if isinstance(pool, GroupPools | GroupDisk) else 0
+        alike = not isinstance(pool, GroupPools | GroupDisk) or (
             pool.model == manager.model and pool.block_tokens == manager.block_tokens
         )
         if mine != groups or not alike:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from kvtrie.errors import InvariantError, TransferError
-from kvtrie.tiers import Batched, GroupPools, KeptPool, Pool, Storage
+from kvtrie.tiers import Batched, GroupDisk, GroupPool, GroupPools, KeptPool, Pool, Storage
 from kvtrie.transfer.job_state import TRANSITIONS, JobState
 from kvtrie.transfer.layer_copies import LayerCopies
 
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie import Move, Moves
+    from kvtrie.tiers import TierBytes
 
 __all__ = ["Job", "Place", "Urgency", "group", "read_together", "run_together", "takes_deadline"]
 
 _LOAD, _STORE = 0, 1
 _STAGING = threading.local()
 
-Place: TypeAlias = tuple[int, int]
-"""A slot of a storage: the storage's number and the slot's."""
+Place: TypeAlias = tuple[int, int, int]
+"""A slot of a storage: the numbers of the storage, of the group of layers and of the slot."""
 
 
 class Urgency(IntEnum):
@@ -224,8 +225,8 @@ class Job:
 
     def joins(self, first: Job) -> bool:
         """Return whether it may go in one call with a job that is batchable."""
-        same = self.tiers == first.tiers and self.urgency == first.urgency
-        return same and self.store == first.store and self.batchable
+        same = self.source is first.source and self.target is first.target
+        return same and self.urgency == first.urgency and self.batchable
 
     def row(self, layers: tuple[int, int] | None = None) -> tuple[Any, ...]:
         """Its block as `Batched.read_many` takes it; all of its layers, or some."""
@@ -234,31 +235,39 @@ class Job:
             raise TransferError("a move has a pool on at least one side")
         source, target = self.slots[0].tolist()
         layers = layers or self.layers
-        units = pool.units(source if self.store else target, *layers)
-        memory = _plane(pool)[int(units[0]) : int(units[-1]) + 1]
+        memory = _memory(pool, source if self.store else target, layers)
         return self.keys[0], target if self.store else source, layers, memory
 
     def read_layer(self, layer: int) -> None:
         """Read one layer of a block from a storage into the target's memory."""
-        if isinstance(self.source, Pool):
-            raise TransferError("a layer is read from a storage into a pool")
-        self.source.read(*self.row((layer, layer + 1)))
+        self._read((layer, layer + 1))
 
-    def _units(self, pool: Pool, slot: int) -> NDArray[np.int64]:
-        return pool.units(slot, *self.layers)
+    def _read(self, layers: tuple[int, int]) -> None:
+        """Read layers of the block from the storage into the target's memory."""
+        if isinstance(self.source, Pool) or not isinstance(self.target, Pool):
+            raise TransferError("a layer is read from a storage into a pool")
+        key, slot, _, memory = self.row(layers)
+        self.source.read(key, slot, layers, memory)
+        planes, start = self.target.planes, 0
+        if len(planes) > 1:  # `memory` is a copy
+            units = torch.as_tensor(self.target.units(int(self.slots[0, 1]), *layers))
+            for plane in planes:
+                end = start + plane.shape[1]
+                plane[units] = memory[:, start:end].to(plane.device)
+                start = end
 
     def _through_storage(self) -> None:
         source, target = self.slots[0].tolist()
         key, label = self.keys[0], self.labels[0]
         if isinstance(self.source, Pool) and not isinstance(self.target, Pool):
             if len(self.ids) == 1:
-                memory = self._memory(self.source, source)
+                memory = _memory(self.source, source, self.layers)
                 self.target.write(key, target, self.layers, memory, label)
             else:
                 layers, memory = self._joined(self.source)
                 self.target.write(key, target, layers, memory, label)
         elif isinstance(self.target, Pool) and not isinstance(self.source, Pool):
-            self.source.read(key, source, self.layers, self._memory(self.target, target))
+            self._read(self.layers)
         else:
             raise TransferError("a move has a pool on at least one side")
 
@@ -267,7 +276,10 @@ class Job:
         rows = sorted(zip(self.firsts, self.slots[:, 0].tolist(), strict=True))
         lo, hi = rows[0][0], rows[-1][0] + 1
         units = np.concatenate([pool.units(slot, layer, layer + 1) for layer, slot in rows])
-        plane = _plane(pool)
+        plane, *others = pool.planes
+        if others:
+            at = torch.as_tensor(units)
+            return (lo, hi), torch.cat([each[at] for each in pool.planes], dim=1)
         staging: torch.Tensor | None = getattr(_STAGING, "memory", None)
         if staging is None or staging.shape[1] != plane.shape[1] or len(staging) < len(units):
             staging = _STAGING.memory = torch.empty(
@@ -276,10 +288,6 @@ class Job:
         memory = staging[: len(units)]
         torch.index_select(plane, 0, torch.as_tensor(units), out=memory)
         return (lo, hi), memory
-
-    def _memory(self, pool: Pool, slot: int) -> torch.Tensor:
-        units = self._units(pool, slot)
-        return _plane(pool)[int(units[0]) : int(units[-1]) + 1]
 
 
 def run_together(jobs: Sequence[Job], deadline: int | None = None) -> list[str | None]:
@@ -338,15 +346,21 @@ def read_together(jobs: Sequence[Job], layer: int) -> list[str | None]:
     return source.read_many([job.row((layer, layer + 1)) for job in jobs])
 
 
-def _plane(pool: Pool) -> torch.Tensor:
-    if len(pool.planes) != 1:
-        raise TransferError("a storage exchanges bytes with joined layouts only")
-    return pool.planes[0]
+def _memory(pool: Pool, slot: int, layers: tuple[int, int]) -> torch.Tensor:
+    """Some layers of the block at a slot, uint8 `(layers, bytes of one layer)`.
+
+    It is the pool's memory, or a copy of K's and V's side by side where these are two planes.
+    """
+    if isinstance(pool, GroupPool):
+        return pool.block(slot).view(pool.layers, -1)[slice(*layers)]
+    units = pool.units(slot, *layers)
+    parts = [plane[int(units[0]) : int(units[-1]) + 1] for plane in pool.planes]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def group(
     moves: Moves,
-    tiers: Sequence[Pool | GroupPools | Storage],
+    tiers: Sequence[TierBytes],
     unended: Callable[[set[int]], set[int]],
     limit: int,
     claimed: Collection[int] = (),
@@ -381,9 +395,9 @@ def group(
         job.after = move.after if move.after in left else 0
         if not (isinstance(job.source, Pool) and isinstance(job.target, Pool)):
             slot = move.dst_slot if job.store else move.src_slot
-            job.place = (job.tiers[job.store], slot)
+            job.place = (job.tiers[job.store], move.group, slot)
             # Single layers of one block are written at once.
-            way = (*job.tiers, slot, move.key, job.after)
+            way = (*job.tiers, move.group, slot, move.key, job.after)
             if job.store:
                 before = down.get(way)
                 job = before if before is not None and before.adjoins(job.layers) else job
@@ -404,7 +418,7 @@ def _urgency(move: Move) -> Urgency:
     return Urgency.BACKGROUND if move.kind == _STORE else Urgency.PREFETCH
 
 
-def _job(move: Move, tiers: Sequence[Pool | GroupPools | Storage], claimed: Collection[int]) -> Job:
+def _job(move: Move, tiers: Sequence[TierBytes], claimed: Collection[int]) -> Job:
     """A job for moves of one way, of which it has none yet."""
     return Job(
         _of_group(tiers[move.src], move.group),
@@ -417,8 +431,8 @@ def _job(move: Move, tiers: Sequence[Pool | GroupPools | Storage], claimed: Coll
     )
 
 
-def _of_group(tier: Pool | GroupPools | Storage, group: int) -> Pool | Storage:
-    return tier.groups[group] if isinstance(tier, GroupPools) else tier
+def _of_group(tier: TierBytes, group: int) -> Pool | Storage:
+    return tier.groups[group] if isinstance(tier, GroupPools | GroupDisk) else tier
 
 
 def _slots(moves: Moves) -> NDArray[np.int64]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from kvtrie import Moves
     from kvtrie.tier import Tier
-    from kvtrie.tiers import Storage
+    from kvtrie.tiers import TierBytes
     from kvtrie.transfer.report import Sink
     from kvtrie.transfer.section import Ticket
 
@@ -73,8 +73,9 @@ class Runner:
     belongs to the process that made it: in a fork every call is a `ConfigError`.
 
     Args:
-        pools: a `Pool`, a `Storage` or, where groups of layers are kept apart, a `GroupPools` per
-            tier, in the manager's order; None for a tier whose bytes are not in this process.
+        pools: a `Pool`, a `Storage` or, where groups of layers are kept apart, a `GroupPools` or
+            `GroupDisk` per tier, in the manager's order; None for a tier whose bytes are not in
+            this process.
         tiers: the manager's tiers, for their `io_budget` and their names; without them nothing is
             limited.
         workers: threads that copy between pools; on a GPU each has a separate copy stream. Each
@@ -102,7 +103,7 @@ class Runner:
 
     def __init__(
         self,
-        pools: Sequence[Pool | GroupPools | Storage | None],
+        pools: Sequence[TierBytes | None],
         *,
         tiers: Sequence[Tier] = (),
         workers: int = 2,
@@ -381,9 +382,7 @@ class Runner:
         """From within the section: queue moves whose tiers and slots the pools have."""
         event = self._compute.record_event() if self._compute is not None else None
         schedule, claimed = self.schedule, self.claimed
-        pools = cast(
-            "Sequence[Pool | GroupPools | Storage]", self.pools
-        )  # those of the moves are here
+        pools = cast("Sequence[TierBytes]", self.pools)  # those of the moves are here
         for job in group(moves, pools, schedule.unended, self.moves_per_job, claimed):
             job.event = event
             schedule.queue.add(job)
@@ -711,9 +710,7 @@ def _name(at: int, tiers: Sequence[Tier]) -> str:
     return f"tier {at} ({tiers[at].kind})" if at < len(tiers) else f"tier {at}"
 
 
-def _write_limits(
-    pools: Sequence[Pool | GroupPools | Storage | None], tiers: Sequence[Tier]
-) -> dict[int, int]:
+def _write_limits(pools: Sequence[TierBytes | None], tiers: Sequence[Tier]) -> dict[int, int]:
     """Most bytes of writes in flight by remote tier, by default an eighth of host memory.
 
     Raises:

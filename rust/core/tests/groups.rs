@@ -30,8 +30,10 @@ fn of(groups: &[Group], bytes: u64) -> Settings {
 /// The same on one tier or two.
 fn on(groups: &[Group], bytes: &[u64]) -> Settings {
     let spec = |kind| TierSpec { owner: Owner::Nobody, ..tier(kind, 1000) };
-    let groups = Groups { groups: groups.to_vec(), bytes: bytes.to_vec(), newest: 1, every: 0 };
+    let slots = vec![groups.iter().map(|group| group.slot_bytes).collect(); bytes.len()];
     let tiers = [Kind::Gpu, Kind::Host].into_iter().take(bytes.len()).map(spec).collect();
+    let (groups, bytes) = (groups.to_vec(), bytes.to_vec());
+    let groups = Groups { groups, bytes, slots, newest: 1, every: 0 };
     Settings { groups: Some(groups), ..settings(tiers) }
 }
 

@@ -139,6 +139,11 @@ pub(crate) fn raise(error: Error) -> PyErr {
     }
 }
 
+/// The rows of a group of layers.
+fn of_group<'a>(index: &'a Bound<'_, Index>, group: u8) -> impl Iterator<Item = &'a Row> {
+    index.get().0.iter().filter(move |row| row.group == group)
+}
+
 /// The I/O queue of a user-visible name.
 pub(crate) fn queue(name: &str) -> PyResult<QueueKind> {
     chosen(name, "queue", &[("best", QueueKind::Best), ("threads", QueueKind::Threads)])
@@ -158,6 +163,19 @@ pub(crate) fn settings(
     let durability =
         chosen(durability, "durability", &[("none", none), ("flush", flush), ("fsync", fsync)])?;
     Ok(Settings { identity, about, layers, layer_bytes, block_tokens, blocks, durability })
+}
+
+/// Settings that say how large blocks are, and nothing else.
+fn geometry(layers: u16, layer_bytes: usize, block_tokens: u32) -> Settings {
+    Settings {
+        identity: BlockKey::default(),
+        about: String::new(),
+        layers,
+        layer_bytes,
+        block_tokens,
+        blocks: 1,
+        durability: Durability::default(),
+    }
 }
 
 fn messages(results: Vec<Result<(), Error>>) -> Messages {
@@ -227,16 +245,13 @@ impl DiskStore {
     /// Number of blocks whose files fit in a budget of bytes.
     #[staticmethod]
     fn blocks_in(budget: u64, layers: u16, layer_bytes: usize, block_tokens: u32) -> u32 {
-        let settings = Settings {
-            identity: BlockKey::default(),
-            about: String::new(),
-            layers,
-            layer_bytes,
-            block_tokens,
-            blocks: 1,
-            durability: Durability::default(),
-        };
-        settings.blocks_in(budget)
+        geometry(layers, layer_bytes, block_tokens).blocks_in(budget)
+    }
+
+    /// Bytes that all files for this number of blocks take at most.
+    #[staticmethod]
+    fn bytes_for(blocks: u32, layers: u16, layer_bytes: usize, block_tokens: u32) -> u64 {
+        geometry(layers, layer_bytes, block_tokens).bytes_for(blocks)
     }
 
     #[getter]
@@ -340,29 +355,40 @@ impl DiskStore {
         self.run(py, |store| Ok(messages(store.write_many(given, wall, depth))))
     }
 
-    /// The index of the store, for a starting manager; `wall` is the wall clock in nanoseconds.
-    fn index(&self, py: Python<'_>, wall: u64) -> PyResult<Index> {
+    /// The index of the store, for a starting manager; `wall` is the wall clock in nanoseconds, and
+    /// `group` that of all rows.
+    #[pyo3(signature = (wall, *, group=0))]
+    fn index(&self, py: Python<'_>, wall: u64, group: u8) -> PyResult<Index> {
         let row = |row: kvtrie_store::StoredBlock| {
             let Meta { age, uses, session_blocks, priority, ttl, cost } = row.meta;
             let wanted = Wanted::found((priority, ttl));
             let usage = Usage { age, uses, session_blocks, wanted, cost: sound(cost) };
             let label = Label { record: row.record, usage };
-            Row { label, slot: row.slot, layers: row.layers, group: 0 }
+            Row { label, slot: row.slot, layers: row.layers, group }
         };
         self.run(py, |store| store.rows_as(wall, row)).map(Index::from)
     }
 
-    /// Keeps exactly the blocks of an index, with their ages and uses; frees every other slot.
-    fn save(&self, py: Python<'_>, index: &Bound<'_, Index>, wall: u64) -> PyResult<()> {
+    /// Keeps exactly the blocks of an index in a group, with their ages and uses; frees every other
+    /// slot.
+    #[pyo3(signature = (index, wall, *, group=0))]
+    fn save(&self, py: Python<'_>, index: &Bound<'_, Index>, wall: u64, group: u8) -> PyResult<()> {
         let kept = |row: &Row| KeptBlock { slot: row.slot, meta: meta(row.label.usage) };
-        let kept: Vec<KeptBlock> = index.get().0.iter().map(kept).collect();
+        let kept: Vec<KeptBlock> = of_group(index, group).map(kept).collect();
         self.run(py, |store| store.save(&kept, wall))
     }
 
-    /// Notes the ages and uses of the blocks of an index, and leaves all others; returns how many of
-    /// them are there.
-    fn note_uses(&self, py: Python<'_>, index: &Bound<'_, Index>, wall: u64) -> PyResult<usize> {
-        let rows = &index.get().0;
+    /// Notes the ages and uses of the blocks of an index in a group, and leaves all others; returns how
+    /// many of them are there.
+    #[pyo3(signature = (index, wall, *, group=0))]
+    fn note_uses(
+        &self,
+        py: Python<'_>,
+        index: &Bound<'_, Index>,
+        wall: u64,
+        group: u8,
+    ) -> PyResult<usize> {
+        let rows: Vec<&Row> = of_group(index, group).collect();
         self.run(py, |store| {
             let used = rows.iter().map(|row| UsedBlock {
                 slot: row.slot,
@@ -409,6 +435,11 @@ impl DiskStore {
     /// Returns the space of free slots and dead frames to the device; returns how many bytes.
     fn gc(&self, py: Python<'_>) -> PyResult<u64> {
         self.run(py, Store::gc)
+    }
+
+    /// Frees the slots from `first` to before `end`, and returns their space to the device.
+    fn clear(&self, py: Python<'_>, first: u32, end: u32) -> PyResult<()> {
+        self.run(py, |store| store.clear(first..end))
     }
 
     /// Frees a slot.

@@ -92,6 +92,11 @@ record! {
         self.0.len()
     }
 
+    /// The rows of both, one after another.
+    fn __add__(&self, other: &Self) -> Self {
+        Self::from([&self.0[..], &other.0].concat())
+    }
+
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
         let rows = self.0.iter().map(|row| {
             let label = PyBytes::new(py, &row.label.encode());

@@ -102,9 +102,11 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
 /// Kind, window, sinks, bytes of a slot and layers of a group.
 type GroupRow = (String, u64, u64, u64, u16);
 
-/// Groups; bytes of a layer of the first; of each tier the most blocks of the first group, and the
-/// bytes; resume points.
-type Plan = (Vec<GroupRow>, u64, Vec<(u32, u64)>, (u32, u32));
+/// Of a tier the most blocks of the first group, the bytes, and those of a slot of each group there.
+type RoomRow = (u32, u64, Vec<u64>);
+
+/// Groups; bytes of a layer of the first; the room of each tier; resume points.
+type Plan = (Vec<GroupRow>, u64, Vec<RoomRow>, (u32, u32));
 
 /// Groups of a model, and the first one's size.
 struct Resume {
@@ -139,8 +141,9 @@ fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Resume> 
         Ok(Group { kind: chosen(&kind, "kind", &kinds)?, slot_bytes, layers })
     };
     let groups = rows.into_iter().map(group).collect::<PyResult<_>>()?;
-    let (blocks, bytes) = rooms.into_iter().unzip();
-    let groups = Groups { groups, bytes, newest: points.0, every: points.1 };
+    let blocks = rooms.iter().map(|room| room.0).collect();
+    let (bytes, slots) = rooms.into_iter().map(|(_, bytes, slots)| (bytes, slots)).unzip();
+    let groups = Groups { groups, bytes, slots, newest: points.0, every: points.1 };
     Ok(Resume { groups, layers, layer_bytes, blocks })
 }
 

@@ -36,6 +36,29 @@ impl Store {
         Ok(before.saturating_sub(self.disk_bytes()?))
     }
 
+    /// Frees a run of slots and returns their space to the device.
+    ///
+    /// # Errors
+    /// As [`Store::remove`].
+    pub fn clear(&self, slots: Slots) -> Result<()> {
+        self.writable()?;
+        self.check_slot(slots.end.saturating_sub(1))?;
+        let used: Vec<u32> = {
+            let table = lock(&self.table);
+            slots.clone().filter(|&slot| table.get(slot).is_some()).collect()
+        };
+        for &slot in &used {
+            self.remove(slot)?;
+        }
+        // Slots that were free before have given their space back, or never had any.
+        let (Some(&first), Some(&last)) = (used.first(), used.last()) else { return Ok(()) };
+        for segment in self.segments.of(first)..=self.segments.of(last) {
+            let inside = self.slots_of(segment);
+            self.punch(segment, &(first.max(inside.start)..(last + 1).min(inside.end)))?;
+        }
+        Ok(())
+    }
+
     /// Bytes that the store's files occupy on the device.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::{Record, scope_key};
 use kvtrie_store::{
-    Access, Device, Durability, File, Item, KeptBlock, Meta, Settings, Store, System, Work,
+    Access, Device, Durability, Error, File, Item, KeptBlock, Meta, Settings, Store, System, Work,
 };
 use rig::{Block, Random, bytes};
 
@@ -166,4 +166,26 @@ fn gc_returns_the_space_of_free_slots() {
     let store = Store::open(Arc::new(System::default()), folder.path(), settings).unwrap();
     assert_eq!(store.blocks(), 7);
     assert_eq!(store.verify(|_| {}), vec![]);
+}
+
+#[test]
+fn cleared_slots_give_their_space_back_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for durability in [Durability::Flush, Durability::Fsync] {
+        let settings = rig::settings(300, 1 << 20, durability);
+        let path = folder.path().join(format!("{durability:?}"));
+        let store = Store::open(Arc::new(System::default()), &path, settings.clone()).unwrap();
+        let end = settings.per_segment() + 3; // slots of two segments
+        for slot in end - 6..end {
+            rig::write(&store, &longest(&settings, slot), slot, Layers::new(0, 1), 1).unwrap();
+        }
+        let full = store.disk_bytes().unwrap();
+        store.clear(end - 5..end - 1).unwrap();
+        let freed = full - store.disk_bytes().unwrap();
+        assert!(freed >= 4 << 20, "{freed}");
+        store.clear(end - 5..end - 1).unwrap();
+        assert!(matches!(store.clear(299..301), Err(Error::Config(_))));
+        assert_eq!(store.blocks(), 2);
+        assert_eq!(store.verify(|_| {}), vec![]);
+    }
 }

@@ -449,7 +449,8 @@ fn a_reader_misses_blocks_that_the_writer_replaced() {
     assert_eq!(reader.rows(0).unwrap().len(), 3);
     let refused = write(&reader, &blocks[0], 3, ALL, 1).unwrap_err();
     assert!(matches!(&refused, Error::ReadOnly(why) if why.contains("writes here")), "{refused}");
-    for refused in [reader.remove(0), reader.save(&[], 0), reader.gc().map(drop)] {
+    let refusals = [reader.remove(0), reader.clear(0..2), reader.save(&[], 0)];
+    for refused in refusals.into_iter().chain([reader.gc().map(drop)]) {
         assert!(matches!(refused, Err(Error::ReadOnly(_))));
     }
 }

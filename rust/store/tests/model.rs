@@ -22,6 +22,7 @@ enum Op {
     Write { block: usize, slot: u32, lo: u16, hi: u16, uses: u32 },
     Read { slot: u32, lo: u16, hi: u16 },
     Remove { slot: u32 },
+    Clear { first: u32, end: u32 },
     Reopen { tick: u64 },
     Save { slots: u8, age: u64 },
     Note { slots: u8, block: usize, uses: u32 },
@@ -38,6 +39,7 @@ fn ops() -> impl Strategy<Value = Op> {
         }),
         6 => (0..SLOTS, range()).prop_map(|(slot, (lo, hi))| Op::Read { slot, lo, hi }),
         2 => (0..SLOTS).prop_map(|slot| Op::Remove { slot }),
+        1 => (0..SLOTS, 1..=SLOTS).prop_map(|(first, end)| Op::Clear { first, end }),
         2 => (0..99_u64).prop_map(|tick| Op::Reopen { tick }),
         1 => (any::<u8>(), 0..99_u64).prop_map(|(slots, age)| Op::Save { slots, age }),
         3 => (any::<u8>(), 0..8_usize, 0..9_u32).prop_map(|(slots, block, uses)| {
@@ -116,6 +118,10 @@ impl World {
             Op::Remove { slot } => {
                 store.remove(slot).unwrap();
                 self.model.0.remove(&slot);
+            }
+            Op::Clear { first, end } => {
+                store.clear(first..end).unwrap();
+                self.model.0.retain(|slot, _| !(first..end).contains(slot));
             }
             Op::Reopen { tick } => {
                 self.store.take().unwrap().close().unwrap();

@@ -70,6 +70,9 @@ pub struct Groups {
     pub groups: Vec<Group>,
     /// Bytes of each tier, of all groups together.
     pub bytes: Vec<u64>,
+    /// Of each tier, the bytes that a slot of each group takes there: those of the group, or of a tier in
+    /// another format or with headers others.
+    pub slots: Vec<Vec<u64>>,
     /// Resume points that are kept of a path, the newest ones; those at branches are kept in addition.
     pub newest: u32,
     /// Blocks from one resume point to the next, all of which are kept then; 0 for points at the end of
@@ -86,12 +89,15 @@ impl Groups {
     /// # Errors
     /// [`Error::Config`] if a block of the first group and a resume point do not fit.
     pub(super) fn arenas(&self) -> Result<Vec<Arena>> {
-        self.bytes.iter().map(|&bytes| self.arena(bytes)).collect()
+        self.bytes
+            .iter()
+            .zip(&self.slots)
+            .map(|(&bytes, slots)| Self::arena(bytes, slots))
+            .collect()
     }
 
-    fn arena(&self, bytes: u64) -> Result<Arena> {
-        let slots: Vec<u64> = self.groups.iter().map(|group| group.slot_bytes).collect();
-        let page = page_bytes(&slots)?;
+    fn arena(bytes: u64, slots: &[u64]) -> Result<Arena> {
+        let page = page_bytes(slots)?;
         let pages = u32::try_from(bytes / page).unwrap_or(u32::MAX);
         let per_page = |&slot: &u64| {
             u16::try_from(page / slot).map_err(|_| {
@@ -130,6 +136,8 @@ impl Groups {
         };
         if tiers > 2
             || self.bytes.len() != tiers
+            || self.slots.len() != tiers
+            || self.slots.iter().any(|slots| slots.len() != groups)
             || !settings.tiers.iter().all(plain)
             || settings.structure != Structure::LeafOnly
         {

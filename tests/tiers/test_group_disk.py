@@ -1,0 +1,221 @@
+"""A disk of groups of layers: what a request finds after a restart is what the files have."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from group_world import MODELS, SIZE, World, play, prompt
+
+from kvtrie import Tier
+from kvtrie._kvtrie import DiskStore
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers import GroupDisk, NotesUses
+
+WALL = 10**18
+ROOM = {"gpu": 60_000, "disk": 4_000_000}
+
+
+def contents(world, folder):
+    """The bytes of all sound blocks on disk, by group."""
+    found = [set() for _ in world.model.groups]
+    for path, why in DiskStore.stores(folder):
+        assert why is None
+        store = DiskStore.inspect(path)
+        memory = np.empty((store.layers, store.layer_bytes), dtype=np.uint8)
+        group = next(
+            at
+            for at, one in enumerate(world.pools[-1].groups)
+            if one.storage.store.folder.name == path.name
+        )
+        for slot, key, lo, hi, *_ in store.blocks(WALL):
+            try:
+                store.read(key, slot, (lo, hi), memory)
+            except TransferError:
+                continue
+            found[group].add(memory.tobytes())
+        store.close()
+    return found
+
+
+def sees(group, query, past):
+    """Whether a query attends to a past token in a group of layers with KV."""
+    if group.kind == "sliding":
+        return query - past < group.window or past < group.sinks
+    return group.kind == "full" or query // group.window == past // group.window
+
+
+def naive(world, found, tokens):
+    """The longest border at which each group has all that the next token needs, by its bytes."""
+    best = 0
+    for border in range(SIZE, len(tokens) // SIZE * SIZE + 1, SIZE):
+        needed = {
+            (number, past // SIZE)
+            for number, group in enumerate(world.model.groups)
+            for past in range(border)
+            if (past == border - 1 if group.state_bytes else sees(group, border, past))
+        }
+        if all(
+            world.bytes_of(number, tokens, place).numpy().tobytes() in found[number]
+            for number, place in needed
+        ):
+            best = border
+    return best
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("groups", MODELS.values(), ids=MODELS)
+def test_a_restart_finds_what_the_files_have_and_each_byte_is_right(groups, seed, tmp_path):
+    with World(groups, **ROOM, folder=tmp_path, seed=seed) as world:
+        assert isinstance(world.pools[-1], NotesUses)
+        sessions = play(world, 150)
+        world.executor.save()
+        found = contents(world, tmp_path)
+    total = 0
+    with World(groups, **ROOM, folder=tmp_path, seed=seed + 10) as world:
+        assert world.executor.restore() > 10
+        world.manager.audit()
+        for tokens in sessions:
+            expected = naive(world, found, tokens)
+            assert world.manager.lookup([*tokens, 99], now=world.tick()).tokens == expected
+            total += expected
+        for tokens in sessions:
+            world.serve([*tokens, 99], [])
+        play(world, 60)
+    assert total > 30
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_a_damaged_part_of_a_point_is_a_miss_of_that_point_alone(group, tmp_path):
+    groups = MODELS["four groups"]
+    paths = [prompt(seed, 7) for seed in range(4)]
+    with World(groups, gpu=200_000, disk=4_000_000, folder=tmp_path) as world:
+        for tokens in paths:
+            world.serve(tokens, [])
+        world.executor.save()
+        folder = world.pools[-1].groups[group].storage.store.folder
+        flip(folder, world.bytes_of(group, paths[0], 6).numpy())
+    with World(groups, gpu=200_000, disk=4_000_000, folder=tmp_path) as world:
+        world.executor.restore()
+        for tokens in paths:
+            world.serve([*tokens, 99], [])
+        assert world.found == [0, 28, 28, 28]
+        world.manager.audit()
+        world.serve([*paths[0], 98], [])
+        assert world.serve([*paths[0], 97], []) == 28
+
+
+def flip(folder, wanted):
+    """Flip a bit of the block with these bytes."""
+    store = DiskStore.inspect(folder)
+    memory = np.empty((store.layers, store.layer_bytes), dtype=np.uint8)
+    for slot, key, lo, hi, *_ in store.blocks(WALL):
+        store.read(key, slot, (lo, hi), memory)
+        if np.array_equal(memory.reshape(-1), wanted):
+            break
+    else:
+        raise AssertionError("the block is not there")
+    at = (slot + 1) * store.slot_bytes - store.layers * 4096 + 5
+    data = bytearray((folder / "segment-00000").read_bytes())
+    data[at] ^= 4
+    (folder / "segment-00000").write_bytes(data)
+    store.close()
+
+
+KILLED = """
+import sys
+from group_world import MODELS, World, play, prompt
+
+with World(MODELS[sys.argv[2]], gpu=60_000, disk=4_000_000, folder=sys.argv[1]) as world:
+    for seed in range(1000):
+        world.serve(prompt(seed % 7, 5 + seed // 7), [])
+        world.executor.flush()
+        print(seed, flush=True)
+"""
+
+
+def kill(name, folder, kills):
+    """Kill engines at work, and look at what the next one finds after each."""
+    draw = random.Random(name)
+    for _ in range(kills):
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, folder, name],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            for _ in range(draw.randrange(5, 12)):
+                process.stdout.readline()
+            process.send_signal(signal.SIGKILL)  # in the middle of the next one
+        with World(MODELS[name], **ROOM, folder=folder) as world:
+            assert not world.pools[-1].read_only
+            found = contents(world, folder)
+            world.executor.restore()
+            world.manager.audit()
+            paths = [prompt(seed, 8) for seed in range(7)]
+            matched = [world.manager.lookup([*one, 99], now=world.tick()).tokens for one in paths]
+            assert matched == [naive(world, found, one) for one in paths]
+            assert sum(matched) > 0
+            for tokens in paths:
+                world.serve([*tokens, 99], [])
+            world.executor.drain()
+
+
+def test_after_a_kill_a_point_is_found_whole_or_not_at_all(tmp_path):
+    kill("four groups", tmp_path, 1)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", MODELS)
+def test_after_many_kills_a_point_is_found_whole_or_not_at_all(name, tmp_path):
+    kill(name, tmp_path, 25)
+
+
+def test_pages_that_go_to_another_group_leave_no_bytes_of_the_first(tmp_path):
+    with World(MODELS["windows"], gpu=60_000, disk=1_000_000, folder=tmp_path) as world:
+        play(world, 200)
+        world.executor.save()
+        disk = world.pools[-1]
+        used = sum(one.storage.store.disk_bytes for one in disk.groups)
+        assert used <= 1_000_000
+        pages = [
+            {row[0] // each for row in one.storage.store.blocks(WALL)}
+            for one, each in zip(disk.groups, disk.pages.per_page, strict=True)
+        ]
+        assert not pages[0] & pages[1]
+        # A third of the pages in the files of the other group.
+        store = disk.groups[1].storage.store
+        blocks = store.blocks(WALL)
+        for page in pages[1]:
+            first = page * disk.pages.per_page[0]
+            disk.groups[0]._take([first])
+        assert store.blocks(WALL) == []
+        assert blocks
+
+
+def test_a_second_process_only_reads(tmp_path):
+    with World(MODELS["windows"], **ROOM, folder=tmp_path) as world:
+        world.serve(prompt(1, 6), [])
+        world.executor.save()
+        with World(MODELS["windows"], **ROOM, folder=tmp_path) as reader:
+            assert reader.pools[-1].read_only
+            assert "writes here" in reader.pools[-1].refusal
+            reader.executor.restore()
+            assert reader.serve([*prompt(1, 6), 99], []) == 24
+            reader.serve(prompt(2, 6), [])
+            reader.executor.flush()
+            assert "read-only" in reader.manager.failed()[0].reason
+    shutil.rmtree(tmp_path)
+
+
+def test_what_a_disk_of_groups_cannot_be_is_refused(tmp_path):
+    with World(MODELS["windows"], **ROOM, folder=tmp_path) as world:
+        with pytest.raises(ConfigError, match="a block of the first group takes"):
+            GroupDisk(world.model, Tier("disk", bytes=50_000, path=str(tmp_path)), SIZE)
+        with pytest.raises(ConfigError, match="in files at its path"):
+            GroupDisk(world.model, Tier("disk", bytes=4_000_000), SIZE)
+        assert repr(world.pools[-1]).startswith("GroupDisk(2 groups")

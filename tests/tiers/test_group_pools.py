@@ -1,0 +1,86 @@
+"""Memory of groups of layers in other formats: KV is converted as in a pool of all layers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kvtrie import LayerGroup, ModelShape, ResumePoints, Tier
+from kvtrie.errors import ConfigError
+from kvtrie.group_pages import GroupPages
+from kvtrie.layout import FORMATS, Layout
+from kvtrie.tiers import Pool, open_pools
+
+SIZE = 32
+FULL = LayerGroup((0, 3))
+WINDOW = LayerGroup((1, 2), kind="sliding", window=40, kv_heads=1, head_dim=64)
+STATE = LayerGroup((4,), kind="state", state_bytes=1200)
+MODEL = ModelShape(5, 2, 32, groups=(FULL, WINDOW, STATE))
+GPU = Tier("gpu", bytes="2MB")
+
+
+@pytest.mark.parametrize("name", [name for name, layout in FORMATS.items() if layout])
+def test_a_format_gives_the_numbers_of_a_pool_of_all_layers_and_states_stay(name):
+    host = Tier("host", bytes="2MB", layout=FORMATS[name])
+    first, second = open_pools(MODEL, [GPU, host], SIZE, resume=ResumePoints())
+    generator = torch.Generator().manual_seed(1)
+    native, coded = GroupPages.of(MODEL, GPU, SIZE), GroupPages.of(MODEL, host, SIZE)
+    assert native.slots[0] > 2 * coded.slots[0]
+    assert native.slots[2] == coded.slots[2] == 1200
+    slots = np.array([7, 0, 3])
+    for group, (source, target) in enumerate(zip(first.groups, second.groups, strict=True)):
+        here = source.layer_units(slots, 0)[:, None] + np.arange(source.layers)
+        there = target.layer_units(slots[::-1] + 2, 0)[:, None] + np.arange(target.layers)
+        if source.state:
+            source.block(3).fill_(7)
+        else:
+            shape = source.view(0)[0].shape
+            for unit in here.flat:
+                for part in source.view(int(unit)):
+                    part.copy_(torch.randn(shape, generator=generator))
+        target.copy_from(source, here.flatten(), there.flatten())
+        before = [source.block(slot).clone() for slot in slots.tolist()]
+        for slot in slots.tolist():
+            source.block(slot).fill_(255)
+        source.copy_from(target, there.flatten(), here.flatten())
+        after = [source.block(slot) for slot in slots.tolist()]
+        if source.state:
+            assert all(map(torch.equal, before, after))
+            continue
+        heads, dim, _, _, _ = MODEL.form(group)
+        shape = ModelShape(source.layers, heads, dim)
+        plain = Pool(shape, 3, SIZE, layout=Layout(kv="split"))
+        below = Pool(shape, 3, SIZE, layout=replace(FORMATS[name], kv="split"))
+        units, half = np.arange(3 * source.layers), SIZE * heads * dim * 4
+        rows = torch.cat(before).view(len(units), -1)
+        plain.planes[0].copy_(rows[:, :half])
+        plain.planes[1].copy_(rows[:, half:])
+        below.copy_from(plain, units, units)
+        plain.copy_from(below, units, units)
+        expected = torch.cat(plain.planes, dim=1)
+        assert torch.equal(torch.cat(after).view(len(units), -1), expected)
+        assert not torch.equal(expected, rows)
+
+
+def test_formats_that_groups_cannot_have_are_refused():
+    with pytest.raises(ConfigError, match="another dtype and scales, and nothing else"):
+        open_pools(
+            MODEL,
+            [GPU, Tier("host", bytes="2MB", layout=Layout(kv="split"))],
+            SIZE,
+            resume=ResumePoints(),
+        )
+    coded = Tier("host", bytes="2MB", layout=FORMATS["int8"])
+    with pytest.raises(ConfigError, match="first tier is native"):
+        open_pools(MODEL, [replace(coded, kind="gpu")], SIZE, resume=ResumePoints())
+    disk = Tier("disk", bytes="2MB", path="kv")
+    with pytest.raises(ConfigError, match="a disk has the layout of the tier above"):
+        open_pools(MODEL, [GPU, coded, disk], SIZE, resume=ResumePoints())
+    small = replace(MODEL, groups=(replace(FULL, head_dim=3), STATE))
+    with pytest.raises(ConfigError, match="3"):
+        open_pools(small, [GPU, coded], SIZE, resume=ResumePoints())
+    with pytest.raises(ConfigError, match="no rows of tokens"):
+        open_pools(MODEL, [GPU, coded], SIZE, resume=ResumePoints())[1].groups[0].gather(
+            torch.tensor([0]), torch.tensor([0])
+        )
