@@ -1,4 +1,4 @@
-"""Models of several groups of layers: bytes held, tokens found, and use of one budget, with goals.
+"""Models of several groups of layers: bytes, tokens found, one budget, and costs, with goals.
 
     make bench-hybrid ARGS="--sessions FILE --trace FILE"
 
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benches.core.place import place
+from benches.hybrid.core import BLOCK, memory, request
+from benches.hybrid.first_token import first_token
 from benches.record import Result, bounded, document, keep, options, show
 from kvtrie import ResumePoints, Tier
 from kvtrie.sim.models import model_named, without_groups
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 OUT = Path(__file__).parents[1] / "results" / "hybrid.json"
 GIB = 2**30
 GEMMA, OSS, QWEN = "gemma-3-27b", "gpt-oss-120b", "qwen3-next-80b"
-BLOCK = 16
 PAGE_WASTE = 1.05
 
 
@@ -159,6 +160,8 @@ def main() -> int:
     long = 8192 if given.quick else 65_536
     rows = [formula(name, long) for name in (GEMMA, OSS, QWEN)]
     rows += [all_layers(GEMMA, 5), all_layers(OSS, 1.9), usable(60 if given.quick else 2000)]
+    rows += [request(300 if given.quick else 5000), memory(20_000 if given.quick else 1_000_000)]
+    rows.append(first_token(*(256, 1) if given.quick else (2048, 5)))
     trace = agents(requests=300 if given.quick else 10_000, seed=0)
     for name, gib, goal in ((GEMMA, 32, 0.80), (OSS, 8, 0.74), (QWEN, 8, 0.79)):
         rows.append(found(trace, "agents", name, (gib, 512), goal))

@@ -130,6 +130,12 @@ def test_hybrid(record):
     assert rows["formula gemma-3-27b: 8192 tokens"]["ok"]
     assert rows["all layers gpt-oss-120b: 8192 tokens"]["ok"]
     assert rows["agents gemma-3-27b 32GiB"]["ours"] > rows["agents gemma-3-27b 32GiB"]["peer"]
+    first = rows["first token: second turn, qwen3-next tiny"]
+    assert (first["more"]["found"], first["more"]["tokens"]) == (192, 256)
+    assert {
+        "core three groups: per request",
+        "memory: per further group and resident block",
+    } <= set(rows)
 
 
 def test_core(record, in_process):
