@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 
 import pytest
 from bucketserver import BUCKET, AzureServer, GcsServer
@@ -92,3 +94,23 @@ def test_the_check_command_tries_the_store_and_leaves_it_empty(
     document = json.loads(capsys.readouterr().out)
     assert (status, document["ok"]) == (0, True)
     assert server.buckets == {BUCKET: {}}
+
+
+def test_threads_leave_python_before_the_interpreter_ends():
+    # obstore's threads wait for the interpreter's lock after a call, as this one does.
+    code = (
+        "import os, sys, threading\n"
+        "import kvtrie.tiers.remote.object\n"
+        "lock, begun = threading.Lock(), threading.Event()\n"
+        "lock.acquire()\n"
+        "def wait():\n"
+        "    begun.set()\n"
+        "    lock.acquire()\n"
+        "    os.write(1, b'left')\n"
+        "threading.Thread(target=wait, daemon=True).start()\n"
+        "begun.wait()\n"
+        "sys.setswitchinterval(1000)\n"
+        "lock.release()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert ended.stdout == b"left"

@@ -11,6 +11,7 @@ Cost: a request per block and range, and one copy; a `HEAD` more per put.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import secrets
 import time
@@ -46,6 +47,7 @@ _MOST_VALUE = 5 << 30  # bytes that one put may have
 _OPEN_S = 10.0
 _AT_ONCE = 16  # requests of a call
 _CHUNK = 1 << 20
+_SETTLE_S = 0.05
 
 
 class ObjectStore:
@@ -235,6 +237,10 @@ class ObjectStore:
 
 
 _LATE = Result("late", "the deadline passed")
+
+
+# A thread of obstore that is still in Python when the interpreter ends aborts the process.
+atexit.register(time.sleep, _SETTLE_S)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
