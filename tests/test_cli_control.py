@@ -102,6 +102,18 @@ def test_why_lists_causes_and_parting_points(served, capsys):
     assert json.loads(run(capsys, "ctl", path, "why", "a")[1])["computed"] == 369
 
 
+@pytest.mark.parametrize(
+    ("kl", "said"),
+    [(2e-4, "in int8, mean KL 2.00e-04 nats"), (None, "in int8, mean KL not measured")],
+)
+def test_why_names_the_format_of_found_tokens_and_its_cost(served, capsys, kl, said):
+    engine, path = served
+    assert "format" not in json.loads(run(capsys, "why", path, "--json")[1])
+    engine.settings["format"] = {"name": "int8", "kl_mean": kl}
+    assert json.loads(run(capsys, "why", path, "--json")[1])["format"]["kl_mean"] == kl
+    assert said in run(capsys, "why", path)[1]
+
+
 def test_show_text_decodes_with_the_models_tokenizer(served, capsys, tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")

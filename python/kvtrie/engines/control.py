@@ -206,10 +206,12 @@ class _Api:
         return _answer({"manager": manager, "counters": counters, "commands": commands})
 
     async def why(self, _request: Request) -> Response:
-        """Return tokens by cause and the first parting points."""
+        """Return tokens by cause, the first parting points, and a format of lower tiers."""
         if self._engine.why is None:
             return _answer({"error": "why is off"}, 404)
-        return _answer(self._engine.why.summary())
+        settings = self._engine.settings
+        about = {"format": settings["format"]} if "format" in settings else {}
+        return _answer(self._engine.why.summary() | about)
 
     async def why_of(self, request: Request) -> Response:
         """Return the explanation of a request."""
