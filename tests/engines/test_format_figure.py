@@ -25,7 +25,7 @@ def written(folder, **more):
 
 def test_a_figure_says_what_was_measured(tmp_path):
     figure = read(written(tmp_path))
-    assert figure == ("int8", 2e-4, 0.53)
+    assert figure == ("int8", 2e-4, 0.53, "tiers below the GPU")
     assert "int8, 0.530 of bfloat16's bytes: mean KL of next tokens 2.00e-04 nats" in figure.text()
     assert figure.as_dict() == {"name": "int8", "kl_mean": 2e-4}
 

@@ -47,7 +47,7 @@ def test_every_count_has_one_name_and_is_exported():
     model = ModelShape(layers=2, kv_heads=2, head_dim=8)
     manager = BlockManager(model, [Tier("gpu", blocks=4), Tier("host", blocks=4)])
     figure = FormatFigure("int8", 2e-4, 0.53)
-    values = MetricsExporter().take(manager.stats(), ConnectorCounters(), 0, 0, figure=figure)
+    values = MetricsExporter().take(manager.stats(), ConnectorCounters(), 0, 0, figures=[figure])
     assert values["gauges"]["vllm:kvtrie_format_kl_nats"] == {"int8": 2e-4}
     by_name = {count.name: count for count in exported()}
     for kind in ("counters", "gauges"):

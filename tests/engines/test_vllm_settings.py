@@ -173,7 +173,7 @@ def test_the_format_of_host_memory_is_that_of_the_tiers_below_it(tmp_path):
     for below in ({}, {"format": "int8"}):
         rows = [{"kind": "host", "bytes": 10**9, "format": "int8"}, disk | below]
         settings = Settings.read({"tiers": rows, "max_kl": 1, "native_last": 128})
-        assert settings.format == "int8"
+        assert settings.format == settings.disk_format == "int8"
         assert [tier.layout for tier in settings.tiers] == [FORMATS["int8"]] * 2
         assert (settings.max_kl, settings.native_last, settings.uncalibrated) == (1.0, 128, False)
     plain = Settings.read({"tiers": [{"kind": "host", "bytes": 1, "format": "native"}, disk]})
@@ -181,12 +181,27 @@ def test_the_format_of_host_memory_is_that_of_the_tiers_below_it(tmp_path):
     assert [tier.layout for tier in plain.tiers] == [None, None]
 
 
+@pytest.mark.parametrize(("host", "disk"), [("native", "int8"), ("int8", "int4")])
+def test_a_disk_may_have_a_format_of_fewer_bits(host, disk, tmp_path):
+    rows = [
+        {"kind": "host", "bytes": 10**9, "format": host},
+        {"kind": "disk", "bytes": 10**9, "path": str(tmp_path / "kv"), "format": disk},
+    ]
+    settings = Settings.read({"tiers": rows})
+    assert (settings.format, settings.disk_format) == (host, disk)
+    assert [tier.layout for tier in settings.tiers] == [FORMATS[host], FORMATS[disk]]
+    rows.append({"kind": "remote", "path": "redis://localhost:1/0", "format": disk})
+    with pytest.raises(ConfigError, match=f"other tiers take its bytes; {host} wanted"):
+        Settings.read({"tiers": rows})
+
+
 @pytest.mark.parametrize(
     ("host", "disk", "more", "why"),
     [
         ("int5", None, {}, "format of tier 0 is one of native, int8, fp8, int4, not 'int5'"),
-        ("native", "int8", {}, "format of tier 1 is 'int8' and that of tier 0 'native'"),
-        ("int8", "native", {}, "give the format in tier 0"),
+        ("int8", "native", {}, "is 'native' and that of tier 0 'int8'.*; int8, int4 wanted"),
+        ("int8", "fp8", {}, "a disk has the format of host memory or one of fewer bits"),
+        ("int4", "int8", {}, "that of tier 0 'int4'.*; int4 wanted"),
         ("int8", None, {"max_kl": -1}, "max_kl is -1"),
         ("int8", None, {"native_last": 1.5}, "native_last"),
         ("int8", None, {"uncalibrated": "yes"}, "uncalibrated is 'yes'"),

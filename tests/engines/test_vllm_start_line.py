@@ -15,7 +15,7 @@ from kvtrie.engines.vllm.start_line import log_start
 HOST, DISK = 6, 64
 
 
-def lines(caplog, engine, folder, *, warning="", format_="native", figure=None, **more):
+def lines(caplog, engine, folder, *, warning="", format_="native", disk=None, figures=(), **more):
     """The lines of a server over these workers."""
     rows = [{"kind": "host", "blocks": HOST}]
     if folder:
@@ -25,8 +25,10 @@ def lines(caplog, engine, folder, *, warning="", format_="native", figure=None, 
     caplog.clear()
     caplog.set_level("INFO", "vllm.kvtrie")
     rows[0]["format"] = format_
+    if disk is not None:
+        rows[1]["format"] = disk
     settings, manager = Settings.read({"tiers": rows}), engine.scheduler.manager
-    log_start(settings, model, opened, manager, warning, figure=figure)
+    log_start(settings, model, opened, manager, warning, figures=figures)
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
@@ -47,13 +49,25 @@ def test_one_line_and_a_warning_about_a_host_smaller_than_the_gpu_cache(caplog):
 def test_a_format_is_logged_with_its_cost_and_the_bytes_that_it_takes(caplog):
     engine = Engine("", 1, 1, 0)
     figure = FormatFigure("int8", 2e-4, 0.53)
-    cost, line, _ = lines(caplog, engine, "", format_="int8", figure=figure)
+    cost, line, _ = lines(caplog, engine, "", format_="int8", figures=[figure])
     assert cost == ("INFO", figure.text())
     # A block has 384 bytes: 2 layers, 4 tokens, 2 heads, K and V of 8 codes and a scale.
     assert line[1].startswith("kvtrie: host 2.2 KiB")
-    (level, said), *_ = lines(caplog, engine, "", format_="int8", figure=FormatFigure("int8"))
+    (level, said), *_ = lines(caplog, engine, "", format_="int8", figures=[FormatFigure("int8")])
     assert level == "WARNING"
     assert "was not measured" in said
+
+
+def test_a_disk_in_fewer_bits_is_logged_with_its_own_bytes_and_cost(caplog, tmp_path):
+    engine = Engine(tmp_path, 1, 1, 0)
+    figures = [FormatFigure("int8", 2e-4, 0.53, "the disk")]
+    cost, line, *_ = lines(caplog, engine, tmp_path, disk="int8", figures=figures)
+    assert cost == ("INFO", figures[0].text())
+    assert "KV of the disk is in int8, 0.530 of bfloat16's bytes: mean KL" in cost[1]
+    # A block has 1 KiB on host and 384 bytes on disk.
+    assert line[1].startswith("kvtrie: host 6.0 KiB")
+    assert "disk 24.0 KiB" in line[1]
+    engine.close()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

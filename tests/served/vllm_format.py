@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+
+os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # functions go to the workers
 
 import numpy as np
 import pytest
@@ -13,6 +16,8 @@ from transformers import LlamaForCausalLM
 from vllm import SamplingParams
 
 from kvtrie.engines.calibration import calibrate, document
+from kvtrie.engines.vllm import start_line
+from kvtrie.engines.vllm.metrics import MetricsExporter
 from kvtrie.errors import ConfigError
 
 PROMPTS = [prompt(seed, 200) for seed in range(3)]
@@ -84,7 +89,7 @@ def test_int8_blocks_come_back_close_to_native_ones(model, calibration, layerwis
         kl = kl_of(right, chances(server, PROMPTS))
         assert server.found == WHOLE
         assert 0 < kl < 20 * measured + 1e-4
-        figure = server.kv_scheduler.format_cost
+        (figure,) = server.kv_scheduler.format_costs
         assert figure.kl_mean == measured
         server.check()
 
@@ -99,6 +104,59 @@ def test_answers_of_int8_are_those_of_native_tiers(model, wanted):
         for (tokens, likely), (right, chance) in zip(got, wanted, strict=True):
             assert tokens[0] == right[0]
             assert abs(likely[0] - chance[0]) < 0.1
+        server.check()
+
+
+def pool_of(_worker):
+    """The format of a worker's host memory, and its bytes of a block."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    host = get_kv_transfer_group()._worker.host
+    return host.layout.dtype, host.unit_bytes * host.layers
+
+
+def test_each_tensor_parallel_rank_keeps_its_part_in_the_format(
+    model, calibration, tmp_path, wanted
+):
+    settings = host(calibration=str(calibration), max_kl=0.01)
+    settings["tiers"].append({"kind": "disk", "blocks": 64, "path": str(tmp_path / "kv")})
+    for again in range(2):
+        with serve(model, settings, tensor_parallel_size=2) as server:
+            ask = server.core.model_executor.collective_rpc
+            assert ask(pool_of) == [("int8", PLAIN // 2 * (32 + 4) // (32 * 4))] * 2
+            for _ in range(2):
+                got = server.answers(PROMPTS)
+                server.settle()
+                server.forget()
+                for (tokens, likely), (right, chance) in zip(got, wanted, strict=True):
+                    assert tokens[0] == right[0]
+                    assert abs(likely[0] - chance[0]) < 0.1
+            assert server.found == WHOLE
+            counters = server.kv_scheduler.counters.tokens
+            assert (counters["disk"] > 0) == bool(again)
+            server.check()
+
+
+def test_the_format_and_its_cost_are_logged_exported_and_explained(model, calibration, monkeypatch):
+    measured = json.loads(calibration.read_text())["formats"]["int8"]["kl_mean"]
+    settings, logged = host(calibration=str(calibration), max_kl=0.01), []
+    monkeypatch.setattr(start_line._LOG, "log", lambda _, line, *more: logged.append(line % more))
+    with serve(model, settings) as server:
+        said = f"is in int8, 0.562 of bfloat16's bytes: mean KL of next tokens {measured:.2e} nats"
+        assert said in logged[0]
+        server.answers(PROMPTS)
+        server.settle()
+        gauges = server.kv_scheduler.counts(MetricsExporter())["gauges"]
+        assert gauges["vllm:kvtrie_format_kl_nats"] == {"int8": measured}
+        sampling = SamplingParams(
+            max_tokens=1,
+            detokenize=False,
+            extra_args={"kv_transfer_params": {"kvtrie": {"why": True}}},
+        )
+        asked = [{"prompt_token_ids": PROMPTS[0]}]
+        (output,) = server.llm.generate(asked, sampling, use_tqdm=False)
+        about = output.kv_transfer_params["kvtrie"]
+        assert about["format"] == {"name": "int8", "kl_mean": measured}
         server.check()
 
 
@@ -127,6 +185,26 @@ def test_tokens_at_the_end_are_computed(model):
         server.answers(PROMPTS)
         assert server.found == 3 * 4 * BLOCK  # of 200 tokens, 136 may be loaded
         server.check()
+
+
+@pytest.mark.parametrize(("above", "below"), [("native", "int8"), ("int8", "int4")])
+def test_a_disk_keeps_fewer_bits_than_host_memory(model, calibration, tmp_path, above, below):
+    measured = json.loads(calibration.read_text())["formats"][below]["kl_mean"]
+    settings = host(above, calibration=str(calibration), max_kl=1)
+    settings["tiers"].append(
+        {"kind": "disk", "blocks": 64, "path": str(tmp_path / "kv"), "format": below}
+    )
+    right = []
+    for again in range(2):
+        with serve(model, settings) as server:
+            right.append(chances(server, PROMPTS))
+            assert server.found == again * WHOLE
+            server.settle()
+            assert server.worker.disk.store.layer_bytes < server.worker.host.unit_bytes
+            names = [figure.format for figure in server.kv_scheduler.format_costs]
+            assert names == [one for one in (above, below) if one != "native"]
+            server.check()
+    assert 0 < kl_of(*right) < 20 * measured + 1e-4
 
 
 def test_a_disk_of_another_format_is_a_miss(model, wanted, tmp_path):

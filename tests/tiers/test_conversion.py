@@ -219,7 +219,7 @@ REFUSED = {
     ),
     "a disk that does not store what the host holds": (
         [Layout(), FORMATS["int8 by group"], Layout()],
-        "tier 1 (host) and tier 2 (disk) differ: dtype int8 and float32, scales group and none",
+        "dtype int8 and float32, scales group and none; a number takes 8 and 32 bits",
     ),
     "a disk with other scales": (
         [Layout(), FORMATS["int8 by group"], FORMATS["int8 by token"]],

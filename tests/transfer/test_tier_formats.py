@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from keeping import Damage
 from rig import Time, prompt
 
 from kvtrie import BlockManager, ModelShape, Tier
@@ -25,11 +26,21 @@ FORMATS = {
     "fp8": Layout(dtype="float8_e4m3fn", scales="token"),
     "int8": Layout(dtype="int8", scales="group"),
 }
+INT4 = Layout(dtype="int4", scales="channel")
 
 
 @contextmanager
 def running(
-    layout, folder=None, *, gpu=4, host=12, write="back", staging=0, layer_slots=False, **how
+    layout,
+    folder=None,
+    *,
+    disk=None,
+    gpu=4,
+    host=12,
+    write="back",
+    staging=0,
+    layer_slots=False,
+    **how,
 ):
     """An executor over a first tier in fp32, a host in `layout` and perhaps a disk below it."""
     tiers = [
@@ -37,7 +48,7 @@ def running(
         Tier("host", blocks=host, layout=layout, layer_slots=layer_slots),
     ]
     if folder is not None:
-        tiers.append(Tier("disk", blocks=60, path=str(folder), layout=layout))
+        tiers.append(Tier("disk", blocks=60, path=str(folder), layout=disk or layout))
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
     pools = open_pools(SHAPE, tiers, SIZE, staging=staging)
     try:
@@ -158,6 +169,52 @@ def test_quantised_blocks_on_a_disk_are_found_after_a_restart(name, tmp_path):
         executor.manager.audit()
     with running(None, tmp_path, workers=0) as executor:
         assert executor.restore() == 0  # KV of another format is another store's
+
+
+NARROWER = {
+    "native above int8": (None, FORMATS["int8"]),
+    "native above int4": (None, INT4),
+    "int8 above int4": (FORMATS["int8"], INT4),
+    "bfloat16 above fp8": (FORMATS["bfloat16"], FORMATS["fp8"]),
+}
+
+
+@pytest.mark.parametrize("name", NARROWER)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_disk_keeps_fewer_bits_than_the_memory_above_it(name, workers, tmp_path):
+    """Blocks come back as the disk's format leaves them, also from the next process."""
+    above, below = NARROWER[name]
+    with running(above, tmp_path, disk=below, workers=workers) as executor:
+        mine = [compute(executor, seed, 2) for seed in range(4)]
+        executor.save()
+        [unit] = below.planes(SIZE, 2, 16)
+        assert executor.pools[2].store.layer_bytes == unit < executor.pools[1].unit_bytes
+    with running(above, tmp_path, disk=below, workers=workers) as executor:
+        assert executor.restore() == 8
+        for tokens, numbers in mine:
+            rounded = numbers if above is None else through(above, numbers)
+            rounded = through(below, rounded)
+            got = fetched(executor, tokens)
+            assert torch.equal(got, rounded if above is None else through(above, rounded))
+        executor.manager.audit()
+        assert not executor.manager.failed()
+    with running(above, tmp_path, disk=above, workers=0) as executor:
+        assert executor.restore() == 0  # blocks of another format are another store's
+
+
+def test_a_damaged_block_in_fewer_bits_is_a_miss(tmp_path):
+    with running(None, tmp_path, disk=INT4, workers=0) as executor:
+        tokens, _ = compute(executor, 0, 2)
+        executor.save()
+        match = executor.manager.lookup(tokens, now=executor.clock())
+        slot = next(copy.slot for copy in match.blocks[0].copies if copy.tier == 2)
+    Damage(tmp_path).flip(slot, 1)
+    with running(None, tmp_path, disk=INT4, workers=0) as executor:
+        assert executor.restore() == 2
+        with executor.manager.acquire(tokens, now=executor.clock(), load="all") as lease:
+            executor.wait(lease)
+            assert lease.matched == 0
+        executor.manager.audit()
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -30,11 +30,13 @@ class FormatFigure(NamedTuple):
         kl_mean: mean KL of next tokens from those of the native format, in nats; None if it was not
             measured for these weights.
         of_bf16: bytes, relative to bfloat16's, of the calibration's blocks; None if not measured.
+        tiers: the tiers that have it.
     """
 
     format: str
     kl_mean: float | None = None
     of_bf16: float | None = None
+    tiers: str = "tiers below the GPU"
 
     @classmethod
     def read(
@@ -46,6 +48,7 @@ class FormatFigure(NamedTuple):
         max_kl: float,
         native_last: int,
         uncalibrated: bool,
+        tiers: str = "tiers below the GPU",
     ) -> FormatFigure | None:
         """Return the figure of a format; None for "native".
 
@@ -56,6 +59,7 @@ class FormatFigure(NamedTuple):
             max_kl: the largest mean KL that is accepted.
             native_last: tokens at the end of a prompt that the server computes.
             uncalibrated: whether to accept the format in any case.
+            tiers: the tiers that have it.
 
         Raises:
             ConfigError: no calibration for these weights, or one above the limit.
@@ -66,9 +70,9 @@ class FormatFigure(NamedTuple):
             row = _row(name, path, checkpoint, native_last)
         except ConfigError:
             if uncalibrated:
-                return cls(name)
+                return cls(name, tiers=tiers)
             raise
-        figure = cls(name, float(row["kl_mean"]), float(row["of_bf16"]))
+        figure = cls(name, float(row["kl_mean"]), float(row["of_bf16"]), tiers)
         if not float(row["kl_mean"]) <= max_kl and not uncalibrated:
             raise ConfigError(
                 f"format {name!r} has a mean KL of {figure.kl_mean:.2e} nats by {path}, above "
@@ -78,7 +82,7 @@ class FormatFigure(NamedTuple):
 
     def text(self) -> str:
         """Return a line about the format and its cost."""
-        head = f"kvtrie: tiers below the GPU keep KV in {self.format}"
+        head = f"kvtrie: KV of {self.tiers} is in {self.format}"
         if self.kl_mean is None:
             return f"{head}, whose cost was not measured for these weights (uncalibrated=true)"
         return (

@@ -21,6 +21,7 @@ from kvtrie.tiers.group_disk import GroupDisk, GroupStore
 from kvtrie.tiers.group_pools import GroupPool, GroupPools
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.kept import KeptPool
+from kvtrie.tiers.narrowed import require_narrower
 from kvtrie.tiers.pool import Pool
 from kvtrie.tiers.remote.storage import RemoteStorage
 
@@ -182,9 +183,10 @@ def open_pools(
 
     Raises:
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
-            layouts differ, a format that KV cannot be converted to, a rank that is not there, or
-            `keep` for the first tier. With `resume`: a remote tier, several ranks, or staging.
-            Nothing is opened then.
+            layouts differ, a format that KV cannot be converted to, a disk in a format that is not
+            narrower than that of the memory above it, a rank that is not there, or `keep` for the
+            first tier. With `resume`: a remote tier, several ranks, or staging. Nothing is opened
+            then.
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
@@ -206,12 +208,19 @@ def open_pools(
         if at == 0
     ]
     named = [(f"tier {at} ({tier.kind})", fmt, tier.kind in _MEMORY) for at, tier, fmt in mine]
+    above = _memory_above(mine)
+    named = [
+        (name, above.get(at, fmt), memory)
+        for (at, _, _), (name, fmt, memory) in zip(mine, named, strict=True)
+    ]
     agree([*first, *((name, fmt, False) for name, fmt, _ in named[: len(first)])])
     agree(named)
     pools: list[Pool | Storage | None] = []
     for tier in tiers:
         if tier.owner == "kvtrie" and tier.kind == "disk" and tier.path is not None:
-            storage = DiskStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
+            storage = DiskStorage.of_tier(
+                model, tier, block_tokens, above=above.get(len(pools)), rank=rank, ranks=ranks
+            )
             pools.append(storage)
         elif tier.owner == "kvtrie" and tier.kind == "remote" and tier.path is not None:
             remote = RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
@@ -227,6 +236,24 @@ def open_pools(
         else:
             raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
     return tuple(pools)
+
+
+def _memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, BlockFormat]:
+    """For each disk in another format than the memory above it, the format of that memory.
+
+    Raises:
+        ConfigError: a format that is not narrower.
+    """
+    found: dict[int, BlockFormat] = {}
+    memory: tuple[str, BlockFormat] | None = None
+    for at, tier, own in tiers:
+        name = f"tier {at} ({tier.kind})"
+        if tier.kind in _MEMORY:
+            memory = name, own
+        elif tier.kind == "disk" and memory is not None and memory[1] != own:
+            require_narrower(*memory, name, own)
+            found[at] = memory[1]
+    return found
 
 
 def _open_groups(

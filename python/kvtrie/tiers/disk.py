@@ -8,7 +8,8 @@ working directory leads to no other files, and if the folder is removed or repla
 says so and nothing more is written.
 Cost: a read or write is one call that leaves the interpreter to other threads and, where memory
 and layers are whole pages (those of a `Pool` start on one), copies nothing; memory of a GPU goes
-through the host, by one copy more.
+through the host, by one copy more. A disk in a narrower format than the memory above it converts
+each block in the thread that reads or writes it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from kvtrie.errors import ConfigError, TransferError
 from kvtrie.shape import require_fingerprint
 from kvtrie.sizes import all_disk, check_exists
 from kvtrie.tiers.block_format import BlockFormat
+from kvtrie.tiers.narrowed import Narrowed, require_narrower
 from kvtrie.tiers.other_stores import count_others
 
 if TYPE_CHECKING:
@@ -57,7 +59,8 @@ class DiskStorage:
             may not be empty.
         blocks: slots, as many as the tier has blocks.
         block_tokens: tokens per block.
-        layout: layout of a layer of a block in the pools; None is kvtrie's default.
+        layout: layout of a layer of a block in the files; None is kvtrie's default.
+        above: format of the memory that blocks are copied to and from, if it differs.
         durability: the event that a finished write survives: "none" a clean close, "flush" the
             death of the process, "fsync" the loss of power.
         io: "direct" past the system's page cache, where the file system allows it, or "buffered".
@@ -69,7 +72,7 @@ class DiskStorage:
             that group's; None has all layers.
 
     Attributes:
-        block_format: format of the bytes.
+        block_format: format of the bytes that it is given and gives.
         store: the files.
         read_only: whether another process writes here, the folder cannot be written, or it was
             removed or replaced since.
@@ -79,8 +82,8 @@ class DiskStorage:
     It belongs to the process that opened it: in a fork every call is a `ConfigError`.
 
     Raises:
-        ConfigError: a model without a fingerprint, numbers that cannot be, a store in two folders,
-            which earlier versions could write.
+        ConfigError: a model without a fingerprint, numbers that cannot be, memory above in a format
+            that is not wider, a store in two folders, which earlier versions could write.
         TransferError: the folder cannot be read or made.
     """
 
@@ -92,6 +95,7 @@ class DiskStorage:
         block_tokens: int,
         *,
         layout: Layout | None = None,
+        above: BlockFormat | None = None,
         durability: Literal["none", "flush", "fsync"] = "flush",
         io: Literal["direct", "buffered"] = "direct",
         queue: Literal["best", "threads"] = "best",
@@ -102,18 +106,22 @@ class DiskStorage:
         require_fingerprint(model, f"the disk folder {folder}")
         if rank < 0:
             raise ConfigError(f"rank is {rank}, at least 0 wanted")
-        self._group, fmt = group or (0, BlockFormat.of(model, layout, block_tokens))
-        self.block_format = fmt
-        size = fmt.head_dim if fmt.layout.opaque == "state" else sum(fmt.planes())
-        about = meaning(model, fmt.layout, block_tokens, rank, None if group is None else group[0])
+        self._group, own = group or (0, BlockFormat.of(model, layout, block_tokens))
+        self.block_format = above or own
+        self._narrowed: Narrowed | None = None
+        if self.block_format != own:
+            require_narrower("memory", self.block_format, f"the disk folder {folder}", own)
+            self._narrowed = Narrowed(self.block_format, own)
+        size = own.head_dim if own.layout.opaque == "state" else sum(own.planes())
+        about = meaning(model, own.layout, block_tokens, rank, None if group is None else group[0])
         folder = path_of("the folder of a disk", folder)
-        room = blocks * fmt.layers * size
+        room = blocks * own.layers * size
         check_exists(f"a disk tier in {folder}", room, all_disk(folder), "its file system")
         self.store = DiskStore(
             folder,
             identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
             about=about,
-            layers=fmt.layers,
+            layers=own.layers,
             layer_bytes=size,
             block_tokens=block_tokens,
             blocks=blocks,
@@ -147,7 +155,14 @@ class DiskStorage:
 
     @classmethod
     def of_tier(
-        cls, model: ModelShape, tier: Tier, block_tokens: int, *, rank: int = 0, ranks: int = 1
+        cls,
+        model: ModelShape,
+        tier: Tier,
+        block_tokens: int,
+        *,
+        above: BlockFormat | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> Self:
         """Open the files that a tier asks for.
 
@@ -155,6 +170,7 @@ class DiskStorage:
             model: the shape whose KV is kept.
             tier: its path, its budget, which is that of one rank, its layout and durability.
             block_tokens: tokens per block.
+            above: format of the memory that blocks are copied to and from, if it differs.
             rank: the tensor-parallel rank whose part of the KV this is; ranks share a folder, and
                 each has a separate store in it.
             ranks: how many there are, as the manager has it.
@@ -174,6 +190,7 @@ class DiskStorage:
             tier.room(model, block_tokens),
             block_tokens,
             layout=tier.layout,
+            above=above,
             durability=tier.durability,
             io=tier.io,
             rank=rank,
@@ -204,14 +221,19 @@ class DiskStorage:
             TransferError: the block is not there, is damaged, or the device failed.
         """
         on_host = memory.device.type == "cpu"
-        host = memory if on_host else torch.empty_like(memory, device="cpu")
+        if self._narrowed is not None:
+            host = self._narrowed.buffer(len(memory))
+        else:
+            host = memory if on_host else torch.empty_like(memory, device="cpu")
         try:
             self.store.read(key, slot, layers, host.numpy())
         except TransferError as error:
             # Not by `_log`: that waits for the device, which may be what hangs.
             _LOG.warning("%s: %s", self.store.folder, error)
             raise
-        if not on_host:
+        if self._narrowed is not None:
+            self._narrowed.widen(host, memory)
+        elif not on_host:
             memory.copy_(host)
 
     def write(
@@ -229,8 +251,9 @@ class DiskStorage:
         Raises:
             TransferError: the device failed or is full, or this storage is read-only.
         """
+        host = memory.cpu() if self._narrowed is None else self._narrowed.narrow(memory)
         try:
-            self.store.write(key, slot, layers, memory.cpu().numpy(), label, self._clock())
+            self.store.write(key, slot, layers, host.numpy(), label, self._clock())
         except TransferError:
             self._report_loss()
             raise
@@ -244,8 +267,18 @@ class DiskStorage:
         """
         if not blocks:
             return []
-        rows = [(key, slot, layers, memory.numpy()) for key, slot, layers, memory in blocks]
-        reasons = self.store.read_many(rows, depth=_depth([memory for *_, memory in blocks]))
+        hosts = [memory for *_, memory in blocks]
+        if self._narrowed is not None:
+            hosts = [self._narrowed.buffer(len(memory)) for memory in hosts]
+        rows = [
+            (key, slot, layers, host.numpy())
+            for (key, slot, layers, _), host in zip(blocks, hosts, strict=True)
+        ]
+        reasons = self.store.read_many(rows, depth=_depth(hosts))
+        if self._narrowed is not None:
+            for (*_, memory), host, why in zip(blocks, hosts, reasons, strict=True):
+                if why is None:
+                    self._narrowed.widen(host, memory)
         for why in filter(None, reasons):
             _LOG.warning("%s: %s", self.store.folder, why)
         return reasons
@@ -259,12 +292,14 @@ class DiskStorage:
         """
         if not blocks:
             return []
+        hosts = [memory for *_, memory, _ in blocks]
+        if self._narrowed is not None:
+            hosts = [self._narrowed.narrow(memory) for memory in hosts]
         rows = [
-            (key, slot, layers, memory.numpy(), label)
-            for key, slot, layers, memory, label in blocks
+            (key, slot, layers, host.numpy(), label)
+            for (key, slot, layers, _, label), host in zip(blocks, hosts, strict=True)
         ]
-        depth = _depth([memory for *_, memory, _ in blocks])
-        reasons = self.store.write_many(rows, self._clock(), depth=depth)
+        reasons = self.store.write_many(rows, self._clock(), depth=_depth(hosts))
         if any(reasons):
             self._report_loss()
         return reasons

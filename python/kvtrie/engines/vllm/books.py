@@ -88,7 +88,7 @@ class Books:
         counters: the connector's counters.
         identity: the weights and adapters that requests compute with.
         proofs: blocks of an earlier server in host memory that are not proved yet.
-        format_cost: the format of lower tiers, and its measured cost; None for native tiers.
+        format_costs: the formats of lower tiers with their measured costs, the narrowest last.
         kept_blocks: by rank, blocks that the next server would find in kept host memory.
     """
 
@@ -142,7 +142,7 @@ class Books:
                 last=HOST if self._disk is None else DISK,
             )
         self._cleared: list[Change] = []
-        self.format_cost: FormatFigure | None = None
+        self.format_costs: tuple[FormatFigure, ...] = ()
         self.kept_blocks: dict[int, int] = {}
         self._lost_kept: dict[int, dict[str, int]] = {}
         self.dispatch = Dispatch(self.manager, len(opened))

@@ -37,7 +37,7 @@ from kvtrie.engines.weights import checkpoint_digest
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
     from vllm.config import VllmConfig
@@ -140,31 +140,45 @@ class KvtrieConnector(KVConnectorBase_V1):
         if len(opened) != ranks:
             raise ConfigError(f"{len(opened)} of {ranks} workers have reported their tiers")
         weights = combined(opened[rank].weights for rank in sorted(opened))
-        figure = self._format_figure()
+        figures = self._format_figures()
         self._scheduler = SchedulerConnector(
             self._settings,
             self._model.with_weights(weights),
             opened,
             naming=VllmNaming(self._hashed) if self._settings.events else None,
         )
-        self._scheduler.format_cost = figure
+        self._scheduler.format_costs = figures
         log_start(
-            self._settings, self._model, opened, self._scheduler.manager, self._cost, figure=figure
+            self._settings,
+            self._model,
+            opened,
+            self._scheduler.manager,
+            self._cost,
+            figures=figures,
         )
         if self._settings.control is not None:
             self._control = self._open_control(self._settings.control, self._scheduler)
         watch(self)
 
-    def _format_figure(self) -> FormatFigure | None:
+    def _format_figures(self) -> tuple[FormatFigure, ...]:
         model, load = self._vllm_config.model_config, self._vllm_config.load_config
-        return FormatFigure.read(
-            self._settings.format,
-            self._settings.calibration,
-            lambda: checkpoint_digest(model.model, model.revision, load.download_dir),
-            max_kl=self._settings.max_kl,
-            native_last=self._settings.native_last,
-            uncalibrated=self._settings.uncalibrated,
-        )
+        settings = self._settings
+        tiers = {settings.format: "tiers below the GPU"}
+        if settings.disk_format != settings.format:
+            tiers[settings.disk_format] = "the disk"
+        figures = [
+            FormatFigure.read(
+                name,
+                settings.calibration,
+                lambda: checkpoint_digest(model.model, model.revision, load.download_dir),
+                max_kl=settings.max_kl,
+                native_last=settings.native_last,
+                uncalibrated=settings.uncalibrated,
+                tiers=where,
+            )
+            for name, where in tiers.items()
+        ]
+        return tuple(figure for figure in figures if figure is not None)
 
     def _open_control(self, path: str, scheduler: SchedulerConnector) -> ControlSocket:
         parallel = self._vllm_config.parallel_config
@@ -179,7 +193,7 @@ class KvtrieConnector(KVConnectorBase_V1):
                 },
                 "why_min_tokens": self._settings.why_min_tokens,
                 "why_per_second": self._settings.why_per_second,
-                **_about_format(scheduler.format_cost),
+                **_about_format(scheduler.format_costs),
             },
             scheduler.commands,
         )
@@ -255,7 +269,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         why = self.scheduler.end(request)
         if why is None:
             return False, None
-        return False, {"kvtrie": {"why": why, **_about_format(self.scheduler.format_cost)}}
+        return False, {"kvtrie": {"why": why, **_about_format(self.scheduler.format_costs)}}
 
     def has_pending_push_work(self) -> bool:
         """Whether steps are wanted that compute nothing, to carry on with stores."""
@@ -379,5 +393,6 @@ class KvtrieConnector(KVConnectorBase_V1):
             self._scheduler.close()
 
 
-def _about_format(figure: FormatFigure | None) -> dict[str, Any]:
-    return {} if figure is None else {"format": figure.as_dict()}
+def _about_format(figures: Sequence[FormatFigure]) -> dict[str, Any]:
+    """The narrowest format that found tokens may have had, which is the last one."""
+    return {"format": figures[-1].as_dict()} if figures else {}

@@ -16,7 +16,7 @@ from kvtrie.engines.miss_report import CAUSES
 from kvtrie.metrics import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvtrie import Stats
     from kvtrie.engines.format_figure import FormatFigure
@@ -167,7 +167,7 @@ class MetricsExporter:
         why: MissCounter | None = None,
         *,
         kept: int = 0,
-        figure: FormatFigure | None = None,
+        figures: Sequence[FormatFigure] = (),
     ) -> ExportedValues:
         """All gauges, and how far counters have come since the last call.
 
@@ -178,13 +178,16 @@ class MetricsExporter:
             waiting: requests that wait for a disk or a shared store.
             why: the causes of computed tokens; None if they are not counted.
             kept: blocks of host memory that the next server would find.
-            figure: the format of the tiers and its cost; None for native tiers.
+            figures: formats of the tiers and their costs.
         """
         counters: dict[str, dict[str, float]] = {}
         gauges: dict[str, dict[str, float]] = {}
         values = self._all(stats, own, pinned, waiting, kept)
-        if figure is not None and figure.kl_mean is not None:
-            values.append((f"{_PREFIX}format_kl_nats", figure.format, figure.kl_mean))
+        values += [
+            (f"{_PREFIX}format_kl_nats", figure.format, figure.kl_mean)
+            for figure in figures
+            if figure.kl_mean is not None
+        ]
         for name, label, value in values if why is None else [*values, *_missed(why)]:
             if not name.endswith("_total"):
                 gauges.setdefault(name, {})[label] = value

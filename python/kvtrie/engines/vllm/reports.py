@@ -206,5 +206,5 @@ class Reports(Matching):
             waits,
             self.why,
             kept=kept,
-            figure=self.format_cost,
+            figures=self.format_costs,
         )

@@ -68,6 +68,12 @@ _DEADLINE_S = 30.0
 _MOST_TOKENS, _MOST_PER_SECOND = 2**31, 10**6
 _LOOKUP_S = 0.05
 _MAX_KL = 1e-3
+_NARROWER = {
+    "native": ("int8", "fp8", "int4"),
+    "int8": ("int4",),
+    "fp8": ("int4",),
+    "int4": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,7 @@ class Settings:
             parallelism each rank adds its number, `NAME-1.sock`, or puts it in place of `{rank}`.
         format: number format of the tiers below the GPU, "native", "int8", "fp8" or "int4", given
             in the host tier: other tiers have the same. Any but "native" changes answers.
+        disk_format: that of the disk tier, which may give one of fewer bits.
         calibration: path of the `calibration.json` that `kvtrie calibrate` wrote for these weights;
             a format is refused without it.
         max_kl: mean KL of next tokens in nats above which a format is refused.
@@ -117,6 +124,7 @@ class Settings:
     why_per_second: int = 20
     control: str | None = None
     format: str = "native"
+    disk_format: str = "native"
     calibration: str | None = None
     max_kl: float = _MAX_KL
     uncalibrated: bool = False
@@ -150,7 +158,16 @@ class Settings:
                 given[name] = real(name, given[name], 1e-3, 1e6)
         given |= _observed(given) | _calibrated(given)
         if "tiers" in given:
-            given["tiers"], given["format"] = _tiers(given["tiers"], ranks)
+            given["tiers"], formats = _tiers(given["tiers"], ranks)
+            given["format"] = formats[0]
+            given["disk_format"] = next(
+                (
+                    name
+                    for name, tier in zip(formats, given["tiers"], strict=True)
+                    if tier.kind == "disk"
+                ),
+                formats[0],
+            )
         return cls(**given)
 
 
@@ -192,8 +209,8 @@ def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> N
         )
 
 
-def _tiers(given: object, ranks: int) -> tuple[tuple[Tier, ...], str]:
-    """The tiers and their format."""
+def _tiers(given: object, ranks: int) -> tuple[tuple[Tier, ...], list[str]]:
+    """The tiers and the format of each."""
     if not isinstance(given, list | tuple) or not given:
         raise ConfigError(
             f"tiers are {shown(cast('object', given))}, a list of at least one tier wanted"
@@ -212,17 +229,19 @@ def _tiers(given: object, ranks: int) -> tuple[tuple[Tier, ...], str]:
     order = [tier.kind for tier in tiers]
     if order not in _ORDERS:
         raise ConfigError(f"tiers are {order}: one of {', '.join(map(str, _ORDERS))} wanted")
-    return tuple(tiers), formats[0]
+    return tuple(tiers), formats
 
 
 def _format(at: int, row: dict[str, Any], above: list[str]) -> str:
     """The format of a tier, which becomes its layout."""
     name = row.pop("format", above[0] if above else "native")
     word(f"format of tier {at}", name, tuple(FORMATS))
-    if above and name != above[0]:
+    disk = row.get("kind") == "disk"
+    if above and name != above[0] and not (disk and name in _NARROWER[above[0]]):
+        able = ", ".join((above[0], *(_NARROWER[above[0]] if disk else ())))
         raise ConfigError(
-            f"format of tier {at} is {name!r} and that of tier 0 {above[0]!r}: tiers below host "
-            "memory take its bytes, so give the format in tier 0"
+            f"format of tier {at} is {name!r} and that of tier 0 {above[0]!r}: a disk has the "
+            f"format of host memory or one of fewer bits, other tiers take its bytes; {able} wanted"
         )
     if FORMATS[name] is not None:
         row["layout"] = FORMATS[name]

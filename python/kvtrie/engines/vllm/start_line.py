@@ -12,7 +12,7 @@ from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_
 from kvtrie.layout import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kvtrie import BlockManager
     from kvtrie.engines.format_figure import FormatFigure
@@ -32,7 +32,7 @@ def log_start(
     manager: BlockManager,
     warning: str,
     *,
-    figure: FormatFigure | None = None,
+    figures: Sequence[FormatFigure] = (),
 ) -> None:
     """Log the tiers of a server, and warnings about its machine.
 
@@ -42,22 +42,25 @@ def log_start(
         opened: the tiers of each worker.
         manager: the manager over them, with the blocks that disks have from earlier runs.
         warning: a warning about the model; "" for none.
-        figure: the format of the tiers and its cost; None for native tiers.
+        figures: formats of the tiers and their costs.
     """
     # Latent KV is kept once for all tensor-parallel ranks of a stage.
     parts = model.stages if model.alike else model.ranks
-    shape = model.shape
-    each = parts * shape.block_bytes(model.block_tokens)
-    if (layout := FORMATS[settings.format]) is not None:
-        sizes = layout.planes(model.block_tokens, shape.rank_heads, shape.head_dim)
-        each = parts * shape.layers * sum(sizes)
+    each = {
+        kind: parts * _block_bytes(model, name)
+        for kind, name in (
+            ("host", settings.format),
+            ("disk", settings.disk_format),
+            ("remote", settings.format),
+        )
+    }
     tiers = manager.stats().tiers
     paths = {tier.kind: tier.path or tier.keep for tier in settings.tiers or ()}
     kept = any(tier.keep for tier in settings.tiers or ())
     lines = [
         OpenTier(
             kind,
-            tiers[kind].slots * each,
+            tiers[kind].slots * each[kind],
             tiers[kind].slots,
             found=tiers[kind].slots - tiers[kind].free,
             others=max(one.others for one in opened.values()) if kind == "disk" else 0,
@@ -72,8 +75,17 @@ def log_start(
         lines, block_tokens=model.block_tokens, ranks=model.ranks, policy=settings.policy
     )
     warnings = startup_warnings(lines, gpu_blocks=model.blocks)
-    if figure is not None:
+    for figure in figures:
         _LOG.log(
             logging.INFO if figure.kl_mean is not None else logging.WARNING, "%s", figure.text()
         )
     log_startup(_LOG, line, [*warnings, warning] if warning else warnings)
+
+
+def _block_bytes(model: ServedModel, name: str) -> int:
+    """Bytes of a rank's block in a format."""
+    shape, layout = model.shape, FORMATS[name]
+    if layout is None:
+        return shape.block_bytes(model.block_tokens)
+    sizes = layout.planes(model.block_tokens, shape.rank_heads, shape.head_dim)
+    return shape.layers * sum(sizes)

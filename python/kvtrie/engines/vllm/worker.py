@@ -26,7 +26,6 @@ from kvtrie.engines.vllm.rank_store import RankStore
 from kvtrie.engines.vllm.replicated import ReplicatedRanks
 from kvtrie.engines.vllm.step_copies import StepCopies
 from kvtrie.errors import ConfigError
-from kvtrie.layout import Layout
 from kvtrie.sizes import free_memory
 from kvtrie.tier import Tier
 from kvtrie.tiers import DiskStorage, EnginePool, KeptPool, Pool
@@ -93,26 +92,24 @@ class WorkerConnector:
     ) -> None:
         ordered = [tensors[name] for name in model.layer_names]
         axis = block_axis(ordered[0], model.blocks)
-        inside = [size for at, size in enumerate(ordered[0].shape) if at != axis]
         tiers = settings.tiers or (_default(model),)
-        layout = tiers[0].layout
-        if layout is None:
-            layout = Layout(
-                dtype=model.shape.dtype,
-                latent=model.shape.latent,
-                opaque=f"{engine} {tuple(inside)} {ordered[0].dtype}",
-            )
-            self.gpu = EnginePool(
-                model.shape, model.block_tokens, ordered, block_axis=axis, opaque=layout.opaque
-            )
-        else:
-            views = known_views(settings.format, model, tensors, axis, writer)
+        names = [name for name in (settings.format, settings.disk_format) if name != "native"]
+        if names:
+            views = known_views(names[0], model, tensors, axis, writer)
             self.gpu = EnginePool(model.shape, model.block_tokens, views)
+        else:
+            inside = [size for at, size in enumerate(ordered[0].shape) if at != axis]
+            opaque = f"{engine} {tuple(inside)} {ordered[0].dtype}"
+            self.gpu = EnginePool(
+                model.shape, model.block_tokens, ordered, block_axis=axis, opaque=opaque
+            )
+        layout = tiers[0].layout or self.gpu.layout
         self.replicas = ReplicatedRanks()
         if model.alike and model.shape.tp > 1 and gather is not None:
             self.replicas = ReplicatedRanks.of(rank % model.shape.tp, gather)
-        rooms = [tier.room(model.shape, model.block_tokens) for tier in tiers]
-        self._rooms = [room * self.replicas.count for room in rooms]
+        self._rooms = [
+            tier.room(model.shape, model.block_tokens) * self.replicas.count for tier in tiers
+        ]
         self.host, self._shared, self._one_writes = open_host(
             tiers[0],
             model,
@@ -381,7 +378,8 @@ def _disk(
         model.shape,
         blocks,
         model.block_tokens,
-        layout=pool.layout,
+        layout=tier.layout or pool.layout,
+        above=pool.block_format,
         durability=tier.durability,
         io=tier.io,
         rank=rank,

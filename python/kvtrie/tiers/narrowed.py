@@ -1,0 +1,120 @@
+"""Narrowed: blocks of memory converted to the format in which a disk keeps them, and back.
+
+Invariant: only a format of fewer bits is taken, so that a disk never keeps more than the memory
+above it has. Cost: per block a buffer of its bytes on disk, and one conversion each way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.layout import DTYPE_BYTES
+from kvtrie.tiers import conversion
+from kvtrie.tiers.block_format import FORMAT
+
+if TYPE_CHECKING:
+    from kvtrie.kernels import Pages
+    from kvtrie.tiers.block_format import BlockFormat
+
+__all__ = ["Narrowed", "require_narrower"]
+
+_INT4_BITS = 4
+
+
+def require_narrower(above: str, wanted: BlockFormat, name: str, own: BlockFormat) -> None:
+    """Raise unless a disk can keep KV of the memory above it in its own format.
+
+    Args:
+        above: the memory's name.
+        wanted: its format.
+        name: the disk's name.
+        own: its format.
+
+    Raises:
+        ConfigError: formats that differ in more than the numbers, numbers that take no fewer bits,
+            or KV that cannot be converted.
+    """
+    differ = f"{above} and {name} differ: {', '.join(wanted.differences(own))}"
+    if wanted.differences(own, but=FORMAT):
+        raise ConfigError(differ)
+    if len(own.planes()) != 1:
+        raise ConfigError(
+            f"{differ}; K and V of a layer are apart, and a disk converts joined ones: use "
+            "Layout(kv='joined')"
+        )
+    bits = [
+        _INT4_BITS if one.layout.packed else 8 * DTYPE_BYTES[one.layout.dtype]
+        for one in (wanted, own)
+    ]
+    if bits[1] >= bits[0]:
+        raise ConfigError(
+            f"{differ}; a number takes {bits[0]} and {bits[1]} bits, and a disk may have another "
+            "format than the memory above it only where it takes fewer"
+        )
+    try:
+        conversion.check(wanted, own)
+    except ConfigError as error:
+        raise ConfigError(f"{above} and {name} cannot exchange KV: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Layers of one block in some memory, as units."""
+
+    block_format: BlockFormat
+    memory: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.memory.device
+
+    @property
+    def planes(self) -> tuple[torch.Tensor, ...]:
+        return (self.memory,)
+
+    @cached_property
+    def pages(self) -> Pages:
+        return conversion.pages(self.block_format, self.planes, len(self.memory))
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """The conversion between memory and a disk.
+
+    Attributes:
+        above: format of the memory.
+        own: format of the disk.
+    """
+
+    above: BlockFormat
+    own: BlockFormat
+
+    def buffer(self, layers: int) -> torch.Tensor:
+        """Return memory of the host for layers in the disk's format; padding is zero."""
+        return torch.zeros((layers, sum(self.own.planes())), dtype=torch.uint8)
+
+    def narrow(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return layers of a block in the disk's format, on the host.
+
+        Args:
+            memory: uint8 `(layers, bytes of one layer above)`, on any device.
+        """
+        made, units = self.buffer(len(memory)), np.arange(len(memory))
+        conversion.convert(_Layers(self.above, memory), units, _Layers(self.own, made), units)
+        return made
+
+    def widen(self, stored: torch.Tensor, memory: torch.Tensor) -> None:
+        """Write layers in the disk's format into memory.
+
+        Args:
+            stored: what `narrow` returned.
+            memory: uint8 `(layers, bytes of one layer above)`, on any device.
+        """
+        units = np.arange(len(memory))
+        conversion.convert(_Layers(self.own, stored), units, _Layers(self.above, memory), units)
