@@ -232,11 +232,15 @@ def eval_why(record: dict[str, Any]) -> str:
 
 
 def eval_advise(record: dict[str, Any]) -> str:
-    """Shares of tokens found on host, served and predicted; times need an idle machine."""
-    points, _ = record["goals"]
+    """Shares of tokens found on host and of prefill times saved, served and predicted."""
+    points, percent = record["goals"]
+
+    def guess(row: dict[str, Any], name: str, off: str, most: float) -> str:
+        return f"{100 * row[name]:.1f} %" + ("" if abs(row[off]) <= most else ", **missed**")
+
     return grid(
         f"Workload {when(record['about'])} | Policy | Host, blocks | Requests | GPU "
-        "| Found on host | Predicted",
+        "| Found on host | Predicted | Prefill saved | Predicted",
         [
             (
                 row["workload"],
@@ -245,8 +249,9 @@ def eval_advise(record: dict[str, Any]) -> str:
                 f"{row['requests']}",
                 f"{100 * row['gpu']:.1f} %",
                 f"{100 * row['found']:.1f} %",
-                f"{100 * row['predicted']:.1f} %"
-                + ("" if abs(row["points"]) <= points else ", **missed**"),
+                guess(row, "predicted", "points", points),
+                f"{100 * row['saved']:.1f} %",
+                guess(row, "saved_predicted", "percent", percent),
             )
             for row in record["rows"]
         ],

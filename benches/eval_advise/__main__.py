@@ -44,6 +44,7 @@ ROOT = Path(__file__).parents[2]
 WORKLOADS = {"chats": 8, "agents": 14}
 POLICIES = ("lru", "learned")
 HOSTS = (128, 256)
+SHARES = ("found", "predicted")
 GPU, BLOCK = 81, 32
 POINTS, PERCENT = 2.0, 5.0
 WAIT_S = 60
@@ -281,13 +282,14 @@ class AdviseEvaluation(Evaluation[Record]):
             return
         drawn = figure("Tokens found on host: predicted from events, and served", 4.2)
         for axis, name in zip(drawn.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            shares = [row[what] for row in rows if row["workload"] == name for what in SHARES]
             for policy, colour in zip(POLICIES, (POINT, GOAL), strict=True):
                 some = [row for row in rows if (row["workload"], row["policy"]) == (name, policy)]
                 hosts = [row["host"] for row in some]
                 axis.plot(hosts, [row["predicted"] for row in some], "-", color=colour)
                 axis.plot(hosts, [row["found"] for row in some], "o", color=colour, label=policy)
             axis.set_title(name, color=INK, fontsize=11)
-            axis.set(xlabel="blocks of host memory", xticks=HOSTS, ylim=(0, None))
+            axis.set(xlabel="blocks of host memory", xticks=HOSTS, ylim=(0, 1.1 * max(shares, default=1)))
             axis.spines[["top", "right"]].set_visible(False)
             axis.legend(frameon=False)
         save(drawn, path)
