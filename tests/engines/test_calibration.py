@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from kvtrie import BlockManager
 from kvtrie.cli import main
 from kvtrie.demo.model import tiny
 from kvtrie.engines.calibration import calibrate, prompts_of
@@ -43,6 +44,23 @@ def test_tokens_that_are_computed_keep_their_format(model):
         calibrate(model, [ids], native_last=96)
 
 
+def test_blocks_of_the_first_tokens_stay_in_the_first_tier(model, monkeypatch):
+    ids = torch.arange(1, 129)[None] % 250
+    left, evict = [], BlockManager.evict
+
+    def noting(self, count, tier, *, now):
+        evict(self, count, tier, now=now)
+        here = self.lookup(ids[0].numpy(), now=now).blocks
+        left.append([any(copy.tier == 0 for copy in block.copies) for block in here])
+
+    monkeypatch.setattr(BlockManager, "evict", noting)
+    all_loaded, some = calibrate(model, [ids]), calibrate(model, [ids], native_first=17)
+    # Six blocks of 16 tokens: none is left in the first tier, or the first two.
+    assert [each.count(True) for each in left] == [0] * len(FORMATS) + [2] * len(FORMATS)
+    assert all(each[:2] == [True, True] for each in left[len(FORMATS) :])
+    assert 0 < some["int4"].kl_mean < all_loaded["int4"].kl_mean
+
+
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
     (tmp_path / "text").write_text("ferry harbour archive " * 120)
     words = ["calibrate", "tiny", "--texts", str(tmp_path / "text"), "--tokens", "96"]
@@ -51,6 +69,8 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
         "2",
         "--native-last",
         "32",
+        "--native-first",
+        "4",
         "--out",
         str(tmp_path / "made.json"),
         "--device",
@@ -60,7 +80,7 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     made = json.loads((tmp_path / "made.json").read_text())
     assert made["fingerprint"] == fingerprint(tiny(heads=4).model)
     assert (made["prompts"], made["tokens"], made["block_tokens"]) == (2, 192, 16)
-    assert made["native_last"] == 32
+    assert (made["native_last"], made["native_first"]) == (32, 4)
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines()[1:5]] == list(made["formats"])
     assert "192 tokens in 2 prompts of 96" in printed

@@ -40,6 +40,11 @@ REFUSED = {
     "other weights": ({"checkpoint": "ab" * 32}, {}, "is of weights abababababababab, and the"),
     "weights without files": ({"checkpoint": None}, {}, "is of weights None, and the server has"),
     "computed tokens": ({"native_last": 128}, {"native_last": 64}, "set it to at least 128"),
+    "tokens in the first tier": (
+        {"native_first": 4},
+        {},
+        "left the first 4 tokens of a prompt",
+    ),
     "a cost above the limit": ({}, {"max_kl": 1e-4}, "a mean KL of 2.00e-04 nats by"),
     "no number": ({"formats": {"int8": ROW | {"kl_mean": "x"}}}, {}, "cannot be read"),
     "NaN": ({"formats": {"int8": ROW | {"kl_mean": float("nan")}}}, {}, "a mean KL of nan nats"),

@@ -40,6 +40,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens at the end of a prefix that are computed instead of loaded (default: 0)",
     )
     parser.add_argument(
+        "--native-first",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens at the start of a prompt whose blocks stay in the first tier, to measure what "
+        "attention sinks cost; servers take no such figure (default: 0)",
+    )
+    parser.add_argument(
         "--out",
         type=output_file,
         default=Path("calibration.json"),
@@ -68,6 +76,7 @@ def _run(given: argparse.Namespace) -> int:
         prompts,
         block_tokens=given.block_tokens,
         native_last=given.native_last,
+        native_first=given.native_first,
         on_step=lambda name: given.json or sys.stderr.write(f"{name}\n"),
     )
     made = document(
@@ -76,6 +85,7 @@ def _run(given: argparse.Namespace) -> int:
         prompts,
         block_tokens=given.block_tokens,
         native_last=given.native_last,
+        native_first=given.native_first,
     )
     write_output(given.out, json.dumps(made, indent=2) + "\n")
     sys.stdout.write(json.dumps(made) + "\n" if given.json else _table(made, given.out))

@@ -1,8 +1,9 @@
 """Calibration: how far next tokens move when the KV of a prefix comes back in another format.
 
 Each prompt's prefix, but for its `native_last` tokens, is stored in a host tier of the format and
-dropped from the first tier; the rest of the prompt is computed after it. Its next-token
-distributions are compared with those after the same prefix in the model's own format.
+dropped from the first tier, but for the blocks of its `native_first` tokens; the rest of the prompt
+is computed after it. Its next-token distributions are compared with those after the same prefix in
+the model's own format.
 Invariant: all formats see the same tokens and positions, and all that was stored comes from the
 host tier. Cost: per format and prompt one pass over the prompt, and the KV of one prompt in two
 tiers.
@@ -81,6 +82,7 @@ def calibrate(
     *,
     block_tokens: int = 16,
     native_last: int = 0,
+    native_first: int = 0,
     on_step: Callable[[str], object] = lambda _: None,
 ) -> dict[str, FormatCost]:
     """Return the cost of each format on prompts.
@@ -91,6 +93,8 @@ def calibrate(
         block_tokens: tokens per block.
         native_last: tokens at the end of a prefix that are computed instead of loaded, so that they
             keep the model's format.
+        native_first: tokens at the start of a prefix whose blocks stay in the first tier, to see
+            what attention sinks in a format cost.
         on_step: called with the name of a format before it is measured.
 
     Raises:
@@ -103,12 +107,15 @@ def calibrate(
     )
     bf16 = shape.layers * sum(_layer_bytes(shape, Layout(dtype="bfloat16"), block_tokens))
     whole("native_last", native_last, 0, 2**20)
+    kept = -(-whole("native_first", native_first, 0, 2**20) // block_tokens)
     native: list[torch.Tensor] = []
     costs: dict[str, FormatCost] = {}
     for name, layout in FORMATS.items():
         on_step(name)
         rows = [
-            _after_prefix(model, shape, each, layout, block_tokens, native_last=native_last)
+            _after_prefix(
+                model, shape, each, layout, block_tokens, native_last=native_last, kept=kept
+            )
             for each in prompts
         ]
         native = native or rows
@@ -126,6 +133,7 @@ def document(
     *,
     block_tokens: int,
     native_last: int = 0,
+    native_first: int = 0,
 ) -> dict[str, Any]:
     """Return what `calibration.json` has: the costs, and the model and tokens they are of.
 
@@ -140,6 +148,7 @@ def document(
         "checkpoint": None if files is None else files.hex(),
         "block_tokens": block_tokens,
         "native_last": native_last,
+        "native_first": native_first,
         "prompts": len(prompts),
         "tokens": sum(each.shape[1] for each in prompts),
         "formats": {name: asdict(cost) for name, cost in costs.items()},
@@ -159,8 +168,12 @@ def _after_prefix(
     block_tokens: int,
     *,
     native_last: int,
+    kept: int,
 ) -> torch.Tensor:
-    """Log-probabilities of next tokens after a prefix that came back from a tier in a layout."""
+    """Log-probabilities of next tokens after a prefix that came back from a tier in a layout.
+
+    The first `kept` blocks do not leave the first tier.
+    """
     blocks = ids.shape[1] // block_tokens
     whole_prefix = blocks * (_PREFIX - 1) // _PREFIX * block_tokens
     prefix = (whole_prefix - native_last) // block_tokens
@@ -177,7 +190,7 @@ def _after_prefix(
         with KvtrieCache(model, executor, start) as cache:
             model(start, past_key_values=cache)
         executor.flush()
-        manager.evict(prefix, 0, now=executor.clock())
+        manager.evict(max(0, prefix - kept), 0, now=executor.clock())  # from the end of the prompt
         with KvtrieCache(model, executor, ids) as cache:
             past = cache.get_seq_length()
             if past != start.shape[1]:

@@ -105,6 +105,7 @@ def _row(
         made: Any = json.loads(Path(path).read_text(encoding="utf-8"))
         row = {key: float(made["formats"][name][key]) for key in ("kl_mean", "of_bf16")}
         computed, whose = int(made["native_last"]), made["checkpoint"]
+        first = int(made.get("native_first", 0))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"the calibration {path} cannot be read for format {name!r}: "
@@ -116,6 +117,11 @@ def _row(
         raise ConfigError(
             f"the calibration {path} is of weights {str(whose)[:16]}, and the server has {served}: "
             f"{_HOW}"
+        )
+    if first:
+        raise ConfigError(
+            f"the calibration {path} has left the first {first} tokens of a prompt in the first "
+            "tier, which no server does: measure it without --native-first"
         )
     if computed > native_last:
         raise ConfigError(
