@@ -183,8 +183,8 @@ class BlockManager:
                 where every block is worth the same and prices are not read. Every tier's policy
                 must have values then: `learned`, `retention`, `flat`, `weighted`.
             resume: which borders stay resumable in a model of several groups of layers. Each
-                group keeps only what resume points and leases need then, on one or two tiers
-                without bytes (`owner="none"`); None keeps all tokens of all layers.
+                group keeps only what resume points and leases need then, on gpu, host and disk;
+                None keeps all tokens of all layers.
             explain: whether evicted blocks are remembered for `explain_miss` under a policy that
                 does not remember them, in 8 bytes per block of the tiers; decides nothing.
 
@@ -1178,6 +1178,7 @@ class Copy:
 
     Attributes:
         tier: index of the tier.
+        group: group of layers, where groups are kept apart; layers count within it.
         slot: its slot; with layer slots that of its first coming layer.
         slots: its slots: one, or with layer slots one for each of its coming layers.
         layer_lo: first layer that is valid now.
@@ -1192,6 +1193,8 @@ class Copy:
 
     @property
     def tier(self) -> int: ...
+    @property
+    def group(self) -> int: ...
     @property
     def slot(self) -> int: ...
     @property
@@ -2020,6 +2023,7 @@ class Event:
         layer_lo: first layer that left or arrived.
         layer_hi: the last such layer plus 1.
         tier: index of the tier.
+        group: group of layers, where groups are kept apart; layers count within it.
         reason: of an eviction: another tier has the block too, it is written one tier down, or it
             was the last copy. None of residency.
         cause: cause of the eviction; `TierStats` lists them. None of residency.
@@ -2044,6 +2048,8 @@ class Event:
     def layer_hi(self) -> int: ...
     @property
     def tier(self) -> int: ...
+    @property
+    def group(self) -> int: ...
     @property
     def reason(self) -> _Reason | None: ...
     @property
@@ -2538,12 +2544,14 @@ class Simulation:
         clients: int | None = None,
         logged: bool = False,
         objective: Literal["cost", "balanced", "hits"] = "cost",
+        resume: ResumePoints | None = None,
     ) -> Self:
         """Make machines without a block.
 
         Args:
             model: as for `BlockManager`, as are `tiers`, `block_tokens`, `token_weight`, `policy`,
-                `cost`, `structure`, `drop_order`, `reuse`, `epsilon` and `objective`.
+                `cost`, `structure`, `drop_order`, `reuse`, `epsilon`, `objective` and `resume`,
+                which machines with peers or a network do not take.
             tiers: of each machine, fastest first.
             price: what a token takes to compute, in 2**-32 ns: `(base, slope)`, the slope per token
                 of context, or ascending pairs `(context, price)`, linear between them. Or `(base,

@@ -46,7 +46,8 @@ class GroupPages:
 
         Args:
             model: its groups are kept apart.
-            tier: the tier; with `blocks` it has the bytes of that number of blocks of all layers.
+            tier: the tier; with `blocks` it has the bytes of that number of blocks of all layers,
+                an engine's tier also those of as many states.
             block_tokens: tokens of a block.
 
         Raises:
@@ -67,7 +68,8 @@ class GroupPages:
                 for store, empty in zip(stores, least, strict=True)
             )
         if tier.bytes is None:
-            if any(group.kind == "state" for group in model.groups):
+            states = any(group.kind == "state" for group in model.groups)
+            if states and tier.owner != "engine":
                 raise ConfigError(
                     f"tier {tier.kind!r} has blocks={tier.blocks}: a model with states wants bytes="
                 )

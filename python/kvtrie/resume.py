@@ -22,7 +22,6 @@ __all__ = ["ResumePoints"]
 _Plan: TypeAlias = tuple[
     list[tuple[str, int, int, int, int]], int, list[tuple[int, int, list[int]]], tuple[int, int]
 ]
-_MOST_TIERS = 2
 _KEPT = ("gpu", "host", "disk")
 _MOST_BLOCKS = 2**32 - 2
 
@@ -57,7 +56,7 @@ class ResumePoints:
 
         Args:
             model: its groups are kept apart.
-            tiers: one or two, whose bytes all groups share.
+            tiers: those whose bytes all groups share.
             block_tokens: tokens of a block, each with its KV.
 
         Returns:
@@ -66,8 +65,8 @@ class ResumePoints:
             slot of each group takes there; newest and blocks between points.
 
         Raises:
-            ConfigError: a model of one group, more than two tiers, a room that does not say its
-                bytes, or points within a block.
+            ConfigError: a model of one group, a tier that groups cannot share, a room that does not
+                say its bytes, or points within a block.
         """
         if len(model.groups) < 2:  # noqa: PLR2004
             raise ConfigError(
@@ -75,11 +74,11 @@ class ResumePoints:
                 f"{len(model.groups) or 1}"
             )
         kept = [tier for tier in tiers if tier.owner == "kvtrie" and tier.kind not in _KEPT]
-        if kept or len(tiers) > _MOST_TIERS or any(tier.owner == "engine" for tier in tiers):
+        if kept:
             named = ", ".join(f"{tier.kind} of {tier.owner}" for tier in tiers)
             raise ConfigError(
-                f"{len(tiers)} tiers with owners ({named}): groups are kept apart on one or two "
-                "tiers of gpu and host memory and disk, or with owner 'none'"
+                f"{len(tiers)} tiers with owners ({named}): groups are kept apart in gpu and host "
+                "memory, on disk, in slots of an engine, or with owner 'none'"
             )
         slots = [model.block_bytes(block_tokens, at) for at in range(len(model.groups))]
         rows = zip(model.groups, slots, strict=True)

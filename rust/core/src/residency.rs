@@ -156,9 +156,6 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Removes the last `blocks` blocks of a run, which are absent on every tier.
     pub fn remove_tail(&mut self, block: BlockId, blocks: u32) {
         self.generation += 1;
-        if let Some(groups) = &mut self.groups {
-            (block + 1 - blocks..=block).for_each(|block| groups.drop_block(block));
-        }
         self.trie.remove_tail(block, blocks);
     }
 

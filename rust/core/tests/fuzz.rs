@@ -3,10 +3,14 @@
 //! `KVTRIE_FUZZ_OPS` sets how many, `KVTRIE_FUZZ_SEED` the first world. The first ten million are
 //! checked after every operation, the others after every 64th.
 
+mod bytes;
+mod group_story;
+mod rig;
 mod world;
 
 use std::time::Instant;
 
+use group_story::{Step, Story};
 use kvtrie_core::manager::Settings;
 use kvtrie_core::policy::NAMES;
 use world::{Mix, Raw, World, engines, mixed, settings, shared};
@@ -75,6 +79,32 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
+/// Plays a story of several groups, and names its shape.
+fn play_groups(world_seed: u64, drawn_from: u64, state: &mut u64) -> &'static str {
+    let settings = group_story::drawn(drawn_from);
+    let groups = settings.groups.as_ref().map_or(0, |groups| groups.groups.len());
+    let number = |bits: u8, n: usize| usize::from(bits) % n;
+    let steps: Vec<Step> = (0..OPS_PER_WORLD)
+        .map(|_| {
+            let bits = mixed(state).to_le_bytes();
+            let stem = u32::from(bits[1] % 4);
+            (bits[0] % 18, stem, number(bits[2], 7), 1 + number(bits[3], 8), number(bits[4], 9))
+        })
+        .collect();
+    let shown = settings.clone();
+    let run = std::panic::catch_unwind(|| {
+        if let Some(mut story) = Story::new(settings) {
+            story.play(steps);
+        }
+    });
+    assert!(
+        run.is_ok(),
+        "world {world_seed} failed; KVTRIE_FUZZ_SEED={world_seed} KVTRIE_FUZZ_OPS={OPS_PER_WORLD} \
+         runs it alone: {shown:?}"
+    );
+    ["one group", "one group", "two groups", "three groups", "four groups"][groups]
+}
+
 /// The parts of a shape: policy, structure, owner of the slots.
 fn drawn(settings: &Settings) -> [&'static str; 3] {
     let policy = NAMES.iter().find(|name| **name == settings.policy);
@@ -99,6 +129,15 @@ fn millions_of_operations() {
     while ops < wanted {
         let mut state = world_seed;
         let drawn_from = mixed(&mut state);
+        // Each of its steps is audited.
+        if world_seed % if ops < THOROUGH { 8 } else { 64 } == 2 {
+            let groups = play_groups(world_seed, drawn_from, &mut state);
+            *shapes.entry(groups).or_default() += OPS_PER_WORLD;
+            ops += OPS_PER_WORLD;
+            world_seed += 1;
+            continue;
+        }
+        *shapes.entry("one group").or_default() += OPS_PER_WORLD;
         let settings = match world_seed % 8 {
             0 => engines(drawn_from),
             4 => shared(drawn_from),

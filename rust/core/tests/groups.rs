@@ -2,22 +2,23 @@
 //!
 //! Every call is followed by an audit, which counts slots, pages, holds and links again from the
 //! resume points and the leases. Cost: seconds.
-//! One file beyond 600 lines: all cases share the twin that recomputes a match from attention.
+//! One file beyond 600 lines: one story per way in which a point moves.
 
 mod bytes;
+mod group_story;
 mod rig;
 
-use bytes::Bytes;
-use kvtrie_core::block::{LeaseId, NO_SLOT, Token};
+use group_story::{FULL, Story, branch, on};
+use kvtrie_core::block::{LeaseId, NO_SLOT, Structure, Token};
 use kvtrie_core::error::Error;
 use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::manager::{Acquire, Groups, LoadMode, Manager, MoveKind, Outcome, Settings};
+use kvtrie_core::hint::{Answer, Hint, Target};
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, MoveKind, Settings};
 use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::tier::{Kind, Owner, Write};
 use proptest::prelude::*;
-use rig::{GPU, HOST, Rig, SIZE, all_of, settings, tier, tokens};
+use rig::{DISK, GPU, HOST, Rig, SIZE, all_of, retain, tokens};
 
-const FULL: Group = Group { kind: GroupKind::Full, slot_bytes: 100, layers: 4 };
 /// Two blocks of four tokens.
 const WINDOW: Group =
     Group { kind: GroupKind::Sliding { window: 9, sinks: 0 }, slot_bytes: 500, layers: 3 };
@@ -27,27 +28,12 @@ fn of(groups: &[Group], bytes: u64) -> Settings {
     on(groups, &[bytes])
 }
 
-/// The same on one tier or two.
-fn on(groups: &[Group], bytes: &[u64]) -> Settings {
-    let spec = |kind| TierSpec { owner: Owner::Nobody, ..tier(kind, 1000) };
-    let slots = vec![groups.iter().map(|group| group.slot_bytes).collect(); bytes.len()];
-    let tiers = [Kind::Gpu, Kind::Host].into_iter().take(bytes.len()).map(spec).collect();
-    let (groups, bytes) = (groups.to_vec(), bytes.to_vec());
-    let groups = Groups { groups, bytes, slots, newest: 1, every: 0 };
-    Settings { groups: Some(groups), ..settings(tiers) }
-}
-
 fn held(rig: &Rig) -> Vec<(u64, u64)> {
     held_on(rig, GPU)
 }
 
 fn held_on(rig: &Rig, tier: usize) -> Vec<(u64, u64)> {
     rig.manager.group_slots(tier).iter().map(|slots| (slots.held, slots.released)).collect()
-}
-
-/// A prompt whose tokens equal those of another up to `shared` blocks.
-fn branch(of: &[Token], shared: usize, stem: u32, blocks: usize) -> Vec<Token> {
-    [&of[..shared * SIZE], &tokens(stem, blocks)].concat()
 }
 
 #[test]
@@ -172,6 +158,161 @@ fn a_point_that_leaves_the_first_tier_is_loaded_for_its_next_turn() {
 }
 
 #[test]
+fn a_point_goes_down_to_the_disk_and_is_loaded_from_there() {
+    for group in [WINDOW, STATE] {
+        // Room for one session on the first two tiers each.
+        let mut rig = Rig::new(on(&[FULL, group], &[6 * 700, 6 * 700, 100 * 700]));
+        for stem in 1..=4 {
+            rig.serve(&tokens(stem, 20));
+        }
+        let needed = if group == WINDOW { 2 } else { 1 };
+        assert_eq!(held_on(&rig, GPU)[1].0, needed);
+        assert!(held_on(&rig, DISK)[1].0 >= needed, "{:?}", held_on(&rig, DISK));
+        for stem in 1..=4 {
+            assert_eq!(rig.matched(&tokens(stem, 20)), 20 * SIZE, "session {stem}, {group:?}");
+        }
+        let next = branch(&tokens(1, 20), 20, 9, 1);
+        let id = rig.acquire(&next);
+        assert_eq!(rig.manager.lease(id).unwrap().matched(), 20 * SIZE);
+        let moves = rig.run();
+        let loads = moves.iter().filter(|known| known.kind == MoveKind::Load);
+        let loads: Vec<_> = loads.filter(|known| known.group == 1).collect();
+        assert_eq!(loads.len() as u64, needed, "{group:?}");
+        assert!(loads.iter().all(|known| (known.src, known.dst) == (DISK, GPU)));
+        rig.commit(id, &next[20 * SIZE..]);
+        rig.release(id);
+        assert_eq!(rig.matched(&branch(&next, 21, 4, 1)), 21 * SIZE);
+    }
+}
+
+#[test]
+fn tiers_that_write_through_have_a_point_down_to_the_disk() {
+    for group in [WINDOW, STATE] {
+        let mut settings = on(&[FULL, group], &[40 * 700, 40 * 700, 40 * 700]);
+        (settings.tiers[0].write, settings.tiers[1].write) = (Write::Through, Write::Through);
+        let mut rig = Rig::new(settings.clone());
+        rig.serve(&tokens(1, 6));
+        let needed = if group == WINDOW { 2 } else { 1 };
+        for tier in [HOST, DISK] {
+            let held: Vec<u64> = held_on(&rig, tier).into_iter().map(|slots| slots.0).collect();
+            assert_eq!(held, [6, needed], "tier {tier}");
+        }
+        // The disk alone is enough to go on after a restart.
+        let rows = rig.call(|m, now| m.index(DISK, now)).unwrap();
+        let mut again = Rig::new(settings);
+        assert_eq!(again.call(|m, now| m.load_index(DISK, &rows, now)).unwrap(), 6);
+        assert_eq!(again.matched(&tokens(1, 6)), 6 * SIZE);
+        again.serve(&branch(&tokens(1, 6), 6, 2, 1));
+    }
+}
+
+#[test]
+fn a_flush_takes_a_point_one_tier_down_each_time() {
+    let mut rig = Rig::new(on(&[FULL, STATE], &[40 * 700, 40 * 700, 40 * 700]));
+    rig.serve(&tokens(1, 6));
+    for (host, disk) in [(6, 0), (6, 6)] {
+        assert_eq!(rig.call(Manager::flush).unwrap(), 7);
+        rig.run();
+        assert_eq!((held_on(&rig, HOST)[0].0, held_on(&rig, DISK)[0].0), (host, disk));
+    }
+    assert_eq!(rig.call(Manager::flush).unwrap(), 0);
+}
+
+#[test]
+fn the_end_of_a_marked_sequence_is_a_resume_point_until_it_is_cleared() {
+    for group in [WINDOW, STATE] {
+        for tier in [GPU, HOST, DISK] {
+            let mut rig = Rig::new(on(&[FULL, group], &[40 * 700; 3]));
+            let prompt = tokens(1, 8);
+            rig.mark(&prompt, tier);
+            let needed = if group == WINDOW { 2 } else { 1 };
+            assert_eq!(held_on(&rig, tier), [(8, 0), (needed, 0)]);
+            assert_eq!(rig.matched(&branch(&prompt, 8, 2, 1)), 8 * SIZE);
+            rig.serve(&branch(&prompt, 8, 2, 1));
+            rig.unmark(&branch(&prompt, 8, 2, 1), tier);
+            assert_eq!(held_on(&rig, tier), [(0, 0), (0, 0)]);
+        }
+    }
+}
+
+#[test]
+fn a_mark_makes_room_or_changes_nothing() {
+    for tier in [GPU, HOST] {
+        // Ten pages: a state each for two sessions, and five slots of the first group in others.
+        let mut rig = Rig::new(on(&[FULL, STATE], &[6 * 700, 6 * 700]));
+        for stem in 1..4 {
+            rig.mark(&tokens(stem, 20), tier);
+            assert_eq!(rig.matched(&tokens(stem, 20)), 20 * SIZE);
+            rig.run();
+        }
+        let (tokens, scope) = (tokens(9, 50), Scope::default());
+        let mark = Mark { tokens: &tokens, scope, tier, present: true, ready: None, first: None };
+        assert!(rig.call(|m, now| m.mark(&mark, now)).is_err());
+    }
+}
+
+#[test]
+fn a_growth_reserve_is_for_leases_that_run() {
+    // Pages of 700 bytes: three for twenty blocks, one for a state, and one in six is kept.
+    let mut settings = of(&[FULL, STATE], 6 * 700);
+    settings.tiers[0].growth_reserve = 0.2;
+    let mut rig = Rig::new(settings);
+    let id = rig.acquire(&tokens(1, 20));
+    rig.commit(id, &tokens(1, 20));
+    assert!(rig.ask(&all_of(&tokens(2, 7))).is_err());
+    rig.call(|m, now| m.reserve(id, 7 * SIZE, now)).unwrap();
+    rig.release(id);
+    rig.serve(&tokens(2, 20));
+}
+
+fn hinted(rig: &mut Rig, hint: Hint) -> Answer {
+    rig.call(|m, now| m.hint(&[hint], now)).unwrap()[0].answer
+}
+
+fn target(tokens: &[Token]) -> Target {
+    Target::Tokens { tokens: tokens.to_vec(), scope: Scope::default() }
+}
+
+#[test]
+fn hints_move_a_point_with_its_blocks() {
+    for group in [WINDOW, STATE] {
+        let mut rig = Rig::new(on(&[FULL, group], &[40 * 700; 3]));
+        let prompt = tokens(1, 6);
+        let needed = if group == WINDOW { 2 } else { 1 };
+        rig.serve(&prompt);
+        let demote = Hint::Demote { target: target(&prompt), tier: DISK };
+        assert_eq!(hinted(&mut rig, demote), Answer::Accepted);
+        rig.run();
+        assert_eq!(held_on(&rig, DISK), [(6, 0), (needed, 0)]);
+        assert_eq!((held_on(&rig, GPU)[0].0, held_on(&rig, HOST)[0].0), (0, 0));
+        for tier in [HOST, GPU] {
+            let fetch = Hint::Prefetch { target: target(&prompt), tier, deadline: None };
+            assert_eq!(hinted(&mut rig, fetch), Answer::Accepted);
+            rig.run();
+            let held: Vec<u64> = held_on(&rig, tier).into_iter().map(|slots| slots.0).collect();
+            assert_eq!(held, [6, needed], "tier {tier}");
+        }
+        let id = rig.acquire(&branch(&prompt, 6, 2, 1));
+        assert_eq!(rig.run().len(), 0, "all is there");
+        rig.release(id);
+    }
+}
+
+#[test]
+fn a_retained_point_stays_while_others_leave() {
+    let mut rig = Rig::new(of(&[FULL, STATE], 10 * 700));
+    rig.serve(&tokens(1, 14));
+    assert_eq!(
+        hinted(&mut rig, Hint::Retain(retain(target(&tokens(1, 14)), 90))),
+        Answer::Accepted
+    );
+    for stem in 2..6 {
+        rig.serve(&tokens(stem, 14));
+    }
+    assert_eq!((rig.matched(&tokens(1, 14)), rig.matched(&tokens(3, 14))), (14 * SIZE, 0));
+}
+
+#[test]
 fn without_room_below_a_point_is_dropped() {
     let mut settings = on(&[FULL, STATE], &[6 * 700, 2 * 700]);
     settings.tiers[0].write = Write::Never;
@@ -242,9 +383,19 @@ fn bad_groups_are_config_errors() {
     assert!(no(&[FULL, STATE], 1399).contains("1399 bytes are 1 pages of 700: 2 are wanted"));
     let empty = Group { kind: GroupKind::Sliding { window: 0, sinks: 0 }, ..WINDOW };
     assert!(no(&[FULL, empty], 9000).contains("window above 0"));
-    let mut several = of(&[FULL, STATE], 9000);
-    several.tiers[0].free_low = 0.5;
-    assert!(Manager::new(several).unwrap_err().to_string().contains("several groups on 1 tiers"));
+    let several = |change: fn(&mut Settings)| {
+        let mut several = on(&[FULL, STATE], &[9000, 9000]);
+        change(&mut several);
+        Manager::new(several).expect_err("refused").to_string()
+    };
+    let text = several(|settings| settings.tiers[0].free_low = 0.5);
+    assert!(text.contains("tier 'gpu' with 2 groups: free_low is 0.5"), "{text}");
+    let text = several(|settings| settings.tiers[1].layer_slots = true);
+    assert!(text.contains("layer_slots"), "{text}");
+    let text = several(|settings| settings.tiers[1].kind = Kind::Remote);
+    assert!(text.contains("remote"), "{text}");
+    let text = several(|settings| settings.structure = Structure::Holes);
+    assert!(text.contains("structure 'holes' with 2 groups"), "{text}");
 }
 
 /// Two tiers, the first of an engine that numbers its slots.
@@ -423,282 +574,6 @@ fn groups() -> impl Strategy<Value = Vec<Group>> {
     prop::collection::vec(group, 1..4).prop_map(|rest| [vec![FULL], rest].concat())
 }
 
-/// Whether a query after `border` blocks can be computed, by what it attends to.
-fn resumes(groups: &[Group], border: u32, has: impl Fn(usize, u32) -> bool) -> bool {
-    let size = SIZE as u64;
-    let query = u64::from(border) * size;
-    groups.iter().enumerate().all(|(at, group)| {
-        let mut past = 0..query;
-        past.all(|past| {
-            let attends = match group.kind {
-                GroupKind::Full => true,
-                GroupKind::Sliding { window, sinks } => query - past < window || past < sinks,
-                GroupKind::Chunked { chunk } => query / chunk == past / chunk,
-                GroupKind::State => past + 1 == query,
-            };
-            !attends || has(at, u32::try_from(past / size).unwrap())
-        })
-    })
-}
-
-/// A step of a random story: what, and four numbers.
-type Step = (u8, u32, usize, usize, usize);
-
-/// A manager with requests that are held.
-struct Story {
-    rig: Rig,
-    groups: Vec<Group>,
-    held: Vec<(LeaseId, Vec<Token>)>,
-    last: Vec<Token>,
-    /// The bytes, if there are any.
-    bytes: Option<Bytes>,
-    /// The next slot of an engine, if one owns the first tier.
-    engine: Option<u32>,
-}
-
-impl Story {
-    /// A request, whose match is compared with attention's.
-    fn ask(&mut self, (_, stem, shared, more, extra): Step, load: LoadMode) {
-        let Self { rig, groups, last, .. } = self;
-        let shared = shared.min(last.len() / SIZE);
-        let mut prompt = branch(last, shared, stem + 10, more);
-        prompt.extend(&tokens(77, 1)[..extra % SIZE]);
-        let ask = Acquire { tokens: &prompt, reserve: extra, load, ..Acquire::default() };
-        let border = rig.matched(&prompt) / SIZE;
-        // From first principles: the longest border that every group can resume at.
-        let map = rig.manager.group_map(&prompt, &Scope::default()).unwrap();
-        let most = map.first().map_or(0, |blocks| u32::try_from(blocks.len()).unwrap());
-        let has = |at: usize, place: u32| map[at][place as usize];
-        let naive = (0..=most).rev().find(|&m| resumes(groups, m, has)).unwrap();
-        assert_eq!(border, naive as usize);
-        let Ok(id) = rig.ask(&ask) else { return };
-        let matched = rig.manager.lease(id).unwrap().matched() / SIZE;
-        assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
-        self.bind(id, 0, matched, prompt.len().div_ceil(SIZE));
-        let Self { rig, groups, held, last, .. } = self;
-        assert!(matched == border || (load != LoadMode::All && matched < border));
-        // Each group has a slot on the first tier for all that the first token attends to.
-        let mut table = |group| rig.manager.group_table(id, GPU, group).unwrap().1;
-        let tables: Vec<_> = (0..groups.len()).map(&mut table).collect();
-        let has = |at: usize, place: u32| tables[at][place as usize] != NO_SLOT;
-        assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
-        held.push((id, prompt.clone()));
-        *last = prompt;
-    }
-
-    /// An engine names slots of all groups: for what the match needs, and for blocks from `first` to
-    /// before `end`.
-    fn bind(&mut self, id: LeaseId, first: usize, matched: usize, end: usize) {
-        let Some(next) = &mut self.engine else { return };
-        let border = u32::try_from(matched).unwrap();
-        for place in first..end {
-            for (at, group) in self.groups.iter().enumerate() {
-                let needed = group.needed(border, SIZE as u64);
-                if place < matched && !needed.contains(u32::try_from(place).unwrap()) {
-                    continue;
-                }
-                *next += 1;
-                let slot = *next;
-                self.rig.call(|m, _| m.bind_group(id, place, &[slot], at)).unwrap();
-            }
-        }
-    }
-
-    /// The rest of a request is computed; more or fewer of its moves have failed.
-    fn go_on(&mut self, (what, stem, shared, _, extra): Step) {
-        let (id, prompt) = self.held.remove(shared % self.held.len());
-        self.end_all_moves();
-        let mut path = prompt[..self.rig.manager.lease_tokens(id).unwrap()].to_vec();
-        self.compare(id, &path);
-        let rest = &prompt[path.len()..];
-        let rest = &rest[..rest.len().min(self.rig.manager.room_left(id).unwrap())];
-        let middle = rest.len().min(extra * 2);
-        self.write(id, &mut path, &rest[..middle]);
-        self.write(id, &mut path, &rest[middle..]);
-        if path.len() == prompt.len() && middle == 0 && self.bytes.is_some() {
-            self.can_go_on(id, path.len() / SIZE);
-        }
-        if what == 7 {
-            let room = self.rig.manager.room_left(id).unwrap();
-            let answer = &tokens(stem + 50, 3)[..room.min(3 * SIZE)];
-            self.write(id, &mut path, answer);
-            self.last.extend(answer);
-        }
-        match what {
-            11 | 12 if self.engine.is_some() => {}
-            11 => self.truncate(id, &mut path, (stem, shared, extra)),
-            12 => self.fork(id, &path, (stem, extra)),
-            13 => self.suspend(id, &mut path, extra),
-            _ => {}
-        }
-        if what == 8 && self.rig.call(|m, now| m.reserve(id, extra, now)).is_ok() {
-            self.end_all_moves();
-            let room = self.rig.manager.room_left(id).unwrap();
-            self.write(id, &mut path, &tokens(stem + 60, 3)[..room.min(extra)]);
-        }
-        self.rig.release(id);
-    }
-
-    /// A lease goes back to a border at or before `to` tokens at which it can go on, and goes on.
-    fn truncate(
-        &mut self,
-        id: LeaseId,
-        path: &mut Vec<Token>,
-        (stem, shared, extra): (u32, usize, usize),
-    ) {
-        let to = path.len().saturating_sub(shared * 3 + extra % 2);
-        let known = path.clone();
-        self.rig.call(|m, now| m.truncate(id, to, now)).unwrap();
-        self.end_all_moves();
-        let kept = self.rig.manager.lease_tokens(id).unwrap();
-        assert!(kept <= to, "{kept} tokens are kept, {to} wanted");
-        path.truncate(kept);
-        if let Some(bytes) = &mut self.bytes {
-            let tables = bytes.tables(&mut self.rig.manager, id);
-            bytes.cut(&tables, path, &known);
-        }
-        let whole = kept.is_multiple_of(SIZE) && kept < known.len();
-        if whole {
-            let mut table = |group| self.rig.manager.group_table(id, GPU, group).unwrap().1;
-            let tables: Vec<_> = (0..self.groups.len()).map(&mut table).collect();
-            let has = |at: usize, place: u32| tables[at][place as usize] != NO_SLOT;
-            assert!(resumes(&self.groups, u32::try_from(kept / SIZE).unwrap(), has), "{tables:?}");
-        }
-        self.compare(id, path);
-        if self.rig.call(|m, now| m.reserve(id, extra + 1, now)).is_ok() {
-            self.end_all_moves();
-            self.write(id, path, &tokens(stem + 70, 3)[..=extra]);
-        }
-    }
-
-    /// Two more leases go on from the same tokens with others.
-    fn fork(&mut self, id: LeaseId, path: &[Token], (stem, extra): (u32, usize)) {
-        let Ok(forks) = self.rig.call(|m, now| m.fork(id, 2, now)) else { return };
-        self.end_all_moves();
-        for (at, id) in (0..).zip(forks.iter().copied().chain([id])) {
-            let mut path = path.to_vec();
-            self.compare(id, &path);
-            if self.rig.call(|m, now| m.reserve(id, extra + 1, now)).is_ok() {
-                self.end_all_moves();
-                self.write(id, &mut path, &tokens(stem + 80 + at, 3)[..=extra]);
-            }
-        }
-        for id in forks {
-            self.rig.release(id);
-        }
-    }
-
-    /// A lease leaves the first tier, and comes back.
-    fn suspend(&mut self, id: LeaseId, path: &mut Vec<Token>, extra: usize) {
-        self.rig.call(|m, now| m.suspend(id, Kind::Host, now)).unwrap();
-        if extra.is_multiple_of(2) {
-            self.end_all_moves();
-        }
-        if self.rig.call(|m, now| m.resume(id, extra, LoadMode::All, now)).is_err() {
-            return;
-        }
-        let matched = self.rig.manager.lease(id).unwrap().matched() / SIZE;
-        self.bind(id, 0, matched, path.len().div_ceil(SIZE));
-        self.end_all_moves();
-        let full = path.clone();
-        path.truncate(self.rig.manager.lease_tokens(id).unwrap());
-        self.compare(id, path);
-        let done = path.len();
-        self.write(id, path, &full[done..]);
-    }
-
-    /// Writes the KV of more tokens, in every slot that the tables name, and commits them.
-    fn write(&mut self, id: LeaseId, path: &mut Vec<Token>, more: &[Token]) {
-        let known = path.len();
-        if self.engine.is_some() {
-            let bound = self.rig.manager.slots(id, GPU).unwrap().1.len();
-            self.bind(id, bound, 0, (known + more.len()).div_ceil(SIZE));
-        }
-        path.extend(more);
-        let Some(bytes) = &mut self.bytes else {
-            self.rig.commit(id, more);
-            return;
-        };
-        let before = bytes.tables(&mut self.rig.manager, id);
-        bytes.write(&before, path, known);
-        self.rig.commit(id, more);
-        let tables = bytes.tables(&mut self.rig.manager, id);
-        bytes.write_rest((&before, &tables), path);
-        self.compare(id, path);
-    }
-
-    /// A lease has what the token after its prompt attends to; its state may have left its block.
-    fn can_go_on(&mut self, id: LeaseId, end: usize) {
-        let mut table = |group| self.rig.manager.group_table(id, GPU, group).unwrap().1;
-        let tables: Vec<_> = (0..self.groups.len()).map(&mut table).collect();
-        let state = |at: usize| self.groups[at].kind == GroupKind::State;
-        let has = |at: usize, place: u32| state(at) || tables[at][place as usize] != NO_SLOT;
-        assert!(resumes(&self.groups, u32::try_from(end).unwrap(), has), "{tables:?}");
-    }
-
-    /// What a lease can read is what was computed for its path.
-    fn compare(&mut self, id: LeaseId, path: &[Token]) {
-        let Some(bytes) = &self.bytes else { return };
-        if self.rig.manager.awaits(id).unwrap().is_empty() {
-            let tables = bytes.tables(&mut self.rig.manager, id);
-            bytes.compare(&tables, path);
-        }
-    }
-
-    /// Blocks leave the first tier on request, all of them or none.
-    fn evict(&mut self, count: u64) {
-        if let Ok(left) = self.rig.call(|m, now| m.evict_blocks(GPU, count, &[], now)) {
-            assert_eq!(left.len() as u64, count);
-        }
-    }
-
-    /// Moves end well until there are none.
-    fn end_all_moves(&mut self) {
-        while self.rig.manager.pending().1 > 0 {
-            self.end_moves(0);
-        }
-    }
-
-    /// Moves end, every `each`th of them badly.
-    fn end_moves(&mut self, each: usize) {
-        for (at, known) in self.rig.hand_out().into_iter().enumerate() {
-            // One that failed before it may have ended it.
-            let ok = each == 0 || at % each > 0;
-            if let Some(bytes) = &mut self.bytes {
-                bytes.copy(&known, ok);
-            }
-            if ok {
-                let outcome = Outcome::default();
-                self.rig.report(&[known.id], &outcome).ok();
-            } else {
-                self.rig.fail(known.id);
-            }
-        }
-    }
-
-    fn play(&mut self, steps: Vec<Step>) {
-        for step in steps {
-            self.rig.now += 500;
-            match step.0 {
-                0..5 => self.ask(step, LoadMode::All),
-                5 => self.ask(step, [LoadMode::Plan, LoadMode::None][step.1 as usize % 2]),
-                6..9 | 11..14 if !self.held.is_empty() => self.go_on(step),
-                14 => self.evict(step.3 as u64 - 1),
-                9 => self.end_moves(step.3 % 4),
-                _ if !self.held.is_empty() => {
-                    let (id, _) = self.held.remove(0);
-                    self.rig.release(id);
-                }
-                _ => {}
-            }
-        }
-        for (id, _) in std::mem::take(&mut self.held) {
-            self.rig.release(id);
-        }
-        self.end_all_moves();
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
@@ -706,27 +581,29 @@ proptest! {
     fn a_match_is_what_attention_can_use(
         groups in groups(),
         (pages, below, newest, every) in
-            (6_u64..60, prop::option::of(4_u64..40), 1_u32..4, prop_oneof![4 => Just(0), 1 => 1_u32..4]),
-        (policy, owner, write) in (
+            (6_u64..60, prop::collection::vec(4_u64..40, 0..3), 1_u32..4, prop_oneof![4 => Just(0), 1 => 1_u32..4]),
+        (policy, owner, growth, writes) in (
             prop::sample::select(kvtrie_core::policy::NAMES),
             prop::sample::select(vec![Owner::Kvtrie, Owner::Nobody, Owner::Engine]),
-            prop::sample::select(vec![Write::Back, Write::Through, Write::Never]),
+            prop_oneof![3 => Just(0.0), 1 => Just(0.3)],
+            prop::array::uniform3(prop::sample::select(vec![Write::Back, Write::Through, Write::Never])),
         ),
-        steps in prop::collection::vec((0_u8..15, 0_u32..4, 0_usize..7, 1_usize..9, 0_usize..9), 1..60),
+        steps in prop::collection::vec((0_u8..18, 0_u32..4, 0_usize..7, 1_usize..9, 0_usize..9), 1..60),
     ) {
         let largest = groups.iter().map(|group| group.slot_bytes).max().unwrap();
         let bytes: Vec<u64> = std::iter::once(pages).chain(below).map(|n| n * largest).collect();
         let mut settings = on(&groups, &bytes);
         settings.policy = policy.to_owned();
-        (settings.tiers[0].owner, settings.tiers[0].write) = (owner, write);
+        settings.block_events = 100_000;
+        settings.tiers[0].growth_reserve = growth;
+        settings.tiers[0].owner = owner;
+        for (tier, write) in settings.tiers.iter_mut().zip(writes) {
+            tier.write = write;
+        }
         if let Some(groups) = &mut settings.groups {
             (groups.newest, groups.every) = (newest, every);
         }
-        let Ok(manager) = Manager::new(settings) else { return Ok(()) };
-        let rig = Rig { manager, now: 1000 };
-        let engine = (owner == Owner::Engine).then_some(0);
-        let bytes = (owner != Owner::Nobody).then(|| Bytes::new(&groups, engine.is_some()));
-        let (held, last) = (Vec::new(), tokens(0, 2));
-        Story { rig, groups, held, last, bytes, engine }.play(steps);
+        let Some(mut story) = Story::new(settings) else { return Ok(()) };
+        story.play(steps);
     }
 }

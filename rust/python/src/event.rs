@@ -19,6 +19,8 @@ pub(crate) struct Event {
     layer_hi: u16,
     /// Index of the tier.
     tier: usize,
+    /// Group of layers.
+    group: u8,
     /// Whether a copy remains after an eviction: "clean", "demoted" or "dropped".
     reason: Option<&'static str>,
     /// Cause of an eviction.
@@ -58,8 +60,18 @@ impl From<manager::Event> for Event {
 
 impl From<manager::BlockEvent> for Event {
     fn from(event: manager::BlockEvent) -> Self {
-        let manager::BlockEvent { number, at, kind, block, key, parent, tokens, tier, layers } =
-            event;
+        let manager::BlockEvent {
+            number,
+            at,
+            kind,
+            block,
+            key,
+            parent,
+            tokens,
+            tier,
+            group,
+            layers,
+        } = event;
         Self {
             kind: kind.name(),
             at,
@@ -67,6 +79,7 @@ impl From<manager::BlockEvent> for Event {
             layer_lo: layers.lo,
             layer_hi: layers.hi,
             tier,
+            group,
             number: Some(number),
             key: Some(key),
             parent: Some(parent),

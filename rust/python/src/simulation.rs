@@ -78,13 +78,14 @@ impl Simulation {
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
         token_budget=2048, max_running=256, token_by_token=false, prefill=1, network=None,
-        directory_ns=None, prefetch=None, clients=None, logged=false, objective=Objective::Cost
+        directory_ns=None, prefetch=None, clients=None, logged=false, objective=Objective::Cost,
+        resume=None
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='learned', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
         max_running=256, token_by_token=False, prefill=1, network=None, directory_ns=None, \
-        prefetch='never', clients=None, logged=False, objective='cost')")]
+        prefetch='never', clients=None, logged=False, objective='cost', resume=None)")]
     fn new(
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
@@ -116,9 +117,9 @@ impl Simulation {
         clients: Option<Clients>,
         logged: bool,
         #[pyo3(from_py_with = settings::objective)] objective: Objective,
+        resume: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
-        let resume = None;
         let given =
             settings::Given { model, tiers: &tiers, block_tokens, token_weight, cost, resume };
         let given = settings::settings(&given)?;

@@ -132,6 +132,13 @@ impl Simulation {
             )));
         }
         let network = peers.clone().or(network).map(Network::new);
+        if let (Some(groups), true) = (&settings.groups, network.is_some()) {
+            return Err(Error::config(format!(
+                "machines exchange blocks of one group of layers, and {} are kept apart: no peers \
+                 and no network wanted",
+                groups.groups.len()
+            )));
+        }
         let handoffs = match service.kind {
             engine::Kind::Disaggregated(_, prefill) => {
                 if !(1..machines).contains(&prefill) {

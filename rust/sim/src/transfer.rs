@@ -67,6 +67,8 @@ pub struct Executor {
     /// Per tier, whether it is memory.
     memory: Vec<bool>,
     layer_bytes: u64,
+    /// Bytes of a slot of each group of layers, if there are several.
+    slot_bytes: Vec<u64>,
     block_tokens: u32,
     /// Jobs that wait for a move, by their number.
     waiting: FxHashMap<u64, Job>,
@@ -106,6 +108,12 @@ impl Executor {
             store,
             memory: settings.tiers.iter().map(|tier| memory(tier.kind)).collect(),
             layer_bytes: settings.layer_bytes,
+            slot_bytes: settings
+                .groups
+                .iter()
+                .flat_map(|all| &all.groups)
+                .map(|one| one.slot_bytes)
+                .collect(),
             block_tokens: settings.block_tokens,
             waiting: FxHashMap::default(),
             carried: FxHashMap::default(),
@@ -252,7 +260,7 @@ impl Executor {
         let mut objects: FxHashMap<_, usize> = FxHashMap::default();
         for order in others {
             let store = order.kind == MoveKind::Store && !self.memory[order.dst];
-            let object = (order.src, order.dst, order.dst_slot, order.after);
+            let object = (order.src, order.dst, order.group, order.dst_slot, order.after);
             let known = objects.get(&object).copied().filter(|_| store);
             if let Some(at) = known.filter(|&at: &usize| jobs[at].adjoins(order.layers)) {
                 jobs[at].moves.push(*order);
@@ -286,7 +294,10 @@ impl Executor {
             MoveKind::Store => self.store[first.dst],
         };
         let bytes = job.moves.iter().map(|order| {
-            let whole = self.layer_bytes * u64::from(order.layers.len());
+            let whole = match order.group {
+                0 => self.layer_bytes * u64::from(order.layers.len()),
+                group => self.slot_bytes[usize::from(group)],
+            };
             whole * u64::from(order.tokens) / u64::from(self.block_tokens)
         });
         let times = self.transmit(lane, bytes.sum(), now, first.layers.len());

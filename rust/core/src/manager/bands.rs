@@ -23,17 +23,16 @@ impl Manager {
     pub(crate) fn band(&self, tier: TierId, block: BlockId) -> Band {
         // Without hints no table is read: this runs for every link.
         if self.hints.all_normal() {
-            return if self.points.is_none() { Band::NORMAL } else { self.point_band(tier, block) };
+            return self.point_band(tier, block, Band::NORMAL);
         }
-        let band = self.band_of(tier, block, self.hints.claims.priority(block));
-        if self.points.is_none() { band } else { band.min(self.point_band(tier, block)) }
+        self.band_of(tier, block, self.hints.claims.priority(block))
     }
 
     fn band_of(&self, tier: TierId, block: BlockId, priority: Priority) -> Band {
         // A claim beyond the tier's share waits in the normal band.
         let clipped = priority > NORMAL && !self.hints.retained[tier].0.contains(&block);
         let priority = if clipped { NORMAL } else { priority };
-        Band { priority, share: self.tenant_share(tier, block) }
+        self.point_band(tier, block, Band { priority, share: self.tenant_share(tier, block) })
     }
 
     /// The bands on a tier of the blocks whose claims expire by `now`, as they will be then. For

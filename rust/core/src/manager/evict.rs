@@ -163,6 +163,12 @@ impl Manager {
             let dst = self.slot_of(below, block, piece.lo);
             let mut from = (tier, slot, end);
             let mut deps = self.blocks.waits(below, dst);
+            // A point is copied on before its blocks have arrived.
+            if let (End::Here, Some(arrival)) = (from.2, self.arrival(tier, block))
+                && self.points.is_some()
+            {
+                deps.extend_from_slice(&arrival.moves);
+            }
             if let Some(host) = transit {
                 let (up, passing, private) = self.pass_up(block, from, host, piece, now);
                 deps.push(up);

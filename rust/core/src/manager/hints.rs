@@ -14,6 +14,7 @@
 
 mod demote;
 mod fetch;
+mod group_hints;
 mod pending;
 mod quota;
 mod release;

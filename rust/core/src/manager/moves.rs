@@ -226,7 +226,7 @@ impl Manager {
 
     /// When a source that was marked and is still arriving is there; 0 for any other.
     fn marked_until(&self, src: (TierId, Slot, End), block: Option<BlockId>) -> Nanos {
-        let coming = block.filter(|_| src.2 == End::Here);
+        let coming = block.filter(|_| matches!(src.2, End::Here | End::Group(_)));
         let coming = coming.and_then(|block| self.arrival(src.0, block));
         coming.filter(|arrival| arrival.moves.is_empty()).map_or(0, |arrival| arrival.ready)
     }
@@ -269,24 +269,6 @@ impl Manager {
         arrival.moves.extend_from_slice(moves);
         arrival.ready = arrival.ready.max(ready);
         self.residency_changed(tier, block);
-    }
-
-    /// Splits a range into the pieces that one move can copy between two tiers: single layers where
-    /// an end has layer slots.
-    pub(super) fn pieces(
-        &self,
-        src: TierId,
-        dst: TierId,
-        transit: Option<TierId>,
-        layers: Layers,
-    ) -> Vec<Layers> {
-        let ends = [Some(src), Some(dst), transit];
-        // A slot of one layer takes one move per layer, whatever the other end has.
-        if ends.into_iter().flatten().any(|tier| self.tiers[tier].spec.layer_slots) {
-            layers.iter().map(|layer| Layers::new(layer, layer + 1)).collect()
-        } else {
-            vec![layers]
-        }
     }
 
     /// The moves in flight that bring `layers` of a block to a tier.

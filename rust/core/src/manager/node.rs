@@ -459,6 +459,12 @@ impl Manager {
 
     /// Removes the tail of a run from the side tables, the digests and the trie.
     fn remove_nodes(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
+        if self.points.is_some() {
+            for block in blocks.clone().rev() {
+                self.drop_point(block);
+                self.blocks.drop_groups(block);
+            }
+        }
         // Events name the block, whose key and tokens leave with it.
         self.name_changes();
         self.forget_side_tables(blocks.clone(), before);
@@ -478,7 +484,6 @@ impl Manager {
             && self.refused.is_empty()
             && self.hints.is_empty()
             && self.prices.tracks_none()
-            && self.points.is_none()
             && self.ages.is_empty();
         // Without hints, sessions and keys the tables are empty: no work per block.
         if empty {
@@ -487,7 +492,6 @@ impl Manager {
         self.sessions.forget(blocks.clone(), before);
         for block in blocks.clone().rev() {
             let parent = if block > blocks.start { Some(block - 1) } else { before };
-            self.drop_point(block);
             self.keys.forget(block);
             self.refused.forget(block);
             self.forget_hints(block, parent);

@@ -138,10 +138,9 @@ impl Manager {
     }
 
     /// The band of a block on a tier, by whether it serves a resume.
-    pub(super) fn point_band(&self, tier: TierId, block: BlockId) -> Band {
+    pub(super) fn point_band(&self, tier: TierId, block: BlockId, band: Band) -> Band {
         let serves = self.serves_points(tier, block);
-        let priority = if serves { Band::NORMAL.priority } else { USELESS };
-        Band { priority, ..Band::NORMAL }
+        Band { priority: if serves { band.priority } else { USELESS }, ..band }
     }
 
     /// Worth of a resume point on a tier, if one is after the block: the cost of computing from the point before
@@ -187,6 +186,12 @@ impl Manager {
         // A failed move may still write the slot on the first tier: nothing can be loaded there.
         let stuck = self.blocks.group_arrival(0, at, block).is_some_and(|arrival| arrival.failed);
         !stuck && (0..tiers).any(|tier| self.blocks.group_here(tier, at, block))
+    }
+
+    /// The first tier that has a block in a group after the first, or expects it; one has.
+    pub(super) fn nearest(&self, at: usize, block: BlockId) -> TierId {
+        let mut tiers = 0..self.tiers.len();
+        tiers.find(|&tier| self.blocks.group_here(tier, at, block)).expect("a matched block")
     }
 
     /// Whether a tier has all that a resume at a border of a path needs of the groups after the first.

@@ -19,6 +19,7 @@ pub(super) mod digests;
 pub(super) mod expected_sessions;
 pub(super) mod flush;
 pub(super) mod group_branch;
+pub(super) mod group_mark;
 pub(super) mod group_room;
 pub(super) mod index;
 pub(super) mod lease;

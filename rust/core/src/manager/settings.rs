@@ -131,19 +131,23 @@ impl Groups {
                 Self::MOST
             )));
         }
-        let plain = |tier: &TierSpec| {
-            !tier.layer_slots && tier.growth_reserve <= 0.0 && tier.free_low <= 0.0
-        };
-        if tiers > 2
-            || self.bytes.len() != tiers
-            || self.slots.len() != tiers
-            || self.slots.iter().any(|slots| slots.len() != groups)
-            || !settings.tiers.iter().all(plain)
-            || settings.structure != Structure::LeafOnly
-        {
+        if self.bytes.len() != tiers {
+            let bytes = self.bytes.len();
+            return Err(Error::config(format!("bytes of {bytes} tiers are given, of {tiers}")));
+        }
+        if self.slots.len() != tiers || self.slots.iter().any(|slots| slots.len() != groups) {
             return Err(Error::config(format!(
-                "several groups on {tiers} tiers, structure '{}': one or two tiers without \
-                 layer_slots, growth_reserve and free_low, and 'leaf-only' are supported",
+                "slots of {:?} groups are given for {tiers} tiers, of {groups} each wanted",
+                self.slots.iter().map(Vec::len).collect::<Vec<_>>()
+            )));
+        }
+        for tier in &settings.tiers {
+            check_tier(tier, groups)?;
+        }
+        if settings.structure != Structure::LeafOnly {
+            return Err(Error::config(format!(
+                "structure '{}' with {groups} groups: the windows before a hole may be gone, so \
+                 only 'leaf-only' is supported",
                 settings.structure.name()
             )));
         }
@@ -261,6 +265,27 @@ impl Settings {
         }
         Ok(())
     }
+}
+
+/// Checks that groups can share a tier.
+fn check_tier(tier: &TierSpec, groups: usize) -> Result<()> {
+    let no = |why: String| {
+        Err(Error::config(format!("tier '{}' with {groups} groups: {why}", tier.kind.name())))
+    };
+    if tier.kind == Kind::Remote {
+        return no("a remote tier exchanges blocks with host, not windows and states".to_owned());
+    }
+    if tier.layer_slots {
+        return no("a slot is cut out of a page, so layer_slots must be false".to_owned());
+    }
+    if tier.free_low > 0.0 {
+        return no(format!(
+            "free_low is {}, but a resume point is written as a whole when it leaves, or at once \
+             with write 'through': 0 wanted",
+            tier.free_low
+        ));
+    }
+    Ok(())
 }
 
 /// Checks a tier's shares of its capacity.

@@ -14,6 +14,24 @@ use crate::manager::consequence::Consequence;
 use crate::manager::kinds::Ahead;
 
 impl Manager {
+    /// Splits a range into the pieces that one move can copy between two tiers: single layers where
+    /// an end has layer slots.
+    pub(super) fn pieces(
+        &self,
+        src: TierId,
+        dst: TierId,
+        transit: Option<TierId>,
+        layers: Layers,
+    ) -> Vec<Layers> {
+        let ends = [Some(src), Some(dst), transit];
+        // A slot of one layer takes one move per layer, whatever the other end has.
+        if ends.into_iter().flatten().any(|tier| self.tiers[tier].spec.layer_slots) {
+            layers.iter().map(|layer| Layers::new(layer, layer + 1)).collect()
+        } else {
+            vec![layers]
+        }
+    }
+
     /// The slot of one layer, or of all, of a residency.
     pub(super) fn slot_of(&self, tier: TierId, block: BlockId, layer: u16) -> Slot {
         self.blocks.layer_slot(tier, self.residency(tier, block).slot, layer)

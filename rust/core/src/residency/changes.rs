@@ -15,6 +15,8 @@ pub struct Change {
     pub tier: TierId,
     /// Block.
     pub block: BlockId,
+    /// Group of layers.
+    pub group: u8,
     /// Layers that were valid.
     pub before: Layers,
     /// Layers that are valid.
@@ -33,11 +35,17 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Notes one, if changes are kept.
-    pub(super) fn note(&mut self, tier: TierId, block: BlockId, before: Layers, after: Layers) {
+    pub(super) fn note(
+        &mut self,
+        (tier, group): (TierId, u8),
+        block: BlockId,
+        before: Layers,
+        after: Layers,
+    ) {
         if let Some(changes) = &mut self.changes
             && before != after
         {
-            changes.push(Change { tier, block, before, after });
+            changes.push(Change { tier, block, group, before, after });
         }
     }
 
@@ -50,7 +58,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         after: Layers,
     ) {
         if let Some(changes) = &mut self.changes {
-            changes.extend(blocks.map(|block| Change { tier, block, before, after }));
+            changes.extend(blocks.map(|block| Change { tier, block, group: 0, before, after }));
         }
     }
 
@@ -65,6 +73,6 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         let valid = |blocks: &Self| blocks.tiers[tier].table.get(block).usable();
         let before = valid(self);
         self.alter_quietly(tier, block, change);
-        self.note(tier, block, before, valid(self));
+        self.note((tier, 0), block, before, valid(self));
     }
 }

@@ -9,7 +9,7 @@
 //!            begin_group_arrival           end_group_arrival
 //!   absent ──────────────────────> arriving ────────────────> resident ──┐ begin_group_read,
 //!     ^ └──────────────── settle_group ──────────────────────> ^   │ ^ └─┘ end_group_read
-//!     └── take_released, drop_block; a move that reads the slot drains it
+//!     └── take_released, drop_groups; a move that reads the slot drains it
 //! ```
 //!
 //! Invariant: a block that leaves the trie has no residency of any group. Cost: O(1) per verb; 6 bytes
@@ -138,18 +138,6 @@ impl GroupBlocks {
         }
     }
 
-    /// Makes all residencies of a block absent, which leaves the trie. None may be arriving.
-    pub(super) fn drop_block(&mut self, block: BlockId) {
-        for tier in &mut self.0 {
-            for at in 0..tier.tables.len() {
-                if tier.tables[at].present(block) {
-                    debug_assert!(tier.is_released(at, block), "block {block}, group {at}");
-                    tier.drop_one(at, block);
-                }
-            }
-        }
-    }
-
     /// Gives a slot of the first group to the arena of a tier while a move reads it.
     pub(super) fn drain(&mut self, tier: TierId, slot: Slot, by: MoveId) {
         self.0[tier].arena.drain(0, slot, &[by]);
@@ -170,6 +158,27 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
         let tiers = arenas.into_iter().map(|arena| GroupTier::new(arena, layers));
         self.groups = Some(Box::new(GroupBlocks(tiers.collect())));
+    }
+
+    /// Makes all residencies of a block in groups after the first absent, which leaves the trie. None
+    /// may be arriving.
+    pub fn drop_groups(&mut self, block: BlockId) {
+        for tier in 0..self.groups.as_ref().map_or(0, |groups| groups.0.len()) {
+            for at in 0..self.group_tier(tier).tables.len() {
+                let here = self.group_tier(tier);
+                if here.tables[at].present(block) {
+                    debug_assert!(here.is_released(at, block), "block {block}, group {at}");
+                    self.drop_group(tier, at, block);
+                }
+            }
+        }
+    }
+
+    /// Makes a residency that none holds absent.
+    pub fn drop_group(&mut self, tier: TierId, at: usize, block: BlockId) {
+        let had = self.group_residency(tier, at, block).usable();
+        self.group_tier(tier).drop_one(at, block);
+        self.note((tier, number(at + 1)), block, had, Layers::NONE);
     }
 
     fn group_tier(&mut self, tier: TierId) -> &mut GroupTier {
@@ -305,10 +314,12 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// The same on a tier.
     pub fn settle_group_on(&mut self, tier: TierId, at: usize, block: BlockId, slot: Slot) {
         self.generation += 1;
-        let tier = self.group_tier(tier);
-        tier.tables[at].table.put(block, slot);
-        tier.tables[at].resident += 1;
-        tier.release(at, block);
+        let here = self.group_tier(tier);
+        here.tables[at].table.put(block, slot);
+        here.tables[at].resident += 1;
+        here.release(at, block);
+        let all = self.group_residency(tier, at, block).have;
+        self.note((tier, number(at + 1)), block, Layers::NONE, all);
     }
 
     /// Holds a block that a tier has or expects in a group after the first.
@@ -334,11 +345,10 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Frees the slot of the residency that a tier released first; `false` if there is none.
     pub fn take_released(&mut self, tier: TierId) -> bool {
         self.generation += 1;
-        let tier = self.group_tier(tier);
-        while let Some((at, block)) = tier.released.pop_front() {
+        while let Some((at, block)) = self.group_tier(tier).released.pop_front() {
             let at = usize::from(at);
-            if tier.is_released(at, block) {
-                tier.drop_one(at, block);
+            if self.group_tier(tier).is_released(at, block) {
+                self.drop_group(tier, at, block);
                 return true;
             }
         }
@@ -365,18 +375,20 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Ends the move that brought a block. One that failed leaves it absent; nothing holds it then.
     pub fn end_group_arrival(&mut self, tier: TierId, at: usize, block: BlockId, ok: bool) {
         self.generation += 1;
-        let tier = self.group_tier(tier);
-        let table = &mut tier.tables[at];
+        let here = self.group_tier(tier);
+        let table = &mut here.tables[at];
         if !ok {
             table.table.take_arrival(block);
             debug_assert_eq!(table.holds(block), 0, "block {block} of group {at} is held");
-            tier.drop_one(at, block);
+            here.drop_one(at, block);
             return;
         }
         table.table.arrived(block);
         if table.holds(block) == 0 {
-            tier.release(at, block);
+            here.release(at, block);
         }
+        let all = self.group_residency(tier, at, block).have;
+        self.note((tier, number(at + 1)), block, Layers::NONE, all);
     }
 
     /// Marks the arrival of a block as failed: nothing expects it any more.
@@ -391,8 +403,10 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     pub fn spoil_group(&mut self, tier: TierId, at: usize, block: BlockId) {
         self.generation += 1;
         let table = &mut self.group_tier(tier).tables[at].table;
-        if table.get(block).state == ResidencyState::Resident {
+        let here = table.get(block);
+        if here.state == ResidencyState::Resident {
             table.change(block, |here| here.state = ResidencyState::Bad);
+            self.note((tier, number(at + 1)), block, here.have, Layers::NONE);
         }
     }
 

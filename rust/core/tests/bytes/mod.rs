@@ -96,6 +96,16 @@ impl Bytes {
         }
     }
 
+    /// Fills a slot on any tier with a block of a path, as another machine would.
+    pub(crate) fn fill(
+        &mut self,
+        (tier, group, slot): (TierId, usize, Slot),
+        path: &[Token],
+        at: usize,
+    ) {
+        self.put(tier, group, slot, Some(content(path, at)));
+    }
+
     /// Carries a move out; one that fails leaves no valid bytes.
     pub(crate) fn copy(&mut self, known: &Move, ok: bool) {
         let group = usize::from(known.group);

@@ -271,7 +271,10 @@ impl Rig {
         let found = self.manager.lookup(tokens, self.now, &Scope::default(), 0);
         let blocks = found.expect("a good lookup").blocks;
         let layers = |known: &kvtrie_core::manager::MatchedBlock| {
-            let known = known.copies.iter().find(|copy| copy.tier == tier && !copy.leaving);
+            let known = known
+                .copies
+                .iter()
+                .find(|copy| (copy.tier, copy.group) == (tier, 0) && !copy.leaving);
             known.map_or(Layers::NONE, |copy| copy.layers)
         };
         blocks.iter().map(layers).collect()

@@ -11,6 +11,8 @@ record! {
     Copy((manager::Copy, Vec<u32>)) |copy, py| {
         /// Index of the tier.
         tier: usize = copy.0.tier;
+        /// Group of layers.
+        group: u8 = copy.0.group;
         /// Its slot; with layer slots that of the first layer of `coming`.
         slot: u32 = copy.0.slot;
         /// Its slots: one, or with layer slots one for each layer of `coming`.
@@ -31,7 +33,7 @@ record! {
         leaving: bool = copy.0.leaving;
     }
     repr format!(
-        "Copy(tier={}, slot={}, layers={}, coming={}, ready={})",
-        copy.0.tier, copy.0.slot, copy.0.layers, copy.0.coming, copy.0.ready
+        "Copy(tier={}, group={}, slot={}, layers={}, coming={}, ready={})",
+        copy.0.tier, copy.0.group, copy.0.slot, copy.0.layers, copy.0.coming, copy.0.ready
     );
 }

@@ -23,6 +23,8 @@ pub struct Handed {
     pub src_slot: Slot,
     /// The destination's slot.
     pub dst_slot: Slot,
+    /// Group of layers.
+    pub group: u8,
     /// Which layers.
     pub layers: Layers,
     /// The move that must have ended before it starts.
@@ -45,6 +47,7 @@ impl Handed {
             dst: order.dst,
             src_slot: order.src_slot,
             dst_slot: order.dst_slot,
+            group: order.group,
             layers: order.layers,
             after: order.after,
             tokens: order.tokens,
@@ -55,7 +58,7 @@ impl Handed {
 
     /// The key that moves of one transmission have in common.
     #[must_use]
-    pub fn way(&self) -> (MoveKind, LeaseId, TierId, TierId, Layers) {
-        (self.kind, self.lease, self.src, self.dst, self.layers)
+    pub fn way(&self) -> (MoveKind, LeaseId, TierId, TierId, u8, Layers) {
+        (self.kind, self.lease, self.src, self.dst, self.group, self.layers)
     }
 }

@@ -112,7 +112,8 @@ impl Directory for EventMap {
     }
 
     fn update(&mut self, machine: MachineId, events: &[BlockEvent]) {
-        for BlockEvent { kind, key, tier, layers, .. } in events {
+        for BlockEvent { kind, key, tier, layers, .. } in events.iter().filter(|one| one.group == 0)
+        {
             let holders = self.holders.entry(*key).or_default();
             let place = holders.binary_search_by_key(&machine, |holder| holder.machine);
             let at = place.unwrap_or_else(|at| {

@@ -1,51 +1,94 @@
-//! Room of all groups on the tier below the first, and the victims of a shared arena.
+//! Room of all groups on the tiers below the first, and the victims of a shared arena.
 //!
-//! Such room is soft: without it a victim of the first tier is dropped instead of stored. Invariant:
-//! nothing leaves the first tier for it. Cost: O(log n) per victim.
+//! Such room is soft: without it a victim of the tier above is dropped instead of stored. Invariant:
+//! nothing leaves a tier above for it. Cost: O(log n) per victim and tier.
+
+use std::ops::Range;
 
 use crate::block::{BlockId, Handle, TierId};
 use crate::manager::Manager;
+use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 
 impl Manager {
-    /// Makes room on the tier below the first, as far as its victims can be dropped. Returns whether
-    /// there is enough; all of it is in the arena then.
-    pub(crate) fn make_room_below(&mut self, wanted: &[u64], now: Nanos) -> bool {
-        self.blocks.unstock(1);
-        while !self.groups_fit(1, wanted) {
-            if !self.drop_some(wanted, now) {
+    /// Makes room on a tier below the first, as far as its victims can be stored or dropped. Returns
+    /// whether there is enough; all of it is in the arena then.
+    pub(crate) fn make_room_below(&mut self, tier: TierId, wanted: &[u64], now: Nanos) -> bool {
+        self.blocks.unstock(tier);
+        while !self.groups_fit(tier, wanted) {
+            if !self.free_some((tier, false), wanted, now) {
                 return false;
             }
         }
         true
     }
 
-    /// Frees a released slot of the tier below, or drops what has the lowest value there. Returns
-    /// whether it did.
-    fn drop_some(&mut self, wanted: &[u64], now: Nanos) -> bool {
-        if self.blocks.take_released(1) {
+    /// Frees a released slot of a tier, or stores or drops what has the lowest value there, with what
+    /// tiers above have of it if `hard`. Returns whether it did.
+    pub(crate) fn free_some(
+        &mut self,
+        (tier, hard): (TierId, bool),
+        wanted: &[u64],
+        now: Nanos,
+    ) -> bool {
+        if self.blocks.take_released(tier) {
             return true;
         }
-        let Some(victim) = self.tiers[1].eviction.victim(stamp(now)) else { return false };
-        if self.has_point_on(1, victim.id) {
-            self.drop_point_on(1, victim.id);
-            return true;
-        }
-        let slots = self.useless(1, victim.id, wanted);
-        if self.evict_lowest((1, slots), false, None, now)
-            || self.evict_lowest((1, 1), false, None, now)
-        {
-            return true;
-        }
-        self.linked_point(1).inspect(|&block| self.drop_point_on(1, block)).is_some()
+        let victim = self.tiers[tier].eviction.victim(stamp(now));
+        let slots = victim.map_or(1, |victim| self.useless(tier, victim.id, wanted));
+        self.free_victim((tier, slots, hard), None, now)
     }
 
-    /// A point that can leave a tier while moves in flight keep the blocks of the lowest value.
-    pub(crate) fn linked_point(&self, tier: TierId) -> Option<BlockId> {
+    /// Stores or drops what has the lowest value on a tier: a point, or up to `slots` blocks, which
+    /// are added to `left`. Returns whether it did.
+    pub(crate) fn free_victim(
+        &mut self,
+        (tier, slots, hard): (TierId, u64, bool),
+        mut left: Option<&mut Vec<Handle>>,
+        now: Nanos,
+    ) -> bool {
+        let Some(victim) = self.tiers[tier].eviction.victim(stamp(now)) else {
+            return self.demote_any(tier, now);
+        };
+        if self.has_point_on(tier, victim.id) {
+            self.demote_point(tier, victim.id, now);
+            return true;
+        }
+        let stored = self.tiers.writes(tier) && self.serves_points(tier, victim.id);
+        // Blocks after a victim leave with it on all tiers if there is no other way.
+        let ways = [(slots, false), (1, false), (1, true)];
+        for (slots, dropping) in ways.into_iter().take(if hard { 3 } else { 2 }) {
+            if stored && !dropping && self.make_room_below(tier + 1, &[slots], now) {
+                self.blocks.stock(tier + 1, slots);
+            }
+            if self.evict_lowest((tier, slots), dropping, left.as_deref_mut(), now) {
+                return true;
+            }
+        }
+        self.demote_any(tier, now)
+    }
+
+    /// Takes some point from a tier, while moves in flight keep the blocks of the lowest value or the
+    /// block of the point is on another tier. Returns whether there is one.
+    fn demote_any(&mut self, tier: TierId, now: Nanos) -> bool {
         let mut points = self.points.iter().flat_map(|points| points.at.keys().copied());
-        points.find(|&block| {
-            self.has_point_on(tier, block) && self.tiers[tier].eviction.get(block).is_some()
-        })
+        let point = points.find(|&block| {
+            self.has_point_on(tier, block)
+                && (self.tiers[tier].eviction.get(block).is_some()
+                    || self.residency(tier, block).state == ResidencyState::Absent)
+        });
+        point.inspect(|&block| self.demote_point(tier, block, now)).is_some()
+    }
+
+    /// Keeps copies on tiers below the first from leaving while room is made, or no longer.
+    pub(crate) fn keep_sources(&mut self, stay: &[(TierId, Range<BlockId>)], keep: bool) {
+        for (tier, block) in stay.iter().flat_map(|(tier, run)| run.clone().map(|id| (*tier, id))) {
+            let change = |busy: &mut u16| if keep { *busy += 1 } else { *busy -= 1 };
+            if tier > 0 {
+                self.blocks.alter(tier, block, |here| change(&mut here.busy));
+                self.refresh_on(tier, block);
+            }
+        }
     }
 
     /// Evicts blocks of the first group from a tier, the lowest first, until `slots` of its slots are

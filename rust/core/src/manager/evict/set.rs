@@ -226,13 +226,28 @@ impl Manager {
             return Ok(());
         }
         if self.points.is_some() {
-            // Only the first tier is asked for room, besides transit, which two tiers have none of.
-            let units: u64 = wanted.iter().map(|&(_, units)| units).sum();
-            return self.make_group_room(&[units], (&[], &[]), now);
+            self.keep_sources(stay, true);
+            let room = self.make_room_apart(wanted, now);
+            self.keep_sources(stay, false);
+            return room;
         }
         let set = self.decide_room(wanted, stay, now)?;
         self.apply(&set, now);
         self.keep(set);
+        Ok(())
+    }
+
+    /// The same for the first group of a model with several.
+    fn make_room_apart(&mut self, wanted: &[(TierId, u64)], now: Nanos) -> Result<()> {
+        for &(tier, units) in wanted.iter().filter(|&&(_, units)| units > 0) {
+            if tier == 0 {
+                self.make_group_room(0, &[units], (&[], &[]), now)?;
+            } else if self.make_room_below(tier, &[units], now) {
+                self.blocks.stock(tier, units);
+            } else {
+                return Err(self.no_space(tier, units, &self.eviction_set()));
+            }
+        }
         Ok(())
     }
 

@@ -33,12 +33,15 @@ impl Manager {
         source: Option<PrivateSlotId>,
         now: Nanos,
     ) {
-        if self.writes_through(tier) && !self.writes_points() {
+        if self.writes_through(tier)
+            && (!self.writes_points() || tier > 0 && self.serves_points(tier, block))
+        {
             self.write_down(tier, block, source, Stamp::MAX, now);
         }
     }
 
-    /// Whether blocks are written with the resume point that they serve, not one by one.
+    /// Whether blocks of the first tier are written with the resume point that they serve, not one by
+    /// one.
     fn writes_points(&self) -> bool {
         self.points.is_some() && !self.tiers.engine_owned()
     }
@@ -166,7 +169,7 @@ impl Manager {
         now: Nanos,
     ) {
         let below = tier + 1;
-        if dirty == self.all_layers() && self.make_room_below(&[1], now) {
+        if dirty == self.all_layers() && self.make_room_below(below, &[1], now) {
             self.blocks.stock(below, 1);
             self.copy_down(tier, block, dirty, source, now);
             self.blocks.unstock(below);

@@ -90,6 +90,16 @@ impl Manager {
 
     /// Evicts all layers of a block from a tier, if none of them is lost.
     fn step_down(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
+        if self.points.is_none() {
+            return self.step_down_block(tier, block, now);
+        }
+        let stepped = self.lower_point(tier, block, now) && self.step_down_block(tier, block, now);
+        self.end_lowering();
+        stepped
+    }
+
+    /// The same of a block without a resume point on the tier.
+    fn step_down_block(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
         // With layer slots one range of layers leaves at a time.
         while self.residency(tier, block).state == ResidencyState::Resident
             && self.evictable(tier, block)

@@ -67,6 +67,9 @@ impl Manager {
                 }
             }
         }
+        if fetched == path.len() as u64 {
+            self.fetch_windows(&path, tier, now);
+        }
         self.unpin(&path, None);
         let left = path.len() as u64 - fetched;
         let answer = match (fetched, left) {

@@ -69,86 +69,105 @@ impl Manager {
         arrival.map_or_else(MoveIds::new, |arrival| arrival.moves.clone())
     }
 
-    /// Takes a resume point from the first tier, and to the one below if it is worth a store there.
-    pub(in crate::manager) fn demote_point(&mut self, block: BlockId, now: Nanos) {
-        let worth = self.tiers.writes(0)
-            && self.node(block).uses >= self.tiers[0].spec.admit_after
-            && self.refused.may_write(block, 1);
-        if worth && !self.has_point_on(1, block) {
-            self.store_point(block, now);
+    /// Takes a resume point from a tier, and to the one below if it is worth a store there.
+    pub(in crate::manager) fn demote_point(&mut self, tier: TierId, block: BlockId, now: Nanos) {
+        let worth = self.tiers.writes(tier)
+            && self.node(block).uses >= self.tiers[tier].spec.admit_after
+            && self.refused.may_write(block, tier + 1);
+        // A point that is on another tier too is not lost; one above is stored when it leaves there.
+        let alone = !(0..self.tiers.len()).any(|at| at != tier && self.has_point_on(at, block));
+        if worth && alone {
+            self.store_point(tier, block, now);
         }
-        self.drop_point_on(0, block);
+        self.drop_point_on(tier, block);
     }
 
-    /// Copies all resume points of the first tier one tier down, the youngest first.
-    pub(in crate::manager) fn flush_points(&mut self, now: Nanos) {
+    /// Copies all resume points of a tier one tier down, the youngest first.
+    pub(in crate::manager) fn flush_points(&mut self, tier: TierId, now: Nanos) {
         let points = self.points.iter().flat_map(|points| points.at.keys().copied());
         let mut points: Vec<BlockId> =
-            points.filter(|&block| self.has_point_on(0, block)).collect();
+            points.filter(|&block| self.has_point_on(tier, block)).collect();
         points.sort_by_key(|&block| (Reverse(self.node(block).access), block));
         for block in points {
             // Room for a younger point may have ended it.
-            if self.has_point_on(0, block) {
-                self.copy_point(block, now);
+            if self.has_point_on(tier, block) {
+                self.copy_point(tier, block, now);
             }
         }
     }
 
-    /// Copies a resume point of the first tier one tier down with all blocks before it, as far as
-    /// there is room; they stay on the first tier.
-    pub(in crate::manager) fn copy_point(&mut self, block: BlockId, now: Nanos) {
-        if !self.tiers.writes(0)
-            || !self.worth_writing(0, block)
-            || !self.refused.may_write(block, 1)
+    /// Copies a resume point of a tier one tier down with all blocks before it, as far as there is
+    /// room; they stay where they are. A tier below that writes through copies them further.
+    pub(in crate::manager) fn copy_point(&mut self, tier: TierId, block: BlockId, now: Nanos) {
+        self.copy_point_down(tier, block, now);
+        for below in tier + 1..self.tiers.len() {
+            if !self.writes_through(below) || !self.has_point_on(below, block) {
+                break;
+            }
+            self.copy_point_down(below, block, now);
+        }
+    }
+
+    /// The same to the next tier alone.
+    fn copy_point_down(&mut self, tier: TierId, block: BlockId, now: Nanos) {
+        let below = tier + 1;
+        if !self.tiers.writes(tier)
+            || !self.worth_writing(tier, block)
+            || !self.refused.may_write(block, below)
         {
             return;
         }
-        if !self.has_point_on(1, block) {
-            self.store_point(block, now);
+        let stored = |manager: &Self| {
+            (below..manager.tiers.len()).any(|lower| manager.has_point_on(lower, block))
+        };
+        if !stored(self) {
+            self.store_point(tier, block, now);
         }
-        if !self.has_point_on(1, block) {
+        if !stored(self) {
             return;
         }
         let path = self.path_to(Some(block));
         let lacks = |manager: &Self| -> Vec<BlockId> {
             let absent = |&&block: &&BlockId| {
-                manager.residency(1, block).state == ResidencyState::Absent
-                    && manager.residency(0, block).usable() == manager.all_layers()
+                let lower = |at| manager.residency(at, block).state != ResidencyState::Absent;
+                !(below..manager.tiers.len()).any(lower)
+                    && manager.expected(tier, block) == manager.all_layers()
             };
             path.iter().filter(absent).copied().collect()
         };
         // A block of the path has no child below yet, so it would make room for the next.
-        let linked = |&&block: &&BlockId| self.tiers[1].eviction.get(block).is_some();
+        let linked = |&&block: &&BlockId| self.tiers[below].eviction.get(block).is_some();
         let linked: Vec<BlockId> = path.iter().filter(linked).copied().collect();
         for &block in &linked {
-            self.tiers[1].eviction.unlink(block);
+            self.tiers[below].eviction.unlink(block);
         }
         let wanted = lacks(self).len() as u64;
-        let fits = wanted > 0 && self.make_room_below(&[wanted], now);
+        let fits = wanted > 0 && self.make_room_below(below, &[wanted], now);
         let lacking = lacks(self);
         if fits && lacking.len() as u64 <= wanted {
-            self.blocks.stock(1, wanted);
+            self.blocks.stock(below, wanted);
             for block in lacking {
-                self.copy_down(0, block, self.all_layers(), None, now);
+                self.copy_down(tier, block, self.all_layers(), None, now);
             }
-            self.blocks.unstock(1);
+            self.blocks.unstock(below);
         }
         for block in linked {
-            self.refresh_on(1, block);
+            self.refresh_on(below, block);
         }
     }
 
-    /// Puts a resume point of the first tier on the one below as well, if there is room.
-    fn store_point(&mut self, block: BlockId, now: Nanos) {
+    /// Puts a resume point of a tier on the one below as well, if there is room.
+    pub(in crate::manager) fn store_point(&mut self, tier: TierId, block: BlockId, now: Nanos) {
+        let below = tier + 1;
         let path = self.path_to(Some(block));
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         let (there, lacking): (Vec<_>, Vec<_>) = self
             .needs(&path, border)
             .into_iter()
-            .partition(|&(at, block)| self.blocks.group_here(1, at, block));
+            .partition(|&(at, block)| self.blocks.group_here(below, at, block));
         // Bytes that cannot be read, or a failed move that may still write them.
         let free = |&(at, block): &(usize, BlockId)| {
-            self.blocks.group_residency(1, at, block).slot == NO_SLOT
+            self.blocks.group_residency(below, at, block).slot == NO_SLOT
         };
         if !lacking.iter().all(free) {
             return;
@@ -160,17 +179,16 @@ impl Manager {
         }
         // What is there must not make room for the rest.
         for &(at, block) in &there {
-            self.blocks.hold_group(1, at, block);
+            self.blocks.hold_group(below, at, block);
         }
-        let fits = self.make_room_below(&wanted, now);
-        if fits {
+        if self.make_room_below(below, &wanted, now) {
             for &needed in &lacking {
-                self.move_group((MoveKind::Store, 0), needed, (0, 1), now);
+                self.move_group((MoveKind::Store, 0), needed, (tier, below), now);
             }
-            self.hold_point(1, &path, border);
+            self.hold_point(below, &path, border);
         }
         for &(at, block) in &there {
-            self.blocks.unhold_group(1, at, block);
+            self.blocks.unhold_group(below, at, block);
         }
     }
 

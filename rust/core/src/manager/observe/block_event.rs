@@ -58,7 +58,9 @@ pub struct BlockEvent {
     pub tokens: Vec<Token>,
     /// Tier.
     pub tier: TierId,
-    /// Layers.
+    /// Group of layers.
+    pub group: u8,
+    /// Layers; they count within the group.
     pub layers: Layers,
 }
 
@@ -71,6 +73,7 @@ struct NamedChange {
     parent: BlockKey,
     tokens: Vec<Token>,
     tier: TierId,
+    group: u8,
     before: Layers,
     after: Layers,
 }
@@ -105,7 +108,7 @@ impl Manager {
         }
     }
 
-    fn name_change(&mut self, Change { tier, block, before, after }: Change) {
+    fn name_change(&mut self, Change { tier, block, group, before, after }: Change) {
         let above = self.trie().parent(block).map(|parent| self.key(parent));
         let record = self.record_behind(block, above);
         let key = self.keys.get(block).unwrap_or_else(|| {
@@ -115,7 +118,8 @@ impl Manager {
         });
         let (handle, depth) = (self.trie().handle(block), self.trie().depth(block));
         let (parent, tokens) = (record.parent, record.tokens);
-        let named = NamedChange { block: handle, depth, key, parent, tokens, tier, before, after };
+        let block = handle;
+        let named = NamedChange { block, depth, key, parent, tokens, tier, group, before, after };
         self.block_events.open.push(named);
     }
 
@@ -143,8 +147,15 @@ impl Manager {
         self.end_block_events();
         for block in self.living().collect::<Vec<_>>() {
             for tier in 0..self.tiers.len() {
-                let before = self.residency(tier, block).usable();
-                self.name_change(Change { tier, block, before, after: Layers::NONE });
+                for group in 0..self.points.as_ref().map_or(0, |points| points.groups.len()) + 1 {
+                    let before = match group.checked_sub(1) {
+                        Some(at) => self.blocks.group_residency(tier, at, block),
+                        None => self.residency(tier, block),
+                    };
+                    let group = u8::try_from(group).expect("few groups");
+                    let (before, after) = (before.usable(), Layers::NONE);
+                    self.name_change(Change { tier, block, group, before, after });
+                }
             }
         }
         self.end_block_events();
@@ -157,9 +168,10 @@ impl BlockEvents {
             return;
         }
         let mut net: Vec<NamedChange> = Vec::with_capacity(self.open.len());
-        let mut known: FxHashMap<(TierId, Handle), usize> = FxHashMap::default();
+        let mut known: FxHashMap<(TierId, u8, Handle), usize> = FxHashMap::default();
         for change in self.open.drain(..) {
-            let place = *known.entry((change.tier, change.block)).or_insert(net.len());
+            let name = (change.tier, change.group, change.block);
+            let place = *known.entry(name).or_insert(net.len());
             match net.get_mut(place) {
                 Some(first) => first.after = change.after,
                 None => net.push(change),
@@ -190,7 +202,7 @@ impl BlockEvents {
         if self.queue.len() == most {
             self.queue.pop_front();
         }
-        let NamedChange { block, key, parent, tier, before, after, .. } = *change;
+        let NamedChange { block, key, parent, tier, group, before, after, .. } = *change;
         // A copy that comes or goes as a whole is one event, which may have its tokens.
         let whole = before.is_empty() || after.is_empty();
         let tokens = if whole { std::mem::take(&mut change.tokens) } else { change.tokens.clone() };
@@ -205,6 +217,7 @@ impl BlockEvents {
             parent,
             tokens,
             tier,
+            group,
             layers,
         });
     }

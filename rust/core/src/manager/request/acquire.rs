@@ -342,7 +342,8 @@ impl Manager {
             let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
             units += lacking.map(|miss| self.units(0, miss.lacks)).sum::<u64>();
         }
-        let growth = self.growth_slots(0);
+        // With several groups the reserve is in pages, and was kept.
+        let growth = if self.points.is_some() { 0 } else { self.growth_slots(0) };
         if growth > 0 {
             // Counting leased slots takes O(leases' blocks): only a tier with a growth reserve
             // pays.

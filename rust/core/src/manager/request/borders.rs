@@ -59,17 +59,18 @@ impl Manager {
     /// if its loads begin after those that end at `since`.
     fn windows_ready(&self, path: &[BlockId], since: Nanos, now: Nanos) -> Nanos {
         let points = self.points.as_ref().expect("a model of several groups");
-        let lane = self.tiers[1].read;
-        let (mut ready, mut free) = (since, since.max(self.lanes.free_at(lane)));
+        let free = self.tiers.iter().map(|tier| since.max(self.lanes.free_at(tier.read)));
+        let (mut ready, mut free) = (since, free.collect::<Vec<_>>());
         for (at, block) in self.needs(path, path_border(path)) {
-            let here = self.blocks.group_here(0, at, block);
-            let arrival = self.blocks.group_arrival(usize::from(!here), at, block);
-            let there = arrival.map_or(now, |arrival| arrival.ready);
-            if !here {
-                let takes = self.lanes.takes(lane, points.groups[at].slot_bytes);
-                free = free.max(there).saturating_add(takes);
+            let tier = self.nearest(at, block);
+            let arrival = self.blocks.group_arrival(tier, at, block);
+            let mut there = arrival.map_or(now, |arrival| arrival.ready);
+            if tier > 0 {
+                let takes = self.lanes.takes(self.tiers[tier].read, points.groups[at].slot_bytes);
+                free[tier] = free[tier].max(there).saturating_add(takes);
+                there = free[tier];
             }
-            ready = ready.max(if here { there } else { free });
+            ready = ready.max(there);
         }
         ready
     }

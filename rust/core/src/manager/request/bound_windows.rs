@@ -109,25 +109,25 @@ impl Manager {
         now: Nanos,
     ) -> Vec<MoveId> {
         let mut moves = Vec::with_capacity(windows.loads.len());
-        for (at, place) in std::mem::take(&mut windows.loads) {
+        for (at, place, tier) in std::mem::take(&mut windows.loads) {
             let (block, private) = (path[place as usize], self.new_bound(at));
             windows.bound[at].insert(place, private);
             self.private_slots.begin_move(private);
             let group = End::Group(u8::try_from(at + 1).expect("few groups"));
-            let from = self.blocks.group_residency(1, at, block).slot;
+            let from = self.blocks.group_residency(tier, at, block).slot;
             let load = NewMove {
                 kind: MoveKind::Load,
                 lease: id,
                 block: Some(block),
-                src: (1, from, group),
+                src: (tier, from, group),
                 dst: (0, NO_SLOT, End::PrivateSlot(private)),
                 layers: self.private_slots[private].layers,
                 tokens: self.settings.block_tokens,
-                deps: self.bringing_group(1, at, block),
+                deps: self.bringing_group(tier, at, block),
             };
-            let by = self.enter(load, self.route(MoveKind::Load, 1, 0), now).0;
-            self.blocks.begin_group_read(1, at, block, by);
-            self.blocks.unhold_group(1, at, block);
+            let by = self.enter(load, self.route(MoveKind::Load, tier, 0), now).0;
+            self.blocks.begin_group_read(tier, at, block, by);
+            self.blocks.unhold_group(tier, at, block);
             moves.push(by);
         }
         let ready = moves.iter().filter_map(|&id| self.moves.get(id)).map(|known| known.ready);
@@ -224,7 +224,7 @@ impl Manager {
         for &(at, block) in &there {
             self.blocks.hold_group(1, at, block);
         }
-        if self.make_room_below(&wanted, now) {
+        if self.make_room_below(1, &wanted, now) {
             for (at, block, private) in lacking {
                 self.store_window(at, block, private, now);
             }
@@ -232,6 +232,10 @@ impl Manager {
         }
         for (at, block) in there {
             self.blocks.unhold_group(1, at, block);
+        }
+        let last = path[border as usize - 1];
+        if self.writes_through(1) && self.has_point_on(1, last) {
+            self.copy_point(1, last, now);
         }
     }
 

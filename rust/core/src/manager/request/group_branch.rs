@@ -121,7 +121,7 @@ impl Manager {
             wanted[at + 1] += n as u64;
         }
         if !written.is_empty() {
-            self.make_group_room(&wanted, (&[], &[]), now)?;
+            self.make_group_room(0, &wanted, (&[], &[]), now)?;
         }
         Ok(written)
     }
@@ -185,7 +185,7 @@ impl Manager {
     /// else needs it there. The tier below takes it if it has room.
     pub(crate) fn suspend_block(&mut self, block: BlockId, now: Nanos) {
         if self.node(block).refs == 0 && self.has_point_on(0, block) {
-            self.demote_point(block, now);
+            self.demote_point(0, block, now);
         }
         let here = |manager: &Self| {
             manager.trie().alive(block)
@@ -195,7 +195,7 @@ impl Manager {
         if !here(self) {
             return;
         }
-        if self.tiers.writes(0) && self.make_room_below(&[1], now) {
+        if self.tiers.writes(0) && self.make_room_below(1, &[1], now) {
             self.blocks.stock(1, 1);
         }
         if here(self) {
@@ -224,7 +224,9 @@ impl Manager {
         }
         let (begun, mut left) = (self.moves.latest(), Vec::new());
         while (left.len() as u64) < count {
-            if !self.free_victim(1, Some(&mut left), now) && !self.cancel_store(begun, now) {
+            if !self.free_victim((0, 1, true), Some(&mut left), now)
+                && !self.cancel_store(begun, now)
+            {
                 break;
             }
         }

@@ -1,7 +1,7 @@
 //! Room for all groups of a model at once, in the arena of a tier.
 //!
-//! Room on the first tier is made for a request or not at all. Room on the tier below is soft: without
-//! it a victim is dropped instead of stored. A store keeps its block and the blocks before it from being
+//! Room for a request is made or not at all. Room for victims on the tiers below is soft: without it a
+//! victim is dropped instead of stored. A store keeps its block and the blocks before it from being
 //! dropped; where they would have to be, the stores that the call has begun are cancelled.
 //!
 //! ```text
@@ -15,16 +15,17 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::block::{BlockId, Handle, MoveId, Slot};
+use crate::block::{BlockId, MoveId, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::manager::request::lease::TailFrom;
 use crate::manager::request::windows::path_border;
+use crate::residency::Arena;
 use crate::tier::ResidencyState;
-use crate::time::{Nanos, stamp};
+use crate::time::Nanos;
 use crate::transfer::{End, MoveKind};
 
-/// Slots of the first tier that no victim frees, by group.
+/// Slots of a tier that no victim frees, by group.
 #[derive(Default)]
 struct Fixed {
     slots: FxHashSet<(usize, Slot)>,
@@ -33,67 +34,52 @@ struct Fixed {
 }
 
 impl Manager {
-    /// Makes room for this number of slots of each group on the first tier: free slots, then released
-    /// ones, then victims by value, or changes nothing. The first group's are in its space then.
+    /// Makes room for this number of slots of each group on a tier: free slots, then released ones, then
+    /// victims by value, or changes nothing. The first group's are in its space then.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] in bytes of pages, if leases hold too many.
+    /// [`Error::NoSpace`] in bytes of pages, if leases and moves hold too many.
     pub(crate) fn make_group_room(
         &mut self,
+        tier: TierId,
         wanted: &[u64],
         held: (&[BlockId], &[Vec<u32>]),
         now: Nanos,
     ) -> Result<()> {
-        self.blocks.unstock(0);
-        if !self.groups_fit(0, wanted) {
-            self.check_group_room(wanted, held)?;
+        self.blocks.unstock(tier);
+        if !self.groups_fit(tier, wanted) {
+            self.check_group_room(tier, wanted, held, 0)?;
         }
         let begun = self.moves.latest();
-        while !self.groups_fit(0, wanted) {
-            if !self.free_some(wanted, now) && !self.cancel_store(begun, now) {
-                return Err(self.no_pages(wanted));
+        while !self.groups_fit(tier, wanted) {
+            if !(tier == 0 && self.give_spare_slots())
+                && !self.free_some((tier, true), wanted, now)
+                && !self.cancel_store(begun, now)
+            {
+                return Err(self.no_pages(tier, wanted));
             }
         }
-        self.blocks.stock(0, wanted[0]);
+        self.blocks.stock(tier, wanted[0]);
         Ok(())
     }
 
-    /// Frees a released slot of the first tier, or stores or drops what has the lowest value there.
-    /// Returns whether it did.
-    fn free_some(&mut self, wanted: &[u64], now: Nanos) -> bool {
-        if self.give_spare_slots() || self.blocks.take_released(0) {
-            return true;
-        }
-        let victim = self.tiers[0].eviction.victim(stamp(now));
-        let slots = victim.map_or(1, |victim| self.useless(0, victim.id, wanted));
-        self.free_victim(slots, None, now)
-    }
-
-    /// Stores or drops what has the lowest value on the first tier: a point, or up to `slots` blocks,
-    /// which are added to `left`. Returns whether it did.
-    pub(crate) fn free_victim(
-        &mut self,
-        slots: u64,
-        mut left: Option<&mut Vec<Handle>>,
-        now: Nanos,
-    ) -> bool {
-        let Some(victim) = self.tiers[0].eviction.victim(stamp(now)) else { return false };
-        if self.has_point_on(0, victim.id) {
-            self.demote_point(victim.id, now);
-            return true;
-        }
-        let stored = self.tiers.writes(0) && self.serves_points(0, victim.id);
-        // Blocks below that are in no other place leave with those above if there is no other way.
-        for (slots, dropping) in [(slots, false), (1, false), (1, true)] {
-            if stored && !dropping && self.make_room_below(&[slots], now) {
-                self.blocks.stock(1, slots);
-            }
-            if self.evict_lowest((0, slots), dropping, left.as_deref_mut(), now) {
-                return true;
-            }
-        }
-        let point = self.linked_point(0);
-        point.inspect(|&block| self.demote_point(block, now)).is_some()
+    /// Fails if a request would leave less than the first tier's growth reserve to running leases.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`].
+    pub(crate) fn check_growth(
+        &self,
+        wanted: &[u64],
+        held: (&[BlockId], &[Vec<u32>]),
+    ) -> Result<()> {
+        let pages = self.blocks.arena(0).map_or(0, Arena::room);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share below one of a number below 2^32"
+        )]
+        let growth = (f64::from(pages) * self.tiers[0].spec.growth_reserve) as u64;
+        if growth == 0 { Ok(()) } else { self.check_group_room(0, wanted, held, growth) }
     }
 
     /// Cancels the latest store after a move, none of which was handed out. Returns whether there is
@@ -114,31 +100,32 @@ impl Manager {
             _ => {}
         }
         self.end_move(known.id, now);
-        self.blocks.unstock(0);
-        self.blocks.unstock(1);
+        (0..self.tiers.len()).for_each(|tier| self.blocks.unstock(tier));
         true
     }
 
     /// Number of blocks of the first group that can leave the first tier while those of `stay` and all
     /// before them remain.
     pub(crate) fn leavable(&self, stay: &[BlockId]) -> u64 {
-        let mut fixed = self.fixed(&[], &[]);
+        let mut fixed = self.fixed(0, &[], &[]);
         for &block in stay {
-            self.fix_path(&mut fixed, Some(block));
+            self.fix_path(&mut fixed, 0, Some(block));
         }
         let resident =
             |&&block: &&BlockId| self.residency(0, block).state == ResidencyState::Resident;
         self.blocks.table(0).copies() - fixed.blocks.iter().filter(resident).count() as u64
     }
 
-    /// Fails if the slots of the first tier that stay in any case leave too few pages.
+    /// Fails if the slots of a tier that stay in any case, and `spared` pages, leave too few pages.
     fn check_group_room(
         &self,
+        tier: TierId,
         wanted: &[u64],
         (path, held): (&[BlockId], &[Vec<u32>]),
+        spared: u64,
     ) -> Result<()> {
-        let Some(arena) = self.blocks.arena(0) else { return Ok(()) };
-        let fixed = self.fixed(path, held).slots;
+        let Some(arena) = self.blocks.arena(tier) else { return Ok(()) };
+        let fixed = self.fixed(tier, path, held).slots;
         let mut spare = vec![0_u64; wanted.len().max(arena.groups())];
         let mut pages: FxHashSet<(usize, u32)> = FxHashSet::default();
         for &(group, slot) in &fixed {
@@ -151,36 +138,48 @@ impl Manager {
         let lacking = wanted.iter().zip(&spare).enumerate().map(|(group, (wanted, spare))| {
             wanted.saturating_sub(*spare).div_ceil(u64::from(arena.per_page(group)))
         });
-        if lacking.sum::<u64>() + pages.len() as u64 <= u64::from(arena.room()) {
+        if lacking.sum::<u64>() + pages.len() as u64 + spared <= u64::from(arena.room()) {
             return Ok(());
         }
-        Err(self.no_pages(wanted))
+        Err(self.no_pages(tier, wanted))
     }
 
-    /// Slots of the first tier that no victim frees: those of leases and of the request at hand, of
-    /// blocks that moves in flight or pins keep, with the blocks before them, and of their points.
-    fn fixed(&self, path: &[BlockId], held: &[Vec<u32>]) -> Fixed {
+    /// Slots of a tier that no victim frees: those of leases and of the request at hand, of blocks that
+    /// moves in flight or pins keep, with the blocks before them, and of their points.
+    fn fixed(&self, tier: TierId, path: &[BlockId], held: &[Vec<u32>]) -> Fixed {
         let mut fixed = Fixed::default();
-        self.fix_held(&mut fixed, path, held);
+        self.fix_held(&mut fixed, tier, path, held);
         for lease in self.leases.values() {
-            let held = lease.windows.as_ref().map_or(&[][..], |windows| &windows.held);
-            self.fix_held(&mut fixed, lease.path.blocks(), held);
+            let held = lease.windows.as_ref().filter(|_| tier == 0);
+            let held = held.map_or(&[][..], |windows| &windows.held);
+            self.fix_held(&mut fixed, tier, lease.path.blocks(), held);
         }
+        let others = self.points.as_ref().map_or(0, |points| points.groups.len());
         let moving = self.moves.values().filter_map(|known| known.block);
         for block in moving.filter_map(|handle| self.trie().resolve(handle)) {
-            self.fix_path(&mut fixed, Some(block));
-            for at in 0..held.len().max(self.blocks.arena(0).map_or(0, |arena| arena.groups() - 1))
-            {
-                let here = self.blocks.group_residency(0, at, block);
+            self.fix_path(&mut fixed, tier, Some(block));
+            for at in 0..others {
+                let here = self.blocks.group_residency(tier, at, block);
                 if here.state == ResidencyState::Arriving {
                     fixed.slots.insert((at + 1, here.slot));
                 }
             }
         }
-        for (_, block) in self.pins.copies() {
-            self.fix_path(&mut fixed, Some(block));
+        let marked = self.marked.iter().map(|&(_, _, block)| block);
+        for block in self.pins.copies().map(|(_, block)| block).chain(marked) {
+            self.fix_path(&mut fixed, tier, Some(block));
         }
-        let slots = &mut fixed.slots;
+        if tier == 0 {
+            self.fix_open(&mut fixed.slots);
+        } else {
+            let private = self.private_slots.iter().filter(|(_, private)| private.tier == tier);
+            fixed.slots.extend(private.map(|(_, private)| (0, private.slot)));
+        }
+        fixed
+    }
+
+    /// Adds the slots of the first tier that leases have without a block.
+    fn fix_open(&self, slots: &mut FxHashSet<(usize, Slot)>) {
         for lease in self.leases.values() {
             slots.extend(lease.open.iter().map(|&open| (0, self.open_slot(open, 0))));
             // Forks share the slot of their tail until they reserve.
@@ -195,38 +194,37 @@ impl Manager {
             let slot = |at| move |&slot: &Slot| (at + 1, slot);
             slots.extend(open.flat_map(|(at, open)| open.values().map(slot(at))));
         }
-        fixed
     }
 
     /// Adds what a path of a request and its windows have.
-    fn fix_held(&self, fixed: &mut Fixed, path: &[BlockId], held: &[Vec<u32>]) {
+    fn fix_held(&self, fixed: &mut Fixed, tier: TierId, path: &[BlockId], held: &[Vec<u32>]) {
         for (at, held) in held.iter().enumerate() {
-            let slot = |&place: &u32| self.blocks.group_residency(0, at, path[place as usize]).slot;
-            fixed.slots.extend(held.iter().map(|place| (at + 1, slot(place))));
+            let here = |place: u32| self.blocks.group_residency(tier, at, path[place as usize]);
+            fixed.slots.extend(held.iter().map(|&place| (at + 1, here(place).slot)));
         }
-        self.fix_path(fixed, path.last().copied());
+        self.fix_path(fixed, tier, path.last().copied());
     }
 
-    /// Adds the blocks of a path that are on the first tier, with their points there.
-    fn fix_path(&self, fixed: &mut Fixed, end: Option<BlockId>) {
+    /// Adds the blocks of a path that are on a tier, with their points there.
+    fn fix_path(&self, fixed: &mut Fixed, tier: TierId, end: Option<BlockId>) {
         let mut next = end;
         while let Some(block) = next.filter(|&block| fixed.blocks.insert(block)) {
             next = self.trie().parent(block);
-            let here = self.residency(0, block);
+            let here = self.residency(tier, block);
             if here.state != ResidencyState::Absent {
                 fixed.slots.insert((0, here.slot));
             }
-            if self.has_point_on(0, block) {
+            if self.has_point_on(tier, block) {
                 let path = self.path_to(Some(block));
                 for (at, block) in self.needs(&path, path_border(&path)) {
-                    let slot = self.blocks.group_residency(0, at, block).slot;
+                    let slot = self.blocks.group_residency(tier, at, block).slot;
                     fixed.slots.insert((at + 1, slot));
                 }
             }
         }
     }
 
-    fn no_pages(&self, wanted: &[u64]) -> Error {
-        self.no_space(0, wanted[0], &self.eviction_set())
+    fn no_pages(&self, tier: TierId, wanted: &[u64]) -> Error {
+        self.no_space(tier, wanted[0], &self.eviction_set())
     }
 }

@@ -16,6 +16,8 @@ use crate::manager::Manager;
 pub struct Copy {
     /// Tier of the copy.
     pub tier: TierId,
+    /// Group of layers.
+    pub group: u8,
     /// Its slot; with layer slots that of its first layer.
     pub slot: Slot,
     /// The layers that are valid now.
@@ -37,7 +39,7 @@ pub struct MatchedBlock {
     pub block: Handle,
     /// Its tokens.
     pub tokens: Vec<Token>,
-    /// Its copies; none for a hole.
+    /// Its copies, of each tier the first group's first; none for a hole.
     pub copies: Vec<Copy>,
 }
 
@@ -96,6 +98,7 @@ impl Manager {
     #[must_use]
     pub fn copy_slots(&self, block: Handle, copy: &Copy) -> Vec<Slot> {
         let Some(block) = self.trie().resolve(block) else { return Vec::new() };
+        // Groups have no layer slots.
         if self.tiers[copy.tier].spec.layer_slots {
             let leaving = self.leaving(copy.tier, block);
             let slot = |layer| match Self::leaving_slot(&leaving, layer) {
@@ -223,34 +226,68 @@ impl Manager {
 
     /// The copies of a block, fastest tier first.
     fn copies(&self, block: BlockId, now: Nanos) -> Vec<Copy> {
+        let others = self.points.as_ref().map_or(0, |points| points.groups.len());
         let mut copies = Vec::new();
         for tier in 0..self.tiers.len() {
-            let here = self.residency(tier, block);
-            let leaving = self.leaving(tier, block);
-            // A leaving copy joins the resident layers of its tier.
-            if let Some(layers) = self.valid_with(tier, block, &leaving) {
-                let slot = Self::leaving_slot(&leaving, layers.lo);
-                let slot = slot.unwrap_or_else(|| self.slot_of(tier, block, layers.lo));
-                let (first, ready) = (now, now);
-                let coming = layers;
-                copies.push(Copy { tier, slot, layers, coming, first, ready, leaving: true });
-                continue;
-            }
-            if matches!(here.state, ResidencyState::Absent | ResidencyState::Bad) {
-                continue;
-            }
-            let arrival = self.arrival(tier, block);
-            let coming = self.expected(tier, block);
-            copies.push(Copy {
-                tier,
-                slot: self.slot_of(tier, block, coming.lo),
-                layers: here.have,
-                coming,
-                first: arrival.map_or(now, |arrival| arrival.first.max(now)),
-                ready: arrival.map_or(now, |arrival| arrival.ready.max(now)),
-                leaving: false,
-            });
+            copies.extend(self.copy_on(tier, block, now));
+            copies.extend((0..others).filter_map(|at| self.group_copy(tier, at, block, now)));
         }
         copies
+    }
+
+    /// The copy of a block on a tier, of a model with several groups in the first of them.
+    fn copy_on(&self, tier: TierId, block: BlockId, now: Nanos) -> Option<Copy> {
+        let here = self.residency(tier, block);
+        let leaving = self.leaving(tier, block);
+        // A leaving copy joins the resident layers of its tier.
+        if let Some(layers) = self.valid_with(tier, block, &leaving) {
+            let slot = Self::leaving_slot(&leaving, layers.lo);
+            let slot = slot.unwrap_or_else(|| self.slot_of(tier, block, layers.lo));
+            let (first, ready, coming) = (now, now, layers);
+            return Some(Copy {
+                tier,
+                group: 0,
+                slot,
+                layers,
+                coming,
+                first,
+                ready,
+                leaving: true,
+            });
+        }
+        if matches!(here.state, ResidencyState::Absent | ResidencyState::Bad) {
+            return None;
+        }
+        let arrival = self.arrival(tier, block);
+        let coming = self.expected(tier, block);
+        Some(Copy {
+            tier,
+            group: 0,
+            slot: self.slot_of(tier, block, coming.lo),
+            layers: here.have,
+            coming,
+            first: arrival.map_or(now, |arrival| arrival.first.max(now)),
+            ready: arrival.map_or(now, |arrival| arrival.ready.max(now)),
+            leaving: false,
+        })
+    }
+
+    /// The copy of a block on a tier in a group after the first.
+    fn group_copy(&self, tier: TierId, at: usize, block: BlockId, now: Nanos) -> Option<Copy> {
+        if !self.blocks.group_here(tier, at, block) {
+            return None;
+        }
+        let here = self.blocks.group_residency(tier, at, block);
+        let arrival = self.blocks.group_arrival(tier, at, block);
+        Some(Copy {
+            tier,
+            group: u8::try_from(at + 1).expect("few groups"),
+            slot: here.slot,
+            layers: here.have,
+            coming: arrival.map_or(here.have, |arrival| arrival.target),
+            first: arrival.map_or(now, |arrival| arrival.first.max(now)),
+            ready: arrival.map_or(now, |arrival| arrival.ready.max(now)),
+            leaving: false,
+        })
     }
 }

@@ -33,7 +33,9 @@ pub struct Mark<'a> {
 
 impl Manager {
     /// Sets or clears the residency of the full blocks of a sequence on a tier. Setting makes room,
-    /// and repairs bad copies; a copy that is ready in the future is arriving until then.
+    /// and repairs bad copies; a copy that is ready in the future is arriving until then. With several
+    /// groups the end of the sequence becomes a resume point on the tier, and clearing ends the points
+    /// that need what leaves.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; [`Error::Config`] if a block to clear is pinned, busy or the parent of
@@ -50,7 +52,6 @@ impl Manager {
     /// As [`Manager::mark`]; [`Error::Config`] if one of the first `skip` is to be cached and is not.
     pub fn mark_behind(&mut self, mark: &Mark<'_>, skip: usize, now: Nanos) -> Result<Vec<Handle>> {
         self.open()?;
-        self.one_group("mark")?;
         self.scopes.sweep(&mut self.blocks);
         self.check_tier(mark.tier)?;
         self.scopes.digests.check(&mark.scope, mark.tokens)?;
@@ -64,16 +65,23 @@ impl Manager {
         let mut path = Vec::new();
         self.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
         path.drain(..skip.min(path.len()));
+        let all = path.clone();
         path.retain(|&block| self.residency(mark.tier, block).state != ResidencyState::Absent);
         // All errors are found before the first change; children are checked with the blocks cleared
         // along.
         for (at, &block) in path.iter().enumerate() {
             self.check_clear(mark.tier, block, &path[at..])?;
         }
+        for &block in &all {
+            self.check_clear_groups(mark.tier, block)?;
+        }
         let handles = self.trie().handles(&path);
-        for &block in path.iter().rev() {
-            self.drop_copy(mark.tier, block, Cause::Cleared);
-            self.prune(block);
+        for &block in all.iter().rev() {
+            self.clear_groups(mark.tier, block);
+            if self.residency(mark.tier, block).state != ResidencyState::Absent {
+                self.drop_copy(mark.tier, block, Cause::Cleared);
+                self.prune(block);
+            }
         }
         Ok(handles)
     }
@@ -167,10 +175,10 @@ impl Manager {
         for &block in &path[skip..] {
             units += self.lacking(mark.tier, block)?;
         }
-        let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (mark.tier, run)).collect();
+        let end = self.marked_end(mark.tier, &path, full / size)?;
         // Known blocks must not be evicted for the new ones.
         self.pin(&path);
-        if let Err(error) = self.make_room(&[(mark.tier, units)], &stay, now) {
+        if let Err(error) = self.room_for_mark((mark.tier, units), &path, &end, now) {
             self.unpin(&path, None);
             return Err(error);
         }
@@ -188,6 +196,7 @@ impl Manager {
             self.complete_copy(block, mark, now);
         }
         self.place_new(mark.tier, new, known.last().copied());
+        self.settle_marked_end(mark.tier, &path, &end);
         self.refresh_path(&path[pinned..]);
         self.unpin(&path[..pinned], Some(now));
         Ok(self.trie().handles(&path))

@@ -48,7 +48,7 @@ impl Manager {
         }
         self.replace_points(block);
         if tier == 0 && self.writes_through(0) && self.has_point_on(0, block) {
-            self.copy_point(block, self.clock.last());
+            self.copy_point(0, block, self.clock.last());
         }
     }
 }

@@ -40,8 +40,8 @@ pub(crate) struct Windows {
     pub(crate) bound: Vec<BTreeMap<u32, PrivateSlotId>>,
     /// Places to take slots for, by group.
     pub(super) wanted: Vec<Vec<u32>>,
-    /// Groups and places on the path of what the match needs from the tier below.
-    pub(crate) loads: Vec<(usize, u32)>,
+    /// Groups and places on the path of what the match needs from tiers below.
+    pub(crate) loads: Vec<(usize, u32, TierId)>,
     /// Blocks of the path that have their slots.
     pub(crate) done: u32,
     /// Full blocks of the prompt.
@@ -73,12 +73,12 @@ impl Manager {
         for (at, needed) in needed.into_iter().enumerate() {
             for place in needed {
                 // What is loaded stays below until the load has begun.
-                let here = self.blocks.group_here(0, at, path[place as usize]);
-                self.blocks.hold_group(usize::from(!here), at, path[place as usize]);
-                if here {
+                let tier = self.nearest(at, path[place as usize]);
+                self.blocks.hold_group(tier, at, path[place as usize]);
+                if tier == 0 {
                     windows.held[at].push(place);
                 } else {
-                    windows.loads.push((at, place));
+                    windows.loads.push((at, place, tier));
                     wanted[at + 1] += 1;
                 }
             }
@@ -88,7 +88,16 @@ impl Manager {
             windows.wanted.clear();
             return Ok(());
         }
-        self.make_group_room(&wanted, (path, &windows.held), now)?;
+        let sources = missing
+            .iter()
+            .flat_map(|miss| miss.loads().map(|(tier, _)| (tier, miss.block..miss.block + 1)));
+        let sources: Vec<_> = sources.collect();
+        self.keep_sources(&sources, true);
+        let held = (path, &windows.held[..]);
+        let room = self.check_growth(&wanted, held);
+        let room = room.and_then(|()| self.make_group_room(0, &wanted, held, now));
+        self.keep_sources(&sources, false);
+        room?;
         for (at, places) in std::mem::take(&mut windows.wanted).into_iter().enumerate() {
             for place in places {
                 let slot = self.blocks.take_group_slot(0, at).expect("room was made");
@@ -160,10 +169,10 @@ impl Manager {
         if self.tiers.engine_owned() {
             return self.load_bound(windows, path, id, plan, now);
         }
-        for (at, place) in std::mem::take(&mut windows.loads) {
+        for (at, place, tier) in std::mem::take(&mut windows.loads) {
             let needed = (at, path[place as usize]);
-            self.move_group((MoveKind::Load, id), needed, (1, 0), now);
-            self.blocks.unhold_group(1, at, needed.1);
+            self.move_group((MoveKind::Load, id), needed, (tier, 0), now);
+            self.blocks.unhold_group(tier, at, needed.1);
             self.blocks.hold_group(0, at, needed.1);
             windows.held[at].push(place);
             windows.held[at].sort_unstable();
@@ -274,8 +283,8 @@ impl Manager {
         for private in windows.bound.iter_mut().flat_map(std::mem::take) {
             self.unref_private(private.1);
         }
-        for (at, place) in windows.loads.drain(..) {
-            self.blocks.unhold_group(1, at, path[place as usize]);
+        for (at, place, tier) in windows.loads.drain(..) {
+            self.blocks.unhold_group(tier, at, path[place as usize]);
         }
     }
 
@@ -439,7 +448,7 @@ impl Manager {
         let wanted: Vec<u64> = std::iter::once(more as u64)
             .chain(places.iter().map(|places| places.len() as u64))
             .collect();
-        self.make_group_room(&wanted, (&[], &[]), now)?;
+        self.make_group_room(0, &wanted, (&[], &[]), now)?;
         for (at, places) in places.into_iter().enumerate() {
             for place in places {
                 let slot = self.blocks.take_group_slot(0, at).expect("room was made");

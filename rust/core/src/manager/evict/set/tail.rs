@@ -184,9 +184,7 @@ impl Manager {
     /// How fully resident, idle blocks leave, if none must be written and it is the same for all.
     fn fate(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
-        // On the last tier a copy above counts too: dropping this one loses nothing.
-        let mut safe = if tier == self.tiers.last() { 0..tier } else { tier + 1..self.tiers.len() };
-        if safe.any(|other| self.blocks.table(other).all_full(blocks.clone())) {
+        if self.safe(tier).any(|other| self.blocks.table(other).all_full(blocks.clone())) {
             return Some(Fate::Clean);
         }
         let dropped = tier == self.tiers.last() || set.dropping || !self.tiers.writes(tier);

@@ -12,6 +12,10 @@ use crate::manager::evict::set::EvictionSet;
 impl Manager {
     /// The tier through which a move between two tiers passes, if it cannot go straight.
     pub(crate) fn transit(&self, a: TierId, b: TierId) -> Option<TierId> {
+        // Slots of host that no block has are of no group.
+        if self.points.is_some() {
+            return None;
+        }
         let kind = |tier: TierId| self.tiers[tier].spec.kind;
         let (upper, lower) = (a.min(b), a.max(b));
         let host = (0..self.tiers.len()).find(|&tier| kind(tier) == Kind::Host)?;

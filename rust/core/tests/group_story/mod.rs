@@ -1,0 +1,471 @@
+//! A story: random requests, marks and hints to a manager of a model with several groups.
+//!
+//! Every match is compared with attention's own answer, every byte that a lease can read with what was
+//! computed for its path, and the copies with those that the block events report. Invariant: the model
+//! knows nothing of windows beyond attention. Cost: O(everything) per step.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::collections::BTreeSet;
+
+use kvtrie_core::block::{Handle, LeaseId, NO_SLOT, TierId, Token};
+use kvtrie_core::group::{Group, GroupKind};
+use kvtrie_core::hint::{Hint, Release, Target};
+use kvtrie_core::manager::{
+    Acquire, BlockEventKind, Copy, Groups, LoadMode, Manager, Mark, Outcome, Settings,
+};
+use kvtrie_core::policy::NAMES;
+use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+
+use crate::bytes::Bytes;
+use crate::rig::{GPU, Rig, SIZE, retain, settings, tier, tokens};
+
+/// Group of a story that keeps all tokens.
+pub(crate) const FULL: Group = Group { kind: GroupKind::Full, slot_bytes: 100, layers: 4 };
+/// Settings for these groups on one to three tiers of this number of bytes.
+pub(crate) fn on(groups: &[Group], bytes: &[u64]) -> Settings {
+    let spec = |kind| TierSpec { owner: Owner::Nobody, ..tier(kind, 1000) };
+    let slots = vec![groups.iter().map(|group| group.slot_bytes).collect(); bytes.len()];
+    let tiers =
+        [Kind::Gpu, Kind::Host, Kind::Disk].into_iter().take(bytes.len()).map(spec).collect();
+    let (groups, bytes) = (groups.to_vec(), bytes.to_vec());
+    let groups = Groups { groups, bytes, slots, newest: 1, every: 0 };
+    Settings { groups: Some(groups), ..settings(tiers) }
+}
+
+/// Settings drawn from one number: two to four groups on one to three tiers. A manager may refuse
+/// those with too little room.
+pub(crate) fn drawn(seed: u64) -> Settings {
+    let mut state = seed;
+    let mut next = |n: u64| mixed(&mut state) % n;
+    let mut groups = vec![FULL];
+    for _ in 0..1 + next(3) {
+        let kind = match next(7) {
+            0..3 => GroupKind::Sliding { window: 1 + next(29), sinks: next(6) },
+            3 | 4 => GroupKind::Chunked { chunk: 1 + next(29) },
+            _ => GroupKind::State,
+        };
+        groups.push(Group { kind, slot_bytes: 20 + next(880), layers: 2 });
+    }
+    let largest = groups.iter().map(|group| group.slot_bytes).max().unwrap_or(1);
+    let mut bytes = vec![(6 + next(54)) * largest];
+    bytes.extend((0..next(3)).map(|_| (4 + next(36)) * largest));
+    let mut settings = on(&groups, &bytes);
+    settings.policy = NAMES[usize::try_from(next(NAMES.len() as u64)).unwrap()].to_owned();
+    settings.block_events = 100_000;
+    settings.tiers[0].owner = [Owner::Kvtrie, Owner::Nobody, Owner::Engine][next(3) as usize];
+    settings.tiers[0].growth_reserve = if next(4) == 0 { 0.3 } else { 0.0 };
+    for tier in &mut settings.tiers {
+        tier.write = [Write::Back, Write::Through, Write::Never][next(3) as usize];
+        tier.admit_after = 1 + u32::from(next(5) == 0);
+    }
+    if let Some(groups) = &mut settings.groups {
+        groups.newest = 1 + next(3) as u32;
+        groups.every = if next(5) == 0 { 1 + next(3) as u32 } else { 0 };
+    }
+    settings
+}
+
+/// The next number of a seeded sequence (`SplitMix64`).
+fn mixed(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// A prompt whose tokens equal those of another up to `shared` blocks.
+pub(crate) fn branch(of: &[Token], shared: usize, stem: u32, blocks: usize) -> Vec<Token> {
+    [&of[..shared * SIZE], &tokens(stem, blocks)].concat()
+}
+
+/// Whether a query after `border` blocks can be computed, by what it attends to.
+pub(crate) fn resumes(groups: &[Group], border: u32, has: impl Fn(usize, u32) -> bool) -> bool {
+    let size = SIZE as u64;
+    let query = u64::from(border) * size;
+    groups.iter().enumerate().all(|(at, group)| {
+        let mut past = 0..query;
+        past.all(|past| {
+            let attends = match group.kind {
+                GroupKind::Full => true,
+                GroupKind::Sliding { window, sinks } => query - past < window || past < sinks,
+                GroupKind::Chunked { chunk } => query / chunk == past / chunk,
+                GroupKind::State => past + 1 == query,
+            };
+            !attends || has(at, u32::try_from(past / size).unwrap())
+        })
+    })
+}
+
+/// A step of a random story: what, and four numbers.
+pub(crate) type Step = (u8, u32, usize, usize, usize);
+
+/// A manager with requests that are held.
+pub(crate) struct Story {
+    rig: Rig,
+    groups: Vec<Group>,
+    held: Vec<(LeaseId, Vec<Token>)>,
+    last: Vec<Token>,
+    /// The bytes, if there are any.
+    bytes: Option<Bytes>,
+    /// The next slot of an engine, if one owns the first tier.
+    engine: Option<u32>,
+    /// Block, tier and group of each copy, by the block events.
+    reported: BTreeSet<(Handle, TierId, u8)>,
+}
+
+impl Story {
+    /// A story of a fresh manager, without bytes if none owns the first tier; `None` if the settings
+    /// are refused.
+    pub(crate) fn new(settings: Settings) -> Option<Self> {
+        let owner = settings.tiers[0].owner;
+        let groups = settings.groups.as_ref()?.groups.clone();
+        let rig = Rig { manager: Manager::new(settings).ok()?, now: 1000 };
+        let engine = (owner == Owner::Engine).then_some(0);
+        let bytes = (owner != Owner::Nobody).then(|| Bytes::new(&groups, engine.is_some()));
+        let (held, last, reported) = (Vec::new(), tokens(0, 2), BTreeSet::new());
+        Some(Self { rig, groups, held, last, bytes, engine, reported })
+    }
+
+    /// A request, whose match is compared with attention's.
+    fn ask(&mut self, (_, stem, shared, more, extra): Step, load: LoadMode) {
+        let Self { rig, groups, last, .. } = self;
+        let shared = shared.min(last.len() / SIZE);
+        let mut prompt = branch(last, shared, stem + 10, more);
+        prompt.extend(&tokens(77, 1)[..extra % SIZE]);
+        let ask = Acquire { tokens: &prompt, reserve: extra, load, ..Acquire::default() };
+        let border = rig.matched(&prompt) / SIZE;
+        // From first principles: the longest border that every group can resume at.
+        let map = rig.manager.group_map(&prompt, &Scope::default()).unwrap();
+        let most = map.first().map_or(0, |blocks| u32::try_from(blocks.len()).unwrap());
+        let has = |at: usize, place: u32| map[at][place as usize];
+        let naive = (0..=most).rev().find(|&m| resumes(groups, m, has)).unwrap();
+        assert_eq!(border, naive as usize);
+        let Ok(id) = rig.ask(&ask) else { return };
+        let matched = rig.manager.lease(id).unwrap().matched() / SIZE;
+        assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
+        self.bind(id, 0, matched, prompt.len().div_ceil(SIZE));
+        let Self { rig, groups, held, last, .. } = self;
+        assert!(matched == border || (load != LoadMode::All && matched < border));
+        // Each group has a slot on the first tier for all that the first token attends to.
+        let mut table = |group| rig.manager.group_table(id, GPU, group).unwrap().1;
+        let tables: Vec<_> = (0..groups.len()).map(&mut table).collect();
+        let has = |at: usize, place: u32| tables[at][place as usize] != NO_SLOT;
+        assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
+        held.push((id, prompt.clone()));
+        *last = prompt;
+    }
+
+    /// An engine names slots of all groups: for what the match needs, and for blocks from `first` to
+    /// before `end`.
+    fn bind(&mut self, id: LeaseId, first: usize, matched: usize, end: usize) {
+        let Some(next) = &mut self.engine else { return };
+        let border = u32::try_from(matched).unwrap();
+        for place in first..end {
+            for (at, group) in self.groups.iter().enumerate() {
+                let needed = group.needed(border, SIZE as u64);
+                if place < matched && !needed.contains(u32::try_from(place).unwrap()) {
+                    continue;
+                }
+                *next += 1;
+                let slot = *next;
+                self.rig.call(|m, _| m.bind_group(id, place, &[slot], at)).unwrap();
+            }
+        }
+    }
+
+    /// The rest of a request is computed; more or fewer of its moves have failed.
+    fn go_on(&mut self, (what, stem, shared, _, extra): Step) {
+        let (id, prompt) = self.held.remove(shared % self.held.len());
+        self.end_all_moves();
+        let mut path = prompt[..self.rig.manager.lease_tokens(id).unwrap()].to_vec();
+        self.compare(id, &path);
+        let rest = &prompt[path.len()..];
+        let rest = &rest[..rest.len().min(self.rig.manager.room_left(id).unwrap())];
+        let middle = rest.len().min(extra * 2);
+        self.write(id, &mut path, &rest[..middle]);
+        self.write(id, &mut path, &rest[middle..]);
+        if path.len() == prompt.len() && middle == 0 && self.bytes.is_some() {
+            self.can_go_on(id, path.len() / SIZE);
+        }
+        if what == 7 {
+            let room = self.rig.manager.room_left(id).unwrap();
+            let answer = &tokens(stem + 50, 3)[..room.min(3 * SIZE)];
+            self.write(id, &mut path, answer);
+            self.last.extend(answer);
+        }
+        match what {
+            11 | 12 if self.engine.is_some() => {}
+            11 => self.truncate(id, &mut path, (stem, shared, extra)),
+            12 => self.fork(id, &path, (stem, extra)),
+            13 => self.suspend(id, &mut path, extra),
+            _ => {}
+        }
+        if what == 8 && self.rig.call(|m, now| m.reserve(id, extra, now)).is_ok() {
+            self.end_all_moves();
+            let room = self.rig.manager.room_left(id).unwrap();
+            self.write(id, &mut path, &tokens(stem + 60, 3)[..room.min(extra)]);
+        }
+        self.rig.release(id);
+    }
+
+    /// A lease goes back to a border at or before `to` tokens at which it can go on, and goes on.
+    fn truncate(
+        &mut self,
+        id: LeaseId,
+        path: &mut Vec<Token>,
+        (stem, shared, extra): (u32, usize, usize),
+    ) {
+        let to = path.len().saturating_sub(shared * 3 + extra % 2);
+        let known = path.clone();
+        self.rig.call(|m, now| m.truncate(id, to, now)).unwrap();
+        self.end_all_moves();
+        let kept = self.rig.manager.lease_tokens(id).unwrap();
+        assert!(kept <= to, "{kept} tokens are kept, {to} wanted");
+        path.truncate(kept);
+        if let Some(bytes) = &mut self.bytes {
+            let tables = bytes.tables(&mut self.rig.manager, id);
+            bytes.cut(&tables, path, &known);
+        }
+        let whole = kept.is_multiple_of(SIZE) && kept < known.len();
+        if whole {
+            let mut table = |group| self.rig.manager.group_table(id, GPU, group).unwrap().1;
+            let tables: Vec<_> = (0..self.groups.len()).map(&mut table).collect();
+            let has = |at: usize, place: u32| tables[at][place as usize] != NO_SLOT;
+            assert!(resumes(&self.groups, u32::try_from(kept / SIZE).unwrap(), has), "{tables:?}");
+        }
+        self.compare(id, path);
+        if self.rig.call(|m, now| m.reserve(id, extra + 1, now)).is_ok() {
+            self.end_all_moves();
+            self.write(id, path, &tokens(stem + 70, 3)[..=extra]);
+        }
+    }
+
+    /// Two more leases go on from the same tokens with others.
+    fn fork(&mut self, id: LeaseId, path: &[Token], (stem, extra): (u32, usize)) {
+        let Ok(forks) = self.rig.call(|m, now| m.fork(id, 2, now)) else { return };
+        self.end_all_moves();
+        for (at, id) in (0..).zip(forks.iter().copied().chain([id])) {
+            let mut path = path.to_vec();
+            self.compare(id, &path);
+            if self.rig.call(|m, now| m.reserve(id, extra + 1, now)).is_ok() {
+                self.end_all_moves();
+                self.write(id, &mut path, &tokens(stem + 80 + at, 3)[..=extra]);
+            }
+        }
+        for id in forks {
+            self.rig.release(id);
+        }
+    }
+
+    /// A lease leaves the first tier, and comes back.
+    fn suspend(&mut self, id: LeaseId, path: &mut Vec<Token>, extra: usize) {
+        self.rig.call(|m, now| m.suspend(id, Kind::Host, now)).unwrap();
+        if extra.is_multiple_of(2) {
+            self.end_all_moves();
+        }
+        if self.rig.call(|m, now| m.resume(id, extra, LoadMode::All, now)).is_err() {
+            return;
+        }
+        let matched = self.rig.manager.lease(id).unwrap().matched() / SIZE;
+        self.bind(id, 0, matched, path.len().div_ceil(SIZE));
+        self.end_all_moves();
+        let full = path.clone();
+        path.truncate(self.rig.manager.lease_tokens(id).unwrap());
+        self.compare(id, path);
+        let done = path.len();
+        self.write(id, path, &full[done..]);
+    }
+
+    /// Writes the KV of more tokens, in every slot that the tables name, and commits them.
+    fn write(&mut self, id: LeaseId, path: &mut Vec<Token>, more: &[Token]) {
+        let known = path.len();
+        if self.engine.is_some() {
+            let bound = self.rig.manager.slots(id, GPU).unwrap().1.len();
+            self.bind(id, bound, 0, (known + more.len()).div_ceil(SIZE));
+            // Refused where the match ends before the blocks that are bound.
+            self.rig.call(|m, now| m.store_ahead(id, None, now)).ok();
+        }
+        path.extend(more);
+        let Some(bytes) = &mut self.bytes else {
+            self.rig.commit(id, more);
+            return;
+        };
+        let before = bytes.tables(&mut self.rig.manager, id);
+        bytes.write(&before, path, known);
+        self.rig.commit(id, more);
+        let tables = bytes.tables(&mut self.rig.manager, id);
+        bytes.write_rest((&before, &tables), path);
+        self.compare(id, path);
+    }
+
+    /// A lease has what the token after its prompt attends to; its state may have left its block.
+    fn can_go_on(&mut self, id: LeaseId, end: usize) {
+        let mut table = |group| self.rig.manager.group_table(id, GPU, group).unwrap().1;
+        let tables: Vec<_> = (0..self.groups.len()).map(&mut table).collect();
+        let state = |at: usize| self.groups[at].kind == GroupKind::State;
+        let has = |at: usize, place: u32| state(at) || tables[at][place as usize] != NO_SLOT;
+        assert!(resumes(&self.groups, u32::try_from(end).unwrap(), has), "{tables:?}");
+    }
+
+    /// What a lease can read is what was computed for its path.
+    fn compare(&mut self, id: LeaseId, path: &[Token]) {
+        let Some(bytes) = &self.bytes else { return };
+        if self.rig.manager.awaits(id).unwrap().is_empty() {
+            let tables = bytes.tables(&mut self.rig.manager, id);
+            bytes.compare(&tables, path);
+        }
+    }
+
+    /// The copies of each block of the longest usable prefix.
+    fn copies(&self, tokens: &[Token]) -> Vec<Vec<Copy>> {
+        let found = self.rig.manager.lookup(tokens, self.rig.now, &Scope::default(), 0).unwrap();
+        found.blocks.into_iter().map(|block| block.copies).collect()
+    }
+
+    /// A sequence is marked on a tier, or cleared there.
+    fn mark(&mut self, (what, stem, shared, more, extra): Step) {
+        let tier = stem as usize % self.rig.manager.settings().tiers.len();
+        if self.engine.is_some() && tier == GPU {
+            return;
+        }
+        let shared = shared.min(self.last.len() / SIZE);
+        let tokens = branch(&self.last, shared, stem + 90, more % 4);
+        let present = what == 15;
+        let ready = (extra % 3 == 0).then_some(self.rig.now + 700);
+        let before = self.copies(&tokens);
+        let scope = Scope::default();
+        let mark = Mark { tokens: &tokens, scope, tier, present, ready, first: None };
+        if self.rig.call(|m, now| m.mark(&mark, now)).is_err() {
+            return;
+        }
+        let after = self.copies(&tokens);
+        for (at, copies) in after.iter().enumerate() {
+            let known = before.get(at).map_or(&[][..], |known| known);
+            let new = copies.iter().filter(|copy| copy.tier == tier && !known.contains(copy));
+            for copy in new.filter(|_| present) {
+                let place = (tier, usize::from(copy.group), copy.slot);
+                if let Some(bytes) = &mut self.bytes {
+                    bytes.fill(place, &tokens, at);
+                }
+            }
+            assert!(present || copies.iter().all(|copy| copy.tier != tier), "{copies:?}");
+        }
+        if present {
+            // The end resumes with what this tier alone has.
+            let border = u32::try_from(after.len()).unwrap();
+            assert_eq!(after.len() * SIZE, tokens.len());
+            let has = |at: usize, place: u32| {
+                let here = |copy: &Copy| (copy.tier, usize::from(copy.group)) == (tier, at);
+                after[place as usize].iter().any(here)
+            };
+            assert!(resumes(&self.groups, border, has), "{after:?}");
+        }
+    }
+
+    /// A hint about the front of a sequence.
+    fn hint(&mut self, (_, stem, shared, more, extra): Step) {
+        let tokens = self.last[..shared.min(self.last.len() / SIZE) * SIZE].to_vec();
+        let scope = Scope::default();
+        let target = Target::Tokens { tokens: tokens.clone(), scope: scope.clone() };
+        let tier = stem as usize % self.rig.manager.settings().tiers.len();
+        let hint = match more % 5 {
+            0 => Hint::Prefetch { target, tier, deadline: None },
+            1 => Hint::Demote { target, tier },
+            2 => Hint::Release(Release::Tokens { tokens, scope, owner: None }),
+            3 => {
+                let blocks = Some(extra as u64);
+                Hint::Quota { tenant: Vec::new(), tier, blocks, share: None }
+            }
+            _ => Hint::Retain(retain(target, [0, 50, 100][extra % 3])),
+        };
+        self.rig.call(|m, now| m.hint(&[hint], now)).ok();
+    }
+
+    /// The block events give the copies of each group.
+    fn check_events(&mut self) {
+        let events = self.rig.call(|m, _| m.take_block_events()).unwrap();
+        for event in events {
+            let name = (event.block, event.tier, event.group);
+            let news = match event.kind {
+                BlockEventKind::Stored => self.reported.insert(name),
+                BlockEventKind::Removed => self.reported.remove(&name),
+            };
+            assert!(news, "{event:?}");
+        }
+        let found = self.rig.manager.lookup(&self.last, self.rig.now, &Scope::default(), 0);
+        for block in found.unwrap().blocks {
+            let valid = |copy: &&Copy| !copy.leaving && !copy.layers.is_empty();
+            let valid = block.copies.iter().filter(valid);
+            let valid = valid.map(|copy| (block.block, copy.tier, copy.group));
+            let this = (block.block, 0, 0)..(Handle(block.block.0 + 1), 0, 0);
+            let known: Vec<_> = self.reported.range(this).copied().collect();
+            assert_eq!(valid.collect::<Vec<_>>(), known);
+        }
+    }
+
+    /// Blocks leave the first tier on request, all of them or none.
+    fn evict(&mut self, count: u64) {
+        if let Ok(left) = self.rig.call(|m, now| m.evict_blocks(GPU, count, &[], now)) {
+            assert_eq!(left.len() as u64, count);
+        }
+    }
+
+    /// Moves end well until there are none.
+    fn end_all_moves(&mut self) {
+        for round in 0.. {
+            if self.rig.manager.pending().1 == 0 {
+                break;
+            }
+            assert!(round < 1000, "moves never end: {:?}", self.rig.manager.pending());
+            // Some wait for copies that are marked for later.
+            self.rig.now += 100;
+            self.end_moves(0);
+        }
+    }
+
+    /// Moves end, every `each`th of them badly.
+    fn end_moves(&mut self, each: usize) {
+        for (at, known) in self.rig.hand_out().into_iter().enumerate() {
+            // One that failed before it may have ended it.
+            let ok = each == 0 || at % each > 0;
+            if let Some(bytes) = &mut self.bytes {
+                bytes.copy(&known, ok);
+            }
+            if ok {
+                let outcome = Outcome::default();
+                self.rig.report(&[known.id], &outcome).ok();
+            } else {
+                self.rig.fail(known.id);
+            }
+        }
+    }
+
+    /// Plays steps, and ends what they have begun.
+    pub(crate) fn play(&mut self, steps: Vec<Step>) {
+        for step in steps {
+            self.rig.now += 500;
+            match step.0 {
+                0..5 => self.ask(step, LoadMode::All),
+                5 => self.ask(step, [LoadMode::Plan, LoadMode::None][step.1 as usize % 2]),
+                6..9 | 11..14 if !self.held.is_empty() => self.go_on(step),
+                14 => self.evict(step.3 as u64 - 1),
+                15 | 16 => self.mark(step),
+                17 => self.hint(step),
+                9 => self.end_moves(step.3 % 4),
+                _ if !self.held.is_empty() => {
+                    let (id, _) = self.held.remove(0);
+                    self.rig.release(id);
+                }
+                _ => {}
+            }
+            self.check_events();
+        }
+        for (id, _) in std::mem::take(&mut self.held) {
+            self.rig.release(id);
+        }
+        self.end_all_moves();
+    }
+}
