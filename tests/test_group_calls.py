@@ -54,3 +54,70 @@ def test_an_index_carries_the_groups_of_its_rows():
     again = two_tiers()
     assert again.load_index(Index(index), now=6) == 6
     assert again.lookup(np.append(tokens, 99), now=7).tokens == 24
+
+
+def test_an_engine_names_its_slots_in_each_group():
+    tiers = [Tier("gpu", blocks=64, owner="engine"), Tier("host", bytes="1MiB", owner="none")]
+    manager = BlockManager(MODEL, tiers, block_tokens=4, resume=ResumePoints())
+    tokens = np.arange(24, dtype=np.uint32)
+    lease = manager.acquire(tokens, now=1)
+    lease.bind(0, range(6))
+    lease.bind(0, range(10, 16), group=1)
+    with pytest.raises(ConfigError, match="slot 2 is bound in group 0, not 1"):
+        lease.bind(6, [2], group=1)
+    lease.commit(tokens, now=1)
+    lease.release(now=2)
+    stores = manager.moves()
+    assert stores.src_slot[stores.group == 1].tolist() == [14, 15]
+    manager.complete(stores.id, now=3)
+    again = manager.acquire(np.append(tokens, 99), now=4)
+    assert again.matched == 24
+    again.bind(0, range(20, 27))
+    again.bind(4, [30, 31, 32], group=1)
+    loads = manager.moves()
+    assert loads.dst_slot[loads.group == 1].tolist() == [30, 31]
+    assert again.slots(0, group=1).tolist()[4:6] == [30, 31]
+    manager.complete(loads.id, now=5)
+    again.release(now=6)
+    manager.audit()
+
+
+def test_copies_and_events_carry_the_group():
+    tiers = [Tier(kind, bytes="1MiB", owner="none") for kind in ("gpu", "host", "disk")]
+    manager = BlockManager(
+        MODEL, tiers, block_tokens=4, resume=ResumePoints(), events=100, events_of="residency"
+    )
+    tokens = np.arange(24, dtype=np.uint32)
+    serve(manager, tokens, 1).release(now=2)
+    for now in (3, 5):
+        manager.flush(now=now)
+        manager.complete(manager.moves().id, now=now + 1)
+    blocks = manager.lookup(tokens, now=7, keep=0).blocks
+    found = [[(copy.tier, copy.group) for copy in block.copies] for block in blocks]
+    assert found[-1] == [(tier, group) for tier in range(3) for group in range(2)]
+    assert found[0] == [(0, 0), (0, 1), (1, 0), (2, 0)]
+    events = manager.take_events()
+    stored = [(event.tier, event.group) for event in events if event.block == blocks[-1].block]
+    assert sorted(stored) == found[-1]
+    assert {event.layer_hi for event in events} == {2}
+
+
+def test_metrics_and_a_view_carry_the_group():
+    from prometheus_client import CollectorRegistry
+
+    from kvtrie.cli.scrape import Scrape
+    from kvtrie.cli.view import View
+    from kvtrie.metrics import Collector
+
+    manager = two_tiers()
+    serve(manager, np.arange(24, dtype=np.uint32), 1).release(now=2)
+    registry = CollectorRegistry()
+    collector = Collector(manager)
+    registry.register(collector)
+    labels = {"machine": "0", "tier": "gpu", "policy": manager.stats().tiers["gpu"].policy}
+    for group, slots in enumerate(manager.stats().tiers["gpu"].groups):
+        one = {**labels, "group": str(group)}
+        assert registry.get_sample_value("kvtrie_group_held_slots", one) == slots.held
+        assert registry.get_sample_value("kvtrie_group_released_slots", one) == slots.released
+    view = View.between(Scrape({}), Scrape.of(collector.collect()))
+    assert [tier.groups for tier in view.tiers] == [((6, 0), (2, 4)), ((0, 0), (0, 0))]

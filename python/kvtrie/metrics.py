@@ -177,6 +177,16 @@ METRICS = (
     Metric("kvtrie_dirty_copies", "gauge", "Copies that could not", "dirty"),
     Metric("kvtrie_retained_copies", "gauge", "Copies that a hint retains", "retained"),
     Metric(
+        "kvtrie_group_held_slots", "gauge",
+        "Slots of a group of layers that leases and resume points hold",
+        "held", (*_BY_TIER, "group"),
+    ),
+    Metric(
+        "kvtrie_group_released_slots", "gauge",
+        "Slots of a group that are found until they are taken",
+        "released", (*_BY_TIER, "group"),
+    ),
+    Metric(
         "kvtrie_hit_age_seconds", "histogram", "Since the last use, of blocks found here",
         "hit_age", scale=_NS,
     ),
@@ -380,6 +390,8 @@ def _histograms(metric: Metric, tier: TierStats) -> dict[tuple[str, ...], Histog
 
 
 def _numbers(metric: Metric, tier: TierStats) -> dict[tuple[str, ...], int]:
+    if metric.labels[-1] == "group":
+        return {(str(at),): getattr(group, metric.of) for at, group in enumerate(tier.groups)}
     if metric.name == "kvtrie_evictions_total":
         return {(cause,): count for cause, count in tier.evictions.items()}
     if metric.name == "kvtrie_eviction_outcomes_total":

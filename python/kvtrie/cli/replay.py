@@ -19,13 +19,15 @@ from kvtrie.sim.fates import MOST_TURNS
 from kvtrie.tier import DEFAULT_POLICY, Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvtrie._kvtrie import BlockManager, Eviction
     from kvtrie.resume import ResumePoints
     from kvtrie.shape import ModelShape
     from kvtrie.sim.readers.lines import Skipped
     from kvtrie.sim.replay import Replayed
 
-__all__ = ["COMMAND", "add_tiers"]
+__all__ = ["COMMAND", "add_model", "add_tiers", "model_of"]
 
 _ON_THE_MAP = 24
 _COLUMNS = (
@@ -51,25 +53,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--lenient", action="store_true", help="leave out lines that cannot be, and count them"
     )
     add_tiers(parser, several=True)
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="gemma-3-27b, gpt-oss-120b, qwen3-next-80b or llama-3.1-8b, in bfloat16: the room of "
-        "a tier may be bytes then, as gpu=32GiB, and groups of layers keep only what they need",
-    )
-    parser.add_argument(
-        "--groups",
-        choices=("on", "off"),
-        default="on",
-        help="off keeps all layers of all tokens (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--points",
-        type=int,
-        metavar="N",
-        help="resume points: below the tokens of a block how many are kept of a path (default: 1), "
-        "otherwise one every N tokens",
-    )
+    add_model(parser)
     parser.add_argument(
         "--ends",
         action="store_true",
@@ -105,6 +89,29 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_run)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say whose KV is kept, and what of it."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="gemma-3-27b, gpt-oss-120b, qwen3-next-80b or llama-3.1-8b, in bfloat16: the room of "
+        "a tier may be bytes then, as gpu=32GiB, and groups of layers keep only what they need",
+    )
+    parser.add_argument(
+        "--groups",
+        choices=("on", "off"),
+        default="on",
+        help="off keeps all layers of all tokens (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--points",
+        type=int,
+        metavar="N",
+        help="resume points: below the tokens of a block how many are kept of a path (default: 1), "
+        "otherwise one every N tokens",
+    )
 
 
 def add_tiers(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -199,7 +206,7 @@ def _run(given: argparse.Namespace) -> int:
         status = _status(skipped)
         compare(given, requests, settings)
         return status
-    model, resume = _model(given, tiers)
+    model, resume = model_of(given, tiers, given.block_tokens)
     manager = open_manager(
         tiers,
         model=model,
@@ -238,7 +245,9 @@ def _run(given: argparse.Namespace) -> int:
     return status
 
 
-def _model(given: argparse.Namespace, tiers: list[Tier]) -> tuple[ModelShape, ResumePoints | None]:
+def model_of(
+    given: argparse.Namespace, tiers: Sequence[Tier], block_tokens: int
+) -> tuple[ModelShape, ResumePoints | None]:
     """The shape of the model, and which borders stay resumable.
 
     Raises:
@@ -249,10 +258,10 @@ def _model(given: argparse.Namespace, tiers: list[Tier]) -> tuple[ModelShape, Re
     from kvtrie.sim.replay import SHAPE
 
     if given.model is None:
-        if any(tier.bytes is not None for tier in tiers):
-            raise ConfigError("--tier with a room in bytes wants --model, which has their number")
         if given.groups == "off" or given.points is not None:
             raise ConfigError("--groups and --points go with --model")
+        if any(tier.bytes is not None for tier in tiers):
+            raise ConfigError("--tier with a room in bytes wants --model, which has their number")
         return SHAPE, None
     model = model_named(given.model)
     points = 1 if given.points is None else given.points
@@ -262,7 +271,7 @@ def _model(given: argparse.Namespace, tiers: list[Tier]) -> tuple[ModelShape, Re
         return without_groups(model), None
     if not model.groups:
         return model, None
-    every = points >= given.block_tokens
+    every = points >= block_tokens
     return model, ResumePoints(every=points) if every else ResumePoints(newest=points)
 
 

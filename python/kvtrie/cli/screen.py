@@ -50,6 +50,7 @@ def draw(view: View, title: str, width: int) -> Group:
     for row in rows:
         table.add_row(*(row[head] for head in heads))
     lines = [line for machine in view.machines for line in _lines(machine)]
+    lines += [_groups(tier, several=several) for tier in view.tiers if tier.groups]
     return Group(Text(title, style="bold"), *lines, Text(), table)
 
 
@@ -76,6 +77,16 @@ def _lines(machine: MachineView) -> list[Text]:
             style="dim",
         ),
     ]
+
+
+def _groups(tier: TierView, *, several: bool) -> Text:
+    """Slots of each group of layers on a tier."""
+    counts = ", ".join(
+        f"group {number}: {held:,} held, {released:,} released"
+        for number, (held, released) in enumerate(tier.groups)
+    )
+    name = f"{tier.machine}:{tier.tier}" if several else tier.tier
+    return Text(f"{name}: {counts}", style="dim")
 
 
 def _row(tier: TierView, *, several: bool) -> dict[str, str]:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from kvtrie.cli.output_file import output_file
-from kvtrie.cli.replay import add_tiers
+from kvtrie.cli.replay import add_model, add_tiers, model_of
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "agents, shared or flood",
     )
     add_tiers(parser)
+    add_model(parser)
     parser.add_argument(
         "--speed",
         type=_positive,
@@ -202,8 +203,9 @@ def _play(given: argparse.Namespace, shown: _Shown, collector: type[Collector]) 
     made = FAMILIES.get(given.replay) if not path.exists() else None
     requests = made() if made is not None else read_trace(path, hash_tokens=given.block_tokens)
     tiers = given.tier or [Tier("gpu", blocks=5859)]
+    model, resume = model_of(given, tiers, given.block_tokens)
     options = {"structure": given.structure, "block_tokens": given.block_tokens}
-    manager = open_manager(tiers, policy=given.policy, **options)
+    manager = open_manager(tiers, model=model, resume=resume, policy=given.policy, **options)
     exported = collector(manager)
 
     def look() -> None:

@@ -32,6 +32,8 @@ class TierView:
         stores: the same for stores to here.
         read: bytes per second.
         written: bytes per second.
+        groups: where groups of layers are kept apart, slots of each that are held and that are
+            released, in the model's order.
     """
 
     machine: str
@@ -48,6 +50,7 @@ class TierView:
     stores: tuple[float, float] | None
     read: float
     written: float
+    groups: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,20 @@ class _Interval:
             stores=self._latency(labels, "store"),
             read=self._rate("kvtrie_read_bytes_total", labels),
             written=self._rate("kvtrie_written_bytes_total", labels),
+            groups=self._groups(labels),
+        )
+
+    def _groups(self, labels: dict[str, str]) -> tuple[tuple[int, int], ...]:
+        """Held and released slots of each group of layers."""
+        held = self._after.samples.get("kvtrie_group_held_slots", ())
+        numbers = [int(of["group"]) for of, _ in held if labels.items() <= of.items()]
+        now = self._after.value
+        return tuple(
+            (
+                int(now("kvtrie_group_held_slots", one)),
+                int(now("kvtrie_group_released_slots", one)),
+            )
+            for one in ({**labels, "group": str(number)} for number in sorted(numbers))
         )
 
 

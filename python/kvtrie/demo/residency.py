@@ -28,13 +28,20 @@ def grid(manager: BlockManager, tokens: Sequence[int], now: int) -> NDArray[np.i
     """Return the tier of every layer of every full block of `tokens`.
 
     Returns:
-        int8 `(layers, blocks)`: the number of the fastest tier that holds it, or `DROPPED`.
+        int8 `(layers, blocks)`: the number of the fastest tier that holds it, or `DROPPED`. Where
+        groups of layers are kept apart, a layer of a group has what its group has.
     """
     blocks = len(tokens) // manager.block_tokens
     where = np.full((manager.model.layers, blocks), DROPPED, dtype=np.int8)
     match = manager.lookup(tokens, now=now, keep=0)
+    apart = any(tier.groups for tier in manager.stats().tiers.values())
     for index, block in enumerate(match.blocks):
-        where[:, index] = manager.layer_tiers(block.block)
+        if not apart:
+            where[:, index] = manager.layer_tiers(block.block)
+            continue
+        for copy in reversed(block.copies):
+            layers = manager.model.groups[copy.group].layers[copy.layer_lo : copy.layer_hi]
+            where[list(layers), index] = copy.tier
     return where
 
 
