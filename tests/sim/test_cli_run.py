@@ -1,5 +1,7 @@
 """`kvtrie sim run`: its table, and settings and trace lines that it refuses."""
 
+import json
+
 import pytest
 
 from kvtrie.cli import main
@@ -111,3 +113,32 @@ def test_a_bad_line_is_named(config, capsys, line, message):
     assert "line 3" in err
     assert message in err
     assert not out
+
+
+def test_a_named_model_keeps_what_its_groups_need(tmp_path, capsys):
+    config = tmp_path / "hybrid.toml"
+    config.write_text(
+        '[trace]\nformat = "agents"\nrequests = 200\n'
+        "[model]\nlayers = 2\nkv_heads = 1\nhead_dim = 4\n"
+        '[[tiers]]\nkind = "gpu"\nbytes = "8GiB"\n'
+        '[[tiers]]\nkind = "host"\nbytes = "8GiB"\n'
+    )
+    found = {}
+    for model, options in (
+        ("gemma-3-27b", []),
+        ("gemma-3-27b", ["--groups=off"]),
+        ("qwen3-next-80b", ["--points=512"]),
+    ):
+        named = ["--model", model, *options]
+        assert main(["sim", "run", str(config), *named, "--json"]) == 0
+        figures = json.loads(capsys.readouterr().out)
+        found[tuple(named)] = sum(figures["hit_tokens"].values()) / figures["input_tokens"]
+        assert figures["requests"] == 200
+    apart, together, states = found.values()
+    assert apart > together + 0.1
+    assert states > 0
+    assert main(["sim", "run", str(config), "--groups=off"]) != 0
+    assert "--groups and --points go with --model" in capsys.readouterr().err
+    network = ["--set=machines=2", '--set=peers={lookup="all", bytes_per_s=1e9}']
+    assert main(["sim", "run", str(config), "--model=gemma-3-27b", *network]) != 0
+    assert "machines exchange blocks of one group of layers" in capsys.readouterr().err

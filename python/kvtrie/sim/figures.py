@@ -152,7 +152,7 @@ def _tiers(
     return [
         {
             "kind": tier.kind,
-            "blocks": tier.room(config.model, config.block_tokens),
+            "blocks": config.room(tier),
             "hits": hits,
             "hit_tokens": counts.hit_tokens.get(tier.kind, 0),
             "saved_ns": counts.saved_ns.get(tier.kind, 0),
@@ -175,8 +175,10 @@ def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[s
     queues = Counter(lane.name for tier in config.tiers for lane in tier.lanes())
     number = {name: each * machines for name, each in queues.items()}
     shares = {
-        lane.name: tier.room_bytes(config.model, config.block_tokens)
-        / tier.room(config.model, config.block_tokens)
+        lane.name: 1.0
+        if config.resume is not None
+        else tier.room_bytes(config.model, config.block_tokens)
+        / config.room(tier)
         / (config.model.layers * config.model.layer_bytes(config.block_tokens))
         for tier in config.tiers
         for lane in tier.lanes()

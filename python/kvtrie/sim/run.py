@@ -80,7 +80,8 @@ def run_config(
     skipped = Skipped() if config.trace.lenient else None
 
     def rows(skipped: Skipped | None) -> Iterable[RequestRow]:
-        return trace_requests(config.trace, config.block_tokens, skipped, config.most_blocks)
+        read = trace_requests(config.trace, config.block_tokens, skipped, config.most_blocks)
+        return _full_blocks(config, read)
 
     requests: Iterable[RequestRow | RowWithEnd]
     requests = watched = watch(rows(skipped))
@@ -93,6 +94,18 @@ def run_config(
         figures["skipped_lines"] = skipped.lines
         figures["kept_lines"] = skipped.parsed
     return figures
+
+
+def _full_blocks(config: SimulationConfig, requests: Iterable[RequestRow]) -> Iterable[RequestRow]:
+    """Leave out the last block of prompts of hashes where it is a part of one.
+
+    No resume point of groups that are kept apart is after it.
+    """
+    if config.resume is None or not config.trace.hashed:
+        yield from requests
+        return
+    for at, tokens, prompt, answer, session in requests:
+        yield at, tokens[: max(1, prompt // config.block_tokens)], prompt, answer, session
 
 
 def play(

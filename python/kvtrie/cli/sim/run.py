@@ -12,7 +12,8 @@ from kvtrie.argument import whole
 from kvtrie.cli.lenient import status_of
 from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import lines_in, watched
-from kvtrie.cli.sim.settings import add_settings, settings_of
+from kvtrie.cli.replay import add_model, model_of
+from kvtrie.cli.sim.settings import add_settings, changes_in, settings_of
 from kvtrie.errors import ConfigError
 from kvtrie.output import writing_text
 
@@ -35,6 +36,7 @@ _MOST_BEST = 2**20
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
+    add_model(parser)
     parser.add_argument(
         "--requests", type=output_file, metavar="FILE", help="write a JSON line for each request"
     )
@@ -78,7 +80,7 @@ def _run(given: argparse.Namespace) -> int:
 
     if given.sample_ns < 1:
         raise ConfigError(f"--sample-ns is {given.sample_ns}, at least 1 wanted")
-    config, best = settings_of(given), whole("--best", given.best, 0, _MOST_BEST)
+    config, best = _config(given), whole("--best", given.best, 0, _MOST_BEST)
     if best and given.decisions is None:
         raise ConfigError(f"--best is {best}, but --decisions names no file")
     simulation = open_simulation(config)
@@ -103,6 +105,17 @@ def _run(given: argparse.Namespace) -> int:
         _draw(given.plot, config, simulation)
     sys.stdout.write(json.dumps(figures) + "\n" if given.json else _text(config, figures, seconds))
     return status
+
+
+def _config(given: argparse.Namespace) -> SimulationConfig:
+    """The settings, of the model that is named if one is."""
+    from kvtrie.sim.config import read_config
+
+    config = settings_of(given)
+    if given.model is None and given.groups == "on" and given.points is None:
+        return config
+    model, resume = model_of(given, config.tiers, config.block_tokens)
+    return read_config(given.config, changes_in(given), model=model, resume=resume)
 
 
 _LineSink: TypeAlias = "Callable[[dict[str, Any]], object]"
@@ -138,7 +151,7 @@ def _draw(path: Path, config: SimulationConfig, simulation: Simulation) -> None:
     from kvtrie.sim.pictures import draw_tiers
 
     machines: int = config.manager["machines"]
-    rooms = [tier.room(config.model, config.block_tokens) * machines for tier in config.tiers]
+    rooms = [config.room(tier) * machines for tier in config.tiers]
     kinds = [tier.kind for tier in config.tiers]
     draw_tiers(path, config.trace.path.name, kinds, rooms, simulation.samples())
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvtrie.cost import Cost
+    from kvtrie.resume import ResumePoints
     from kvtrie.sim.config.cost import Price
     from kvtrie.sim.config.goals import Goals
     from kvtrie.sim.config.rent import Rent
@@ -55,6 +56,8 @@ class SimulationConfig:
         manager: further arguments of `Simulation`, by name.
         goals: what a request must meet to count as goodput.
         rent: what machines cost per hour.
+        resume: which borders stay resumable where groups of layers are kept apart; None keeps all
+            tokens of all layers.
     """
 
     trace: TraceSource
@@ -67,21 +70,43 @@ class SimulationConfig:
     manager: dict[str, Any] = field(default_factory=dict[str, Any])
     goals: Goals | None = None
     rent: Rent | None = None
+    resume: ResumePoints | None = None
 
     @property
     def most_blocks(self) -> int:
         """The most blocks of a prompt that a trace may claim."""
-        rooms = (tier.room(self.model, self.block_tokens) for tier in self.tiers)
-        return max(MOST_BLOCKS, *rooms)
+        return max(MOST_BLOCKS, *map(self.room, self.tiers))
+
+    def room(self, tier: Tier) -> int:
+        """Return the room of a tier in blocks; of the first group, where groups are kept apart.
+
+        Args:
+            tier: one of `tiers`.
+
+        Raises:
+            ConfigError: as of `Tier.room`.
+        """
+        if self.resume is None:
+            return tier.room(self.model, self.block_tokens)
+        block = self.model.block_bytes(self.block_tokens, 0)
+        return max(1, self.resume.room(self.model, tier, self.block_tokens) // block)
 
 
-def read_config(path: Path, changes: Iterable[str] = ()) -> SimulationConfig:
+def read_config(
+    path: Path,
+    changes: Iterable[str] = (),
+    *,
+    model: ModelShape | None = None,
+    resume: ResumePoints | None = None,
+) -> SimulationConfig:
     """Read a file of settings.
 
     Args:
         path: a TOML file. A relative path of a trace in it starts at its folder.
         changes: `KEY=VALUE` each, with dots between keys and numbers for places in lists, as
             `tiers.0.blocks=9`; the value is TOML, or a word. They replace what the file says.
+        model: takes the place of the file's.
+        resume: which borders stay resumable where its groups of layers are kept apart.
 
     Raises:
         ConfigError: a file that cannot be read, an unknown key, a value that cannot be.
@@ -89,15 +114,23 @@ def read_config(path: Path, changes: Iterable[str] = ()) -> SimulationConfig:
     document = read_document(path)
     for stated in changes:
         change(document, stated)
-    return config_of(document, path.parent)
+    return config_of(document, path.parent, model=model, resume=resume)
 
 
-def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
+def config_of(
+    document: dict[str, Any],
+    folder: Path,
+    *,
+    model: ModelShape | None = None,
+    resume: ResumePoints | None = None,
+) -> SimulationConfig:
     """Check a document of settings.
 
     Args:
         document: the tables, as `tomllib` reads them.
         folder: where a relative path of a trace starts.
+        model: takes the place of the document's.
+        resume: as for `read_config`.
 
     Raises:
         ConfigError: an unknown key, a value that cannot be.
@@ -106,8 +139,9 @@ def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
     seed = top.number("seed", 0, 0, 2**63 - 1)
     trace = trace_of(top.table("trace"), folder, seed)
     shape = top.table("model")
-    model = made("model", ModelShape, shape.some(*plain(ModelShape, "groups")))
+    stated = shape.some(*plain(ModelShape, "groups"))
     shape.close()
+    model = model or made("model", ModelShape, stated)
     price, cost = cost_of(top.table("cost"), model, folder)
     machines = top.number("machines", 1, 1, 2**20)
     table = top.table("manager")
@@ -129,5 +163,15 @@ def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
     tiers = tiers_of(top.take("tiers", ()), lanes_of(top.table("lanes"), folder))
     top.close()
     return SimulationConfig(
-        trace, model, tiers, price, cost, seed, block_tokens, {**manager, **more}, goals, rent
+        trace,
+        model,
+        tiers,
+        price,
+        cost,
+        seed,
+        block_tokens,
+        {**manager, **more, "resume": resume},
+        goals,
+        rent,
+        resume,
     )
