@@ -82,15 +82,18 @@ impl Manager {
         self.drop_point_on(tier, block);
     }
 
-    /// Copies all resume points of a tier one tier down, the youngest first.
+    /// Copies all resume points of a tier one tier down, the youngest first. Blocks of the tier that
+    /// points below it still lack there follow those.
     pub(in crate::manager) fn flush_points(&mut self, tier: TierId, now: Nanos) {
+        let there = |manager: &Self, block| {
+            (tier..manager.tiers.len()).any(|at| manager.has_point_on(at, block))
+        };
         let points = self.points.iter().flat_map(|points| points.at.keys().copied());
-        let mut points: Vec<BlockId> =
-            points.filter(|&block| self.has_point_on(tier, block)).collect();
+        let mut points: Vec<BlockId> = points.filter(|&block| there(self, block)).collect();
         points.sort_by_key(|&block| (Reverse(self.node(block).access), block));
         for block in points {
             // Room for a younger point may have ended it.
-            if self.has_point_on(tier, block) {
+            if there(self, block) {
                 self.copy_point(tier, block, now);
             }
         }
