@@ -11,17 +11,24 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.mark.parametrize("name", ["gemma-3", "lfm2"])
-def test_a_family_answers_from_both_tiers_as_without(name):
+def test_a_family_answers_from_all_tiers_and_after_a_restart_as_without(name):
     run = hybrid.run_family(name)
     assert (run.answers, run.different) == (20, 0)
     assert run.found > run.tokens / 2
-    assert run.map is not None
+    assert min(run.loaded, run.from_disk, run.restored) > 0
     assert len(run.map) == len(run.groups)
-    if name == "gemma-3":
-        assert run.loaded > 0
-        assert run.held < run.all_layers
-        full, window = run.map
-        assert window.count(".") > full.count(".")
+    assert run.held < run.all_layers
+    full, other = run.map
+    assert other.count(".") > full.count(".")
+    assert set(full) <= set("ghd")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", sorted(set(hybrid.FAMILIES) - {"gemma-3", "lfm2"}))
+def test_every_family_answers_as_without(name):
+    run = hybrid.run_family(name)
+    assert (run.answers, run.different) == (20, 0)
+    assert min(run.found, run.from_disk, run.restored) > 0
 
 
 def test_the_command_prints_figures_of_each_family(capsys, monkeypatch):

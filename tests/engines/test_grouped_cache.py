@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 from tinymodels import agree, answer
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -12,14 +13,16 @@ from kvtrie.demo.families import FAMILIES, VOCABULARY, family
 from kvtrie.engines import transformers as engine
 from kvtrie.engines.grouped_cache import GroupedCache
 from kvtrie.engines.layer_trial import try_layers
+from kvtrie.engines.opening import close_executor
 from kvtrie.engines.transformers import KvtrieCache, fingerprint, model_shape
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
-from kvtrie.tiers import open_pools
+from kvtrie.tiers import GroupPools, open_pools
 from kvtrie.transfer import Executor
 
 pytestmark = pytest.mark.engine
 
 BLOCK = 8
+RESUME = {"gpt-oss": ResumePoints()}  # which `open` would keep together
 APART = [name for name in FAMILIES if name != "deepseek-v3"]
 
 
@@ -33,7 +36,7 @@ def model(name):
     return family(name)
 
 
-def serve(model, *, gpu=30, host=0, points=8, workers=0, shaped=None):
+def serve(model, *, gpu=30, host=0, points=8, workers=0, shaped=None, disk=None, layout=None):
     """An executor over tiers with room for blocks of the first group and some resume points."""
     shape = model_shape(shaped or model, fingerprint=fingerprint(model))
     sizes = [shape.block_bytes(BLOCK, group) for group in range(len(shape.groups))]
@@ -43,12 +46,19 @@ def serve(model, *, gpu=30, host=0, points=8, workers=0, shaped=None):
         for size, group in zip(sizes, shape.groups, strict=True)
     )
     rooms = {"gpu": gpu * sizes[0] + points * point, "host": host * sizes[0] + 4 * points * point}
-    tiers = [Tier(kind, bytes=rooms[kind]) for kind in ("gpu", "host") if kind == "gpu" or host]
+    tiers = [
+        Tier(kind, bytes=rooms[kind], layout=layout if kind == "host" else None)
+        for kind in ("gpu", "host")
+        if kind == "gpu" or host
+    ]
+    if disk is not None:
+        tiers.append(Tier("disk", bytes="8MB", path=str(disk), layout=layout))
     dear, resume = Cost(ns_per_token=1e9), ResumePoints()  # computing costs more than any load
     manager = BlockManager(shape, tiers, block_tokens=BLOCK, cost=dear, resume=resume)
     pools = open_pools(shape, tiers, BLOCK, resume=resume)
     for pool in pools:
-        pool.memory.fill_(255)  # NaN: whatever is read without having been written shows
+        if isinstance(pool, GroupPools):
+            pool.memory.fill_(255)  # NaN: whatever is read without having been written shows
     return Executor(manager, pools, workers=workers)
 
 
@@ -187,6 +197,35 @@ def test_loads_that_fail_in_any_group_only_shorten_the_match(name, group):
     executor.close()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in {"gemma-3", "falcon-h1"} else pytest.mark.deep)
+        for name in APART
+    ],
+)
+def test_chats_go_on_from_disk_and_after_a_restart(name, tmp_path):
+    model = family(name)
+    states = has_states(model)
+    system = some(0, 1, 21)
+    chats = [torch.cat([system, some(at + 1, 1, 9 + 4 * at)], dim=1) for at in range(3)]
+    for process in range(2):
+        points = 5 if states else 3
+        executor = serve(model, gpu=24 if states else 18, host=18, points=points, disk=tmp_path)
+        restored, loaded = executor.restore(), 0
+        for turn in range(2):
+            for at in range(3):
+                more = some(100 * process + 10 * turn + at, 1, 4 + turn)
+                chats[at], (found,) = ask(model, executor, torch.cat([chats[at], more], dim=1))
+                loaded += found
+        executor.save()
+        executor.manager.audit()
+        stats = executor.manager.stats().tiers
+        assert loaded > 100
+        assert (restored > 0) == (stats["disk"].promoted > 0) == (process == 1)
+        close_executor(executor)
+
+
 def test_no_room_changes_nothing(model):
     executor = serve(model, gpu=12, points=2)
     with pytest.raises(NoSpaceError):
@@ -240,6 +279,15 @@ def test_the_shape_of_layers_is_what_they_hand_over():
         ("full", (0, 1, 2, 3)),
         ("state", (0, 1, 2, 3)),
     ]
+
+
+def test_a_transformers_without_layers_that_keep_nothing_is_refused_by_its_version(monkeypatch):
+    monkeypatch.setattr("kvtrie.engines.grouped_cache.NO_CACHE", None)
+    executor = serve(family("qwen3-next"))
+    with pytest.raises(ConfigError, match=rf"transformers {transformers.__version__} has no Dummy"):
+        KvtrieCache(family("qwen3-next"), executor, some(39, 1, 20))
+    assert executor.manager.stats().leases == 0
+    executor.close()
 
 
 def test_a_manager_of_another_shape_is_refused_with_both():
@@ -296,6 +344,26 @@ def test_open_serves_it_by_itself(name):
         assert found == 24
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "deepseek-v3", "mimo-v2-flash", "gpt-oss"])
+def test_open_finds_a_disk_again(name, tmp_path, capfd):
+    model = family(name)
+    ids = some(36, 1, 30)
+    truth = answer(model, ids)
+    tiers = {"gpu": "1MB", "host": "1MB", "disk": f"{tmp_path}:9MB", "block_tokens": BLOCK}
+    chat = truth.sequences[0].numpy()
+    for found in (0, 32):
+        with engine.open(model, **tiers, resume=RESUME.get(name)) as served:
+            manager = served.executor.manager
+            assert manager.lookup(chat, now=served.executor.clock()).tokens == found
+            with served.cache(ids, reserve=8) as cache:
+                agree(truth, answer(model, ids, cache))
+            with pytest.raises(ConfigError, match="cannot be written"):
+                engine.open(model, **tiers, resume=RESUME.get(name))
+    lines = capfd.readouterr().err.splitlines()
+    assert " 0 % filled by an earlier run" in lines[0]
+    assert "blocks of another model ignored" not in lines[1]
+
+
 def test_groups_are_kept_apart_where_that_is_asked_for():
     model = family("gemma-3")
     with engine.open(model, gpu="1MB", host=None, resume=ResumePoints()) as served:
@@ -304,8 +372,8 @@ def test_groups_are_kept_apart_where_that_is_asked_for():
         assert not isinstance(served.cache(some(37, 1, 20)), GroupedCache)
     with pytest.raises(ConfigError, match="this one has 1"):
         engine.open(_llama(), gpu="1MB", host=None, resume=ResumePoints())
-    with pytest.raises(ConfigError, match="disk of kvtrie"):
-        engine.open(family("qwen3-next"), gpu="1MB", host="1MB", disk="kv:1MB")
+    with pytest.raises(ConfigError, match="remote of kvtrie"):
+        engine.open(family("qwen3-next"), gpu="1MB", host="1MB", remote="folder:kv")
 
 
 def _llama():

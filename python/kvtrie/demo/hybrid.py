@@ -1,29 +1,32 @@
-"""`kvtrie demo --hybrid`: models whose layers differ, each through gpu and host memory twice.
+"""`kvtrie demo --hybrid`: models whose layers differ, each through gpu, host and disk twice.
 
-For every family five chats of one system prompt take two turns, and then the same turns once
-more. Every answer is compared with the model's own. The exit status is the verdict: 0 if all
-answers are the same.
-Invariant: the first tier holds less than the chats need, so that points move to host and back.
-Cost: a minute of one core.
+For every family five chats of one system prompt take two turns. The tiers are closed, opened again
+with what the disk has, and the chats take the same turns once more. Every answer is compared with
+the model's own. The exit status is the verdict: 0 if all answers are the same.
+Invariant: gpu and host memory hold less than the chats need, so that points move to disk and back.
+Cost: a minute of one core, and 10 MB of a temporary folder.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from kvtrie import BlockManager, Cost, ModelShape, ResumePoints, Tier
 from kvtrie.demo.families import FAMILIES, VOCABULARY, family
+from kvtrie.engines.opening import close_executor
 from kvtrie.engines.transformers import KvtrieCache, fingerprint, model_shape
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from transformers import PreTrainedModel
 
@@ -32,7 +35,8 @@ __all__ = ["FamilyRun", "hybrid_demo", "run_family"]
 _BLOCK = 8
 _CHATS, _TURNS, _ROUNDS = 5, 2, 2
 _STEPS = 4
-_GPU_BLOCKS, _HOST_BLOCKS = 16, 200
+_GPU_BLOCKS, _HOST_BLOCKS = 16, 16
+_DISK = "10MB"
 _TIE = 1e-3  # margin of two logits that fp32 does not decide
 _NOTHING = 2**32 - 1
 
@@ -49,10 +53,11 @@ class FamilyRun:
         tokens: prompt tokens of all turns.
         found: of these, those that were found on a tier.
         loaded: blocks and states that came back from host memory.
-        held: bytes that resume points hold on both tiers.
-        all_layers: bytes that the same blocks take if all layers keep all tokens; None of a model
-            with states, which are not per token.
-        map: per group, where each block of the longest chat is: g gpu, h host, "." nowhere.
+        from_disk: those that came back from disk.
+        restored: blocks of the first group that were on disk after the restart.
+        held: bytes of memory that resume points hold on all tiers.
+        all_layers: bytes of memory that the same blocks take if every group keeps all of them.
+        map: per group, where each block of the longest chat is: g gpu, h host, d disk, "." nowhere.
     """
 
     name: str
@@ -62,9 +67,11 @@ class FamilyRun:
     tokens: int = 0
     found: int = 0
     loaded: int = 0
+    from_disk: int = 0
+    restored: int = 0
     held: int = 0
-    all_layers: int | None = None
-    map: list[str] | None = None
+    all_layers: int = 0
+    map: list[str] = field(default_factory=list[str])
 
 
 def hybrid_demo(*, as_json: bool) -> int:
@@ -104,21 +111,20 @@ def run_family(name: str) -> FamilyRun:
     model = family(name)
     shape = model_shape(model, fingerprint=fingerprint(model))
     run = FamilyRun(name, [group.identity() for group in shape.groups] or ["full"])
-    executor = _executor(shape)
-    try:
-        chats: list[torch.Tensor] = []
+    with TemporaryDirectory() as folder:
         for _ in range(_ROUNDS):
-            chats = _round(model, executor, run)
-        executor.drain()
-        executor.manager.audit()
-        _count(executor, shape, run, max(chats, key=lambda chat: chat.shape[1]))
-    finally:
-        executor.close()
+            with _executor(shape, folder) as executor:
+                run.restored = executor.restore()
+                chats = _round(model, executor, run)
+                executor.save()
+                executor.manager.audit()
+                _count(executor, shape, run, max(chats, key=lambda chat: chat.shape[1]))
     return run
 
 
-def _executor(shape: ModelShape) -> Executor:
-    """Two tiers, of which the first one has room for a part of the chats."""
+@contextmanager
+def _executor(shape: ModelShape, folder: str) -> Generator[Executor]:
+    """Three tiers, of which the first two have room for a part of the chats."""
     resume = ResumePoints() if shape.groups else None
     sizes = [shape.block_bytes(_BLOCK, group) for group in range(max(1, len(shape.groups)))]
     # A resume point has a state or two blocks of a window.
@@ -127,10 +133,11 @@ def _executor(shape: ModelShape) -> Executor:
         for size, group in zip(sizes[1:], shape.groups[1:], strict=True)
     )
     # Of a path, the states at its branch and its end stay, and a row writes two more.
-    points = 8 if any(group.state_bytes for group in shape.groups) else 5
+    points = 14 if any(group.state_bytes for group in shape.groups) else 5
     tiers = [
         Tier("gpu", bytes=_GPU_BLOCKS * sizes[0] + points * point),
-        Tier("host", bytes=_HOST_BLOCKS * sizes[0] + 40 * point),
+        Tier("host", bytes=_HOST_BLOCKS * sizes[0] + points * point),
+        Tier("disk", bytes=_DISK, path=folder),
     ]
     manager = BlockManager(
         shape,
@@ -139,7 +146,11 @@ def _executor(shape: ModelShape) -> Executor:
         cost=Cost(ns_per_token=1e9),  # so that a tiny model prefers a load
         resume=resume,
     )
-    return Executor(manager, open_pools(shape, tiers, _BLOCK, resume=resume))
+    executor = Executor(manager, open_pools(shape, tiers, _BLOCK, resume=resume))
+    try:
+        yield executor
+    finally:
+        close_executor(executor)
 
 
 def _round(model: PreTrainedModel, executor: Executor, run: FamilyRun) -> list[torch.Tensor]:
@@ -190,15 +201,14 @@ def _count(executor: Executor, shape: ModelShape, run: FamilyRun, chat: torch.Te
     """Count what the tiers hold, and draw where one chat is."""
     manager = executor.manager
     stats = manager.stats().tiers
-    run.loaded = stats["host"].promoted
-    blocks = 0
+    run.loaded += stats["host"].promoted
+    run.from_disk += stats["disk"].promoted
+    run.held = run.all_layers = 0
     for tier in stats.values():
         groups = [group.held for group in tier.groups] or [tier.slots - tier.free]
         sizes = [shape.block_bytes(_BLOCK, group) for group in range(len(groups))]
         run.held += sum(held * size for held, size in zip(groups, sizes, strict=True))
-        blocks += groups[0]
-    if all(group.kind != "state" for group in shape.groups):
-        run.all_layers = blocks * shape.block_bytes(_BLOCK)
+        run.all_layers += groups[0] * sum(sizes)
     tokens = chat[0].cpu().numpy()
     with manager.acquire(tokens, now=executor.clock(), load="none") as lease:
         tables = [
@@ -214,7 +224,7 @@ def _row(tables: Sequence[Sequence[int]], blocks: int) -> str:
     for block in range(blocks):
         here = [
             letter
-            for letter, table in zip("gh", tables, strict=False)
+            for letter, table in zip("ghd", tables, strict=True)
             if block < len(table) and table[block] != _NOTHING
         ]
         row += here[0] if here else "."
@@ -223,12 +233,12 @@ def _row(tables: Sequence[Sequence[int]], blocks: int) -> str:
 
 def _lines(run: FamilyRun) -> str:
     share = run.found / max(1, run.tokens)
-    against = "" if run.all_layers is None else f", all layers {run.all_layers / 1e3:.0f} kB"
     head = (
         f"{run.name}: {run.answers - run.different} of {run.answers} answers equal, "
         f"{share:.0%} of {run.tokens} tokens found, {run.loaded} blocks loaded from host, "
-        f"{run.held / 1e3:.0f} kB held{against}\n"
+        f"{run.from_disk} from disk, {run.held / 1e3:.0f} kB held, all layers "
+        f"{run.all_layers / 1e3:.0f} kB\n"
     )
     width = max(map(len, run.groups))
-    rows = zip(run.groups, run.map or [], strict=False)
+    rows = zip(run.groups, run.map, strict=True)
     return head + "".join(f"  {group:<{width}}  {row}\n" for group, row in rows)
