@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.group_pages import GroupPages
 from kvtrie.shape import ModelShape
 from kvtrie.sim.config.cost import cost_of
 from kvtrie.sim.config.directory import directory_of
@@ -88,8 +89,8 @@ class SimulationConfig:
         """
         if self.resume is None:
             return tier.room(self.model, self.block_tokens)
-        block = self.model.block_bytes(self.block_tokens, 0)
-        return max(1, self.resume.room(self.model, tier, self.block_tokens) // block)
+        pages = GroupPages.of(self.model, tier, self.block_tokens)
+        return max(1, pages.bytes // pages.slots[0])
 
 
 def read_config(
@@ -138,11 +139,11 @@ def config_of(
     top = Table("", document)
     seed = top.number("seed", 0, 0, 2**63 - 1)
     trace = trace_of(top.table("trace"), folder, seed)
-    shape = top.table("model")
-    stated = shape.some(*plain(ModelShape, "groups"))
-    shape.close()
-    model = model or made("model", ModelShape, stated)
-    price, cost = cost_of(top.table("cost"), model, folder)
+    table = top.table("model")
+    stated = table.some(*plain(ModelShape, "groups"))
+    table.close()
+    shape = made("model", ModelShape, stated) if model is None else model
+    price, cost = cost_of(top.table("cost"), shape, folder)
     machines = top.number("machines", 1, 1, 2**20)
     table = top.table("manager")
     block_tokens = block_tokens_of(table, trace)
@@ -164,7 +165,7 @@ def config_of(
     top.close()
     return SimulationConfig(
         trace,
-        model,
+        shape,
         tiers,
         price,
         cost,

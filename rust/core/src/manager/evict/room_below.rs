@@ -48,11 +48,10 @@ impl Manager {
         now: Nanos,
     ) -> bool {
         let Some(victim) = self.tiers[tier].eviction.victim(stamp(now)) else {
-            return self.demote_any(tier, now);
+            return self.demote_any(tier, None, now);
         };
         if self.has_point_on(tier, victim.id) {
-            self.demote_point(tier, victim.id, now);
-            return true;
+            return self.demote_any(tier, Some(victim.id), now);
         }
         let stored = self.tiers.writes(tier) && self.serves_points(tier, victim.id);
         // Blocks after a victim leave with it on all tiers if there is no other way.
@@ -65,18 +64,19 @@ impl Manager {
                 return true;
             }
         }
-        self.demote_any(tier, now)
+        self.demote_any(tier, None, now)
     }
 
-    /// Takes some point from a tier, while moves in flight keep the blocks of the lowest value or the
-    /// block of the point is on another tier. Returns whether there is one.
-    fn demote_any(&mut self, tier: TierId, now: Nanos) -> bool {
+    /// Takes the point after a block from a tier, or any if moves in flight keep the blocks of the lowest
+    /// value: also one whose block is on another tier. Returns whether there is one.
+    fn demote_any(&mut self, tier: TierId, point: Option<BlockId>, now: Nanos) -> bool {
         let mut points = self.points.iter().flat_map(|points| points.at.keys().copied());
-        let point = points.find(|&block| {
+        let leaves = |&block: &BlockId| {
             self.has_point_on(tier, block)
                 && (self.tiers[tier].eviction.get(block).is_some()
                     || self.residency(tier, block).state == ResidencyState::Absent)
-        });
+        };
+        let point = point.or_else(|| points.find(leaves));
         point.inspect(|&block| self.demote_point(tier, block, now)).is_some()
     }
 

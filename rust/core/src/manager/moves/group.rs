@@ -147,7 +147,8 @@ impl Manager {
         let wanted = lacks(self).len() as u64;
         let fits = wanted > 0 && self.make_room_below(below, &[wanted], now);
         let lacking = lacks(self);
-        if fits && lacking.len() as u64 <= wanted {
+        // Room for the blocks may have ended the point.
+        if fits && stored(self) && lacking.len() as u64 <= wanted {
             self.blocks.stock(below, wanted);
             for block in lacking {
                 self.copy_down(tier, block, self.all_layers(), None, now);
