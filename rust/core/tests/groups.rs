@@ -514,6 +514,26 @@ fn a_flush_copies_points_with_their_blocks() {
 }
 
 #[test]
+fn a_flush_brings_a_point_below_the_blocks_that_stayed_above() {
+    // Room above for the blocks of both prompts, and for one state and a half.
+    let mut rig = Rig::new(on(&[FULL, STATE], &[3 * 700, 100 * 700]));
+    rig.serve(&tokens(1, 6));
+    rig.serve(&tokens(2, 6));
+    rig.run();
+    let rows = |rig: &mut Rig| rig.call(|m, now| m.index(HOST, now)).unwrap();
+    assert!(rows(&mut rig).iter().any(|row| row.group == 1));
+    rig.call(Manager::flush).unwrap();
+    rig.run();
+    let settings = on(&[FULL, STATE], &[100 * 700, 100 * 700]);
+    let rows = rows(&mut rig);
+    let mut again = Rig::new(settings);
+    again.call(|m, now| m.load_index(HOST, &rows, now)).unwrap();
+    for stem in [1, 2] {
+        assert_eq!(again.matched(&[tokens(stem, 6), vec![99]].concat()), 6 * SIZE);
+    }
+}
+
+#[test]
 fn a_truncated_lease_goes_back_to_a_border_at_which_all_groups_resume() {
     for (groups, kept) in [(&[FULL, WINDOW][..], 6 * SIZE), (&[FULL, STATE], 4 * SIZE)] {
         let mut rig = Rig::new(of(groups, 100_000));
