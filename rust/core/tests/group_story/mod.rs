@@ -39,8 +39,10 @@ pub(crate) fn on(groups: &[Group], bytes: &[u64]) -> Settings {
 pub(crate) fn drawn(seed: u64) -> Settings {
     let mut state = seed;
     let mut next = |n: u64| mixed(&mut state) % n;
+    let place = |drawn: u64| usize::try_from(drawn).unwrap();
+    let small = |drawn: u64| u32::try_from(drawn).unwrap();
     let mut groups = vec![FULL];
-    for _ in 0..1 + next(3) {
+    for _ in 0..=next(3) {
         let kind = match next(7) {
             0..3 => GroupKind::Sliding { window: 1 + next(29), sinks: next(6) },
             3 | 4 => GroupKind::Chunked { chunk: 1 + next(29) },
@@ -52,17 +54,17 @@ pub(crate) fn drawn(seed: u64) -> Settings {
     let mut bytes = vec![(6 + next(54)) * largest];
     bytes.extend((0..next(3)).map(|_| (4 + next(36)) * largest));
     let mut settings = on(&groups, &bytes);
-    settings.policy = NAMES[usize::try_from(next(NAMES.len() as u64)).unwrap()].to_owned();
+    NAMES[place(next(NAMES.len() as u64))].clone_into(&mut settings.policy);
     settings.block_events = 100_000;
-    settings.tiers[0].owner = [Owner::Kvtrie, Owner::Nobody, Owner::Engine][next(3) as usize];
+    settings.tiers[0].owner = [Owner::Kvtrie, Owner::Nobody, Owner::Engine][place(next(3))];
     settings.tiers[0].growth_reserve = if next(4) == 0 { 0.3 } else { 0.0 };
     for tier in &mut settings.tiers {
-        tier.write = [Write::Back, Write::Through, Write::Never][next(3) as usize];
+        tier.write = [Write::Back, Write::Through, Write::Never][place(next(3))];
         tier.admit_after = 1 + u32::from(next(5) == 0);
     }
     if let Some(groups) = &mut settings.groups {
-        groups.newest = 1 + next(3) as u32;
-        groups.every = if next(5) == 0 { 1 + next(3) as u32 } else { 0 };
+        groups.newest = 1 + small(next(3));
+        groups.every = if next(5) == 0 { 1 + small(next(3)) } else { 0 };
     }
     settings
 }

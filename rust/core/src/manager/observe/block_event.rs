@@ -147,7 +147,7 @@ impl Manager {
         self.end_block_events();
         for block in self.living().collect::<Vec<_>>() {
             for tier in 0..self.tiers.len() {
-                for group in 0..self.points.as_ref().map_or(0, |points| points.groups.len()) + 1 {
+                for group in 0..=self.points.as_ref().map_or(0, |points| points.groups.len()) {
                     let before = match group.checked_sub(1) {
                         Some(at) => self.blocks.group_residency(tier, at, block),
                         None => self.residency(tier, block),

@@ -52,10 +52,9 @@ impl Manager {
         }
         let begun = self.moves.latest();
         while !self.groups_fit(tier, wanted) {
-            if !(tier == 0 && self.give_spare_slots())
-                && !self.free_some((tier, true), wanted, now)
-                && !self.cancel_store(begun, now)
-            {
+            let spare = tier == 0 && self.give_spare_slots();
+            let freed = spare || self.free_some((tier, true), wanted, now);
+            if !freed && !self.cancel_store(begun, now) {
                 return Err(self.no_pages(tier, wanted));
             }
         }
