@@ -174,8 +174,8 @@ MUTATIONS = (
     Mutation(
         "a page returns while one of its slots is live",
         "residency/arena.rs",
-        "if page.live > 0 {\n            share.free += 1;",
-        "if page.live > 1 {\n            share.free += 1;",
+        "if free == usize::from(share.per_page) {",
+        "if free + 1 >= usize::from(share.per_page) {",
         "lib",
     ),
 )

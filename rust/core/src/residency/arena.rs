@@ -9,8 +9,8 @@
 //! A slot may be given back while moves still read it. Whichever slot its page is cut into next, a new
 //! holder waits for those moves.
 //! Invariant: a page is free, or one group's and has a live slot; so a page returns with its last
-//! slot. Cost: O(1) per slot, O(draining pages) per move that ends; 13 bytes per page and 2 per free
-//! slot of a page in use.
+//! slot. Cost: O(1) per slot, O(draining pages) per move that ends; a byte per page, 4 per free one, and
+//! about 60 per page with a live and a free slot.
 
 use rustc_hash::FxHashMap;
 
@@ -20,24 +20,16 @@ use crate::block::{MoveId, Slot};
 /// Group of a page that is free.
 const FREE: u8 = u8::MAX;
 
-/// Page of an arena.
-#[derive(Clone, Debug)]
-struct Page {
-    /// Its group, or [`FREE`].
-    group: u8,
-    /// Live slots.
-    live: u16,
-    /// Place in its group's list of pages with a free slot.
-    at: u32,
-}
-
 /// A group's share of an arena.
 #[derive(Clone, Debug, Default)]
 struct Share {
     /// Slots that a page is cut into.
     per_page: u16,
-    /// Pages with a live and a free slot, with the places of their free slots.
+    /// Pages with a live and a free slot, with the places of their free slots; the last is taken
+    /// first.
     open: Vec<(u32, Vec<u16>)>,
+    /// Where such a page is in `open`.
+    at: FxHashMap<u32, u32>,
     /// Free slots in those pages.
     free: u64,
     live: u64,
@@ -46,8 +38,8 @@ struct Share {
 /// Pages of one tier.
 #[derive(Clone, Debug)]
 pub struct Arena {
-    /// Pages that were ever used.
-    pages: Vec<Page>,
+    /// Group of each page that was ever used, or [`FREE`].
+    pages: Vec<u8>,
     /// Number of pages.
     room: u32,
     /// Pages that were used and are free.
@@ -129,29 +121,16 @@ impl Arena {
 
     /// Takes a slot of a group, in a page that it has if one has room.
     pub fn take(&mut self, group: usize) -> Option<Slot> {
+        if self.shares[group].open.is_empty() {
+            let page = self.free.pop().or_else(|| self.unused_page())?;
+            return Some(self.cut(group, page, 0));
+        }
         let share = &mut self.shares[group];
-        if share.open.is_empty() {
-            let page = match self.free.pop() {
-                Some(page) => page,
-                None if (self.pages.len() as u64) < u64::from(self.room) => {
-                    self.pages.push(Page { group: FREE, live: 0, at: 0 });
-                    u32::try_from(self.pages.len() - 1).expect("no more than the room")
-                }
-                None => return None,
-            };
-            let new = &mut self.pages[page as usize];
-            *new = Page { group: u8::try_from(group).expect("few groups"), live: 0, at: 0 };
-            share.free += u64::from(share.per_page);
-            // The lowest place is taken first.
-            share.open.push((page, (0..share.per_page).rev().collect()));
-        }
         let (page, places) = share.open.last_mut().expect("seen above");
-        let page = *page;
-        let place = places.pop().expect("an open page has a free slot");
+        let (page, place) = (*page, places.pop().expect("an open page has a free slot"));
         if places.is_empty() {
-            share.open.pop();
+            share.close(page);
         }
-        self.pages[page as usize].live += 1;
         (share.free, share.live) = (share.free - 1, share.live + 1);
         Some(page * u32::from(share.per_page) + u32::from(place))
     }
@@ -159,78 +138,84 @@ impl Arena {
     /// Takes this slot of a group, if it is free in a page of the group or in a free page. Cost: O(free
     /// pages).
     pub fn claim(&mut self, group: usize, slot: Slot) -> bool {
-        let share = &mut self.shares[group];
-        let (number, place) = (slot / u32::from(share.per_page), slot % u32::from(share.per_page));
-        let place = u16::try_from(place).expect("a place of a page");
-        if number >= self.room {
+        let (page, place) = self.place(group, slot);
+        if page >= self.room {
             return false;
         }
-        while self.pages.len() as u64 <= u64::from(number) {
-            self.free.push(u32::try_from(self.pages.len()).expect("no more than the room"));
-            self.pages.push(Page { group: FREE, live: 0, at: 0 });
+        while self.pages.len() as u64 <= u64::from(page) {
+            let unused = self.unused_page().expect("no more than the room");
+            self.free.push(unused);
         }
-        let page = &mut self.pages[number as usize];
-        if page.group == FREE {
-            let known = self.free.iter().rposition(|&free| free == number).expect("a free page");
+        if self.pages[page as usize] == FREE {
+            let known = self.free.iter().rposition(|&free| free == page).expect("a free page");
             self.free.remove(known);
-            let at = u32::try_from(share.open.len()).expect("no more than pages");
-            *page = Page { group: u8::try_from(group).expect("few groups"), live: 0, at };
-            share.free += u64::from(share.per_page);
-            share.open.push((number, (0..share.per_page).rev().collect()));
+            self.cut(group, page, place);
+            return true;
         }
-        let open = share.open.get_mut(page.at as usize).filter(|(known, _)| *known == number);
-        let Some((_, places)) = open.filter(|_| usize::from(page.group) == group) else {
-            return false;
-        };
+        let share = &mut self.shares[group];
+        // Pages of other groups are not in its list.
+        let Some(&at) = share.at.get(&page) else { return false };
+        let places = &mut share.open[at as usize].1;
         let Some(known) = places.iter().position(|&free| free == place) else { return false };
         places.remove(known);
-        page.live += 1;
-        (share.free, share.live) = (share.free - 1, share.live + 1);
         if places.is_empty() {
-            let at = page.at as usize;
-            share.open.swap_remove(at);
-            if let Some(&(moved, _)) = share.open.get(at) {
-                self.pages[moved as usize].at = u32::try_from(at).expect("no more than pages");
-            }
+            share.close(page);
         }
+        (share.free, share.live) = (share.free - 1, share.live + 1);
         true
     }
 
     /// Gives a live slot of a group back, and its page with the last one.
     pub fn give(&mut self, group: usize, slot: Slot) {
+        debug_assert!(self.is_live(group, slot), "slot {slot} of group {group} is not live");
+        let (page, place) = self.place(group, slot);
         let share = &mut self.shares[group];
-        let (number, place) = (slot / u32::from(share.per_page), slot % u32::from(share.per_page));
-        let page = &mut self.pages[number as usize];
-        debug_assert!(usize::from(page.group) == group && page.live > 0, "slot {slot} is not live");
-        let was_full = page.live == share.per_page;
-        page.live -= 1;
-        share.live -= 1;
-        if page.live > 0 {
-            share.free += 1;
-            let place = u16::try_from(place).expect("a place of a page");
-            if was_full {
-                page.at = u32::try_from(share.open.len()).expect("no more than pages");
-                share.open.push((number, vec![place]));
-            } else {
-                share.open[page.at as usize].1.push(place);
+        (share.free, share.live) = (share.free + 1, share.live - 1);
+        let open = if share.per_page == 1 { None } else { share.at.get(&page) };
+        let free = match open {
+            Some(&at) => {
+                let places = &mut share.open[at as usize].1;
+                places.push(place);
+                places.len()
             }
-            return;
-        }
-        page.group = FREE;
-        self.free.push(number);
-        if !was_full {
-            let at = page.at as usize;
-            share.open.swap_remove(at);
-            share.free -= u64::from(share.per_page - 1);
-            if let Some(&(moved, _)) = share.open.get(at) {
-                self.pages[moved as usize].at = u32::try_from(at).expect("no more than pages");
+            None => 1,
+        };
+        if free == usize::from(share.per_page) {
+            if free > 1 {
+                share.close(page);
             }
+            share.free -= free as u64;
+            self.pages[page as usize] = FREE;
+            self.free.push(page);
+        } else if free == 1 {
+            share.open(page, vec![place]);
         }
+    }
+
+    /// Adds a page that was never used, which is the caller's then.
+    fn unused_page(&mut self) -> Option<u32> {
+        let page = u32::try_from(self.pages.len()).ok().filter(|&page| page < self.room)?;
+        self.pages.push(FREE);
+        Some(page)
+    }
+
+    /// Cuts a free page into slots of a group, and takes the one at a place.
+    fn cut(&mut self, group: usize, page: u32, place: u16) -> Slot {
+        self.pages[page as usize] = u8::try_from(group).expect("few groups");
+        let share = &mut self.shares[group];
+        share.live += 1;
+        share.free += u64::from(share.per_page - 1);
+        if share.per_page > 1 {
+            // The lowest place is taken first.
+            let free = (0..share.per_page).rev().filter(|&other| other != place);
+            share.open(page, free.collect());
+        }
+        page * u32::from(share.per_page) + u32::from(place)
     }
 
     /// Gives a slot back that these moves still read.
     pub fn drain(&mut self, group: usize, slot: Slot, by: &[MoveId]) {
-        let page = self.page(group, slot);
+        let (page, _) = self.place(group, slot);
         self.give(group, slot);
         self.draining.entry(page).or_default().extend_from_slice(by);
     }
@@ -249,7 +234,7 @@ impl Arena {
         if self.draining.is_empty() {
             return MoveIds::new();
         }
-        self.draining.get(&self.page(group, slot)).cloned().unwrap_or_default()
+        self.draining.get(&self.place(group, slot).0).cloned().unwrap_or_default()
     }
 
     /// All moves that read slots which were given back.
@@ -257,21 +242,37 @@ impl Arena {
         self.draining.values().flatten().copied()
     }
 
-    fn page(&self, group: usize, slot: Slot) -> u32 {
-        slot / u32::from(self.shares[group].per_page)
+    /// Page of a slot, and place in it.
+    fn place(&self, group: usize, slot: Slot) -> (u32, u16) {
+        let per_page = u32::from(self.shares[group].per_page);
+        (slot / per_page, u16::try_from(slot % per_page).expect("a place of a page"))
     }
 
     /// Whether a slot of a group is live.
     #[must_use]
     pub fn is_live(&self, group: usize, slot: Slot) -> bool {
+        let (page, place) = self.place(group, slot);
         let share = &self.shares[group];
-        let (number, place) = (slot / u32::from(share.per_page), slot % u32::from(share.per_page));
-        let Some(page) = self.pages.get(number as usize) else { return false };
-        if usize::from(page.group) != group {
-            return false;
+        let owner = self.pages.get(page as usize).copied().unwrap_or(FREE);
+        usize::from(owner) == group
+            && share.at.get(&page).is_none_or(|&at| !share.open[at as usize].1.contains(&place))
+    }
+}
+
+impl Share {
+    /// Lists a page with these free slots.
+    fn open(&mut self, page: u32, places: Vec<u16>) {
+        self.at.insert(page, u32::try_from(self.open.len()).expect("no more than pages"));
+        self.open.push((page, places));
+    }
+
+    /// Takes a page off the list.
+    fn close(&mut self, page: u32) {
+        let at = self.at.remove(&page).expect("an open page");
+        self.open.swap_remove(at as usize);
+        if let Some(&(moved, _)) = self.open.get(at as usize) {
+            self.at.insert(moved, at);
         }
-        let open = share.open.get(page.at as usize).filter(|(of, _)| *of == number);
-        open.is_none_or(|(_, free)| !free.iter().any(|&free| u32::from(free) == place))
     }
 }
 
