@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Invariant: a block that leaves the trie has no residency of any group. Cost: O(1) per verb; 6 bytes
-//! per block, group and tier, 8 per released residency.
+//! per block, group and tier, 8 per stretch of released residencies.
 
 use std::collections::VecDeque;
 
@@ -41,14 +41,23 @@ struct GroupTable {
     resident: u64,
 }
 
+/// Released residencies of consecutive blocks.
+#[derive(Clone, Copy, Debug)]
+struct Released {
+    first: BlockId,
+    blocks: u16,
+    at: u8,
+}
+
 /// One tier: its arena, and the residencies of all groups after the first.
 #[derive(Debug)]
 struct GroupTier {
     arena: Arena,
     tables: Vec<GroupTable>,
-    /// Released residencies, the oldest first. A row may be out of date: its residency is held again
-    /// or has gone.
-    released: VecDeque<(u8, BlockId)>,
+    /// Released residencies, the oldest first. One may be out of date: it is held again or has gone.
+    released: VecDeque<Released>,
+    /// Residencies in `released`.
+    listed: u64,
     /// Moves that read a residency.
     readers: FxHashMap<(u8, BlockId), MoveIds>,
     /// Moves that read or write a slot which no block has.
@@ -91,6 +100,7 @@ impl GroupTier {
             arena,
             tables: layers.iter().map(table).collect(),
             released: VecDeque::new(),
+            listed: 0,
             readers: FxHashMap::default(),
             touched: FxHashMap::default(),
         }
@@ -115,18 +125,47 @@ impl GroupTier {
         here.slot != NO_SLOT && here.state != ResidencyState::Arriving && table.holds(block) == 0
     }
 
-    /// Notes a residency that none holds any more.
+    /// Lists a residency that none holds.
     fn release(&mut self, at: At, block: BlockId) {
-        self.released.push_back((number(at), block));
+        self.list(at, block);
         let current: u64 = self.tables.iter().map(|table| table.resident - table.held).sum();
-        // Rows out of date must not outnumber the others for long.
-        if self.released.len() as u64 > 2 * current + 64 {
-            let rows = std::mem::take(&mut self.released);
+        // Those out of date must not outnumber the others for long.
+        if self.listed > 2 * current + 64 {
+            self.listed = 0;
             let mut seen = FxHashSet::default();
-            let stays = |&(at, block): &(u8, BlockId)| self.is_released(usize::from(at), block);
-            self.released =
-                rows.into_iter().filter(|row| stays(row) && seen.insert(*row)).collect();
+            for Released { first, blocks, at } in std::mem::take(&mut self.released) {
+                for block in first..first + u32::from(blocks) {
+                    if self.is_released(usize::from(at), block) && seen.insert((at, block)) {
+                        self.list(usize::from(at), block);
+                    }
+                }
+            }
         }
+    }
+
+    fn list(&mut self, at: At, block: BlockId) {
+        self.listed += 1;
+        if let Some(last) = self.released.back_mut()
+            && usize::from(last.at) == at
+            && last.first + u32::from(last.blocks) == block
+            && last.blocks < u16::MAX
+        {
+            last.blocks += 1;
+            return;
+        }
+        self.released.push_back(Released { first: block, blocks: 1, at: number(at) });
+    }
+
+    /// The residency that was released first, off the list.
+    fn next_released(&mut self) -> Option<(At, BlockId)> {
+        let next = self.released.front_mut()?;
+        let (at, block) = (usize::from(next.at), next.first);
+        (next.first, next.blocks) = (block + 1, next.blocks - 1);
+        if next.blocks == 0 {
+            self.released.pop_front();
+        }
+        self.listed -= 1;
+        Some((at, block))
     }
 }
 
@@ -345,8 +384,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Frees the slot of the residency that a tier released first; `false` if there is none.
     pub fn take_released(&mut self, tier: TierId) -> bool {
         self.generation += 1;
-        while let Some((at, block)) = self.group_tier(tier).released.pop_front() {
-            let at = usize::from(at);
+        while let Some((at, block)) = self.group_tier(tier).next_released() {
             if self.group_tier(tier).is_released(at, block) {
                 self.drop_group(tier, at, block);
                 return true;
