@@ -13,7 +13,9 @@ mod trace;
 use std::collections::VecDeque;
 
 use kvtrie_core::block::{Structure, Token};
-use kvtrie_core::manager::{Acquire, Manager, Outcome, Settings};
+use kvtrie_core::group::{Group, GroupKind};
+use kvtrie_core::manager::{Acquire, Groups, Manager, Outcome, Settings};
+use kvtrie_core::tier::Owner;
 use peak_alloc::PeakAlloc;
 use trace::{Random, Request, Trace};
 
@@ -114,7 +116,46 @@ fn sequences(random: &mut Random, blocks: usize) -> Request {
     Request { tokens, prompt }
 }
 
+/// Bytes per block of managers with this number of windows after the first group, in sequences of
+/// `blocks` blocks that all fit.
+fn with_windows(windows: usize, slot_bytes: u64, blocks: usize) -> f64 {
+    const MOST: u32 = 200_000;
+    let sequences = MOST as usize / blocks;
+    let kind = GroupKind::Sliding { window: 64 * SIZE as u64, sinks: 0 };
+    let mut groups = vec![Group { kind: GroupKind::Full, slot_bytes: 32 * 65_536, layers: 32 }];
+    groups.extend((0..windows).map(|_| Group { kind, slot_bytes, layers: 32 }));
+    let room = u64::from(MOST) * groups.iter().map(|group| group.slot_bytes).sum::<u64>();
+    let mut settings = pool::settings("retention", MOST, 1);
+    settings.tiers[0].owner = Owner::Nobody;
+    if windows > 0 {
+        let bytes = vec![room * 11 / 10];
+        let slots = vec![groups.iter().map(|group| group.slot_bytes).collect()];
+        settings.groups = Some(Groups { groups, bytes, slots, newest: 1, every: 0 });
+    }
+    let mut manager = Manager::new(settings).expect("good settings");
+    let mut random = Random::new(7);
+    for now in 0..sequences as u64 {
+        let tokens = random.tokens(blocks * SIZE);
+        let id = manager.acquire(&Acquire { tokens: &tokens, ..Acquire::default() }, now);
+        let id = id.expect("there is room");
+        manager.commit(id, &tokens, now).expect("there is room");
+        manager.release(id, now).expect("it is held");
+    }
+    let held = HEAP.current_usage();
+    drop(manager);
+    (held - HEAP.current_usage()) as f64 / (sequences * blocks) as f64
+}
+
 fn main() {
+    // Slots of one size, pages of several, and sequences that points hold as a whole.
+    for (slot_bytes, blocks) in [(32 * 65_536, 5_000), (5 * 32 * 65_536, 5_000), (32 * 65_536, 64)]
+    {
+        let [one, three] = [0, 2].map(|windows| with_windows(windows, slot_bytes, blocks));
+        let more = (three - one) / 2.0;
+        println!("two windows, sequences of {blocks}: {more:.2} bytes more per group and block");
+        assert!(more <= 12.0, "{more:.2} bytes for a group");
+    }
+
     let mut trace = Trace::new(1234);
     let million = fill(1_000_000, 1, || trace.take_next());
     million.print("common trace");
