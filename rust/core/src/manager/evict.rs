@@ -98,6 +98,7 @@ impl Manager {
         self.refresh_above(tier, before);
         for block in blocks.clone() {
             self.note_arrival(tier, block);
+            self.refresh_above(tier, Some(block));
         }
         self.attend_all(tier, blocks.clone().rev());
         // `apply` puts the tail's slices into the ghost table.
