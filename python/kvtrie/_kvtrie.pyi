@@ -462,6 +462,9 @@ class BlockManager:
     ) -> NDArray[np.uint64]:
         """Set or clear the presence of a sequence's full blocks on a tier, without a move.
 
+        A slot that is taken for a block may still be read by a move that began earlier: write to its
+        memory once that move has ended.
+
         Of `ready`, `first` and `per_layer`, two give the third by
         `first + (layers - 1) * per_layer == ready`.
 

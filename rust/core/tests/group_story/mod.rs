@@ -337,6 +337,10 @@ impl Story {
         let tokens = branch(&self.last, shared, stem + 90, more % 4);
         let present = what == 15;
         let ready = (extra % 3 == 0).then_some(self.rig.now + 700);
+        if self.bytes.is_some() {
+            // The slots that a mark takes are written at once, so no move may still read them.
+            self.end_all_moves();
+        }
         let before = self.copies(&tokens);
         let scope = Scope::default();
         let mark = Mark { tokens: &tokens, scope, tier, present, ready, first: None };

@@ -35,7 +35,8 @@ impl Manager {
     /// Sets or clears the residency of the full blocks of a sequence on a tier. Setting makes room,
     /// and repairs bad copies; a copy that is ready in the future is arriving until then. With several
     /// groups the end of the sequence becomes a resume point on the tier, and clearing ends the points
-    /// that need what leaves.
+    /// that need what leaves. A slot that it takes may still be read by a move that began earlier: its
+    /// memory may be written once that move has ended.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; [`Error::Config`] if a block to clear is pinned, busy or the parent of
