@@ -462,8 +462,8 @@ class BlockManager:
     ) -> NDArray[np.uint64]:
         """Set or clear the presence of a sequence's full blocks on a tier, without a move.
 
-        A slot that is taken for a block may still be read by a move that began earlier: write to its
-        memory once that move has ended.
+        A slot that is taken for a block may still be read by a move that began earlier: write to
+        its memory once that move has ended.
 
         Of `ready`, `first` and `per_layer`, two give the third by
         `first + (layers - 1) * per_layer == ready`.
@@ -1856,9 +1856,10 @@ class Index:
     @property
     def group(self) -> NDArray[np.uint8]: ...
     def __len__(self) -> int: ...
-    def __add__(self, other: Index) -> Index:
+    def __add__(self, value: Index, /) -> Index:
         """The rows of both, one after another."""
 
+    def __radd__(self, value: Index, /) -> Index: ...
     def __iter__(self) -> Iterator[tuple[bytes, int, int, int, *tuple[int, ...]]]: ...
 
 @final
@@ -2570,6 +2571,7 @@ class Simulation:
             reuse: whether policies that may count uses do.
             epsilon: how far apart classes of costs are.
             objective: what policies by value save.
+            resume: how managers keep groups of layers apart; None keeps all layers of all tokens.
             load: as for `BlockManager.acquire`.
             keep: real tokens at a prompt's end that are always computed.
             wait: whether a prefill waits for all of its loads, or each layer for its own.

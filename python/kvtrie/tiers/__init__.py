@@ -208,6 +208,7 @@ def open_pools(
         if at == 0
     ]
     named = [(f"tier {at} ({tier.kind})", fmt, tier.kind in _MEMORY) for at, tier, fmt in mine]
+    agree(row for row in named if row[2])
     above = _memory_above(mine)
     named = [
         (name, above.get(at, fmt), memory)
