@@ -13,6 +13,7 @@ from group_world import MODELS, SIZE, World, play, prompt
 
 from kvtrie import Tier
 from kvtrie._kvtrie import DiskStore
+from kvtrie.cli import main
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import GroupDisk, NotesUses
 
@@ -164,6 +165,29 @@ def kill(name, folder, kills):
             for tokens in paths:
                 world.serve([*tokens, 99], [])
             world.executor.drain()
+
+
+def test_the_disk_command_reads_the_stores_of_all_groups(tmp_path, capsys):
+    groups = MODELS["four groups"]
+    with World(groups, **ROOM, folder=tmp_path) as world:
+        play(world, 60)
+        world.executor.save()
+        damaged = world.pools[-1].groups[1].storage.store.folder
+        blocks = len(world.manager.index("disk", now=world.tick()))
+    assert main(["disk", "ls", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"group {at}, groups" in listed for at in range(len(groups)))
+    assert main(["disk", "verify", str(tmp_path)]) == 0
+    read = [line for line in capsys.readouterr().out.splitlines() if "0 findings" in line]
+    assert sum(int(line.split(": ")[1].split()[0]) for line in read) == blocks
+    assert main(["disk", "gc", str(tmp_path)]) == 0
+    assert main(["disk", "verify", str(tmp_path)]) == 0
+    data = max(damaged.iterdir(), key=lambda file: file.stat().st_blocks)
+    data.write_bytes(bytes(data.stat().st_size))
+    capsys.readouterr()
+    assert main(["disk", "verify", str(tmp_path)]) == 1
+    wrong = [line for line in capsys.readouterr().out.splitlines() if "0 findings" not in line]
+    assert any(damaged.name in line for line in wrong)
 
 
 def test_after_a_kill_a_point_is_found_whole_or_not_at_all(tmp_path):
