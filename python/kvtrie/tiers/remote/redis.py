@@ -6,7 +6,7 @@ a cluster (`redis_nodes`); commands and replies then go through its socket strai
 pool memory. A value is written by `SET NX PX`; a hit refreshes its time to live at most once per
 half of it. Whole blocks are read by `GET`, parts by `GETRANGE`.
 Invariant: no connection that failed is used again. Cost: one round trip per call of several
-blocks and node, two for a write; of whole blocks as many as 4 MiB of replies ahead leave.
+blocks and node, two for a write; of whole blocks as many as 8 MiB of replies ahead leave.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NS = 1_000_000_000
 _MOST_VALUE = 512 << 20  # bytes, of any Redis string
 _TTL_S = 86_400.0
 _YEAR_S = 365 * 86_400.0
-_AHEAD = 4 << 20  # bytes of replies asked for ahead; a server holds them in fresh memory
+_AHEAD = 8 << 20  # bytes of replies asked for ahead; a server holds them in fresh memory
 _MOST_REFRESHED = 1 << 17  # names
 _OUTCOMES: dict[str, Outcome] = {
     "OOM": "full",
