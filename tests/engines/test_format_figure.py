@@ -30,6 +30,12 @@ def test_a_figure_says_what_was_measured(tmp_path):
     assert figure.as_dict() == {"name": "int8", "kl_mean": 2e-4}
 
 
+def test_a_server_may_keep_more_native_tokens_than_the_calibration(tmp_path):
+    path = written(tmp_path, native_first=64, native_last=128)
+    assert read(path, native_first=64, native_last=128).kl_mean == 2e-4
+    assert read(path, native_first=128, native_last=256).kl_mean == 2e-4
+
+
 def test_native_tiers_need_no_calibration():
     assert read(None, "native") is None
 
@@ -40,10 +46,10 @@ REFUSED = {
     "other weights": ({"checkpoint": "ab" * 32}, {}, "is of weights abababababababab, and the"),
     "weights without files": ({"checkpoint": None}, {}, "is of weights None, and the server has"),
     "computed tokens": ({"native_last": 128}, {"native_last": 64}, "set it to at least 128"),
-    "tokens in the first tier": (
+    "native tokens": (
         {"native_first": 4},
-        {},
-        "left the first 4 tokens of a prompt",
+        {"native_first": 3},
+        "has kept the first 4 tokens of a prompt in the model's format, and native_first is 3",
     ),
     "a cost above the limit": ({}, {"max_kl": 1e-4}, "a mean KL of 2.00e-04 nats by"),
     "no number": ({"formats": {"int8": ROW | {"kl_mean": "x"}}}, {}, "cannot be read"),

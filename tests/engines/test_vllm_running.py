@@ -2,21 +2,25 @@
 
 import numpy as np
 
+from kvtrie.engines.vllm.native_first import NativeFirst
 from kvtrie.engines.vllm.running import GrowingTokens
 
 
+class Growing:
+    """A request whose answer grows."""
+
+    def __init__(self):
+        self.all_token_ids = [1, 2, 3]
+        self.num_prompt_tokens = 3
+
+    @property
+    def num_tokens(self):
+        return len(self.all_token_ids)
+
+
 def test_tokens_grow_in_place_and_the_last_one_sampled_is_not_written():
-    class Growing:
-        def __init__(self):
-            self.all_token_ids = [1, 2, 3]
-            self.num_prompt_tokens = 3
-
-        @property
-        def num_tokens(self):
-            return len(self.all_token_ids)
-
     growing = Growing()
-    tokens = GrowingTokens(growing)
+    tokens = GrowingTokens(growing, NativeFirst(0, 0, 4, 8))
     assert tokens.read().tolist() == [1, 2, 3]
     assert tokens.surely_written() == 3
     for at in range(200):
@@ -26,3 +30,19 @@ def test_tokens_grow_in_place_and_the_last_one_sampled_is_not_written():
     assert tokens.surely_written() == 202
     del growing.all_token_ids[5:]
     assert tokens.read().tolist() == growing.all_token_ids
+
+
+def test_the_sequence_has_native_blocks_once_per_part():
+    growing = Growing()
+    tokens = GrowingTokens(growing, NativeFirst(4, 3, 4, 8))
+    assert tokens.read().tolist() == [1, 2, 3]
+    growing.all_token_ids += [4, 5]
+    read = tokens.read()
+    assert read.tolist() == [1, 2, 3, 4] * 3 + [5]
+    assert tokens.read() is read
+    assert tokens.surely_written() == 12
+    growing.all_token_ids.append(6)
+    assert tokens.read().tolist() == [1, 2, 3, 4] * 3 + [5, 6]
+    assert tokens.count() == 6
+    growing.all_token_ids[1:] = [7, 8, 9]
+    assert tokens.read().tolist() == [1, 7, 8, 9] * 3

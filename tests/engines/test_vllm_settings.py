@@ -172,10 +172,12 @@ def test_the_format_of_host_memory_is_that_of_the_tiers_below_it(tmp_path):
     disk = {"kind": "disk", "bytes": 10**9, "path": str(tmp_path / "kv")}
     for below in ({}, {"format": "int8"}):
         rows = [{"kind": "host", "bytes": 10**9, "format": "int8"}, disk | below]
-        settings = Settings.read({"tiers": rows, "max_kl": 1, "native_last": 128})
+        limits = {"max_kl": 1, "native_first": 64, "native_last": 128}
+        settings = Settings.read({"tiers": rows, **limits})
         assert settings.format == settings.disk_format == "int8"
         assert [tier.layout for tier in settings.tiers] == [FORMATS["int8"]] * 2
         assert (settings.max_kl, settings.native_last, settings.uncalibrated) == (1.0, 128, False)
+        assert settings.native_first == 64
     plain = Settings.read({"tiers": [{"kind": "host", "bytes": 1, "format": "native"}, disk]})
     assert (plain.format, plain.max_kl, plain.native_last) == ("native", 1e-3, 0)
     assert [tier.layout for tier in plain.tiers] == [None, None]
@@ -204,6 +206,11 @@ def test_a_disk_may_have_a_format_of_fewer_bits(host, disk, tmp_path):
         ("int4", "int8", {}, "that of tier 0 'int4'.*; int4 wanted"),
         ("int8", None, {"max_kl": -1}, "max_kl is -1"),
         ("int8", None, {"native_last": 1.5}, "native_last"),
+        ("int8", None, {"native_first": -1}, "native_first is -1"),
+        ("native", None, {"native_first": 64}, "native_first is 64 and no tier has a format"),
+        ("int8", "int4", {"native_first": 64}, "memory is 'int8' and that of the disk 'int4'"),
+        ("native", "int8", {"native_first": 64}, "memory is 'native' and that of the disk 'int8'"),
+        ("int8", None, {"native_first": 64, "events": True}, "native_first is 64 and events is"),
         ("int8", None, {"uncalibrated": "yes"}, "uncalibrated is 'yes'"),
         ("int8", None, {"calibration": 7}, "calibration"),
     ],

@@ -18,6 +18,7 @@ from vllm import SamplingParams
 from kvtrie.engines.calibration import calibrate, document
 from kvtrie.engines.vllm import start_line
 from kvtrie.engines.vllm.metrics import MetricsExporter
+from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.errors import ConfigError
 
 PROMPTS = [prompt(seed, 200) for seed in range(3)]
@@ -166,8 +167,11 @@ def test_without_a_calibration_of_these_weights_a_format_is_refused(model, calib
     other.write_text(json.dumps(made | {"checkpoint": "00" * 32}))
     computed = tmp_path / "computed.json"
     computed.write_text(json.dumps(made | {"native_last": 64}))
+    first = tmp_path / "first.json"
+    first.write_text(json.dumps(made | {"native_first": 64}))
     for settings, message in (
         (host(), "has no calibration"),
+        (host(calibration=str(first)), "native_first is 0: set it to at least 64"),
         (host(calibration=str(other)), "is of weights 0000000000000000"),
         (host(calibration=str(computed)), "native_last is 0: set it to at least 64"),
         (host("int4", calibration=str(calibration), max_kl=1e-9), "above max_kl 1.00e-09"),
@@ -184,6 +188,55 @@ def test_tokens_at_the_end_are_computed(model):
         server.forget()
         server.answers(PROMPTS)
         assert server.found == 3 * 4 * BLOCK  # of 200 tokens, 136 may be loaded
+        server.check()
+
+
+def kv_of(server, tables):
+    """K and V of every layer in the slots of each prompt's whole blocks."""
+    slots = torch.tensor([table[: 200 // BLOCK] for table in tables])
+    parts = [part for layer in server.worker.gpu._parts for part in layer]
+    return torch.stack([part[slots].flatten(2) for part in parts])
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_blocks_of_the_first_tokens_stay_native_on_host_and_disk(
+    model, tmp_path, monkeypatch, layerwise
+):
+    admit, tables = SchedulerConnector.admit, []
+
+    def noting(self, request, table, loaded):
+        tables.append(list(table))
+        return admit(self, request, table, loaded)
+
+    monkeypatch.setattr(SchedulerConnector, "admit", noting)
+    settings = host(
+        "int4", uncalibrated=True, native_first=64, native_last=64, use_layerwise=layerwise
+    )
+    settings["tiers"].append({"kind": "disk", "blocks": 256, "path": str(tmp_path / "kv")})
+    right = []
+    for again in range(2):
+        with serve(model, settings) as server:
+            for _ in range(2):
+                tables.clear()
+                server.answers(PROMPTS, tokens=1)
+                right.append(kv_of(server, tables))
+                server.settle()
+                server.forget()
+            # Of 200 tokens 136 may be loaded: two native blocks and two in int4.
+            assert server.found == 3 * 4 * BLOCK
+            assert (server.kv_scheduler.counters.tokens["disk"] > 0) == bool(again)
+            assert sum(server.kv_scheduler.why.tokens.values()) >= 3 * 200 - 3 * 4 * BLOCK
+            server.check()
+    computed, *loaded = right
+    for found in loaded:
+        assert torch.equal(found[:, :, :2], computed[:, :, :2])
+        away = (found - computed)[:, :, 2:4].abs().amax(dim=(0, 1, 3))
+        assert (away > 0).all()
+        assert (away < computed.abs().max() / 4).all()
+    other = settings | {"native_first": 32}
+    with serve(model, other) as server:
+        server.answers(PROMPTS, tokens=1)
+        assert server.found == 0
         server.check()
 
 

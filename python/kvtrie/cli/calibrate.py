@@ -44,8 +44,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="tokens at the start of a prompt whose blocks stay in the first tier, to measure what "
-        "attention sinks cost; servers take no such figure (default: 0)",
+        help="tokens at the start of a prompt whose blocks keep the model's format, as a server's "
+        "native_first (default: 0)",
     )
     parser.add_argument(
         "--out",

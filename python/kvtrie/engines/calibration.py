@@ -93,8 +93,8 @@ def calibrate(
         block_tokens: tokens per block.
         native_last: tokens at the end of a prefix that are computed instead of loaded, so that they
             keep the model's format.
-        native_first: tokens at the start of a prefix whose blocks stay in the first tier, to see
-            what attention sinks in a format cost.
+        native_first: tokens at the start of a prefix whose blocks keep the model's format: they
+            stay in the first tier.
         on_step: called with the name of a format before it is measured.
 
     Raises:

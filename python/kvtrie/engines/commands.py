@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -105,6 +105,18 @@ def _tokens(given: object) -> NDArray[np.uint32]:
     return found.astype(np.uint32)
 
 
+class PromptSequences(Protocol):
+    """The manager's sequences of prompts, where they are not the prompts."""
+
+    def command(self, command: Command) -> Command:
+        """Return a command about a prompt as one about its sequence."""
+        ...
+
+    def scope(self, scope: Scope) -> Scope:
+        """Return the scope of a prompt's sequence."""
+        ...
+
+
 class CommandQueue:
     """Commands that wait for the engine's next step.
 
@@ -131,18 +143,28 @@ class CommandQueue:
             self._waiting.append(command)
             return len(self._waiting)
 
-    def apply(self, manager: BlockManager, identity: str, now: int) -> None:
+    def apply(
+        self,
+        manager: BlockManager,
+        identity: str,
+        now: int,
+        sequences: PromptSequences | None = None,
+    ) -> None:
         """Apply the first 64 commands.
 
         Args:
             manager: the manager whose blocks are meant.
             identity: the name of weights that scopes have.
             now: the time.
+            sequences: how the manager's sequences follow from prompts; None if they are equal.
         """
         for _ in range(min(MOST_PER_STEP, len(self._waiting))):
             command = self._waiting.popleft()
             try:
-                _apply(manager, command, Scope(tenant=command.salt.encode(), lora=identity), now)
+                scope = Scope(tenant=command.salt.encode(), lora=identity)
+                if sequences is not None:
+                    command, scope = sequences.command(command), sequences.scope(scope)
+                _apply(manager, command, scope, now)
             except KvtrieError as error:
                 self.failed += 1
                 self.error = f"{command.kind}: {error}"

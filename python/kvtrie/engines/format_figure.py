@@ -1,7 +1,7 @@
 """FormatFigure: the measured cost of a format of lower tiers, read from `calibration.json`.
 
 Invariant: a format is accepted only with a calibration of the weights that are served, measured
-with no more computed tokens than the server has, and within the operator's limit; or if the
+with no more native tokens than the server has, and within the operator's limit; or if the
 operator says so. Cost: a small file and a digest of the files of weights, once.
 """
 
@@ -48,6 +48,7 @@ class FormatFigure(NamedTuple):
         max_kl: float,
         native_last: int,
         uncalibrated: bool,
+        native_first: int = 0,
         tiers: str = "tiers below the GPU",
     ) -> FormatFigure | None:
         """Return the figure of a format; None for "native".
@@ -59,6 +60,7 @@ class FormatFigure(NamedTuple):
             max_kl: the largest mean KL that is accepted.
             native_last: tokens at the end of a prompt that the server computes.
             uncalibrated: whether to accept the format in any case.
+            native_first: tokens at the start of a prompt that keep the model's format.
             tiers: the tiers that have it.
 
         Raises:
@@ -67,7 +69,7 @@ class FormatFigure(NamedTuple):
         if FORMATS[name] is None:
             return None
         try:
-            row = _row(name, path, checkpoint, native_last)
+            row = _row(name, path, checkpoint, native_first, native_last)
         except ConfigError:
             if uncalibrated:
                 return cls(name, tiers=tiers)
@@ -76,7 +78,8 @@ class FormatFigure(NamedTuple):
         if not float(row["kl_mean"]) <= max_kl and not uncalibrated:
             raise ConfigError(
                 f"format {name!r} has a mean KL of {figure.kl_mean:.2e} nats by {path}, above "
-                f"max_kl {max_kl:.2e}: raise max_kl or native_last, or set uncalibrated=true"
+                f"max_kl {max_kl:.2e}: raise max_kl, native_first or native_last, or set "
+                "uncalibrated=true"
             )
         return figure
 
@@ -96,7 +99,11 @@ class FormatFigure(NamedTuple):
 
 
 def _row(
-    name: str, path: str | None, checkpoint: Callable[[], bytes | None], native_last: int
+    name: str,
+    path: str | None,
+    checkpoint: Callable[[], bytes | None],
+    native_first: int,
+    native_last: int,
 ) -> dict[str, Any]:
     """The format's part of a calibration that is of these weights."""
     if path is None:
@@ -118,10 +125,10 @@ def _row(
             f"the calibration {path} is of weights {str(whose)[:16]}, and the server has {served}: "
             f"{_HOW}"
         )
-    if first:
+    if first > native_first:
         raise ConfigError(
-            f"the calibration {path} has left the first {first} tokens of a prompt in the first "
-            "tier, which no server does: measure it without --native-first"
+            f"the calibration {path} has kept the first {first} tokens of a prompt in the model's "
+            f"format, and native_first is {native_first}: set it to at least {first}, or {_HOW}"
         )
     if computed > native_last:
         raise ConfigError(

@@ -27,7 +27,7 @@ from kvtrie.engines.top_breakers import TopBreakers
 from kvtrie.errors import KvtrieError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     import numpy as np
     from numpy.typing import NDArray
@@ -92,6 +92,8 @@ class MissCounter:
         min_tokens: computed tokens from which a request is compared.
         per_second: requests that are compared per second; 0 for none but those that ask.
         tokens: where computed tokens are counted by cause.
+        place: returns the place in a prompt of one in the tokens of its `Admitted`, where an engine
+            gives the manager other sequences than prompts; None if they are equal.
 
     Attributes:
         tokens: computed tokens by cause.
@@ -106,8 +108,9 @@ class MissCounter:
         min_tokens: int = 1024,
         per_second: int = 20,
         tokens: Counter[str] | None = None,
+        place: Callable[[int], int] | None = None,
     ) -> None:
-        self._manager = manager
+        self._manager, self._place = manager, place
         self._tiers = [str(name) for name in manager.stats().tiers]
         self._min_tokens, self._per_second = min_tokens, per_second
         self._allowed, self._allowed_at = float(per_second), 0
@@ -287,7 +290,7 @@ class MissCounter:
         """Compare the branches of a request, and count its tokens."""
         request, miss = explained.request, explained.miss
         causes = {cause for *_, cause in miss.causes}  # compares, without the interpreter's lock
-        ranges = computed_ranges(miss, spans, self._manager.block_tokens)
+        ranges = self._ranges(miss, spans)
         point = _point(explained)
         with self._lock:
             self._count(explained, ranges)
@@ -301,16 +304,28 @@ class MissCounter:
         request = explained.request
         self.tokens += sums(ranges)
         report = miss_report(explained.miss, ranges, request.tokens, self._tiers, explained.detail)
+        if (place := self._place) is not None:
+            report["tokens"] = place(report["tokens"])
+            report["found"] = {tier: place(count) for tier, count in report["found"].items()}
+            if report["parted_at"] is not None:
+                report["parted_at"] = place(report["parted_at"])
         self._keep(request.request_id, {"state": "explained", **report})
 
     def _classified(self, explained: Explained, spans: Spans) -> Ranges:
         """The causes of a request that is not compared: of the same parting point's last class."""
         miss = explained.miss
-        ranges = computed_ranges(miss, spans, self._manager.block_tokens)
+        ranges = self._ranges(miss, spans)
         if miss.parted_at is None:
             return ranges
         cause = self._classes.get(_point(explained), _UNDECIDED)
         return [(first, last, cause if why == "new" else why) for first, last, why in ranges]
+
+    def _ranges(self, miss: Miss, spans: Spans) -> Ranges:
+        """Causes of computed tokens, by their places in the prompt."""
+        ranges, place = computed_ranges(miss, spans, self._manager.block_tokens), self._place
+        if place is None:
+            return ranges
+        return [(place(first), place(last), why) for first, last, why in ranges]
 
     def _classify(self, point: Hashable, cause: str) -> None:
         self._classes[point] = cause

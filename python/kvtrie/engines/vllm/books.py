@@ -24,6 +24,7 @@ from kvtrie.engines.vllm.events import Change, Naming, PublishedBlocks
 from kvtrie.engines.vllm.hints import envelope_hints, priority_hint, range_hints
 from kvtrie.engines.vllm.identity import Identity
 from kvtrie.engines.vllm.metrics import ConnectorCounters
+from kvtrie.engines.vllm.native_first import NativeFirst
 from kvtrie.engines.vllm.proofs import Proofs
 from kvtrie.engines.vllm.restored import (
     DISK,
@@ -106,7 +107,8 @@ class Books:
         naming: Naming | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        tiers = opened_tiers(settings, model, opened)
+        self._native = NativeFirst.of(settings, model)
+        tiers = opened_tiers(settings, model, opened, self._native)
         self.identity = Identity(
             {rank: each.weights for rank, each in opened.items()}, model.blocks
         )
@@ -129,7 +131,7 @@ class Books:
             explain=settings.why,
         )
         self.commands = CommandQueue()
-        self.why = _miss_counter(self.manager, settings)
+        self.why = _miss_counter(self.manager, settings, self._native)
         found = [each.rows for each in opened.values() if each.rows is not None]
         kept = [each.kept_rows for each in opened.values() if each.kept_rows is not None]
         self._announced = None
@@ -209,7 +211,7 @@ class Books:
         if waiting is None:
             given = read_hints(request.kv_transfer_params, request.session_id)
             scope = self._scope_of(request, identity)
-            tokens = GrowingTokens(request)
+            tokens = GrowingTokens(request, self._native)
             waiting = WaitingRequest(tokens, scope, about[1], identity, given.session, given.end)
             waiting.asked = given.why
             self._waiting[request.request_id] = waiting
@@ -221,7 +223,8 @@ class Books:
     def _scope_of(self, request: Request, identity: str | None) -> Scope | None:
         """The scope of a request; None, which neither matches nor stores, if none can be formed."""
         try:
-            return scope_of(request, identity)
+            scope = scope_of(request, identity)
+            return None if scope is None else self._native.scope(scope)
         except ConfigError as error:
             self.counters.lost["a scope that cannot be formed"] += 1
             self._boundary.ignored(request.request_id, str(error))
@@ -262,7 +265,7 @@ class Books:
         hints += range_hints(given.ranges, tokens, waiting.scope, waiting.session)
         for hint in hints:
             try:
-                self.manager.hint([hint], now=self._clock())
+                self.manager.hint([self._native.hint(hint)], now=self._clock())
             except (KvtrieError, TypeError) as error:
                 strange.append(str(error))
         self._ignored(request, strange)
@@ -316,7 +319,8 @@ class Books:
         self._learn(run, first)
         self._committed.update(committed.new.tolist())
         self._stored += committed.ahead
-        self.counters.blocks["written"] += len(new) // self._size
+        shrink = self._native.shrink
+        self.counters.blocks["written"] += (shrink(upto) - shrink(upto - len(new))) // self._size
         run.full = upto + self._size
         if run.written < run.full:
             self._to_commit.pop(run, None)
@@ -334,9 +338,14 @@ class Books:
         self._lost += slots
 
 
-def _miss_counter(manager: BlockManager, settings: Settings) -> MissCounter | None:
+def _miss_counter(
+    manager: BlockManager, settings: Settings, native: NativeFirst
+) -> MissCounter | None:
     if not settings.why:
         return None
     return MissCounter(
-        manager, min_tokens=settings.why_min_tokens, per_second=settings.why_per_second
+        manager,
+        min_tokens=settings.why_min_tokens,
+        per_second=settings.why_per_second,
+        place=native.shrink if native.tokens else None,
     )

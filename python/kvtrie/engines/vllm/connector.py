@@ -172,6 +172,7 @@ class KvtrieConnector(KVConnectorBase_V1):
                 settings.calibration,
                 lambda: checkpoint_digest(model.model, model.revision, load.download_dir),
                 max_kl=settings.max_kl,
+                native_first=settings.native_first,
                 native_last=settings.native_last,
                 uncalibrated=settings.uncalibrated,
                 tiers=where,

@@ -43,7 +43,9 @@ class Matching(Books):
             local: tokens that vLLM has itself, whole blocks.
         """
         with self._contained(request.request_id):
-            return self._answer(request, local)
+            start = self._native.stretch(local)
+            found = self._answer(request, start)
+            return found and self._native.shrink(start + found) - local
         return 0
 
     def _answer(self, request: Request, local: int) -> int | None:
@@ -76,7 +78,8 @@ class Matching(Books):
         tokens = waiting.tokens.read()
         if self._store is not None and not self._asked(waiting, now):
             return None
-        match = self.manager.lookup(tokens, now=now, scope=waiting.scope, keep=self._keep)
+        keep = self._native.keep(waiting.tokens.count(), self._keep)
+        match = self.manager.lookup(tokens, now=now, scope=waiting.scope, keep=keep)
         if match.tokens <= local:
             return 0
         first, count = local // self._size, match.tokens // self._size
@@ -90,7 +93,7 @@ class Matching(Books):
                 return None
         elif not waiting.waits_until:
             waiting.from_disk = waiting.from_store = 0
-        end = local + host * self._size
+        end = self._native.stretch(self._native.shrink(local + host * self._size))
         waiting.promise = Promise(local, end)
         return end - local
 
@@ -101,9 +104,10 @@ class Matching(Books):
         states = [self._state(block) for block in match.blocks[first:]]
         states = states[: self._usable(waiting, states, first)]
         if not waiting.waits_until:
-            waiting.from_store = states.count(_STORED) * self._size
-            rest = (len(states) - host) * self._size - waiting.from_store
-            waiting.from_disk = rest if _DEEPER in states else 0
+            stored = [state == _STORED for state in states]
+            waiting.from_store = self._native.counted(first, stored)
+            rest = self._native.counted(first + host, [True] * (len(states) - host))
+            waiting.from_disk = rest - waiting.from_store if _DEEPER in states else 0
         self._pin(waiting, match.handles[first:], host, now)
         near = sum(any(copy.tier <= HOST for copy in each.copies) for each in match.blocks)
         waiting.coming = _COMING in states

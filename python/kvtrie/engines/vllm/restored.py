@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from kvtrie.engines.vllm.messages import Opened
     from kvtrie.engines.vllm.model import ServedModel
+    from kvtrie.engines.vllm.native_first import NativeFirst
     from kvtrie.engines.vllm.settings import Settings
 
 __all__ = [
@@ -84,12 +85,14 @@ def _keys(rows: list[tuple[bytes, int, int, int]]) -> list[bytes]:
 
 
 def opened_tiers(
-    settings: Settings, model: ServedModel, opened: Mapping[int, Opened]
+    settings: Settings, model: ServedModel, opened: Mapping[int, Opened], native: NativeFirst
 ) -> list[Tier]:
     """The manager's tiers, each with as many blocks as every rank has opened."""
     counts = [min(rooms) for rooms in zip(*(each.rooms for each in opened.values()), strict=True)]
+    native.require_room(counts[0])
     below = settings.tiers or (Tier("host", blocks=counts[0]),)
-    first = Tier("gpu", blocks=model.blocks, owner="engine", write="through")
+    slots = model.blocks * (native.parts + 1)
+    first = Tier("gpu", blocks=slots, owner="engine", write="through")
     return [
         first,
         *(replace(tier, blocks=n, bytes=None) for tier, n in zip(below, counts, strict=True)),

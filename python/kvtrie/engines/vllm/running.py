@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvtrie import Lease
+    from kvtrie.engines.vllm.native_first import NativeFirst
 
 __all__ = ["GrowingTokens", "RunningRequest"]
 
@@ -26,20 +27,34 @@ class GrowingTokens:
 
     Args:
         request: vLLM's `Request`.
+        native: the native blocks at the start of prompts.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, native: NativeFirst) -> None:
         self._request = request
+        self.native = native
+        self._sequence = np.empty(0, dtype=np.uint32)
+        self._sequence_of = -1  # its tokens
         self._array = np.empty(0, dtype=np.uint32)
         self._count = 0
         self._prompt: int = request.num_prompt_tokens
 
     def read(self) -> NDArray[np.uint32]:
-        """All that vLLM knows of them by now; a view that later reads leave alone."""
+        """Return the manager's sequence of them; a view that later reads leave alone."""
+        tokens = self._read()
+        if not self.native.tokens:
+            return tokens
+        if len(tokens) != self._sequence_of:
+            self._sequence, self._sequence_of = self.native.sequence(tokens), len(tokens)
+        return self._sequence
+
+    def _read(self) -> NDArray[np.uint32]:
+        """All that vLLM knows of them by now."""
         count = self._request.num_tokens
         prompt = self._request.num_prompt_tokens
         if count < self._count or prompt != self._prompt:  # vLLM has replaced tokens
             self._array, self._count, self._prompt = np.empty(0, dtype=np.uint32), 0, prompt
+            self._sequence_of = -1
         if count > len(self._array):
             grown = np.empty(max(64, count + count // 4), dtype=np.uint32)
             grown[: self._count] = self._array[: self._count]
@@ -55,12 +70,13 @@ class GrowingTokens:
         return self._request.num_tokens
 
     def surely_written(self) -> int:
-        """Return an upper bound of the tokens whose KV finished steps have written.
+        """Return an upper bound of the sequence whose KV finished steps have written.
 
         The token that was sampled last is the input of a step that is still to come.
         """
         request = self._request
-        return request.num_tokens - (request.num_tokens > request.num_prompt_tokens)
+        sampled = request.num_tokens > request.num_prompt_tokens
+        return self.native.stretch(request.num_tokens - sampled)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,12 +87,12 @@ class RunningRequest:
         request: vLLM's `Request`.
         tokens: its tokens.
         lease: kvtrie's hold.
-        table: its slots of vLLM's memory, in order.
+        table: its slots of vLLM's memory, in order; those of native blocks name their parts.
         begun: the step that admitted it.
         prompt: tokens of the request's prompt then; a further input of a session adds to them.
         identity: the name of the weights and adapter that it was admitted under.
-        full: the tokens with which a further block is full.
-        written: tokens that finished steps have written.
+        full: the length of the manager's sequence with which a further block is full.
+        written: the length of that sequence that finished steps have written.
         stopped: a load of it has failed: nothing of it is committed any more.
         drafted: whether its last planned step was to verify drafts.
         loads: the loads into its slots that have not been reported.
@@ -96,12 +112,13 @@ class RunningRequest:
     loads: set[int] = field(default_factory=set[int])
 
     def committable(self) -> int:
-        """Tokens that finished steps have written, and that the request still has.
+        """Length of the sequence that finished steps have written, and that the request still has.
 
         The next input of a session replaces the token that was sampled last, and a step under way
         may have written that one already. vLLM keeps the tokens that it counts as computed.
         """
         sure = min(self.written, self.tokens.surely_written())
         if self.request.num_prompt_tokens != self.prompt:
-            sure = min(sure, self.request.num_computed_tokens)
+            computed = self.tokens.native.stretch(self.request.num_computed_tokens)
+            sure = min(sure, computed)
         return sure

@@ -54,24 +54,27 @@ class SchedulerConnector(Reports):
             self._admit(request, table, loaded)
             return
         waiting = self._waiting.get(request.request_id)
-        local = waiting.promise.local if waiting is not None else 0
+        local = self._native.shrink(waiting.promise.local) if waiting is not None else 0
         self._lost += table[local // self._size : (local + loaded) // self._size]
 
     def _admit(self, request: Request, table: list[int], loaded: int) -> None:
         waiting, now = self._waiting_request(request), self._clock()
         unsure = self._end_last_run(request, waiting)
-        local = waiting.promise.local
-        self._count_computed(request, waiting, local + loaded, now)
+        local, native = waiting.promise.local, self._native
+        before = native.shrink(local)
+        end = native.stretch(before + loaded)
+        self._count_computed(request, waiting, end, now)
         if waiting.scope is None or self._resetting:
             return
-        own, new = table[: local // self._size], table[local // self._size :]
+        own, new = table[: before // self._size], table[before // self._size :]
+        table = native.slots_of(table)
         if not self.identity.settled or self.identity.reads_stale(request, own):
             self._unpin(waiting, now)
-            self._lose(table, local, local + loaded, "blocks of other weights")
+            self._lose(table, local, end, "blocks of other weights")
             return
         self.identity.written(new)
-        end, tokens = local + loaded, waiting.tokens.read()
-        self.counters.tokens["asked"] += len(tokens) - local
+        tokens = waiting.tokens.read()
+        self.counters.tokens["asked"] += waiting.tokens.count() - before
         try:
             lease = self.manager.acquire(
                 tokens,
@@ -119,11 +122,11 @@ class SchedulerConnector(Reports):
         """Count the prompt tokens that a request computes by cause, once each."""
         if self.why is None:
             return
-        start, prompt, scope = max(start, waiting.counted), waiting.prompt, waiting.scope
-        waiting.counted = max(prompt, waiting.counted)
+        prompt, scope = self._native.stretch(waiting.prompt), waiting.scope
+        start, waiting.counted = max(start, waiting.counted), max(prompt, waiting.counted)
         unread = self._resetting or not self.identity.settled or request.skip_reading_prefix_cache
         if scope is None or unread:
-            self.why.uncached(max(0, prompt - start))
+            self.why.uncached(max(0, waiting.prompt - self._native.shrink(start)))
             return
         tokens = waiting.tokens.read()[:prompt]
         named = request.request_id, tokens, scope, waiting.session, waiting.asked
@@ -136,7 +139,7 @@ class SchedulerConnector(Reports):
         waiting.forget_store()
         if last is not None:
             last.written = last.committable()  # before vLLM counts what it schedules now
-        if not (computed := request.num_computed_tokens):
+        if not (computed := self._native.stretch(request.num_computed_tokens)):
             return False
         # A session's next input: vLLM asks for no match then.
         waiting.promise = Promise(computed, computed)
@@ -155,7 +158,7 @@ class SchedulerConnector(Reports):
     def orders(self, output: SchedulerOutput) -> StepOrders:
         """Return the workers' orders for the step that vLLM has just scheduled."""
         now = self._clock()
-        self.commands.apply(self.manager, self.identity.weights, now)
+        self.commands.apply(self.manager, self.identity.weights, now, self._native)
         self._extend(output)
         scheduled = output.num_scheduled_tokens
         for ident in [ident for ident in self._runs if ident not in scheduled]:
@@ -216,9 +219,12 @@ class SchedulerConnector(Reports):
             run = self._runs.get(ident)
             if run is None or run.begun == self._step:
                 continue
+            at = len(run.table)
+            blocks = self._native.shrink(at * self._size) // self._size
+            slots = self._native.slots_of(new[0], blocks)
             with self._contained(ident):
-                run.lease.bind(len(run.table), new[0])
-            run.table += new[0]
+                run.lease.bind(at, slots)
+            run.table += slots
             if not run.stopped:
                 self.identity.written(new[0])
 
@@ -226,7 +232,7 @@ class SchedulerConnector(Reports):
         """Note which blocks this step will have filled, once it has finished."""
         rows: list[tuple[RunningRequest, int]] = []
         drafts, counts = output.scheduled_spec_decode_tokens, output.num_scheduled_tokens
-        cached, runs = output.scheduled_cached_reqs, self._runs
+        cached, runs, stretch = output.scheduled_cached_reqs, self._runs, self._native.stretch
         rest = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
         new = ((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
         for ident, before in chain(rest, new):
@@ -235,6 +241,7 @@ class SchedulerConnector(Reports):
                 upto = before + counts[ident]
                 if run.drafted:
                     upto -= len(drafts[ident])
+                upto = stretch(upto)
                 if upto >= run.full:
                     rows.append((run, upto))
         if rows:

@@ -37,6 +37,7 @@ _KEYS = (
     "calibration",
     "max_kl",
     "uncalibrated",
+    "native_first",
     "native_last",
 )
 _TIER_KEYS = (
@@ -108,6 +109,8 @@ class Settings:
             a format is refused without it.
         max_kl: mean KL of next tokens in nats above which a format is refused.
         uncalibrated: whether a format is used whatever `calibration` and `max_kl` say.
+        native_first: tokens at the start of a prompt whose blocks keep the model's format in all
+            tiers: attention sinks. Each of these blocks takes several slots.
         native_last: tokens at the end of a prompt that are computed and not loaded, so that they
             keep the model's format.
     """
@@ -128,6 +131,7 @@ class Settings:
     calibration: str | None = None
     max_kl: float = _MAX_KL
     uncalibrated: bool = False
+    native_first: int = 0
     native_last: int = 0
 
     @classmethod
@@ -168,7 +172,27 @@ class Settings:
                 ),
                 formats[0],
             )
-        return cls(**given)
+        settings = cls(**given)
+        settings._check_native_first()
+        return settings
+
+    def _check_native_first(self) -> None:
+        """Raise unless all tiers can keep the first blocks in the model's format."""
+        if not self.native_first:
+            return
+        first = f"native_first is {self.native_first}"
+        if self.format == self.disk_format == "native":
+            raise ConfigError(f"{first} and no tier has a format: leave native_first out")
+        if self.format != self.disk_format:
+            raise ConfigError(
+                f"{first}, which needs one format in all tiers: that of host memory is "
+                f"{self.format!r} and that of the disk {self.disk_format!r}"
+            )
+        if self.events:
+            raise ConfigError(
+                f"{first} and events is true: an event names a whole block of vLLM's, and the "
+                "first blocks are kept in parts; leave one of them out"
+            )
 
 
 def _observed(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,8 +209,8 @@ def _calibrated(given: Mapping[str, Any]) -> dict[str, Any]:
     read: dict[str, Any] = {}
     if "max_kl" in given:
         read["max_kl"] = real("max_kl", given["max_kl"], 0, 1e6)
-    if "native_last" in given:
-        read["native_last"] = whole("native_last", given["native_last"], 0, _MOST_TOKENS)
+    for name in {"native_first", "native_last"} & given.keys():
+        read[name] = whole(name, given[name], 0, _MOST_TOKENS)
     if given.get("calibration") is not None:
         read["calibration"] = folder("calibration", given["calibration"])
     return read

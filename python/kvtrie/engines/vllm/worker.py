@@ -22,6 +22,7 @@ from kvtrie.engines.vllm.age_writer import AgeWriter
 from kvtrie.engines.vllm.kept_host import KeptStores, open_host
 from kvtrie.engines.vllm.kv_writer import known_views
 from kvtrie.engines.vllm.messages import Opened, StepNews
+from kvtrie.engines.vllm.native_first import NativeFirst
 from kvtrie.engines.vllm.rank_store import RankStore
 from kvtrie.engines.vllm.replicated import ReplicatedRanks
 from kvtrie.engines.vllm.step_copies import StepCopies
@@ -29,6 +30,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_memory
 from kvtrie.tier import Tier
 from kvtrie.tiers import DiskStorage, EnginePool, KeptPool, Pool
+from kvtrie.tiers.native_parts import NativeParts
 from kvtrie.transfer.copy_stream import CopyStream
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.runner import Runner
@@ -90,19 +92,8 @@ class WorkerConnector:
         stream: Callable[[torch.device], CopyStream] = CopyStream,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
-        ordered = [tensors[name] for name in model.layer_names]
-        axis = block_axis(ordered[0], model.blocks)
         tiers = settings.tiers or (_default(model),)
-        names = [name for name in (settings.format, settings.disk_format) if name != "native"]
-        if names:
-            views = known_views(names[0], model, tensors, axis, writer)
-            self.gpu = EnginePool(model.shape, model.block_tokens, views)
-        else:
-            inside = [size for at, size in enumerate(ordered[0].shape) if at != axis]
-            opaque = f"{engine} {tuple(inside)} {ordered[0].dtype}"
-            self.gpu = EnginePool(
-                model.shape, model.block_tokens, ordered, block_axis=axis, opaque=opaque
-            )
+        self.gpu = _engine_pool(settings, model, tensors, engine, writer)
         layout = tiers[0].layout or self.gpu.layout
         self.replicas = ReplicatedRanks()
         if model.alike and model.shape.tp > 1 and gather is not None:
@@ -149,12 +140,13 @@ class WorkerConnector:
         )
         self.runner = Runner(
             pools,
-            tiers=(Tier("gpu", blocks=model.blocks, owner="engine"), *tiers)[: len(pools)],
+            tiers=(Tier("gpu", blocks=self.gpu.blocks, owner="engine"), *tiers)[: len(pools)],
             workers=runners if self.disk is not None else 1,
             deadline_s=settings.deadline_s,
             layers_per_report=model.shape.layers,
             progress=self._on_progress,
         )
+        self._slots = model.blocks
         self._weights, self._question = weights, 0
         self._answer: tuple[int, bytes] | None = None
         self._layerwise = settings.use_layerwise
@@ -250,7 +242,7 @@ class WorkerConnector:
 
     def bad_slots(self) -> set[int]:
         """Slots of vLLM's memory that should have been filled by now and were not."""
-        return self._copies.bad_slots()
+        return {slot % self._slots for slot in self._copies.bad_slots()}
 
     def news(self, *, idle: bool) -> StepNews:
         """Return the reports since the last step.
@@ -362,6 +354,28 @@ def block_axis(tensor: torch.Tensor, blocks: int) -> int:
         f"a tensor of shape {tuple(tensor.shape)} has no axis of vLLM's {blocks} blocks: blocks "
         "that a kernel splits further are not supported"
     )
+
+
+def _engine_pool(
+    settings: Settings,
+    model: ServedModel,
+    tensors: Mapping[str, torch.Tensor],
+    engine: str,
+    writer: Writer | None,
+) -> EnginePool:
+    """vLLM's memory: opaque, or with a format below it by token, head and number."""
+    ordered = [tensors[name] for name in model.layer_names]
+    axis = block_axis(ordered[0], model.blocks)
+    names = [name for name in (settings.format, settings.disk_format) if name != "native"]
+    if not names:
+        inside = [size for at, size in enumerate(ordered[0].shape) if at != axis]
+        opaque = f"{engine} {tuple(inside)} {ordered[0].dtype}"
+        return EnginePool(model.shape, model.block_tokens, ordered, block_axis=axis, opaque=opaque)
+    views = known_views(names[0], model, tensors, axis, writer)
+    native = NativeFirst.of(settings, model)
+    if native.tokens:
+        return NativeParts(model.shape, model.block_tokens, views, parts=native.parts)
+    return EnginePool(model.shape, model.block_tokens, views)
 
 
 def _default(model: ServedModel) -> Tier:
