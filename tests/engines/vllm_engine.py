@@ -130,6 +130,7 @@ class Engine:
         self.layerwise = more.get("use_layerwise", False)
         rows = [{"kind": "host", "blocks": host} | ({"keep": str(keep), **KEPT} if keep else {})]
         self.pattern, self.native = None, more.get("native_first", 0) // SIZE
+        self.error = {"int8": 0.02, "fp8": 0.12}.get(format_)  # of a number, at most
         if format_:
             rows[0]["format"] = format_
             self.pattern = torch.rand(2, SIZE, 2, 8, generator=torch.manual_seed(0)) + 0.5
@@ -349,7 +350,7 @@ class Engine:
         wanted = self.content(tokens, block)
         if self.pattern is None or block < self.native:
             return bool((found == wanted).all())
-        return bool(((found - wanted).abs() < 0.02 * mark(tokens, block)).all())
+        return bool(((found - wanted).abs() < self.error * mark(tokens, block)).all())
 
     def on_host(self, tokens):
         """The blocks of a sequence that are whole on host: their bytes are right."""

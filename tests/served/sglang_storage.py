@@ -108,6 +108,43 @@ def test_pages_of_other_weights_are_not_found(tmp_path, model):
     storage.close()
 
 
+def test_pages_of_another_format_layout_or_rank_are_not_found(tmp_path):
+    """All have pages of equal length, so that no length gives a mistake away."""
+
+    class Halves(HostPool):
+        def __init__(self):
+            super().__init__()
+            self.kv = self.kv.view(torch.float16)
+
+        def get_dummy_flat_data_page(self):
+            return super().get_dummy_flat_data_page().view(torch.float16)
+
+    class PageFirst(HostPool):
+        layout = "page_first"
+
+    ways = [
+        (HostPool, {}),
+        (Halves, {}),
+        (PageFirst, {}),
+        (HostPool, {"tp_size": 2}),
+        (HostPool, {"tp_size": 2, "tp_rank": 1}),
+        (HostPool, {"pp_size": 2}),
+    ]
+    for at, (pool, ranks) in enumerate(ways):
+        storage = opened(tmp_path, pool(), **ranks)
+        assert not storage.exists("a")
+        page = pool().get_data_page(at * PAGE)
+        assert storage.set("a", page)
+        storage.close()
+    for at, (pool, ranks) in enumerate(ways):
+        storage = opened(tmp_path, pool(), **ranks)
+        found = storage.get("a", pool().get_dummy_flat_data_page())
+        assert torch.equal(
+            found.view(torch.int16), pool().get_data_page(at * PAGE).view(torch.int16)
+        )
+        storage.close()
+
+
 def test_adapters_of_the_command_line_count_by_their_files(tmp_path, monkeypatch):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
