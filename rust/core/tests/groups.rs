@@ -15,7 +15,7 @@ use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::hint::{Answer, Hint, Target};
 use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, MoveKind, Settings};
 use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, Write};
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use proptest::prelude::*;
 use rig::{DISK, GPU, HOST, Rig, SIZE, all_of, retain, tokens};
 
@@ -100,6 +100,41 @@ fn an_answer_ends_in_a_resume_point() {
         assert_eq!(rig.matched(&path), 10 * SIZE, "{group:?}");
         assert_eq!(held(&rig)[1].0, if group == WINDOW { 2 } else { 1 });
     }
+}
+
+#[test]
+fn a_pass_over_several_blocks_writes_a_state_only_where_it_has_to_end() {
+    let owner = Owner::Kvtrie;
+    let settings = of(&[FULL, STATE], 100_000);
+    let tiers = settings.tiers.iter().map(|tier| TierSpec { owner, ..tier.clone() }).collect();
+    let mut rig = Rig::new(Settings { tiers, ..settings });
+    let prompt = tokens(1, 6);
+    let ask = Acquire { tokens: &prompt, reserve: SIZE, ..Acquire::default() };
+    let id = rig.ask(&ask).unwrap();
+    let written = |rig: &mut Rig| {
+        let table = rig.manager.group_table(id, GPU, 1).unwrap().1;
+        let places = table.iter().enumerate().filter(|(_, slot)| **slot != NO_SLOT);
+        places.map(|(place, _)| place).collect::<Vec<_>>()
+    };
+    // The end of the prompt, and the block after it.
+    rig.call(|m, now| m.reserve(id, 6 * SIZE, now)).unwrap();
+    assert_eq!(written(&mut rig), [5, 6]);
+    rig.commit(id, &prompt[..2 * SIZE]);
+    assert_eq!(written(&mut rig), [5, 6]);
+    rig.commit(id, &prompt[2 * SIZE..]);
+    assert_eq!(written(&mut rig), [5, 6]);
+    // Room for four blocks and a part: the slot is for the last one that becomes full.
+    rig.call(|m, now| m.reserve(id, 4 * SIZE + 1, now)).unwrap();
+    assert_eq!(written(&mut rig), [5, 9]);
+    // A pass that ends earlier does so at the next block.
+    rig.commit(id, &tokens(2, 1));
+    assert_eq!(written(&mut rig), [7]);
+    rig.call(|m, now| m.reserve(id, 3 * SIZE + 1, now)).unwrap();
+    rig.commit(id, &tokens(3, 3));
+    assert_eq!(written(&mut rig), [9, 10]);
+    rig.release(id);
+    let path = [prompt, tokens(2, 1), tokens(3, 3)].concat();
+    assert_eq!(rig.matched(&[path, tokens(4, 1)].concat()), 10 * SIZE);
 }
 
 #[test]

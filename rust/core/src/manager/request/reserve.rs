@@ -39,14 +39,14 @@ impl Manager {
         let adopts =
             !matches!(self.leases[&id].tail_from, TailFrom::OpenSlot) && self.room_left(id)? > 0;
         let lease = &self.leases[&id];
-        let blocks = lease
+        let written = lease
             .tail
             .len()
             .checked_add(tokens)
-            .ok_or_else(|| Error::config(format!("reserve of {tokens} tokens")))?
-            .div_ceil(self.block_tokens());
+            .ok_or_else(|| Error::config(format!("reserve of {tokens} tokens")))?;
+        let blocks = written.div_ceil(self.block_tokens());
         let more = blocks.saturating_sub(lease.open.len() + usize::from(adopts));
-        let places = self.unopened(lease, blocks);
+        let places = self.unopened(lease, written);
         self.check_memory(more)?;
         if places.iter().any(|places| !places.is_empty()) {
             self.reserve_groups(id, more, places, now)?;
@@ -54,6 +54,7 @@ impl Manager {
             let units = self.units(0, self.all_layers()) * more as u64;
             self.make_room(&[(0, units)], &[], now)?;
         }
+        self.place_states(id, written);
         if adopts {
             self.adopt_tail(id);
         }

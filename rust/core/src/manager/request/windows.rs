@@ -416,21 +416,59 @@ impl Manager {
         self.lease_mut(id).windows = Some(windows);
     }
 
-    /// Places of the next `blocks` blocks of a lease for which it has no slot, by group.
-    pub(crate) fn unopened(&self, lease: &Lease, blocks: usize) -> Vec<Vec<u32>> {
+    /// Places after the path of a lease for which it needs slots and has none, by group, if its next
+    /// tokens fill the last block up to `written` tokens.
+    pub(crate) fn unopened(&self, lease: &Lease, written: usize) -> Vec<Vec<u32>> {
         let (Some(points), Some(windows)) = (&self.points, &lease.windows) else {
             return Vec::new();
         };
         if !self.writes_bytes() {
             return Vec::new();
         }
-        let (first, most) = (path_border(lease.path.blocks()), u32::try_from(blocks));
+        let first = path_border(lease.path.blocks());
+        let most = u32::try_from(written.div_ceil(self.block_tokens())).unwrap_or(u32::MAX);
         let lacks = |(group, open): (&Group, &BTreeMap<u32, Slot>)| {
-            let ahead = most.unwrap_or(u32::MAX).min(span(group.kind, points.block_tokens));
+            if group.kind == GroupKind::State {
+                let place = self.state_place(windows, first, written);
+                let place = place.filter(|_| open.range(first.max(windows.end)..).next().is_none());
+                return place.into_iter().collect();
+            }
+            let ahead = most.min(span(group.kind, points.block_tokens));
             let places = first..first.saturating_add(ahead);
             places.filter(|place| !open.contains_key(place)).collect()
         };
         points.groups.iter().zip(&windows.open).map(lacks).collect()
+    }
+
+    /// The place on a path of the next state that a lease writes: that of the last block which the
+    /// next tokens fill, or of the one which they begin. `None` inside the prompt, where passes end at
+    /// borders only.
+    fn state_place(&self, windows: &Windows, first: u32, written: usize) -> Option<u32> {
+        let full = u32::try_from(written / self.block_tokens()).unwrap_or(u32::MAX);
+        let place = first.saturating_add(full.saturating_sub(1));
+        (place >= windows.end).then_some(place)
+    }
+
+    /// Moves the slots of the next state of a lease to the block at whose end it is written.
+    pub(crate) fn place_states(&mut self, id: LeaseId, written: usize) {
+        if self.points.is_none() || !self.writes_bytes() {
+            return;
+        }
+        let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
+        let first = path_border(self.leases[&id].path.blocks());
+        if let Some(place) = self.state_place(&windows, first, written) {
+            let groups = self.points.iter().flat_map(|points| &points.groups);
+            for (group, open) in groups.zip(&mut windows.open) {
+                let state = group.kind == GroupKind::State;
+                let known = open.range(first.max(windows.end)..).next();
+                if let Some(known) = known.map(|(&known, _)| known).filter(|_| state)
+                    && let Some(slot) = open.remove(&known)
+                {
+                    open.insert(place, slot);
+                }
+            }
+        }
+        self.lease_mut(id).windows = Some(windows);
     }
 
     /// Makes room for more blocks of a lease in all groups, and takes slots at these places in the
@@ -464,17 +502,20 @@ impl Manager {
         if self.points.is_none() || !self.writes_bytes() {
             return;
         }
-        let lease = self.lease_mut(id);
         // Without room to grow they have no block in the first group either.
-        if lease.open.is_empty() {
+        if self.leases[&id].open.is_empty() {
             return;
         }
-        let Some(mut windows) = lease.windows.take() else { return };
-        let end = windows.done;
+        self.place_states(id, 0);
+        let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
+        let (end, inside) = (windows.done, windows.done < windows.end);
         for at in 0..windows.open.len() {
-            if !windows.open[at].contains_key(&end)
-                && let Some(slot) = self.take_unheld_slot(at)
-            {
+            let groups = self.points.as_ref().map(|points| &points.groups);
+            let state = groups.is_some_and(|groups| groups[at].kind == GroupKind::State);
+            if (state && inside) || windows.open[at].contains_key(&end) {
+                continue;
+            }
+            if let Some(slot) = self.take_unheld_slot(at) {
                 windows.open[at].insert(end, slot);
             }
         }
