@@ -1,32 +1,30 @@
 """Models whose groups of layers are kept apart give the answers that they give without kvtrie."""
 
 import copy
+import functools
 
 import pytest
 import torch
 import transformers
+from grouped_serving import BLOCK, allowed, apart, ask, has_states, push, serve, some
 from tinymodels import agree, answer
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvtrie import BlockManager, Cost, ModelShape, ResumePoints, Tier
+from kvtrie import ModelShape, ResumePoints
 from kvtrie.demo.families import FAMILIES, VOCABULARY, family
 from kvtrie.engines import transformers as engine
 from kvtrie.engines.grouped_cache import GroupedCache
-from kvtrie.engines.layer_trial import try_layers
 from kvtrie.engines.opening import close_executor
-from kvtrie.engines.transformers import KvtrieCache, fingerprint, model_shape
+from kvtrie.engines.transformers import KvtrieCache, model_shape
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
-from kvtrie.tiers import GroupPools, open_pools
-from kvtrie.transfer import Executor
 
 pytestmark = pytest.mark.engine
 
-BLOCK = 8
-RESUME = {"gpt-oss": ResumePoints()}  # which `open` would keep together
+RESUME = dict.fromkeys(("gemma-3", "gpt-oss"), ResumePoints())  # which `open` would keep together
 APART = [name for name in FAMILIES if name != "deepseek-v3"]
 
 
-@pytest.fixture(scope="module", params=APART)
+@pytest.fixture(scope="module", params=FAMILIES)
 def name(request):
     return request.param
 
@@ -36,88 +34,13 @@ def model(name):
     return family(name)
 
 
-def serve(model, *, gpu=30, host=0, points=8, workers=0, shaped=None, disk=None, layout=None):
-    """An executor over tiers with room for blocks of the first group and some resume points."""
-    shape = model_shape(shaped or model, fingerprint=fingerprint(model))
-    sizes = [shape.block_bytes(BLOCK, group) for group in range(len(shape.groups))]
-    # A point has a state or two blocks of a window.
-    point = sum(
-        size * (1 if group.state_bytes else 2)
-        for size, group in zip(sizes, shape.groups, strict=True)
-    )
-    rooms = {"gpu": gpu * sizes[0] + points * point, "host": host * sizes[0] + 4 * points * point}
-    tiers = [
-        Tier(kind, bytes=rooms[kind], layout=layout if kind == "host" else None)
-        for kind in ("gpu", "host")
-        if kind == "gpu" or host
-    ]
-    if disk is not None:
-        tiers.append(Tier("disk", bytes="8MB", path=str(disk), layout=layout))
-    dear, resume = Cost(ns_per_token=1e9), ResumePoints()  # computing costs more than any load
-    manager = BlockManager(shape, tiers, block_tokens=BLOCK, cost=dear, resume=resume)
-    pools = open_pools(shape, tiers, BLOCK, resume=resume)
-    for pool in pools:
-        if isinstance(pool, GroupPools):
-            pool.memory.fill_(255)  # NaN: whatever is read without having been written shows
-    return Executor(manager, pools, workers=workers)
-
-
-def has_states(model):
-    return any(layer.states for layer in try_layers(model).layers)
-
-
-def some(seed, *shape):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(1, VOCABULARY, shape, generator=generator)
-
-
-def apart(truth, mine):
-    """The largest difference of logits up to the first token that differs."""
-    worst = 0.0
-    for step, (right, got) in enumerate(zip(truth.logits, mine.logits, strict=True)):
-        worst = max(worst, float((right - got).abs().max()))
-        at = truth.sequences.shape[1] - len(truth.logits) + step
-        if not torch.equal(truth.sequences[:, at], mine.sequences[:, at]):
-            break
-    return worst
-
-
-def allowed(model, ids, truth):
-    """How far logits may be apart: with states, twice as far as token by token from half on."""
-    config = model.config.get_text_config(decoder=True)
-    cache, half = DynamicCache(config=config), ids.shape[1] // 2
-    if not has_states(model):
-        return 1e-4
-    with torch.no_grad():
-        model(ids[:, :half], past_key_values=cache)
-        for at in range(half, ids.shape[1] - 1):
-            model(ids[:, at : at + 1], past_key_values=cache)
-    return max(1e-4, 2 * apart(truth, answer(model, ids, cache, steps=len(truth.logits))))
-
-
-def ask(model, executor, ids, steps=8, **how):
-    """Answer a prompt with and without kvtrie; return the sequence and the tokens found."""
-    truth = answer(model, ids, steps=steps, **how)
-    bound = 1e-4 if how else allowed(model, ids, truth)
-    with KvtrieCache(
-        model, executor, ids, reserve=steps, attention_mask=how.get("attention_mask")
-    ) as cache:
-        assert isinstance(cache, GroupedCache)
-        found = [lease.matched for lease in cache.leases]
-        mine = answer(model, ids, cache, steps=steps, **how)
-    agree(truth, mine)
-    assert apart(truth, mine) < bound
-    return truth.sequences, found
-
-
 def test_sessions_of_one_system_prompt_go_on_in_little_room(model):
     states = has_states(model)
     executor = serve(model, gpu=24 if states else 18, host=200, points=5 if states else 3)
     system = some(0, 1, 21)
     chats, found = [system] * 3, 0
     for turn in range(3):
-        for seed in range(50, 50 + 2 * turn):  # push the chats to host
-            ask(model, executor, some(seed, 1, 13 * BLOCK), steps=2)
+        push(model, executor, 2 * turn, blocks=13)
         for at in range(3):
             ids = torch.cat([chats[at], some(10 * turn + at, 1, 5 + 4 * at + turn)], dim=1)
             chats[at], (matched,) = ask(model, executor, ids)
@@ -175,25 +98,77 @@ def test_a_cache_goes_on_over_several_turns(model):
     executor.close()
 
 
-@pytest.mark.parametrize("group", [0, 1])
-@pytest.mark.parametrize("name", ["gemma-3", "falcon-h1"])
-def test_loads_that_fail_in_any_group_only_shorten_the_match(name, group):
+def test_passes_over_states_end_where_a_state_is_kept_and_nowhere_else(monkeypatch):
+    model, widths = family("qwen3-next"), []
+    forward = type(model.model).forward
+
+    @functools.wraps(forward)
+    def counted(self, input_ids=None, **kwargs):
+        widths.append(input_ids.shape[1])
+        return forward(self, input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(type(model.model), "forward", counted)
+    executor = serve(model, gpu=80)
+
+    def passes(ids, cache):
+        widths.clear()
+        mine = answer(model, ids, cache, steps=1)
+        taken = list(widths)
+        agree(answer(model, ids, steps=1), mine)
+        return taken
+
+    ids = some(50, 1, 6 * BLOCK + 3)
+    with KvtrieCache(model, executor, ids, reserve=8) as cache:
+        assert widths[-1:] == [6 * BLOCK]  # after those that try the model
+        assert passes(ids, cache) == [3]
+        # A turn more in the same cache: up to its last full block, and the rest.
+        ids = torch.cat([ids, some(51, 1, 5 * BLOCK + 1)], dim=1)
+        assert passes(ids, cache) == [5 * BLOCK - 3, 4]
+    ids = torch.cat([ids, some(52, 1, 4 * BLOCK + 4)], dim=1)
+    widths.clear()
+    with KvtrieCache(model, executor, ids, reserve=8) as cache:
+        assert cache.leases[0].matched == 11 * BLOCK
+        assert widths == []  # the last border is the end of the prompt
+        assert passes(ids, cache) == [5 * BLOCK]
+    _, (found,) = ask(model, executor, torch.cat([ids, some(53, 1, 2)], dim=1))
+    assert found == ids.shape[1] == 16 * BLOCK
+    executor.manager.audit()
+    executor.close()
+
+
+@pytest.mark.parametrize("name", APART)
+def test_loads_that_fail_in_any_group_only_shorten_the_match(name):
     model = family(name)
     executor = serve(model, gpu=20, host=200, points=6)
     sequence, _ = ask(model, executor, some(15, 1, 6 * BLOCK))
-    for seed in range(4):  # pushes the sequence to host
-        ask(model, executor, some(20 + seed, 1, 12 * BLOCK))
-    executor.drain()
-    pool = executor.pools[0].groups[group]
+    for pool in executor.pools[0].groups:
+        push(model, executor, 6)
 
-    def failing(*_):
-        del pool.copy_from
-        raise OSError("unreadable")
+        def failing(*_, pool=pool):
+            del pool.copy_from
+            raise OSError("unreadable")
 
-    pool.copy_from = failing
-    ask(model, executor, torch.cat([sequence, some(16, 1, 3)], dim=1))
-    assert "copy_from" not in vars(pool)
-    executor.manager.audit()
+        pool.copy_from = failing
+        ask(model, executor, torch.cat([sequence, some(16, 1, 3)], dim=1), steps=3)
+        assert "copy_from" not in vars(pool)
+        executor.manager.audit()
+    executor.close()
+
+
+def test_an_answer_that_is_preempted_goes_on(model):
+    executor = serve(model, gpu=20, host=200, points=6)
+    ids = some(17, 1, 3 * BLOCK + 5)
+    truth = answer(model, ids, steps=12)
+    with KvtrieCache(model, executor, ids, reserve=5) as cache:
+        first = answer(model, ids, cache, steps=5)
+    push(model, executor, 6)
+    with KvtrieCache(model, executor, first.sequences, reserve=7) as cache:
+        assert cache.leases[0].matched == 4 * BLOCK
+        rest = answer(model, first.sequences, cache, steps=7)
+    rest.logits = first.logits + rest.logits
+    agree(truth, rest)
+    assert apart(truth, rest) < allowed(model, ids, truth)
+    assert executor.manager.stats().tiers["host"].promoted >= 4
     executor.close()
 
 
@@ -235,7 +210,9 @@ def test_no_room_changes_nothing(model):
     executor.close()
 
 
-def test_what_takes_tokens_back_is_refused(model):
+@pytest.mark.parametrize("name", APART)
+def test_what_takes_tokens_back_is_refused(name):
+    model = family(name)
     executor = serve(model)
     ids = some(31, 1, 20)
     with KvtrieCache(model, executor, ids, reserve=8) as cache:
@@ -344,9 +321,7 @@ def test_open_serves_it_by_itself(name):
         assert found == 24
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "deepseek-v3", "mimo-v2-flash", "gpt-oss"])
-def test_open_finds_a_disk_again(name, tmp_path, capfd):
-    model = family(name)
+def test_open_finds_a_disk_again(name, model, tmp_path, capfd):
     ids = some(36, 1, 30)
     truth = answer(model, ids)
     tiers = {"gpu": "1MB", "host": "1MB", "disk": f"{tmp_path}:9MB", "block_tokens": BLOCK}
@@ -356,7 +331,10 @@ def test_open_finds_a_disk_again(name, tmp_path, capfd):
             manager = served.executor.manager
             assert manager.lookup(chat, now=served.executor.clock()).tokens == found
             with served.cache(ids, reserve=8) as cache:
-                agree(truth, answer(model, ids, cache))
+                assert isinstance(cache, GroupedCache) == (name in APART)
+                mine = answer(model, ids, cache)
+            agree(truth, mine)
+            assert apart(truth, mine) < allowed(model, ids, truth)
             with pytest.raises(ConfigError, match="cannot be written"):
                 engine.open(model, **tiers, resume=RESUME.get(name))
     lines = capfd.readouterr().err.splitlines()

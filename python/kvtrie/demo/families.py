@@ -68,6 +68,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, object]]] = {
             "sliding_window": 9,
             "num_kv_shared_layers": 2,
             "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING, _SLIDING, _FULL],
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
             **_PER_LAYER,
         },
     ),

@@ -184,7 +184,10 @@ class GroupPool(Pool):
         """
         if not isinstance(target, GroupPool) or target.block_format != self.block_format:
             raise ConfigError("bytes of a group of layers go to a pool of the same group")
-        copy_rows(self.planes[0], self.rows(units), target.planes[0], target.rows(target_units))
+        # Pages of a tier in another format have another size, and so have rows.
+        wide = math.gcd(self._wide, target.planes[0].shape[1])
+        mine, theirs = (pool.planes[0].view(-1, wide) for pool in (self, target))
+        copy_rows(mine, self.rows(units, wide), theirs, target.rows(target_units, wide))
 
     def convert_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
@@ -218,17 +221,18 @@ class GroupPool(Pool):
         planes = [torch.zeros((units, size), dtype=torch.uint8) for size in sizes]
         return GroupUnits(self.block_format, tuple(plane.to(self.device) for plane in planes))
 
-    def rows(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of the plane that some units have."""
-        count = self.unit_bytes // self._wide
-        return (self._starts(units)[:, None] + np.arange(count)).reshape(-1)
+    def rows(self, units: NDArray[np.int64], wide: int = 0) -> NDArray[np.int64]:
+        """Rows that some units have in the plane, or in one with rows of `wide` bytes."""
+        wide = wide or self._wide
+        count = self.unit_bytes // wide
+        return (self._starts(units, wide)[:, None] + np.arange(count)).reshape(-1)
 
-    def _starts(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first row of the plane of each unit."""
+    def _starts(self, units: NDArray[np.int64], wide: int) -> NDArray[np.int64]:
+        """The first row of each unit, of rows of `wide` bytes."""
         slots = units // self.layers
         layers = slots % self._per_page * self.layers + units % self.layers
-        inside = layers * (self.unit_bytes // self._wide)
-        return slots // self._per_page * (self._page // self._wide) + inside
+        inside = layers * (self.unit_bytes // wide)
+        return slots // self._per_page * (self._page // wide) + inside
 
     def _cells(self, units: torch.Tensor, offsets: torch.Tensor, part: int) -> torch.Tensor:
         """Narrow rows of memory that hold K (0) or V (1) of single tokens, `(n, cells)`."""
