@@ -259,12 +259,19 @@ def test_the_shape_of_layers_is_what_they_hand_over():
 
 
 def test_a_transformers_without_layers_that_keep_nothing_is_refused_by_its_version(monkeypatch):
-    monkeypatch.setattr("kvtrie.engines.grouped_cache.NO_CACHE", None)
+    monkeypatch.setattr("kvtrie.engines.layer_trial.NO_CACHE", None)
+    refused = rf"transformers {transformers.__version__} has no DummyLayer.*install 5\.23"
     executor = serve(family("qwen3-next"))
-    with pytest.raises(ConfigError, match=rf"transformers {transformers.__version__} has no Dummy"):
+    with pytest.raises(ConfigError, match=refused):
         KvtrieCache(family("qwen3-next"), executor, some(39, 1, 20))
     assert executor.manager.stats().leases == 0
     executor.close()
+    with pytest.raises(ConfigError, match=refused):
+        engine.open(family("qwen3-next"), gpu="1MB", host=None)
+    with pytest.raises(ConfigError, match=refused):
+        engine.open(family("gemma-3"), gpu="1MB", host=None, resume=ResumePoints())
+    # All layers of all tokens need none.
+    engine.open(family("gemma-3"), gpu="1MB", host=None).close()
 
 
 def test_a_manager_of_another_shape_is_refused_with_both():

@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import transformers
 from transformers.cache_utils import LinearAttentionLayer
 
 from kvtrie.engines.cache import KvtrieCache, as_is, weakly
 from kvtrie.engines.guard import named, no_gradients, remainder
-from kvtrie.engines.layer_trial import NO_CACHE, LayerCache, model_shape, try_layers
+from kvtrie.engines.layer_trial import LayerCache, model_shape, no_cache, try_layers
 from kvtrie.engines.window_layer import WindowLayer
 from kvtrie.errors import ClosedError, ConfigError, InvariantError
 
@@ -107,15 +106,11 @@ class GroupedCache(KvtrieCache, groups=True):
         Raises:
             ConfigError: a transformers that has no layers without a cache.
         """
-        if NO_CACHE is None:
-            raise ConfigError(
-                f"transformers {transformers.__version__} has no DummyLayer, which groups of "
-                "layers that are kept apart want: install a later one"
-            )
+        nothing = no_cache()
         self.layers = [
             LinearAttentionLayer(number_of_states=1 + max(one.index for one in kept.states))
             if kept.states
-            else NO_CACHE()
+            else nothing()
             for kept in self._kept
         ]
         block = self._pools.block_tokens

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
+import transformers
 from transformers import cache_utils
 from transformers.cache_utils import (
     DynamicCache,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-__all__ = ["NO_CACHE", "LayerCache", "LayerState", "Tried", "model_shape", "try_layers"]
+__all__ = ["LayerCache", "LayerState", "Tried", "model_shape", "no_cache", "try_layers"]
 
 _TOKENS = 11
 _SPLIT = 6
@@ -54,6 +55,20 @@ if NO_CACHE is not None:
     _KINDS[NO_CACHE] = (None, False)
 # Of the largest logit: rounding of two orders of summation stays below, a lost state is above.
 _APART = 1e-3
+
+
+def no_cache() -> type:
+    """Return the layer of a cache for a layer that keeps nothing.
+
+    Raises:
+        ConfigError: a transformers without one, which keeps no groups of layers apart.
+    """
+    if NO_CACHE is None:
+        raise ConfigError(
+            f"transformers {transformers.__version__} has no DummyLayer, which groups of layers "
+            "that are kept apart need: install 5.23 or later"
+        )
+    return NO_CACHE
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +269,7 @@ def _layer_cache(name: str, at: int, layer: Any) -> LayerCache:  # noqa: ANN401 
     states = tuple(_states(layer)) if recurrent else ()
     if kind is None:
         if recurrent and not states:
+            no_cache()  # without one, a layer that keeps nothing looks like this too
             raise ConfigError(f"layer {at} of {name} keeps its state outside of the cache")
         return LayerCache(None, 0, 0, 0, 0, "", states)
     if layer.keys is None or not layer.keys.numel():

@@ -16,7 +16,7 @@ import torch
 from kvtrie import BlockManager, ModelShape, ResumePoints, Tier
 from kvtrie.argument import instance, masked
 from kvtrie.engines.fingerprint import fingerprint
-from kvtrie.engines.layer_trial import model_shape
+from kvtrie.engines.layer_trial import model_shape, no_cache
 from kvtrie.engines.startup import OpenTier, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_memory, path_and_size, size
@@ -75,13 +75,15 @@ def open_executor(
     Raises:
         ConfigError: a size, path or URL that cannot be, a model whose KV no tier holds, a folder
             that another process writes to, a file of another model, or groups of layers with a
-            remote tier.
+            remote tier or in a transformers that keeps none apart.
         TransferError: the folder cannot be read or made.
     """
     instance("model", model, torch.nn.Module)
     shape = _shape(model, by_layer=resume is not None)
     if resume is None and not shape.even:
         resume = ResumePoints()
+    if resume is not None and shape.groups:
+        no_cache()
     device = model.device
     # Others find only blocks that are in the store.
     write = "back" if remote is None else "through"
