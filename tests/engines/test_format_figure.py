@@ -36,6 +36,10 @@ def test_a_server_may_keep_more_native_tokens_than_the_calibration(tmp_path):
     assert read(path, native_first=128, native_last=256).kl_mean == 2e-4
 
 
+def test_blocks_of_another_size_do_not_change_int8(tmp_path):
+    assert read(written(tmp_path, block_tokens=16), block_tokens=32).kl_mean == 2e-4
+
+
 def test_native_tiers_need_no_calibration():
     assert read(None, "native") is None
 
@@ -50,6 +54,16 @@ REFUSED = {
         {"native_first": 4},
         {"native_first": 3},
         "has kept the first 4 tokens of a prompt in the model's format, and native_first is 3",
+    ),
+    "blocks of another size": (
+        {"block_tokens": 16, "formats": {"int4": ROW}},
+        {"name": "int4", "block_tokens": 32},
+        "is of blocks of 16 tokens, which the cost of 'int4' with 0 native tokens depends on",
+    ),
+    "native blocks of another size": (
+        {"block_tokens": 16, "native_first": 4},
+        {"native_first": 4, "block_tokens": 32},
+        "and the server has blocks of 32: give --block-tokens 32",
     ),
     "a cost above the limit": ({}, {"max_kl": 1e-4}, "a mean KL of 2.00e-04 nats by"),
     "no number": ({"formats": {"int8": ROW | {"kl_mean": "x"}}}, {}, "cannot be read"),

@@ -49,6 +49,7 @@ class FormatFigure(NamedTuple):
         native_last: int,
         uncalibrated: bool,
         native_first: int = 0,
+        block_tokens: int | None = None,
         tiers: str = "tiers below the GPU",
     ) -> FormatFigure | None:
         """Return the figure of a format; None for "native".
@@ -61,6 +62,8 @@ class FormatFigure(NamedTuple):
             native_last: tokens at the end of a prompt that the server computes.
             uncalibrated: whether to accept the format in any case.
             native_first: tokens at the start of a prompt that keep the model's format.
+            block_tokens: tokens of the server's blocks, which the cost of int4 and of native blocks
+                depends on; None if the calibration's do not matter.
             tiers: the tiers that have it.
 
         Raises:
@@ -69,7 +72,14 @@ class FormatFigure(NamedTuple):
         if FORMATS[name] is None:
             return None
         try:
-            row = _row(name, path, checkpoint, native_first, native_last)
+            row = _row(
+                name,
+                path,
+                checkpoint,
+                native_first=native_first,
+                native_last=native_last,
+                block_tokens=block_tokens,
+            )
         except ConfigError:
             if uncalibrated:
                 return cls(name, tiers=tiers)
@@ -102,8 +112,10 @@ def _row(
     name: str,
     path: str | None,
     checkpoint: Callable[[], bytes | None],
+    *,
     native_first: int,
     native_last: int,
+    block_tokens: int | None,
 ) -> dict[str, Any]:
     """The format's part of a calibration that is of these weights."""
     if path is None:
@@ -112,7 +124,7 @@ def _row(
         made: Any = json.loads(Path(path).read_text(encoding="utf-8"))
         row = {key: float(made["formats"][name][key]) for key in ("kl_mean", "of_bf16")}
         computed, whose = int(made["native_last"]), made["checkpoint"]
-        first = int(made.get("native_first", 0))
+        first, size = int(made.get("native_first", 0)), made.get("block_tokens", block_tokens)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"the calibration {path} cannot be read for format {name!r}: "
@@ -124,6 +136,13 @@ def _row(
         raise ConfigError(
             f"the calibration {path} is of weights {str(whose)[:16]}, and the server has {served}: "
             f"{_HOW}"
+        )
+    layout = FORMATS[name]
+    if size != block_tokens is not None and (first or (layout is not None and layout.packed)):
+        raise ConfigError(
+            f"the calibration {path} is of blocks of {size} tokens, which the cost of {name!r} "
+            f"with {first} native tokens depends on, and the server has blocks of {block_tokens}: "
+            f"give --block-tokens {block_tokens}"
         )
     if first > native_first:
         raise ConfigError(

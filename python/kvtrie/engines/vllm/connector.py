@@ -174,6 +174,7 @@ class KvtrieConnector(KVConnectorBase_V1):
                 max_kl=settings.max_kl,
                 native_first=settings.native_first,
                 native_last=settings.native_last,
+                block_tokens=self._model.block_tokens,
                 uncalibrated=settings.uncalibrated,
                 tiers=where,
             )

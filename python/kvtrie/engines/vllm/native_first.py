@@ -20,7 +20,6 @@ from kvtrie.engines.request_hints import FAR, RetainedRange
 from kvtrie.errors import ConfigError
 from kvtrie.hint import Retain
 from kvtrie.layout import FORMATS
-from kvtrie.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
     from kvtrie.hint import Hint
+    from kvtrie.scope import Scope
 
 __all__ = ["NativeFirst"]
 
@@ -150,8 +150,8 @@ class NativeFirst:
         """Return the scope of a prompt's blocks: their names say which of them are native."""
         if not self.tokens:
             return scope
-        return Scope(
-            tenant=scope.tenant,
+        return replace(
+            scope,
             lora=f"{scope.lora} native {self.tokens} in {self.parts}",
             extra=tuple((self._place(at), digest) for at, digest in scope.extra),
         )
