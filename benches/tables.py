@@ -132,6 +132,10 @@ def engines(record: dict[str, Any]) -> str:
         )
         for name, ratio in record["ratios"].items()
     ]
+    if many := record.get("many"):
+        differ, missed = many["different"], ", **missed**" if many["different"] else ""
+        what = f"answers that differ, of {many['requests']:,} with {many['at_once']} at once"
+        goals.append((what, f"{differ}", f"0{missed}"))
     first = grid("Server | First token, computed | First token, returning", servers)
     return f"{first}\n\n{grid('Ratio | Seen | Goal', goals)}"
 

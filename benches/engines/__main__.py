@@ -63,8 +63,8 @@ def smollm_folder(console):
     return str(next(model.cache_folder().glob("smollm2-135m-instruct-*")))
 
 
-def tiny_folder(folder):
-    """A small random model, made on the spot."""
+def tiny_folder(folder, **more):
+    """A small random model, made on the spot, with further fields of its configuration."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -75,6 +75,7 @@ def tiny_folder(folder):
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=4096,
+        **more,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return str(folder)
@@ -105,6 +106,12 @@ def scheduler_steps(given, model):
         for name, (what, *why) in TURNS.items():
             turns[name].append(measure("vllm_scheduler_step", given, model, what, [*more, *why]))
     return turns
+
+
+def many_requests(given, model):
+    """Compare the answers of many requests at once with those of a server without kvtrie."""
+    count = "300" if given.tiny else "10000"
+    return run("vllm_many", "many", ["--model", model, "--requests", count])
 
 
 def measure(module, given, model, what, more):
@@ -149,6 +156,20 @@ def rows_of(servers, steps):
                 for what, figure in (("median", "median_us"), ("99th percentile", "p99_us"))
             ]
     return rows
+
+
+def rows_of_many(many):
+    """Rows of the requests that ran at once."""
+    if "error" in many:
+        return [("many requests", many["error"])]
+    what = f"answers of {many['requests']:,} requests, {many['at_once']} at once"
+    return [
+        (f"{what}, that differ", f"{many['different']} ({many['ties']} ties)"),
+        *(
+            (f"memory that they leave, {name}", f"{size:.0f} bytes each")
+            for name, size in many["bytes_per_request"].items()
+        ),
+    ]
 
 
 def ratios_of(servers, steps, explained=None):
@@ -206,6 +227,9 @@ def main():
         tiny = tiny_folder(Path(folder) / "model")
         steps = scheduler_steps(given, tiny)
         tokens = EXPLAINED // (10 if given.tiny else 1)
+        # Weights so wide that a wrong block shows in the next token.
+        wide = {"initializer_range": 0.15, "bos_token_id": None, "eos_token_id": None}
+        many = many_requests(given, tiny_folder(Path(folder) / "wide", **wide))
         explained = run("vllm_explain", "explain", ["--tokens", str(tokens)])
         model = tiny if given.tiny else smollm_folder(console)
         tries = {name: [] for name in KINDS}
@@ -227,6 +251,8 @@ def main():
             explained.get("error") or f"{explained[f'{what}_ms']:.1f} ms",
             "",
         )
+    for name, report in rows_of_many(many):
+        table.add_row(name, report, "0" if name.startswith("answers") else "")
     for name, ratio in ratios.items():
         goal = f"{GOALS[name]}x" if name in GOALS else f"at most {MOST[name]}x"
         table.add_row(name, f"{ratio:.2f}x", goal)
@@ -241,11 +267,12 @@ def main():
             "servers": servers,
             "steps": steps,
             "explained": explained,
+            "many": many,
         }
         given.json.write_text(json.dumps(report, indent=1) + "\n")
     ours = [report for name, report in servers.items() if name != "lmcache"]
-    report = [*ours, explained, *(each for turns in steps.values() for each in turns)]
-    return 1 if any("error" in each for each in report) else 0
+    report = [*ours, explained, many, *(each for turns in steps.values() for each in turns)]
+    return 1 if any("error" in each for each in report) or many["different"] else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,16 @@
 """The comparison of vLLM servers: which one counts, and what its rows show."""
 
-from benches.engines.__main__ import GOALS, KINDS, MOST, STEPS, TURNS, fastest, ratios_of, rows_of
+from benches.engines.__main__ import (
+    GOALS,
+    KINDS,
+    MOST,
+    STEPS,
+    TURNS,
+    fastest,
+    ratios_of,
+    rows_of,
+    rows_of_many,
+)
 from benches.tables import engines
 
 
@@ -50,3 +60,18 @@ def test_steps_that_explain_are_compared_with_those_that_do_not():
     record = {"servers": {}, "ratios": ratios, "goals": GOALS, "most": MOST}
     assert "| why all | 1.2 | at most 1.1, **missed** |" in engines(record)
     assert "| why sampling | 1.03 | at most 1.03 |" in engines(record)
+
+
+def test_answers_that_differ_are_shown():
+    many = {"requests": 10_000, "at_once": 64, "different": 0, "ties": 3}
+    many["bytes_per_request"] = {"none": 7.4, "kvtrie": 9}
+    assert rows_of_many(many) == [
+        ("answers of 10,000 requests, 64 at once, that differ", "0 (3 ties)"),
+        ("memory that they leave, none", "7 bytes each"),
+        ("memory that they leave, kvtrie", "9 bytes each"),
+    ]
+    assert rows_of_many({"error": "no"}) == [("many requests", "no")]
+    record = {"servers": {}, "ratios": {}, "goals": {}, "many": many}
+    row = "| answers that differ, of 10,000 with 64 at once | {} | 0{} |"
+    assert row.format(0, "") in engines(record)
+    assert row.format(2, ", **missed**") in engines(record | {"many": many | {"different": 2}})
