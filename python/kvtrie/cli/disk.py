@@ -96,13 +96,15 @@ def _verify(given: argparse.Namespace) -> int:
 
 def _gc(given: argparse.Namespace) -> int:
     from kvtrie.cli.folder import clean, finish_removals, stores
+    from kvtrie.cli.parts import parts
 
     wall = time.time_ns()
     found, unreadable = stores(given.folder)
+    known = parts(found, wall)
     left_over = finish_removals(given.folder)
     cleaned = _each(
         watched(found, "Cleaning", quiet=given.json),
-        lambda store: clean(store, wall, given.older_than),
+        lambda store: clean(store, wall, given.older_than, known.get(store)),
         unreadable,
     )
     total = left_over + sum(result.freed for result in cleaned)

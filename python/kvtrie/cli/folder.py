@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie._kvtrie import DiskStore, KeptFile
+from kvtrie._kvtrie import DiskStore, Index, KeptFile
 from kvtrie.cli import kept_file
 from kvtrie.cli.found import Cleaned, Finding, Look, Row, Verified
 from kvtrie.errors import ConfigError, TransferError
@@ -27,6 +27,8 @@ from kvtrie.errors import ConfigError, TransferError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    from kvtrie.cli.parts import Part
 
 __all__ = [
     "Cleaned",
@@ -123,13 +125,19 @@ def verify(
     return Verified(store, len(rows), why, findings)
 
 
-def clean(store: Path, wall: int, older_than: int | None = None) -> Cleaned:
+def clean(
+    store: Path, wall: int, older_than: int | None = None, part: Part | None = None
+) -> Cleaned:
     """Give back what free slots and dead entries take, or the whole store.
+
+    Of a store of a group of layers also blocks without their block in the first group.
 
     Args:
         store: the store's own folder.
         wall: the wall clock in nanoseconds.
-        older_than: nanoseconds; remove the store if it has blocks and none was used within them.
+        older_than: nanoseconds; remove the store if it has blocks and none was used within them, of
+            a model with several groups in none of their stores.
+        part: what the stores of the other groups of its model say of it.
 
     Raises:
         ConfigError: it has no good manifest.
@@ -142,8 +150,12 @@ def clean(store: Path, wall: int, older_than: int | None = None) -> Cleaned:
     with closing(_open(store)) as opened:
         if opened.read_only:
             return Cleaned(store, 0, removed=False, read_only=opened.refusal)
-        ages = [row[4] for row in opened.blocks(wall)]
-        if older_than is None or not ages or min(ages) <= older_than:
+        age = min((row[4] for row in opened.blocks(wall)), default=None)
+        if part is not None:
+            age = part.age
+        if older_than is None or age is None or age <= older_than:
+            if part is not None and part.keys is not None:
+                _keep_only(opened, part.keys, wall)
             opened.gc()
             freed = max(0, before - opened.disk_bytes)
             return Cleaned(store, freed, removed=False, read_only=None)
@@ -158,6 +170,14 @@ def clean(store: Path, wall: int, older_than: int | None = None) -> Cleaned:
             raise TransferError(f"removing {store}: {error.strerror}") from error
     _remove(gone)
     return Cleaned(store, before, removed=True, read_only=None)
+
+
+def _keep_only(store: DiskStore, keys: frozenset[bytes], wall: int) -> None:
+    """Free the slots of all blocks but those with these keys."""
+    index = store.index(wall)
+    kept = [row for row, key in zip(index, index.key, strict=True) if key.tobytes() in keys]
+    if len(kept) < len(index):
+        store.save(Index(kept), wall)
 
 
 def finish_removals(folder: Path) -> int:
