@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtrie import BlockManager, Index, LayerGroup, ModelShape, ResumePoints, Tier
+from kvtrie import BlockManager, Index, LayerGroup, ModelShape, ResumeAt, ResumePoints, Tier
 from kvtrie.errors import ConfigError
 
 MODEL = ModelShape(
@@ -121,3 +121,38 @@ def test_metrics_and_a_view_carry_the_group():
         assert registry.get_sample_value("kvtrie_group_released_slots", one) == slots.released
     view = View.between(Scrape({}), Scrape.of(collector.collect()))
     assert [tier.groups for tier in view.tiers] == [((6, 0), (2, 4)), ((0, 0), (0, 0))]
+
+
+def test_a_hint_names_borders_that_stay_resumable():
+    manager = two_tiers()
+    tokens = np.arange(24, dtype=np.uint32)
+    [reply] = manager.hint([ResumeAt(tokens=tokens, borders=[12])], now=1)
+    assert (reply.answer, reply.blocks, reply.left, reply.code) == ("deferred", 0, 1, "waiting")
+    with manager.acquire(tokens, now=2) as lease:
+        assert lease.plan.resume == [12, 24]
+        lease.commit(tokens, now=3)
+        [reply] = manager.hint([ResumeAt(lease=lease, borders=np.array([8, 12]))], now=4)
+        assert (reply.answer, reply.blocks) == ("accepted", 2)
+    for borders, part in [([10], "10 tokens is not at the end of a block of 4"), ([28], "has 24")]:
+        with pytest.raises(ConfigError, match=part):
+            manager.hint([ResumeAt(tokens=tokens, borders=borders)], now=5)
+    with pytest.raises(ConfigError, match="0 borders are named"):
+        ResumeAt(tokens=tokens, borders=[])
+    with pytest.raises(ConfigError, match="a sequence of token counts"):
+        ResumeAt(tokens=tokens, borders="12")
+
+
+def test_a_miss_of_several_groups_has_its_causes():
+    manager = two_tiers()
+    tokens = np.arange(24, dtype=np.uint32)
+    serve(manager, tokens, 1).release(now=2)
+    miss = manager.explain_miss(np.append(tokens, [7, 8, 9, 10]), now=3)
+    assert (miss.found, miss.causes) == ([24, 0], [(24, 28, "new")])
+
+
+def test_blocks_leave_host_memory_on_request():
+    manager = two_tiers()
+    tokens = np.arange(24, dtype=np.uint32)
+    manager.mark(tokens, "host", present=True, now=1)
+    assert len(manager.evict(6, "host", now=2)) == 6
+    assert manager.lookup(np.append(tokens, 99), now=3).tokens == 0

@@ -43,7 +43,7 @@ from kvtrie.errors import (
     NoSpaceError,
     TransferError,
 )
-from kvtrie.hint import Demote, Prefetch, Quota, Release, Retain
+from kvtrie.hint import Demote, Prefetch, Quota, Release, ResumeAt, Retain
 from kvtrie.layer_group import LayerGroup
 from kvtrie.layout import Layout
 from kvtrie.resume import ResumePoints
@@ -86,6 +86,7 @@ __all__ = [
     "Prefetch",
     "Quota",
     "Release",
+    "ResumeAt",
     "ResumePoints",
     "Retain",
     "Scope",

@@ -612,7 +612,7 @@ class BlockManager:
         whose time has come end.
 
         Args:
-            hints: `Retain`, `Release`, `Prefetch`, `Demote`, `Quota`.
+            hints: `Retain`, `Release`, `Prefetch`, `Demote`, `Quota`, `ResumeAt`.
             now: the time, from which times to live count.
 
         Returns:
@@ -720,8 +720,7 @@ class BlockManager:
                 answer calls "new" may be "diverged".
 
         Raises:
-            ConfigError: tokens or a scope that cannot be, as for `lookup`; a model with several
-                groups of layers.
+            ConfigError: tokens or a scope that cannot be, as for `lookup`.
         """
 
     def cost(
@@ -1108,7 +1107,8 @@ class Miss:
         recomputed: tokens of the match that are expected to be computed faster than loaded.
         causes: for each range of computed tokens, the first, one after the last, and the cause:
             "new", "diverged" (at least .3 of the tokens after the parting recur in one branch),
-            "evicted", "other scope", "not stored yet", "recomputed" or "not cacheable" (the last
+            "evicted", "other scope", "no resume point" (cached, and a group of layers lacks its
+            windows or its state there), "not stored yet", "recomputed" or "not cacheable" (the last
             block is not full).
     """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]] | Buffer
 
-__all__ = ["Demote", "Hint", "Prefetch", "Quota", "Release", "Retain"]
+__all__ = ["Demote", "Hint", "Prefetch", "Quota", "Release", "ResumeAt", "Retain"]
 
 Duration: TypeAlias = int | timedelta
 """Nanoseconds, or a timedelta."""
@@ -51,7 +51,7 @@ def _nanos(name: str, duration: Duration | None) -> int | None:
     return None if duration is None else whole(name, duration, 1, _LATEST)
 
 
-def _named(hint: Retain | Release | Prefetch | Demote, *names: str) -> None:
+def _named(hint: Retain | Release | Prefetch | Demote | ResumeAt, *names: str) -> None:
     """Check names that may be left out, and whose blocks are meant."""
     for name in names:
         if (given := getattr(hint, name)) is not None:
@@ -238,4 +238,41 @@ class Quota:
             put(self, share=real("share of a quota", self.share, 0, 1))
 
 
-Hint: TypeAlias = Retain | Release | Prefetch | Demote | Quota
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeAt:
+    """Keeps borders of a path resumable, in a model of several groups of layers.
+
+    A border at which a tier has the windows and states that a request needs becomes a resume point
+    at once. Another one waits: `plan.resume` of the next request that computes it names it, so that
+    a pass ends there. Newer resume points of the path do not replace the point.
+
+    Attributes:
+        tokens: the path as a sequence, cached or not. Give one of `tokens`, `lease` and `session`.
+        lease: the path that a lease has committed, or its id.
+        session: the cached path of a conversation.
+        borders: tokens before each border, at the end of a block of the path.
+        scope: whose blocks, with `tokens`, or whose session.
+
+    Raises:
+        ConfigError: none or several paths, or no border. `BlockManager.hint` raises it for a border
+            inside a block or off the path, and for a model with one group.
+    """
+
+    tokens: Tokens | None = None
+    lease: Lease | int | None = None
+    session: str | None = None
+    borders: Sequence[int]
+    scope: Scope | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("ResumeAt", tokens=self.tokens, lease=self.lease, session=self.session)
+        _named(self, "session")
+        if isinstance(self.borders, str | bytes) or not hasattr(self.borders, "__iter__"):
+            raise ConfigError(f"borders are {self.borders!r}, a sequence of token counts wanted")
+        borders = tuple(whole("a border", border, 1, _LATEST) for border in self.borders)
+        if not borders:
+            raise ConfigError("0 borders are named, at least 1 wanted")
+        put(self, borders=borders)
+
+
+Hint: TypeAlias = Retain | Release | Prefetch | Demote | Quota | ResumeAt

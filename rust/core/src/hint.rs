@@ -127,6 +127,13 @@ pub enum Hint {
         /// Where to.
         tier: TierId,
     },
+    /// Keep borders of a path resumable, in a model of several groups.
+    ResumeAt {
+        /// Which path.
+        target: Target,
+        /// Tokens before each border, at the end of a block.
+        borders: Vec<u64>,
+    },
     /// Quota: blocks of a tier that a tenant may hold before its own leave first.
     Quota {
         /// The tenant's salt.

@@ -423,8 +423,6 @@ fn bad_groups_are_config_errors() {
         change(&mut several);
         Manager::new(several).expect_err("refused").to_string()
     };
-    let text = several(|settings| settings.tiers[0].free_low = 0.5);
-    assert!(text.contains("tier 'gpu' with 2 groups: free_low is 0.5"), "{text}");
     let text = several(|settings| settings.tiers[1].layer_slots = true);
     assert!(text.contains("layer_slots"), "{text}");
     let text = several(|settings| settings.tiers[1].kind = Kind::Remote);
@@ -651,6 +649,8 @@ proptest! {
         settings.policy = policy.to_owned();
         settings.block_events = 100_000;
         settings.tiers[0].growth_reserve = growth;
+        // Of the number of pages, so that the seeds of earlier failures play what failed.
+        settings.tiers[0].free_low = if pages % 3 == 0 { 0.6 } else { 0.0 };
         settings.tiers[0].owner = owner;
         for (tier, write) in settings.tiers.iter_mut().zip(writes) {
             tier.write = write;

@@ -62,6 +62,12 @@ fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> {
             deadline: optional(given, "deadline", nanos)?,
         }),
         "Demote" => Ok(Hint::Demote { target: target(given)?, tier: tier()? }),
+        "ResumeAt" => Ok(Hint::ResumeAt {
+            target: target(given)?,
+            borders: items(&given.getattr("borders")?, MOST, "borders", |_, border| {
+                nanos(&border, "a border")
+            })?,
+        }),
         "Quota" => Ok(Hint::Quota {
             tenant: given.getattr("tenant")?.extract()?,
             tier: tier()?,
@@ -69,7 +75,7 @@ fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> {
             share: given.getattr("share")?.extract()?,
         }),
         _ => Err(bad(format!(
-            "a hint is a Retain, Release, Prefetch, Demote or Quota, not '{name}'"
+            "a hint is a Retain, Release, Prefetch, Demote, ResumeAt or Quota, not '{name}'"
         ))),
     }
 }

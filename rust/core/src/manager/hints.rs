@@ -12,6 +12,7 @@
 //!   +--not cached yet--> pending ----+ once the block is committed
 //! ```
 
+mod borders;
 mod demote;
 mod fetch;
 mod group_hints;
@@ -165,6 +166,7 @@ impl Manager {
                 self.check_tier_index(*tier)?;
                 self.check_way(*tier, *tier == 0, "above")
             }
+            Hint::ResumeAt { target, borders } => self.check_borders(target, borders),
             Hint::Quota { tier, share, .. } => {
                 self.check_tier(*tier)?;
                 match share {
@@ -218,6 +220,7 @@ impl Manager {
                 self.prefetch(target, *tier, *deadline, now)
             }
             Hint::Demote { target, tier } => self.lower_path(target, *tier, now),
+            Hint::ResumeAt { target, borders } => self.keep_borders(target, borders),
             Hint::Quota { tenant, tier, blocks, share } => {
                 self.set_quota(tenant, *tier, *blocks, *share)
             }

@@ -17,6 +17,7 @@ pub(super) mod complete;
 pub(super) mod fail;
 pub(super) mod group;
 pub(super) mod load;
+pub(super) mod write_ahead;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;

@@ -93,7 +93,7 @@ impl Manager {
         match above {
             Some(parent) => Record { parent, scope: None, tokens, digests },
             None => Record {
-                parent: self.scope_key(scope.whose.tenant(), scope.whose.lora()),
+                parent: self.scope_key_of(block),
                 scope: Some(Box::new(ScopeOwner {
                     tenant: scope.whose.tenant().to_vec(),
                     lora: scope.whose.lora().to_owned(),
@@ -109,5 +109,11 @@ impl Manager {
     pub(crate) fn scope_key(&self, tenant: &[u8], lora: &str) -> BlockKey {
         let settings = &self.settings;
         scope_key(&settings.fingerprint, settings.block_tokens, tenant, lora)
+    }
+
+    /// The same for the scope of a block.
+    pub(crate) fn scope_key_of(&self, block: BlockId) -> BlockKey {
+        let whose = &self.scopes.get(self.node(block).scope).whose;
+        self.scope_key(whose.tenant(), whose.lora())
     }
 }

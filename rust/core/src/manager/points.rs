@@ -15,6 +15,7 @@
 //! to it, `after` the points that name it. Cost: O(path) per point, O(log n) per block looked up.
 
 mod audit;
+pub(in crate::manager) mod named;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,6 +29,8 @@ use crate::hint::{Band, Priority};
 use crate::manager::Manager;
 use crate::manager::settings::{Groups, Settings};
 use crate::tier::ResidencyState;
+
+use named::NamedBorders;
 
 /// Priority of blocks that serve no resume point.
 const USELESS: Priority = 0;
@@ -60,6 +63,8 @@ pub(super) struct Points {
     /// Blocks from point to point; 0 for points at ends and branches.
     pub(super) every: u32,
     pub(super) at: BTreeMap<BlockId, Point>,
+    /// Borders that hints name and that are no points yet.
+    pub(super) named: NamedBorders,
 }
 
 impl Points {
@@ -72,6 +77,7 @@ impl Points {
             newest: groups.newest,
             every: groups.every,
             at: BTreeMap::new(),
+            named: NamedBorders::default(),
         }
     }
 

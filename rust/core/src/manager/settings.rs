@@ -278,13 +278,6 @@ fn check_tier(tier: &TierSpec, groups: usize) -> Result<()> {
     if tier.layer_slots {
         return no("a slot is cut out of a page, so layer_slots must be false".to_owned());
     }
-    if tier.free_low > 0.0 {
-        return no(format!(
-            "free_low is {}, but a resume point is written as a whole when it leaves, or at once \
-             with write 'through': 0 wanted",
-            tier.free_low
-        ));
-    }
     Ok(())
 }
 

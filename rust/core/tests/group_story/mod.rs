@@ -10,9 +10,10 @@ use std::collections::BTreeSet;
 
 use kvtrie_core::block::{Handle, LeaseId, NO_SLOT, TierId, Token};
 use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::hint::{Hint, Release, Target};
+use kvtrie_core::hint::{Answer, Hint, Release, Target};
 use kvtrie_core::manager::{
-    Acquire, BlockEventKind, Copy, Groups, LoadMode, Manager, Mark, Outcome, Settings,
+    Acquire, Asked, BlockEventKind, Copy, Groups, LoadMode, Manager, Mark, MissCause, Outcome,
+    Settings,
 };
 use kvtrie_core::policy::NAMES;
 use kvtrie_core::scope::Scope;
@@ -61,6 +62,7 @@ pub(crate) fn drawn(seed: u64) -> Settings {
     for tier in &mut settings.tiers {
         tier.write = [Write::Back, Write::Through, Write::Never][place(next(3))];
         tier.admit_after = 1 + u32::from(next(5) == 0);
+        tier.free_low = if next(4) == 0 { 0.4 } else { 0.0 };
     }
     if let Some(groups) = &mut settings.groups {
         groups.newest = 1 + small(next(3));
@@ -133,10 +135,12 @@ impl Story {
 
     /// A request, whose match is compared with attention's.
     fn ask(&mut self, (_, stem, shared, more, extra): Step, load: LoadMode) {
-        let Self { rig, groups, last, .. } = self;
-        let shared = shared.min(last.len() / SIZE);
-        let mut prompt = branch(last, shared, stem + 10, more);
+        let shared = shared.min(self.last.len() / SIZE);
+        let mut prompt = branch(&self.last, shared, stem + 10, more);
         prompt.extend(&tokens(77, 1)[..extra % SIZE]);
+        self.explain(&prompt);
+        let named = self.name_border(&prompt, shared + extra);
+        let Self { rig, groups, .. } = self;
         let ask = Acquire { tokens: &prompt, reserve: extra, load, ..Acquire::default() };
         let border = rig.matched(&prompt) / SIZE;
         // From first principles: the longest border that every group can resume at.
@@ -148,6 +152,8 @@ impl Story {
         let Ok(id) = rig.ask(&ask) else { return };
         let matched = rig.manager.lease(id).unwrap().matched() / SIZE;
         assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
+        let borders = rig.manager.resume_borders(id).unwrap();
+        assert!(named.is_none_or(|border| border as usize <= matched || borders.contains(&border)));
         self.bind(id, 0, matched, prompt.len().div_ceil(SIZE));
         let Self { rig, groups, held, last, .. } = self;
         assert!(matched == border || (load != LoadMode::All && matched < border));
@@ -158,6 +164,46 @@ impl Story {
         assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
         held.push((id, prompt.clone()));
         *last = prompt;
+    }
+
+    /// Each token of a prompt is found, in flight, or computed for one cause; what is cached after the
+    /// longest border at which all groups resume has no resume point.
+    fn explain(&mut self, prompt: &[Token]) {
+        let scope = Scope::default();
+        let asked = Asked { tokens: prompt, scope: &scope, session: None, limit: 2 };
+        let miss = self.rig.manager.miss(&asked, self.rig.now).unwrap().close();
+        let (found, spans) = (miss.found.iter().sum::<usize>(), miss.causes.iter());
+        let computed: usize = spans.map(|&(from, to, _)| to - from).sum();
+        let arriving = prompt.len() - found - computed;
+        assert!(arriving <= miss.in_flight, "{miss:?}");
+        let border = self.rig.matched(prompt);
+        let map = self.rig.manager.group_map(prompt, &scope).unwrap();
+        let known = map.first().map_or(0, |blocks| blocks.len() * SIZE);
+        let lacking = miss.causes.iter().filter(|span| span.2 == MissCause::NoResumePoint);
+        let lacking: Vec<_> = lacking.map(|&(from, to, _)| (from, to)).collect();
+        let naive = if border < known { vec![(border, known)] } else { vec![] };
+        assert_eq!(lacking, naive, "{miss:?}");
+    }
+
+    /// A hint names a border of a prompt. Returns the border if it waits for a pass that ends there.
+    fn name_border(&mut self, prompt: &[Token], drawn: usize) -> Option<u32> {
+        let blocks = prompt.len() / SIZE;
+        if blocks == 0 || !drawn.is_multiple_of(3) {
+            return None;
+        }
+        let border = 1 + drawn % blocks;
+        let target = Target::Tokens { tokens: prompt.to_vec(), scope: Scope::default() };
+        let hint = Hint::ResumeAt { target, borders: vec![(border * SIZE) as u64] };
+        let reply = self.rig.call(|m, now| m.hint(&[hint], now)).unwrap().remove(0);
+        let border = u32::try_from(border).unwrap();
+        if reply.answer == Answer::Deferred {
+            return Some(border);
+        }
+        // A point has all that a query there attends to.
+        assert_eq!((reply.answer, reply.blocks), (Answer::Accepted, 1));
+        let map = self.rig.manager.group_map(prompt, &Scope::default()).unwrap();
+        assert!(resumes(&self.groups, border, |at: usize, place: u32| map[at][place as usize]));
+        None
     }
 
     /// An engine names slots of all groups: for what the match needs, and for blocks from `first` to
@@ -412,9 +458,10 @@ impl Story {
         }
     }
 
-    /// Blocks leave the first tier on request, all of them or none.
-    fn evict(&mut self, count: u64) {
-        if let Ok(left) = self.rig.call(|m, now| m.evict_blocks(GPU, count, &[], now)) {
+    /// Blocks leave a tier on request, all of them or none.
+    fn evict(&mut self, tier: TierId, count: u64) {
+        let tier = tier % self.rig.manager.settings().tiers.len();
+        if let Ok(left) = self.rig.call(|m, now| m.evict_blocks(tier, count, &[], now)) {
             assert_eq!(left.len() as u64, count);
         }
     }
@@ -457,7 +504,7 @@ impl Story {
                 0..5 => self.ask(step, LoadMode::All),
                 5 => self.ask(step, [LoadMode::Plan, LoadMode::None][step.1 as usize % 2]),
                 6..9 | 11..14 if !self.held.is_empty() => self.go_on(step),
-                14 => self.evict(step.3 as u64 - 1),
+                14 => self.evict(step.1 as usize, step.3 as u64 - 1),
                 15 | 16 => self.mark(step),
                 17 => self.hint(step),
                 9 => self.end_moves(step.3 % 4),

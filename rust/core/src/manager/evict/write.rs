@@ -197,21 +197,9 @@ impl Manager {
         self.store(tier, block, dirty, now, |at| (slot(at), end));
     }
 
-    /// Writes the least valuable dirty blocks down before their slots are needed, on every tier
-    /// whose free and clean slots are below its watermark `free_low` and that writes straight to
-    /// the next one. The copies above stay valid.
-    pub(crate) fn write_ahead(&mut self, now: Nanos) {
-        for tier in 0..self.tiers.len() {
-            let ours = tier > 0 || !self.tiers.engine_owned();
-            let straight = self.tiers.writes(tier) && self.transit(tier, tier + 1).is_none();
-            // An engine evicts from its own tier; writes through host would need transit slots.
-            if self.tiers[tier].spec.free_low > 0.0 && ours && straight {
-                self.write_ahead_on(tier, now);
-            }
-        }
-    }
-
-    fn write_ahead_on(&mut self, tier: TierId, now: Nanos) {
+    /// Writes the least valuable dirty blocks of a tier down before their slots are needed, while its
+    /// free and clean slots are below its watermark `free_low`. The copies above stay valid.
+    pub(crate) fn write_ahead_on(&mut self, tier: TierId, now: Nanos) {
         let (this, space) = (&self.tiers[tier], self.blocks.space(tier));
         let free = space.takeable();
         #[expect(

@@ -8,6 +8,8 @@
 //! ```text
 //! prompt  |---- found ----|-- not stored yet --|-- evicted --|-- other scope --|-- rest --|part|
 //!         0            matched               known                                      full  end
+//! with several groups the tokens from the last border at which all of them resume, up to the end of
+//! the cached blocks, have no resume point
 //! rest: diverged if 0.3 of the tokens after the parting recur in one branch, else new
 //! ```
 //!
@@ -25,6 +27,7 @@ use crate::trie::Query;
 
 use crate::manager::Manager;
 use crate::manager::kinds::LoadMode;
+use crate::manager::request::acquire::Acquire;
 use crate::manager::request::residency_scan::Prefill;
 
 /// Tokens of a branch that are read.
@@ -66,6 +69,8 @@ pub enum MissCause {
     Evicted,
     /// It is cached for another adapter or another digest of the same tenant.
     OtherScope,
+    /// Its blocks are cached, and a group of layers lacks its windows or its state there.
+    NoResumePoint,
     /// It is known, and no copy of it is complete yet.
     NotStoredYet,
     /// It is cached, and computing it is expected to be faster than loading it.
@@ -83,6 +88,7 @@ impl MissCause {
             Self::Diverged => "diverged",
             Self::Evicted => "evicted",
             Self::OtherScope => "other scope",
+            Self::NoResumePoint => "no resume point",
             Self::NotStoredYet => "not stored yet",
             Self::Recomputed => "recomputed",
             Self::NotCacheable => "not cacheable",
@@ -148,19 +154,20 @@ impl Manager {
     /// Copies all that explains why tokens of a prompt would be computed now.
     ///
     /// # Errors
-    /// As [`Manager::lookup`]; [`crate::error::Error::Config`] for a model with several groups.
+    /// As [`Manager::lookup`].
     pub fn miss(&mut self, asked: &Asked<'_>, now: Nanos) -> Result<OpenMiss> {
         self.open()?;
-        self.one_group("explain_miss")?;
         let Asked { tokens, scope, .. } = *asked;
         self.scopes.digests.check(scope, tokens)?;
         let (size, now) = (self.block_tokens(), self.clock.read(now));
         let found = self.scopes.find(scope)?;
         let content = self.scopes.digests.content(scope, 0, tokens);
-        let (mut known, mut usable) = (Vec::new(), Vec::new());
+        let (mut known, mut usable, mut cached) = (Vec::new(), Vec::new(), 0);
         if let Some(id) = found {
             self.trie().walk(self.scopes.get(id).root, Query::Tokens(&content), &mut known);
             usable = self.path(id, Query::Tokens(&content), 0, 0);
+            cached = usable.len();
+            self.cut_to_groups(&mut usable);
         }
         let known_tokens = known.len() * size;
         let full = tokens.len() / size * size;
@@ -172,13 +179,14 @@ impl Manager {
             parting: None,
             branches: Vec::new(),
             evicted: self.once_cached(scope, found, known.last().copied(), rest),
-            in_flight: (known.len() - usable.len()) * size,
+            in_flight: (known.len() - cached) * size,
             other_scope: self.elsewhere(asked, &content, known.len()),
             recomputed: 0,
             causes: Vec::new(),
         };
-        self.explain_match(&usable, tokens.len(), now, &mut miss);
-        cause(&mut miss.causes, usable.len() * size, known_tokens, MissCause::NotStoredYet);
+        self.explain_match(&usable, asked, now, &mut miss);
+        cause(&mut miss.causes, usable.len() * size, cached * size, MissCause::NoResumePoint);
+        cause(&mut miss.causes, cached * size, known_tokens, MissCause::NotStoredYet);
         let first = found.map_or_else(Vec::new, |id| self.candidates(asked, id, &known, rest));
         let parted = first.iter().map(|&block| self.shared(block, rest)).max();
         let parted = parted.filter(|&shared| shared < rest.len());
@@ -207,16 +215,28 @@ impl Manager {
         Ok(open)
     }
 
+    /// Blocks of a match that a request loads; those after a border of several groups are computed.
+    fn loaded_of(&self, usable: &[BlockId], asked: &Asked<'_>, now: Nanos) -> usize {
+        if self.points.is_none() {
+            return usable.len();
+        }
+        let load = if self.tiers.engine_owned() { LoadMode::All } else { LoadMode::Plan };
+        let ask = Acquire { tokens: asked.tokens, load, ..Acquire::default() };
+        self.choose_border(&ask, usable, now) as usize
+    }
+
     /// Counts the tokens of a match by tier, and the causes of those that are computed all the same.
-    fn explain_match(&self, usable: &[BlockId], tokens: usize, now: Nanos, miss: &mut Miss) {
+    fn explain_match(&self, usable: &[BlockId], asked: &Asked<'_>, now: Nanos, miss: &mut Miss) {
+        let tokens = asked.tokens.len();
         let size = self.block_tokens();
+        let (usable, after) = usable.split_at(self.loaded_of(usable, asked, now));
         let mut missing = self.scan(usable, now);
         if !self.tiers.engine_owned() {
             let weight = u64::from(self.settings.token_weight);
             let context = (usable.len() * size) as u64 * weight;
             let rest = (tokens - usable.len() * size) as u64 * weight;
             let rest = self.settings.cost.compute_ns(context, rest);
-            let mode = LoadMode::Plan;
+            let mode = if self.points.is_some() { LoadMode::All } else { LoadMode::Plan };
             self.decide_loads(
                 &mut missing,
                 now,
@@ -242,6 +262,9 @@ impl Manager {
                 None => miss.in_flight += size,
             }
         }
+        let (from, more) = (usable.len() * size, after.len() * size);
+        miss.recomputed += more;
+        cause(&mut miss.causes, from, from + more, MissCause::Recomputed);
     }
 
     /// Tokens after a path that were cached once, in full blocks, up to the first that is not

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::arrival::MoveIds;
-use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot};
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::group::GroupKind;
 use crate::manager::Manager;
@@ -35,6 +35,7 @@ impl Manager {
         if self.points.is_none() {
             return at;
         }
+        self.plan_again(id);
         // The windows of a shorter border are not in the engine's slots.
         if self.tiers.engine_owned() {
             if let Some(windows) = &mut self.lease_mut(id).windows {
@@ -48,6 +49,19 @@ impl Manager {
         self.move_windows(id, &path, border);
         self.assign_places(id, border);
         border as usize
+    }
+
+    /// Adds the border of a match to those of its lease's pass: the request computes the rest of the
+    /// prompt from an earlier one, and the next request would miss the border that was lost.
+    fn plan_again(&mut self, id: LeaseId) {
+        let every = self.points.as_ref().map_or(0, |points| points.every);
+        let Some(windows) = &mut self.lease_mut(id).windows else { return };
+        let (lost, kept) = (windows.done, windows.here.unwrap_or(false));
+        let regular = every == 0 || lost.is_multiple_of(every);
+        let known = windows.borders.binary_search_by_key(&lost, |&(border, _)| border);
+        if let (Err(at), true, true) = (known, regular, 0 < lost && lost <= windows.end) {
+            windows.borders.insert(at, (lost, kept || every > 0));
+        }
     }
 
     /// Tokens that a lease keeps if it is truncated to `tokens`, fewer than it holds: of a model with
@@ -206,25 +220,32 @@ impl Manager {
         (0..self.tiers.len()).for_each(|tier| self.blocks.unstock(tier));
     }
 
-    /// Evicts `count` blocks from the first tier, as [`Manager::evict_blocks`], with their points.
+    /// Evicts `count` blocks of the first group from a tier, as [`Manager::evict_blocks`], with their
+    /// points.
     pub(crate) fn evict_group_blocks(
         &mut self,
+        tier: TierId,
         count: u64,
         stay: &[BlockId],
         now: Nanos,
     ) -> Result<Vec<Handle>> {
-        let leavable = self.leavable(stay);
-        if leavable < count {
-            return Err(self.no_space(0, count, &self.eviction_set()));
+        if self.leavable(tier, stay) < count {
+            return Err(self.no_space(tier, count, &self.eviction_set()));
         }
         let paths: Vec<Vec<BlockId>> =
             stay.iter().map(|&block| self.path_to(Some(block))).collect();
+        let there = |&block: &BlockId| {
+            let here = self.residency(tier, block).state != ResidencyState::Absent;
+            here.then_some((tier, block..block + 1))
+        };
+        let below: Vec<_> = paths.iter().flatten().filter_map(there).collect();
+        self.keep_sources(&below, true);
         for path in &paths {
             self.pin(path);
         }
         let (begun, mut left) = (self.moves.latest(), Vec::new());
         while (left.len() as u64) < count {
-            if !self.free_victim((0, 1, true), Some(&mut left), now)
+            if !self.free_victim((tier, 1, true), Some(&mut left), now)
                 && !self.cancel_store(begun, now)
             {
                 break;
@@ -233,6 +254,7 @@ impl Manager {
         for path in &paths {
             self.unpin(path, None);
         }
+        self.keep_sources(&below, false);
         Ok(left)
     }
 }

@@ -103,16 +103,16 @@ impl Manager {
         true
     }
 
-    /// Number of blocks of the first group that can leave the first tier while those of `stay` and all
-    /// before them remain.
-    pub(crate) fn leavable(&self, stay: &[BlockId]) -> u64 {
-        let mut fixed = self.fixed(0, &[], &[]);
+    /// Number of blocks of the first group that can leave a tier while those of `stay` and all before
+    /// them remain.
+    pub(crate) fn leavable(&self, tier: TierId, stay: &[BlockId]) -> u64 {
+        let mut fixed = self.fixed(tier, &[], &[]);
         for &block in stay {
-            self.fix_path(&mut fixed, 0, Some(block));
+            self.fix_path(&mut fixed, tier, Some(block));
         }
         let resident =
-            |&&block: &&BlockId| self.residency(0, block).state == ResidencyState::Resident;
-        self.blocks.table(0).copies() - fixed.blocks.iter().filter(resident).count() as u64
+            |&&block: &&BlockId| self.residency(tier, block).state == ResidencyState::Resident;
+        self.blocks.table(tier).copies() - fixed.blocks.iter().filter(resident).count() as u64
     }
 
     /// Fails if the slots of a tier that stay in any case, and `spared` pages, leave too few pages.

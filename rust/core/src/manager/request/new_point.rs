@@ -9,7 +9,7 @@ use crate::manager::points::Point;
 
 impl Manager {
     /// Makes a border of a path a resume point, if the first tier has all that it needs. A point that newer ones
-    /// of its path do not replace is `kept`; of the others the oldest is released where there are too
+    /// of its path do not replace is `kept`, as is one that a hint has named; of the others the oldest is released where there are too
     /// many.
     pub(crate) fn add_point(&mut self, path: &[BlockId], border: u32, kept: bool) {
         self.add_point_on(0, path, border, kept);
@@ -21,6 +21,7 @@ impl Manager {
             return;
         }
         let block = path[border as usize - 1];
+        let kept = self.take_named(block) || kept;
         let points = self.points.as_mut().expect("a model of several groups");
         if let Some(known) = points.at.get_mut(&block) {
             known.kept |= kept;

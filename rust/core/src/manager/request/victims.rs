@@ -16,8 +16,7 @@ impl Manager {
     /// # Errors
     /// [`Error::NoSpace`](crate::error::Error::NoSpace) if fewer may leave;
     /// [`Error::Config`](crate::error::Error::Config) if there is no such tier or the engine owns
-    /// its slots, or for a tier below the first of a model with several groups. Nothing has changed
-    /// then.
+    /// its slots. Nothing has changed then.
     pub fn evict_blocks(
         &mut self,
         tier: TierId,
@@ -27,9 +26,6 @@ impl Manager {
     ) -> Result<Vec<Handle>> {
         self.open()?;
         self.check_tier(tier)?;
-        if tier > 0 {
-            self.one_group("evict from a tier below the first")?;
-        }
         let now = self.tick(now);
         if count == 0 {
             return Ok(Vec::new());
@@ -37,7 +33,7 @@ impl Manager {
         let known = stay.iter().filter_map(|&handle| self.trie().resolve(handle));
         if self.points.is_some() {
             let stay: Vec<BlockId> = known.collect();
-            return self.evict_group_blocks(count, &stay, now);
+            return self.evict_group_blocks(tier, count, &stay, now);
         }
         let stay: Vec<_> = known.map(|block| (tier, block..block + 1)).collect();
         let units = self.units(tier, self.all_layers()).saturating_mul(count);

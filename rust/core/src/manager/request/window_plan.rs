@@ -44,6 +44,8 @@ impl Manager {
                 borders.push((end, false));
             }
         }
+        let named = self.named_borders(&ask.scope, ask.tokens);
+        add_named(&mut borders, named.iter().copied().filter(|&border| border > from));
         // Blocks after the prompt's last full one: its partial one, and those of the answer.
         let written = ask.tokens.len().saturating_add(ask.reserve).div_ceil(self.block_tokens());
         let more = place(written) - end;
@@ -56,6 +58,7 @@ impl Manager {
         let here = (points.every == 0 && from > 0)
             .then_some(leaves && known == from)
             .filter(|&leaves| leaves || from == end);
+        let here = if named.contains(&from) { Some(true) } else { here };
         Some(Box::new(Windows {
             wanted: wanted.collect(),
             loads: Vec::new(),
@@ -128,5 +131,15 @@ impl Manager {
     #[must_use]
     pub fn group_slots(&self, tier: usize) -> Vec<GroupSlots> {
         self.blocks.group_slots(tier)
+    }
+}
+
+/// Adds borders that stay to those of a pass, which are ascending.
+fn add_named(borders: &mut Vec<(u32, bool)>, named: impl Iterator<Item = u32>) {
+    for border in named {
+        match borders.binary_search_by_key(&border, |&(known, _)| known) {
+            Ok(at) => borders[at].1 = true,
+            Err(at) => borders.insert(at, (border, true)),
+        }
     }
 }

@@ -1,0 +1,118 @@
+//! Writes ahead of need: what has the lowest value is on the tier below before its room is wanted.
+//!
+//! A model with several groups counts room in pages: the free ones, and those that hold only what is
+//! released or is on a tier below too; its points are written with their blocks. Invariant: nothing
+//! leaves the tier for it. Cost: nothing above the watermark; below it that of an eviction set, or with
+//! several groups O(log n) for at most 64 entries and the stores.
+
+use crate::block::{BlockId, TierId};
+use crate::manager::Manager;
+use crate::residency::Arena;
+use crate::time::{Nanos, Stamp, stamp};
+
+/// Entries of the eviction index that one call looks at.
+const MOST_SEEN: usize = 64;
+
+impl Manager {
+    /// Writes ahead of need on every tier below its watermark `free_low` that writes straight to the
+    /// next one. The copies above stay valid.
+    pub(crate) fn write_ahead(&mut self, now: Nanos) {
+        for tier in 0..self.tiers.len() {
+            let ours = tier > 0 || !self.tiers.engine_owned();
+            let straight = self.tiers.writes(tier) && self.transit(tier, tier + 1).is_none();
+            // An engine evicts from its own tier; writes through host would need transit slots.
+            if self.tiers[tier].spec.free_low > 0.0 && ours && straight {
+                if self.points.is_some() {
+                    self.write_points_ahead(tier, now);
+                } else {
+                    self.write_ahead_on(tier, now);
+                }
+            }
+        }
+    }
+
+    /// Copies the points of lowest value of a tier one tier down, with their blocks, until the share
+    /// `free_low` of its pages is free or could be without a store.
+    fn write_points_ahead(&mut self, tier: TierId, now: Nanos) {
+        let pages = self.blocks.arena(tier).map_or(0, Arena::room);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share below one of a number below 2^32"
+        )]
+        let low = (f64::from(pages) * self.tiers[tier].spec.free_low) as u64;
+        let free = self.free_room(tier);
+        // The next search is due once an eighth of the watermark has been used.
+        if free + self.tiers[tier].credit + low / 8 >= low {
+            return;
+        }
+        let (mut clean, mut seen) = (0.0, Vec::new());
+        #[expect(clippy::cast_precision_loss, reason = "numbers of pages")]
+        let short = low.saturating_sub(free) as f64;
+        while clean < short
+            && seen.len() < MOST_SEEN
+            && let Some(victim) = self.tiers[tier].eviction.victim(stamp(now))
+        {
+            self.tiers[tier].eviction.unlink(victim.id);
+            seen.push(victim.id);
+            if !self.has_point_on(tier, victim.id) && self.serves_points(tier, victim.id) {
+                self.write_down(tier, victim.id, None, Stamp::MAX, now);
+            }
+            // Points before it on the path are exposed once it has left.
+            let mut next = Some(victim.id);
+            while let Some(block) = next.filter(|_| clean < short) {
+                if self.has_point_on(tier, block) && !self.point_below(tier, block) {
+                    self.copy_point(tier, block, now);
+                }
+                clean += self.clean_pages(tier, block);
+                next = self.point_before(block);
+            }
+        }
+        for block in seen {
+            self.refresh_on(tier, block);
+        }
+        // Also where the tier below is too small for them: its victims would be written again.
+        self.tiers[tier].credit = low.saturating_sub(free);
+    }
+
+    /// Pages of a tier that are free, or hold nothing but free slots and released residencies.
+    fn free_room(&self, tier: TierId) -> u64 {
+        let Some(arena) = self.blocks.arena(tier) else { return 0 };
+        let slots = self.blocks.group_slots(tier);
+        let held = slots
+            .iter()
+            .enumerate()
+            .map(|(group, slots)| slots.held.div_ceil(u64::from(arena.per_page(group))));
+        u64::from(arena.room()).saturating_sub(held.sum())
+    }
+
+    /// Whether a tier below has the point after a block.
+    fn point_below(&self, tier: TierId, block: BlockId) -> bool {
+        (tier + 1..self.tiers.len()).any(|below| self.has_point_on(below, block))
+    }
+
+    fn point_before(&self, block: BlockId) -> Option<BlockId> {
+        self.points.as_ref().and_then(|points| points.at.get(&block)).and_then(|point| point.before)
+    }
+
+    /// Pages that could be freed without a store if a block left a tier, with its point and the blocks
+    /// after the point before it; as a share of the pages of each group.
+    fn clean_pages(&self, tier: TierId, block: BlockId) -> f64 {
+        let (Some(arena), Some(points)) = (self.blocks.arena(tier), &self.points) else {
+            return 0.0;
+        };
+        let page = |group: usize, slots: u32| f64::from(slots) / f64::from(arena.per_page(group));
+        let Some(point) = points.at.get(&block).filter(|point| point.tiers >> tier & 1 == 1) else {
+            return page(0, 1);
+        };
+        if !self.point_below(tier, block) {
+            return 0.0;
+        }
+        let needs = points.groups.iter().enumerate().map(|(at, group)| {
+            let slots = group.needed(point.border, points.block_tokens).iter().count();
+            page(at + 1, u32::try_from(slots).unwrap_or(u32::MAX))
+        });
+        let from = point.before.map_or(0, |before| points.at[&before].border);
+        needs.sum::<f64>() + page(0, point.border - from)
+    }
+}

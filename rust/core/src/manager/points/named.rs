@@ -1,0 +1,61 @@
+//! Borders that hints name and at which no tier has yet all that a resume needs.
+//!
+//! Such a border waits by the content key of the block before it: the next request whose tokens reach
+//! it gets it as a border of its pass. Invariant: no scope has more than [`MOST_NAMED`]. Cost: while
+//! borders of its scope wait, one hash per block of a request.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::block::{BlockId, Token};
+use crate::manager::Manager;
+use crate::record::BlockKey;
+use crate::scope::Scope;
+
+/// Bound of the borders of a scope that wait.
+pub(crate) const MOST_NAMED: usize = 4096;
+
+/// Borders that wait, by the key of their scope.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NamedBorders(BTreeMap<BlockKey, BTreeSet<BlockKey>>);
+
+impl NamedBorders {
+    /// Adds a border. Returns whether it waits now.
+    pub(crate) fn add(&mut self, scope: BlockKey, border: BlockKey) -> bool {
+        let waiting = self.0.entry(scope).or_default();
+        waiting.contains(&border) || (waiting.len() < MOST_NAMED && waiting.insert(border))
+    }
+
+    /// Ends the wait of a border. Returns whether it waited.
+    fn take(&mut self, scope: BlockKey, border: BlockKey) -> bool {
+        let Some(waiting) = self.0.get_mut(&scope) else { return false };
+        let waited = waiting.remove(&border);
+        // Empty rows would keep the scope in the table.
+        if waiting.is_empty() {
+            self.0.remove(&scope);
+        }
+        waited
+    }
+}
+
+impl Manager {
+    /// The borders that wait among those of a prompt, in blocks, ascending.
+    pub(crate) fn named_borders(&self, scope: &Scope, tokens: &[Token]) -> Vec<u32> {
+        let Some(points) = self.points.as_ref().filter(|points| !points.named.0.is_empty()) else {
+            return Vec::new();
+        };
+        let first = self.scope_key(&scope.tenant, &scope.lora);
+        let Some(waiting) = points.named.0.get(&first) else { return Vec::new() };
+        let keys = self.keys(scope, tokens).unwrap_or_default();
+        (1..).zip(keys).filter(|(_, key)| waiting.contains(key)).map(|(border, _)| border).collect()
+    }
+
+    /// Ends the wait of the border after a block, which becomes a point. Returns whether a hint named
+    /// it.
+    pub(crate) fn take_named(&mut self, block: BlockId) -> bool {
+        if self.points.as_ref().is_none_or(|points| points.named.0.is_empty()) {
+            return false;
+        }
+        let (scope, key) = (self.scope_key_of(block), self.key(block));
+        self.points.as_mut().is_some_and(|points| points.named.take(scope, key))
+    }
+}
