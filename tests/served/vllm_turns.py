@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 from vllm_schedules import KINDS, model, tiers  # noqa: F401 - a fixture
 
+# vLLM 0.30 answers every input of a session with as many tokens as its first one asks for.
+FIRST_LENGTH = version("vllm").startswith("0.30.")
 ROOM = 5 * (4 * 80 // SIZE + 2)  # blocks of five sessions of four inputs and answers each
 
 
@@ -22,6 +25,7 @@ class SessionEngine(Engine):
     def __init__(self, *args, **more):
         super().__init__(*args, **more)
         self.inputs, self.outputs, self.contexts, self.seen = {}, {}, {}, []
+        self.lengths = {}  # of the first answer of each session
 
     def input(self, name, tokens, count):
         """One more input of a session; None for `tokens` ends the session."""
@@ -36,7 +40,8 @@ class SessionEngine(Engine):
         if (first := name not in self.prompts) and tokens is not None:
             self.prompts[name] = ([], 0, request)
             self.inputs[name], self.outputs[name] = [], []
-        self.inputs[name].append(count)
+        self.lengths.setdefault(name, count)
+        self.inputs[name].append(self.lengths[name] if FIRST_LENGTH else count)
         waits = not first and self.prompts[name][2].status.name == "WAITING_FOR_STREAMING_REQ"
         if waits:
             self.seen.append(list(self.prompts[name][2].all_token_ids))
