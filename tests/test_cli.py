@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from commands import refused, run
 
-from kvtrie.demo.report import Report, write_report
+from kvtrie import BlockManager, LayerGroup, ModelShape, ResumePoints, Tier
+from kvtrie.demo.report import Report, capture, write_report
 
 KVTRIE = Path(sys.executable).with_name("kvtrie")
 
@@ -64,6 +65,31 @@ def test_map_draws_one_session_block_by_block(capsys, report):
     assert figures["sessions"]["chat 1"][1] == [0, 1, -1]
     assert figures["tiers"] == ["gpu", "host", "dropped"]
     assert "'chat 7'" in refused(capsys, "map", report, "--session", "chat 7")
+
+
+def test_map_draws_a_row_per_group_of_layers(capsys, tmp_path):
+    window = LayerGroup((1, 3), kind="sliding", window=9)
+    model = ModelShape(4, 1, 8, groups=(LayerGroup((0, 2)), window), fingerprint="map")
+    tiers = [Tier(kind, bytes="1MiB", owner="none") for kind in ("gpu", "host")]
+    manager = BlockManager(model, tiers, block_tokens=4, resume=ResumePoints())
+    tokens = list(range(24))
+    manager.mark(tokens, "host", present=True, now=1)
+    manager.mark(tokens[:12], "gpu", present=True, now=2)
+    path = tmp_path / "groups.json"
+    write_report(path, capture(manager, "a chat", {"chat": tokens}, now=3))
+    status, out, _ = run(capsys, "map", str(path), "--session", "chat")
+    assert status == 0
+    # The windows at both ends of a marked sequence: two blocks each.
+    assert out.splitlines()[-3:] == [
+        "group",
+        f"{'full:0,2':20} ███▓▓▓",
+        "sliding:1,3:window=9 ·██·▓▓",
+    ]
+    status, out, _ = run(capsys, "map", str(path))
+    assert out.splitlines()[-1].split() == ["chat", "████", "6", "42%", "42%", "17%"]
+    wrong = path.read_text().replace('"full:0,2": 0', '"full:0,2": 4')
+    path.write_text(wrong)
+    assert "groups of layers [1, 4] of 4" in refused(capsys, "map", str(path))
 
 
 def test_map_draws_a_picture(capsys, report, tmp_path):

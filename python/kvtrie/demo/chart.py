@@ -51,6 +51,8 @@ def overview(report: Report) -> str:
 def session_map(report: Report, name: str) -> str:
     """The map of one session: a row per layer, the last one on top, and a column per block.
 
+    Where groups of layers are kept apart, all layers of a group have the same, so each has one row.
+
     Raises:
         ConfigError: there is no such session.
     """
@@ -59,6 +61,13 @@ def session_map(report: Report, name: str) -> str:
         names = ", ".join(report.sessions)
         raise ConfigError(f"there is no session {name!r} in the report, only {names}")
     where: NDArray[np.int8] = report.sessions[name]
+    if report.groups:
+        width = max(map(len, report.groups))
+        groups = [
+            f"{group:{width}} {''.join(_mark(tier) for tier in where[layer])}"
+            for group, layer in report.groups.items()
+        ]
+        return "\n".join([f"{report.title}: {name}", _legend(report), "", "group", *groups])
     rows = [
         f"{layer:5d} {''.join(_mark(tier) for tier in where[layer])}"
         for layer in reversed(range(report.layers))

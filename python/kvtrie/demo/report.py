@@ -8,7 +8,7 @@ Cost: one lookup per session, about one byte per block and layer on disk.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -42,6 +42,7 @@ class Report:
         tiers: per tier, fastest first, its counters as `BlockManager.stats` names them.
         sessions: per session, int8 `(layers, blocks)`: the number of the fastest tier that held
             the layer of the block, or -1.
+        groups: where groups of layers are kept apart, a layer of each by the group's description.
     """
 
     title: str
@@ -49,6 +50,7 @@ class Report:
     layers: int
     tiers: dict[str, dict[str, int]]
     sessions: dict[str, NDArray[np.int8]]
+    groups: dict[str, int] = field(default_factory=dict[str, int])
 
 
 def capture(
@@ -66,12 +68,15 @@ def capture(
         now: the time, in nanoseconds.
     """
     stats = manager.stats().as_dict()
+    apart = any(tier["groups"] for tier in stats["tiers"].values())
+    groups = manager.model.groups if apart else ()
     return Report(
         title=title,
         block_tokens=manager.block_tokens,
         layers=manager.model.layers,
         tiers={kind: _counters(tier) for kind, tier in stats["tiers"].items()},
         sessions={name: grid(manager, tokens, now) for name, tokens in sessions.items()},
+        groups={group.identity(): group.layers[0] for group in groups},
     )
 
 
@@ -92,6 +97,7 @@ def write_report(path: Path, report: Report) -> None:
         "layers": report.layers,
         "tiers": report.tiers,
         "sessions": {name: _texts(each) for name, each in report.sessions.items()},
+        "groups": report.groups,
     }
     write_output(path, json.dumps(document, indent=1) + "\n")
 
@@ -126,6 +132,7 @@ def read_report(path: Path) -> Report:
                 str(name): _grid(texts, layers, len(tiers))
                 for name, texts in fields["sessions"].items()
             },
+            groups=_groups(fields.get("groups", {}), layers),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path} is a broken report of kvtrie: {error!r}") from error
@@ -133,6 +140,14 @@ def read_report(path: Path) -> Report:
 
 def _texts(where: NDArray[np.int8]) -> list[str]:
     return ["".join(_GONE if tier == DROPPED else str(tier) for tier in row) for row in where]
+
+
+def _groups(given: dict[str, Any], layers: int) -> dict[str, int]:
+    """Parse a layer of each group; a report of an earlier version has none."""
+    groups = {str(name): int(layer) for name, layer in given.items()}
+    if any(not 0 <= layer < layers for layer in groups.values()):
+        raise ValueError(f"groups of layers {sorted(groups.values())} of {layers}")
+    return groups
 
 
 def _grid(texts: list[str], layers: int, tiers: int) -> NDArray[np.int8]:
