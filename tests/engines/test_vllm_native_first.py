@@ -201,3 +201,27 @@ def test_computed_tokens_are_counted_once_each():
     assert engine.scheduler.match(request, 4) == 12
     engine.scheduler.end(request)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(at, marks=pytest.mark.deep) for at in range(2, 200))]
+)
+def test_any_sizes_and_tiers(seed, tmp_path):
+    draw = random.Random(seed)
+    native, places = draw.choice([4, 8, 12]), draw.choice(["", "disk", "store", "disk store"])
+    more = {
+        "native_first": native,
+        "native_last": draw.choice([0, 0, 3, 9]),
+        "format_": draw.choice(["int8", "fp8"]),
+        "use_layerwise": draw.random() < 0.3,
+        "store": f"folder:{tmp_path}/store" if "store" in places else None,
+    }
+    host = native // SIZE * 3 + draw.choice([1, 2, 4, 8, 20])
+    for again in range(2):
+        folder = tmp_path / "disk" if "disk" in places else ""
+        ranks = 1 if again or places else draw.choice([1, 2])
+        engine = Engine(folder, ranks, draw.choice([0, 1, 2]), seed, host, **more)
+        play(engine, 12, seed, aborts=draw.choice([0.05, 0.3]))
+        engine.close()
+        assert engine.failed == 0
+        assert not engine.scheduler.counters.lost["an unexpected error"]
