@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from kvtrie import BlockManager, LayerGroup, ModelShape, NoSpaceError, ResumePoints, Tier
-from kvtrie.tiers import GroupDisk, GroupPool, GroupPools, open_pools
+from kvtrie.tiers import GroupDisk, GroupKept, GroupPool, GroupPools, open_pools
 from kvtrie.transfer import Executor
 
 SIZE = 4
@@ -34,11 +34,19 @@ MODELS = {
 class World:
     """A manager with pools, and a twin that knows the bytes of each block by its tokens."""
 
-    def __init__(self, groups, *, gpu, host=0, disk=0, folder=None, seed=0, fails=0.0, layout=None):
+    def __init__(
+        self, groups, *, gpu, host=0, disk=0, folder=None, keep=None, seed=0, fails=0.0, layout=None
+    ):
         self.model = ModelShape(8, 2, 8, groups=groups, fingerprint="groups")
         kinds = (("gpu", gpu, None), ("host", host, None), ("disk", disk, str(folder)))
         self.tiers = [
-            Tier(kind, bytes=room, path=path, layout=layout if kind != "gpu" else None)
+            Tier(
+                kind,
+                bytes=room,
+                path=path,
+                keep=keep if kind == "host" else None,
+                layout=layout if kind != "gpu" else None,
+            )
             for kind, room, path in kinds
             if room
         ]
@@ -47,7 +55,8 @@ class World:
         self.pools = open_pools(self.model, self.tiers, SIZE, resume=resume)
         self.memory = [pool for pool in self.pools if isinstance(pool, GroupPools)]
         for pool in self.memory:
-            pool.memory.view(torch.float32).fill_(float("nan"))
+            if not isinstance(pool, GroupKept):
+                pool.memory.view(torch.float32).fill_(float("nan"))
         self.now = 0
         self.found = []
         self.compared = [0] * len(self.pools)
@@ -65,7 +74,7 @@ class World:
     def __exit__(self, *_):
         self.executor.close()
         for pool in self.pools:
-            if isinstance(pool, GroupDisk):
+            if isinstance(pool, GroupDisk | GroupKept):
                 pool.close()
 
     def tick(self):

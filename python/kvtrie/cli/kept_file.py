@@ -96,9 +96,21 @@ def clean(path: Path, wall: int, older_than: int | None) -> Cleaned:
         before = 512 * path.stat().st_blocks
         try:
             path.unlink()
+            before += _remove_pages(path)
         except OSError as error:
             raise TransferError(f"removing {path}: {error.strerror}") from error
         return Cleaned(path, before, removed=True, read_only=None)
+
+
+def _remove_pages(path: Path) -> int:
+    """Remove the pages of groups of layers with the last of their tables; returns their bytes."""
+    base, named, _ = path.name.rpartition("-group")
+    pages = path.with_name(f"{base}-pages")
+    if not named or not pages.is_file() or [*path.parent.glob(f"{base}-group*")]:
+        return 0
+    size = 512 * pages.stat().st_blocks
+    pages.unlink()
+    return size
 
 
 def _take(path: Path) -> tuple[KeptFile | None, int | None, bool]:

@@ -20,7 +20,7 @@ from kvtrie.engines.layer_trial import model_shape, no_cache
 from kvtrie.engines.startup import OpenTier, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_memory, path_and_size, size
-from kvtrie.tiers import DiskStorage, GroupDisk, GroupPools, KeptPool, open_pools
+from kvtrie.tiers import DiskStorage, GroupDisk, GroupKept, GroupPools, KeptPool, open_pools
 from kvtrie.tiers.remote import RemoteStorage
 from kvtrie.transfer import Executor
 
@@ -150,7 +150,7 @@ def _check_written(pools: Sequence[TierBytes | None]) -> None:
 
 def _close(pools: Sequence[TierBytes | None]) -> None:
     for pool in pools:
-        if isinstance(pool, DiskStorage | GroupDisk | KeptPool | RemoteStorage):
+        if isinstance(pool, DiskStorage | GroupDisk | GroupKept | KeptPool | RemoteStorage):
             pool.close()
 
 
@@ -182,7 +182,7 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
     """Print the start-up line on standard error, and log warnings."""
     manager = executor.manager
     stats, tokens = manager.stats().tiers, manager.block_tokens
-    kept = any(isinstance(pool, KeptPool) for pool in executor.pools)
+    kept = any(isinstance(pool, GroupKept | KeptPool) for pool in executor.pools)
     disks = [pool for pool in executor.pools if isinstance(pool, DiskStorage | GroupDisk)]
     lines = [
         OpenTier(

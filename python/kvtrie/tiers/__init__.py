@@ -18,6 +18,7 @@ from kvtrie.tiers.disk import DiskStorage
 from kvtrie.tiers.engine_pool import EnginePool
 from kvtrie.tiers.gpu import default_device, gpu_pool
 from kvtrie.tiers.group_disk import GroupDisk, GroupStore
+from kvtrie.tiers.group_kept import GroupKept, group_kept
 from kvtrie.tiers.group_pools import GroupPool, GroupPools
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.kept import KeptPool
@@ -41,6 +42,7 @@ __all__ = [
     "DiskStorage",
     "EnginePool",
     "GroupDisk",
+    "GroupKept",
     "GroupPool",
     "GroupPools",
     "GroupStore",
@@ -278,8 +280,9 @@ def _open_groups(
             pools.append(GroupDisk(model, tier, block_tokens))
         else:
             device, host = gpu if tier.kind == "gpu" else "cpu", tier.kind == "host"
+            kept = None if tier.keep is None else group_kept(model, tier, block_tokens)
             pools.append(
-                GroupPools(model, tier, block_tokens, device=device, pinned=pinned and host)
+                kept or GroupPools(model, tier, block_tokens, device=device, pinned=pinned and host)
             )
     return tuple(pools)
 

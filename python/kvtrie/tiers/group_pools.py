@@ -261,6 +261,7 @@ class GroupPools:
         block_tokens: tokens of a block.
         device: device of the memory.
         pinned: whether host memory is locked for copies by a GPU.
+        memory: uint8, all pages, if they are in a file that the next process finds.
 
     Attributes:
         memory: uint8, all pages.
@@ -269,8 +270,8 @@ class GroupPools:
         block_tokens: tokens of a block.
 
     Raises:
-        ConfigError: a budget that holds no page, a tier with layer slots or `keep`, a layout that
-            groups cannot have, or more bytes than the device has.
+        ConfigError: a budget that holds no page, a tier with layer slots, a layout that groups
+            cannot have, or more bytes than the device has.
     """
 
     def __init__(
@@ -281,12 +282,12 @@ class GroupPools:
         *,
         device: torch.device | str = "cpu",
         pinned: bool = False,
+        memory: torch.Tensor | None = None,
     ) -> None:
-        odd = [name for name in ("layer_slots", "keep") if getattr(tier, name)]
-        if odd:
+        if tier.layer_slots:
             raise ConfigError(
-                f"tier {tier.kind!r} has {', '.join(odd)}: groups of layers are kept in slots of "
-                "whole blocks, in memory that ends with the process"
+                f"tier {tier.kind!r} has layer_slots: groups of layers are kept in slots of whole "
+                "blocks"
             )
         pages = GroupPages.of(model, tier, block_tokens)
         if not pages.count:
@@ -300,12 +301,14 @@ class GroupPools:
                     plain, BlockFormat.of_group(model, group, block_tokens, tier.layout)
                 )
         device, wanted = torch.device(device), pages.count * pages.page
-        there = all_of_device(device)
-        check_exists(f"a pool of {pages.count} pages", wanted, there, f"the memory of {device}")
         self.model, self.block_tokens = model, block_tokens
-        self.memory = paged(1, wanted, device, pinned=pinned).view(-1)
-        self.memory.zero_()  # touch every page now; the first copy would pay for it otherwise
-        self.groups = tuple(
+        if memory is None:
+            there = all_of_device(device)
+            check_exists(f"a pool of {pages.count} pages", wanted, there, f"the memory of {device}")
+            memory = paged(1, wanted, device, pinned=pinned).view(-1)
+            memory.zero_()  # touch every page now; the first copy would pay for it otherwise
+        self.memory = memory
+        self.groups: tuple[GroupPool, ...] = tuple(
             GroupPool(model, at, block_tokens, tier, self.memory) for at in range(len(model.groups))
         )
 

@@ -108,12 +108,21 @@ class KeptPool(Pool):
             spare=spare,
             memory=memory,
         )
+        self._keep_in(file, clock)
+
+    def _keep_in(self, file: KeptFile, clock: Callable[[], int]) -> None:
+        """Note the slots in a table from now on."""
         self.file = file
         self._clock = clock
         self._unsealed: deque[_Unsealed] = deque()
         self._sealing = threading.Lock()
         self._lock = file.descriptors[1]
         _open.add(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the lock was given back: another process may write there."""
+        return self not in _open
 
     @property
     def kept_blocks(self) -> int:

@@ -146,7 +146,8 @@ class Runner:
         self._broken: BaseException | None = None
         devices = (pool.device for pool in self.pools if isinstance(pool, Pool | GroupPools))
         cuda = next((device for device in devices if device.type == "cuda"), None)
-        self._kept = [pool for pool in self.pools if isinstance(pool, KeptPool)]
+        parts = (pool.groups if isinstance(pool, GroupPools) else (pool,) for pool in self.pools)
+        self._kept = [pool for part in parts for pool in part if isinstance(pool, KeptPool)]
         self._compute = None if cuda is None else torch.cuda.current_stream(cuda)
         self._given: list[Job] = []
         counts: dict[int | None, int] = {None: workers or 1}

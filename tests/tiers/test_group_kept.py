@@ -1,0 +1,187 @@
+"""Host memory of groups of layers that outlives the process: found whole, or a miss."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from group_world import MODELS, SIZE, World, play, prompt
+from kept import flip, memory_folder
+from test_group_disk import naive
+
+from kvtrie import ResumePoints, Tier
+from kvtrie.cli import main
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers import GroupKept, GroupPools, NotesUses, open_pools
+
+WALL = 10**18
+ROOM = {"gpu": 60_000, "host": 400_000}
+
+
+@pytest.fixture
+def path():
+    """A path for the files of a host tier."""
+    with memory_folder() as folder:
+        yield folder / "kv"
+
+
+def contents(world):
+    """The bytes of all blocks that give their digests, by group."""
+    found = []
+    for pool in world.pools[1].kept:
+        found.append(set())
+        for slot, key, *_ in pool.file.blocks(WALL):
+            try:
+                layers = pool.file.to_prove(slot)
+                if layers is not None:
+                    pool.file.prove(slot, key, pool._bytes(slot, layers))
+            except TransferError:
+                continue
+            found[-1].add(pool.block(slot).numpy().tobytes())
+    return found
+
+
+@pytest.mark.parametrize("groups", MODELS.values(), ids=MODELS)
+def test_a_restart_finds_what_was_sealed_and_each_byte_is_right(groups, path):
+    with World(groups, **ROOM, keep=str(path)) as world:
+        assert isinstance(world.pools[1], GroupKept)
+        assert isinstance(world.pools[1], NotesUses)
+        sessions = play(world, 80)
+        world.executor.save()
+        found = contents(world)
+    total = 0
+    with World(groups, **ROOM, keep=str(path), seed=10) as world:
+        assert world.executor.restore() > 10
+        world.manager.audit()
+        for tokens in sessions:
+            expected = naive(world, found, tokens)
+            assert world.manager.lookup([*tokens, 99], now=world.tick()).tokens == expected
+            total += expected
+        for tokens in sessions:
+            world.serve([*tokens, 99], [])
+        play(world, 30)
+    assert total > 30
+    assert world.compared[1]
+
+
+@pytest.mark.parametrize("group", range(2))
+def test_a_damaged_part_of_a_point_is_a_miss_of_that_point_alone(group, path):
+    groups = MODELS["windows"]
+    paths = [prompt(seed, 7) for seed in range(3)]
+    with World(groups, **ROOM, keep=str(path)) as world:
+        for tokens in paths:
+            world.serve(tokens, [])
+        world.executor.save()
+        pool = world.pools[1].groups[group]
+        wanted = world.bytes_of(group, paths[0], 6).numpy().tobytes()
+        slots = [row[0] for row in pool.file.blocks(WALL)]
+        (slot,) = [slot for slot in slots if pool.block(slot).numpy().tobytes() == wanted]
+        page, place = divmod(slot, pool._per_page)
+        at = page * pool._page + place * pool._slot
+    flip(path.with_name("kv-pages"), at + 5)
+    with World(groups, gpu=200_000, host=400_000, keep=str(path)) as world:
+        world.executor.restore()
+        for tokens in paths:
+            world.serve([*tokens, 99], [])
+        assert world.found[0] < 28
+        assert world.found[1:] == [28, 28]
+        world.manager.audit()
+        world.serve([*paths[0], 98], [])
+        assert world.serve([*paths[0], 97], []) == 28
+
+
+def test_a_page_that_goes_to_another_group_empties_its_entries(path):
+    with World(MODELS["windows"], **ROOM, keep=str(path)) as world:
+        world.serve(prompt(1, 6), [])
+        world.executor.save()
+        full, windows = world.pools[1].kept
+        pages = {row[0] // full._per_page for row in full.file.blocks(WALL)}
+        assert pages
+        assert not pages & {row[0] // windows._per_page for row in windows.file.blocks(WALL)}
+        windows.begin(
+            np.array([page * windows._per_page for page in pages]), [bytes(32)] * len(pages), (0, 3)
+        )
+        assert full.file.blocks(WALL) == []
+        assert len(windows.file.blocks(WALL)) == 2
+
+
+KILLED = """
+import sys
+from group_world import MODELS, World, prompt
+
+with World(MODELS[sys.argv[2]], gpu=60_000, host=400_000, keep=sys.argv[1]) as world:
+    for seed in range(1000):
+        world.serve(prompt(seed % 7, 5 + seed // 7), [])
+        world.executor.flush()
+        print(seed, flush=True)
+"""
+
+
+def kill(name, path, kills):
+    """Kill engines at work, and look at what the next one finds after each."""
+    draw = random.Random(name)
+    for _ in range(kills):
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, path, name],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            for _ in range(draw.randrange(5, 12)):
+                process.stdout.readline()
+            process.send_signal(signal.SIGKILL)  # in the middle of the next one
+        with World(MODELS[name], **ROOM, keep=str(path)) as world:
+            assert isinstance(world.pools[1], GroupKept)
+            world.executor.restore()
+            world.manager.audit()
+            found = contents(world)
+            paths = [prompt(seed, 8) for seed in range(7)]
+            matched = [world.manager.lookup([*one, 99], now=world.tick()).tokens for one in paths]
+            assert matched == [naive(world, found, one) for one in paths]
+            assert sum(matched) > 0
+            for tokens in paths:
+                world.serve([*tokens, 99], [])
+
+
+def test_after_a_kill_a_point_is_found_whole_or_not_at_all(path):
+    kill("four groups", path, 1)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", MODELS)
+def test_after_many_kills_a_point_is_found_whole_or_not_at_all(name, path):
+    kill(name, path, 25)
+
+
+def test_what_cannot_be_taken_over_is_refused_or_made_again(path):
+    groups = MODELS["windows"]
+    with World(groups, **ROOM, keep=str(path)) as world:
+        world.serve(prompt(1, 6), [])
+        world.executor.save()
+        model, tiers = world.model, world.tiers
+        other = open_pools(model, tiers, SIZE, resume=ResumePoints())
+        assert type(other[1]) is GroupPools, "another process has the files"
+    narrow = replace(model, groups=(groups[0], replace(groups[1], window=6)))
+    with pytest.raises(ConfigError, match="keep_replace=True"):
+        open_pools(narrow, tiers, SIZE, resume=ResumePoints())
+    larger = Tier("host", bytes=500_000, keep=str(path))
+    with World(groups, gpu=60_000, host=500_000, keep=str(path)) as again:
+        assert again.executor.restore() == 0
+        assert again.pools[1].nbytes <= larger.bytes
+    outside = Tier("host", bytes=400_000, keep="/var/tmp/kvtrie-kept")  # noqa: S108 - no tmpfs
+    with pytest.raises(ConfigError, match="which is not memory"):
+        open_pools(model, (tiers[0], outside), SIZE, resume=ResumePoints())
+
+
+def test_the_disk_command_removes_the_pages_with_the_last_table(path, capsys):
+    with World(MODELS["windows"], **ROOM, keep=str(path)) as world:
+        world.serve(prompt(1, 6), [])
+        world.executor.save()
+    assert main(["disk", "verify", str(path.parent)]) == 0
+    assert capsys.readouterr().out.count(" 0 findings") == 2
+    assert main(["disk", "gc", str(path.parent), "--older-than", "0"]) == 0
+    assert [*path.parent.iterdir()] == []
