@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from grouped_serving import BLOCK, allowed, apart, ask, has_states, push, serve, some
+from kept import memory_folder
 from tinymodels import agree, answer
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -347,6 +348,25 @@ def test_open_finds_a_disk_again(name, model, tmp_path, capfd):
     lines = capfd.readouterr().err.splitlines()
     assert " 0 % filled by an earlier run" in lines[0]
     assert "blocks of another model ignored" not in lines[1]
+
+
+@pytest.mark.parametrize("name", ["gemma-3", "qwen3-next"])
+def test_open_finds_kept_host_memory_again(name, capfd):
+    model, ids = family(name), some(38, 1, 30)
+    truth = answer(model, ids)
+    chat = truth.sequences[0].numpy()
+    with memory_folder() as folder:
+        tiers = {"gpu": "1MB", "host": "1MB", "keep": f"{folder}/kv", "block_tokens": BLOCK}
+        for found in (0, 32):
+            with engine.open(model, **tiers, resume=ResumePoints()) as served:
+                manager = served.executor.manager
+                assert manager.lookup(chat, now=served.executor.clock()).tokens == found
+                with served.cache(ids, reserve=8) as cache:
+                    mine = answer(model, ids, cache)
+                agree(truth, mine)
+                assert apart(truth, mine) < allowed(model, ids, truth)
+    lines = capfd.readouterr().err.splitlines()
+    assert f"{folder}/kv" in lines[0]
 
 
 def test_groups_are_kept_apart_where_that_is_asked_for():
