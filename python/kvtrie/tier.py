@@ -100,8 +100,9 @@ class Tier:
         write: when blocks are copied to the next tier: "back" when they are evicted or ahead of
             need, "through" as soon as they are there, "never".
         admit_after: uses before a block is worth a copy to the next tier.
-        free_low: below this share of free or clean slots, blocks are written down ahead of need; 0
-            means 0.25 above a remote tier with a path, for which eviction never waits.
+        free_low: below this share of free or clean slots, or of pages where groups of layers are
+            kept apart, blocks are written down ahead of need; 0 means 0.25 above a remote tier with
+            a path, for which eviction never waits.
         growth_reserve: this share is kept for running decodes; `acquire` leaves it free.
         retained_share: at most this share of the blocks is retained by hints; see `kvtrie.hint`.
         io_budget: bytes per second that background copies may take; None does not limit them.
