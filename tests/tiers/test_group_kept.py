@@ -154,7 +154,7 @@ def test_after_a_kill_a_point_is_found_whole_or_not_at_all(path):
 @pytest.mark.deep
 @pytest.mark.parametrize("name", MODELS)
 def test_after_many_kills_a_point_is_found_whole_or_not_at_all(name, path):
-    kill(name, path, 25)
+    kill(name, path, 10)
 
 
 def test_what_cannot_be_taken_over_is_refused_or_made_again(path):
