@@ -231,6 +231,12 @@ impl Story {
         let mut path = prompt[..self.rig.manager.lease_tokens(id).unwrap()].to_vec();
         self.compare(id, &path);
         let rest = &prompt[path.len()..];
+        // Without room in all groups after a failed load, a lease has none.
+        if self.rig.manager.room_left(id).unwrap() < rest.len()
+            && self.rig.call(|m, now| m.reserve(id, rest.len(), now)).is_ok()
+        {
+            self.end_all_moves();
+        }
         let rest = &rest[..rest.len().min(self.rig.manager.room_left(id).unwrap())];
         let middle = rest.len().min(extra * 2);
         self.write(id, &mut path, &rest[..middle]);

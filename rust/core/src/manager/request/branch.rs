@@ -250,6 +250,10 @@ impl Manager {
         if self.tiers.engine_owned() {
             return stop;
         }
+        if self.points.is_some() {
+            self.reopen_groups(id, dropped.len(), now);
+            return stop;
+        }
         let units = self.units(0, self.all_layers()) * dropped.len() as u64;
         // Without room the engine has to call `reserve`.
         if self.make_room(&[(0, units)], &[], now).is_ok() {

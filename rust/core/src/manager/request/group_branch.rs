@@ -47,7 +47,6 @@ impl Manager {
         let most = if matches!(known.to, End::Group(_)) { path.len() } else { at };
         let border = self.longest_border(&path[..most], 1);
         self.move_windows(id, &path, border);
-        self.assign_places(id, border);
         border as usize
     }
 
@@ -88,10 +87,9 @@ impl Manager {
         let border = path_border(&path[..full]);
         self.move_windows(id, &path, border);
         let mut windows = self.lease_mut(id).windows.take().expect("seen above");
-        for (at, slot) in windows.slots() {
+        for (at, slot) in windows.take_slots() {
             self.blocks.give_group_slot(0, at, slot);
         }
-        windows.open.iter_mut().chain(&mut windows.spare).for_each(BTreeMap::clear);
         // Other tokens may follow.
         windows.borders.clear();
         windows.end = border;

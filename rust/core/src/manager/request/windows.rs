@@ -276,10 +276,9 @@ impl Manager {
                 self.blocks.unhold_group(0, at, path[block as usize]);
             }
         }
-        for (at, slot) in windows.slots() {
+        for (at, slot) in windows.take_slots() {
             self.blocks.give_group_slot(0, at, slot);
         }
-        windows.open.iter_mut().chain(&mut windows.spare).for_each(BTreeMap::clear);
         for private in windows.bound.iter_mut().flat_map(std::mem::take) {
             self.unref_private(private.1);
         }
@@ -393,31 +392,29 @@ impl Manager {
         }
     }
 
-    /// Takes slots for the blocks from a border on that the borders after it need, after the blocks
-    /// that were matched there were lost.
-    pub(crate) fn assign_places(&mut self, id: LeaseId, border: u32) {
-        if !self.writes_bytes() {
+    /// Takes room again for blocks that a lease has lost: `lost` blocks after its path, or as many as
+    /// its prompt lacks. Without room in all groups it has none, and has to reserve.
+    pub(crate) fn reopen_groups(&mut self, id: LeaseId, lost: usize, now: Nanos) {
+        let lease = &self.leases[&id];
+        let prompt = lease.windows.as_ref().map_or(0, |windows| windows.end as usize);
+        let more = lost.max(prompt.saturating_sub(lease.path.len() + lease.open.len()));
+        let written = (lease.open.len() + more) * self.block_tokens();
+        let places = self.unopened(lease, written);
+        if self.reserve_groups(id, more, places, now).is_ok() {
+            let open = self.new_open_slots(more);
+            self.lease_mut(id).open.extend(open);
             return;
         }
-        let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
-        let groups = self.points.iter().flat_map(|points| &points.groups);
-        let new = border..windows.end.max(border);
-        let places =
-            groups.map(|group| self.window_places(group, &windows.borders, new.clone(), 1));
-        for (at, places) in places.collect::<Vec<_>>().into_iter().enumerate() {
-            for place in places {
-                if !windows.open[at].contains_key(&place)
-                    && let Some(slot) = self.take_unheld_slot(at)
-                {
-                    windows.open[at].insert(place, slot);
-                }
-            }
-        }
-        self.lease_mut(id).windows = Some(windows);
+        let lease = self.lease_mut(id);
+        let open = std::mem::take(&mut lease.open);
+        let slots: Vec<_> =
+            lease.windows.as_mut().map_or_else(Vec::new, |windows| windows.take_slots());
+        open.into_iter().for_each(|open| self.close_open(open));
+        slots.into_iter().for_each(|(at, slot)| self.blocks.give_group_slot(0, at, slot));
     }
 
-    /// Places after the path of a lease for which it needs slots and has none, by group, if its next
-    /// tokens fill the last block up to `written` tokens.
+    /// Places for which a lease takes slots if its next tokens fill the last block up to `written`
+    /// tokens, without those that have one, by group.
     pub(crate) fn unopened(&self, lease: &Lease, written: usize) -> Vec<Vec<u32>> {
         let (Some(points), Some(windows)) = (&self.points, &lease.windows) else {
             return Vec::new();
@@ -427,15 +424,17 @@ impl Manager {
         }
         let first = path_border(lease.path.blocks());
         let most = u32::try_from(written.div_ceil(self.block_tokens())).unwrap_or(u32::MAX);
+        let end = first.saturating_add(most);
+        let prompt = first..windows.end.clamp(first, end);
         let lacks = |(group, open): (&Group, &BTreeMap<u32, Slot>)| {
-            if group.kind == GroupKind::State {
-                let place = self.state_place(windows, first, written);
-                let place = place.filter(|_| open.range(first.max(windows.end)..).next().is_none());
-                return place.into_iter().collect();
+            let state = group.kind == GroupKind::State;
+            let more = if state { 0 } else { end - prompt.end };
+            let mut places = self.window_places(group, &windows.borders, prompt.clone(), more);
+            if state && open.range(first.max(windows.end)..).next().is_none() {
+                places.extend(self.state_place(windows, first, written));
             }
-            let ahead = most.min(span(group.kind, points.block_tokens));
-            let places = first..first.saturating_add(ahead);
-            places.filter(|place| !open.contains_key(place)).collect()
+            places.retain(|place| !open.contains_key(place));
+            places
         };
         points.groups.iter().zip(&windows.open).map(lacks).collect()
     }
@@ -562,6 +561,13 @@ impl Windows {
     pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, Slot)> + '_ {
         let slots = self.open.iter().enumerate().chain(self.spare.iter().enumerate());
         slots.flat_map(|(at, slots)| slots.values().map(move |&slot| (at, slot)))
+    }
+
+    /// The same, which are no longer the lease's.
+    pub(crate) fn take_slots(&mut self) -> Vec<(usize, Slot)> {
+        let slots = self.slots().collect();
+        self.open.iter_mut().chain(&mut self.spare).for_each(BTreeMap::clear);
+        slots
     }
 }
 
