@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use kvtrie_core::block::{Handle, LeaseId, NO_SLOT, TierId, Token};
+use kvtrie_core::block::{Handle, LeaseId, NO_SLOT, Slot, TierId, Token};
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::hint::{Answer, Hint, Release, Target};
 use kvtrie_core::manager::{
@@ -114,6 +114,8 @@ pub(crate) struct Story {
     last: Vec<Token>,
     /// The bytes, if there are any.
     bytes: Option<Bytes>,
+    /// Marked blocks whose bytes are still to be written: tier, group and slot, and path up to the block.
+    unwritten: Vec<(Handle, (TierId, usize, Slot), Vec<Token>)>,
     /// The next slot of an engine, if one owns the first tier.
     engine: Option<u32>,
     /// Block, tier and group of each copy, by the block events.
@@ -130,7 +132,7 @@ impl Story {
         let engine = (owner == Owner::Engine).then_some(0);
         let bytes = (owner != Owner::Nobody).then(|| Bytes::new(&groups, engine.is_some()));
         let (held, last, reported) = (Vec::new(), tokens(0, 2), BTreeSet::new());
-        Some(Self { rig, groups, held, last, bytes, engine, reported })
+        Some(Self { rig, groups, held, last, bytes, unwritten: Vec::new(), engine, reported })
     }
 
     /// A request, whose match is compared with attention's.
@@ -389,24 +391,23 @@ impl Story {
         let tokens = branch(&self.last, shared, stem + 90, more % 4);
         let present = what == 15;
         let ready = (extra % 3 == 0).then_some(self.rig.now + 700);
-        if self.bytes.is_some() {
-            // The slots that a mark takes are written at once, so no move may still read them.
-            self.end_all_moves();
-        }
         let before = self.copies(&tokens);
         let scope = Scope::default();
         let mark = Mark { tokens: &tokens, scope, tier, present, ready, first: None };
         if self.rig.call(|m, now| m.mark(&mark, now)).is_err() {
             return;
         }
-        let after = self.copies(&tokens);
+        let found = self.rig.manager.lookup(&tokens, self.rig.now, &Scope::default(), 0).unwrap();
+        let found = found.blocks;
+        let after: Vec<Vec<Copy>> = found.iter().map(|block| block.copies.clone()).collect();
         for (at, copies) in after.iter().enumerate() {
             let known = before.get(at).map_or(&[][..], |known| known);
             let new = copies.iter().filter(|copy| copy.tier == tier && !known.contains(copy));
             for copy in new.filter(|_| present) {
                 let place = (tier, usize::from(copy.group), copy.slot);
-                if let Some(bytes) = &mut self.bytes {
-                    bytes.fill(place, &tokens, at);
+                let path = tokens[..(at + 1) * SIZE].to_vec();
+                if self.bytes.is_some() {
+                    self.unwritten.push((found[at].block, place, path));
                 }
             }
             assert!(present || copies.iter().all(|copy| copy.tier != tier), "{copies:?}");
@@ -421,6 +422,23 @@ impl Story {
             };
             assert!(resumes(&self.groups, border, has), "{after:?}");
         }
+        if self.bytes.is_some() {
+            // Moves that began earlier may still read the slots that a mark has taken.
+            self.end_all_moves();
+            self.write_marked(None);
+        }
+    }
+
+    /// Writes the bytes of marked blocks, or those of one of them.
+    fn write_marked(&mut self, block: Option<Handle>) {
+        let Some(bytes) = &mut self.bytes else { return };
+        self.unwritten.retain(|&(marked, place, ref path)| {
+            let now = block.is_none_or(|block| block == marked);
+            if now {
+                bytes.fill(place, path, path.len() / SIZE - 1);
+            }
+            !now
+        });
     }
 
     /// A hint about the front of a sequence.
@@ -490,6 +508,9 @@ impl Story {
         for (at, known) in self.rig.hand_out().into_iter().enumerate() {
             // One that failed before it may have ended it.
             let ok = each == 0 || at % each > 0;
+            if known.block.is_some() {
+                self.write_marked(known.block);
+            }
             if let Some(bytes) = &mut self.bytes {
                 bytes.copy(&known, ok);
             }
