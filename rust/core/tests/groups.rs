@@ -10,6 +10,7 @@ mod rig;
 
 use group_story::{FULL, Story, branch, on};
 use kvtrie_core::block::{LeaseId, NO_SLOT, Structure, Token};
+use kvtrie_core::cost::Objective;
 use kvtrie_core::error::Error;
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::hint::{Answer, Hint, Target};
@@ -331,6 +332,20 @@ fn hints_move_a_point_with_its_blocks() {
         assert_eq!(rig.run().len(), 0, "all is there");
         rig.release(id);
     }
+}
+
+#[test]
+fn the_point_of_the_least_worth_per_byte_leaves_first() {
+    // Pages for three of seven blocks and a state, and for one and a state.
+    let mut settings = of(&[FULL, STATE], 6 * 700);
+    settings.policy = "learned".to_owned();
+    settings.cost = settings.cost.with_objective(Objective::Hits);
+    let mut rig = Rig::new(settings);
+    for (stem, blocks) in [(1, 20), (2, 6), (3, 6)] {
+        rig.serve(&tokens(stem, blocks));
+    }
+    let found = [1, 2].map(|stem| rig.matched(&tokens(stem, 20)));
+    assert_eq!(found, [20 * SIZE, 0]);
 }
 
 #[test]

@@ -149,8 +149,9 @@ impl Manager {
             Structure::LeafOnly => u32::MAX - depth,
             Structure::Holes => depth,
         };
-        // Of most blocks such a policy needs the last use alone.
-        if index.order_kind() == Order::Ends && self.prices.is_empty() {
+        // Of most blocks such a policy needs the last use alone, of a resume point its worth too.
+        let priced = !self.prices.is_empty() || self.has_point_on(tier, block);
+        if index.order_kind() == Order::Ends && !priced {
             let last_use = self.feed.last_use(block, depth, &self.settings);
             if let Some(entry) = index.of_use(block, tie, &last_use) {
                 return entry;
