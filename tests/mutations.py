@@ -167,8 +167,8 @@ MUTATIONS = (
     Mutation(
         "a window is released while a lease attends to it",
         "manager/request/windows.rs",
-        "let stays = |place: u32| needed.iter().any(|needed| needed.contains(place));",
-        "let stays = |place: u32| needed.iter().any(|needed| needed.contains(place + 1));",
+        "let stays = needed.contains(place);",
+        "let stays = needed.contains(place + 1);",
         "groups",
     ),
     Mutation(

@@ -360,11 +360,13 @@ impl EvictionIndex {
         if self.bands.is_empty() {
             return self.ends.victim(&self.lists, &*self.policy, now);
         }
-        let heads = self
-            .lists
-            .iter()
-            .filter_map(|list| Some(end(list, &*self.policy, now)?.entry(list.class)));
-        heads.min_by(|a, b| self.compare(a, b, now))
+        // No share is over its quota, so the priority decides before the policy.
+        let lowest = self.leaves.keys().map(|&(priority, _)| priority).min()?;
+        let lists = self.leaves.iter().filter(|((priority, _), _)| *priority == lowest);
+        let heads = lists.filter_map(|(&(_, class), &leaf)| {
+            Some(end(&self.lists[leaf as usize], &*self.policy, now)?.entry(class))
+        });
+        heads.min_by(|a, b| self.policy.compare(a, b, now))
     }
 
     /// [`EvictionIndex::victim`] by a scan of the heads of all classes: the tournament's reference.

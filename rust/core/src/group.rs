@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::error::{Error, Result};
 
 /// A page leaves at most one part in this number unused.
@@ -65,7 +67,54 @@ impl Needed {
     }
 }
 
+/// Places on a path: ascending ranges that do not touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places(SmallVec<[Range<u32>; 4]>);
+
+impl Places {
+    /// All places in these ranges.
+    pub fn of(ranges: impl IntoIterator<Item = Range<u32>>) -> Self {
+        let mut ranges: SmallVec<[Range<u32>; 4]> =
+            ranges.into_iter().filter(|range| !range.is_empty()).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|next, range| {
+            let touches = next.start <= range.end;
+            if touches {
+                range.end = range.end.max(next.end);
+            }
+            touches
+        });
+        Self(ranges)
+    }
+
+    /// All of them, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().flat_map(Clone::clone)
+    }
+
+    /// Whether a place is among them.
+    #[must_use]
+    pub fn contains(&self, place: u32) -> bool {
+        let after = self.0.partition_point(|range| range.end <= place);
+        self.0.get(after).is_some_and(|range| range.start <= place)
+    }
+}
+
 impl Group {
+    /// Places within a range that resumes at any of these borders need.
+    pub fn needed_at(
+        &self,
+        borders: impl Iterator<Item = u32>,
+        block_tokens: u64,
+        within: Range<u32>,
+    ) -> Places {
+        Places::of(borders.flat_map(|border| {
+            let Needed { leading, trailing } = self.needed(border, block_tokens);
+            let cut = |range: Range<u32>| range.start.max(within.start)..range.end.min(within.end);
+            [cut(leading), cut(trailing)]
+        }))
+    }
+
     /// The blocks that a resume at the border after `border` blocks of `block_tokens` tokens needs.
     #[must_use]
     pub fn needed(&self, border: u32, block_tokens: u64) -> Needed {
@@ -142,7 +191,7 @@ pub fn page_bytes(slots: &[u64]) -> Result<u64> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Group, GroupKind, longest, page_bytes};
+    use super::{Group, GroupKind, Places, longest, page_bytes};
 
     fn group(kind: GroupKind) -> Group {
         Group { kind, slot_bytes: 1, layers: 1 }
@@ -205,6 +254,19 @@ mod tests {
             let naive = (0..=most).rev().find(|&border| resumes(&groups, size, border, &has));
             let found = longest(&groups, size, most, |group, block| has[group][block as usize]);
             prop_assert_eq!(Some(found), naive);
+        }
+
+        #[test]
+        fn places_are_those_of_their_ranges(
+            ranges in prop::collection::vec((0_u32..40, 0_u32..6), 0..8),
+        ) {
+            let ranges = ranges.into_iter().map(|(start, blocks)| start..start + blocks);
+            let naive: std::collections::BTreeSet<u32> = ranges.clone().flatten().collect();
+            let places = Places::of(ranges);
+            prop_assert_eq!(places.iter().collect::<Vec<_>>(), naive.iter().copied().collect::<Vec<_>>());
+            for place in 0..50 {
+                prop_assert_eq!(places.contains(place), naive.contains(&place));
+            }
         }
 
         #[test]

@@ -503,8 +503,13 @@ impl Manager {
 
     /// The path from the first block of a scope to `tip`.
     pub(super) fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
-        let mut path: Vec<BlockId> =
-            std::iter::successors(tip, |&block| self.trie().parent(block)).collect();
+        let depth = tip.map_or(0, |block| self.trie().depth(block) as usize + 1);
+        let (mut path, mut next) = (Vec::with_capacity(depth), tip);
+        while let Some(block) = next {
+            let first = self.trie().run(block).start;
+            path.extend((first..=block).rev());
+            next = self.trie().parent(first);
+        }
         path.reverse();
         path
     }

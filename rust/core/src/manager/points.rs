@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Invariant: a point's needs are on each of its tiers, and held by it; `before` is the nearest point on the path
-//! to it, `after` the points that name it. Cost: O(path) per point, O(log n) per block looked up.
+//! to it, `after` the points that name it. Cost: O(path) per point; O(1) per block without a point that is looked up, O(log n) with one.
 
 mod audit;
 pub(in crate::manager) mod named;
@@ -28,6 +28,7 @@ use crate::group::{Group, longest};
 use crate::hint::{Band, Priority};
 use crate::manager::Manager;
 use crate::manager::settings::{Groups, Settings};
+use crate::paged_vec::PagedVec;
 use crate::tier::ResidencyState;
 
 use named::NamedBorders;
@@ -62,9 +63,11 @@ pub(super) struct Points {
     newest: u32,
     /// Blocks from point to point; 0 for points at ends and branches.
     pub(super) every: u32,
-    pub(super) at: BTreeMap<BlockId, Point>,
     /// Borders that hints name and that are no points yet.
     pub(super) named: NamedBorders,
+    at: BTreeMap<BlockId, Point>,
+    /// A bit per block that has a point: most blocks have none.
+    bits: PagedVec<u64>,
 }
 
 impl Points {
@@ -78,7 +81,74 @@ impl Points {
             every: groups.every,
             at: BTreeMap::new(),
             named: NamedBorders::default(),
+            bits: PagedVec::new(0),
         }
+    }
+
+    /// Whether a resume point is after a block.
+    pub(super) fn has(&self, block: BlockId) -> bool {
+        self.bits.get(block / 64).is_some_and(|bits| bits >> (block % 64) & 1 == 1)
+    }
+
+    /// The point after a block.
+    pub(super) fn get(&self, block: BlockId) -> Option<&Point> {
+        if self.has(block) { self.at.get(&block) } else { None }
+    }
+
+    /// The same, mutable.
+    pub(super) fn get_mut(&mut self, block: BlockId) -> Option<&mut Point> {
+        if self.has(block) { self.at.get_mut(&block) } else { None }
+    }
+
+    /// All points, by block.
+    pub(super) fn all(&self) -> impl Iterator<Item = (BlockId, &Point)> {
+        self.at.iter().map(|(&block, point)| (block, point))
+    }
+
+    /// The points after blocks of a run, ascending.
+    pub(super) fn within(
+        &self,
+        run: Range<BlockId>,
+    ) -> impl DoubleEndedIterator<Item = (BlockId, &Point)> {
+        let last = run.end.saturating_sub(1);
+        let of = move |word: u32| {
+            let bits = self.bits.get(word).copied().unwrap_or(0);
+            let from = if word == run.start / 64 { u64::MAX << (run.start % 64) } else { u64::MAX };
+            let upto = if word == last / 64 { u64::MAX >> (63 - last % 64) } else { u64::MAX };
+            (word, bits & from & upto)
+        };
+        let words = (run.start / 64..run.end.div_ceil(64)).map(of).filter(|&(_, bits)| bits != 0);
+        let blocks = words.flat_map(|(word, bits)| {
+            (0..64).filter(move |place| bits >> place & 1 == 1).map(move |place| 64 * word + place)
+        });
+        blocks.map(|block| (block, &self.at[&block]))
+    }
+
+    /// Adds a point.
+    pub(super) fn insert(&mut self, block: BlockId, point: Point) {
+        self.bits.reach(block / 64 + 1);
+        self.bits[block / 64] |= 1 << (block % 64);
+        self.at.insert(block, point);
+    }
+
+    fn remove(&mut self, block: BlockId) -> Option<Point> {
+        if !self.has(block) {
+            return None;
+        }
+        self.bits[block / 64] &= !(1 << (block % 64));
+        self.at.remove(&block)
+    }
+
+    /// Slots that the points of a path hold of the groups after the first, each by itself.
+    pub(super) fn slots(&self, path: &[BlockId]) -> u64 {
+        let last = path.iter().rev().copied().find(|&block| self.has(block));
+        let points = std::iter::successors(last, |block| self.at[block].before);
+        let slots = |block: BlockId| {
+            let border = self.at[&block].border;
+            let needed = self.groups.iter().map(|group| group.needed(border, self.block_tokens));
+            needed.map(|needed| needed.iter().count() as u64).sum::<u64>()
+        };
+        points.map(slots).sum()
     }
 
     /// Bytes that a resume at a border needs of the groups after the first.
@@ -102,19 +172,19 @@ impl Manager {
 
     /// Whether a resume point is after a block.
     pub(super) fn has_point(&self, block: BlockId) -> bool {
-        self.points.as_ref().is_some_and(|points| points.at.contains_key(&block))
+        self.points.as_ref().is_some_and(|points| points.has(block))
     }
 
     /// Whether a resume point after a block is on a tier.
     pub(super) fn has_point_on(&self, tier: TierId, block: BlockId) -> bool {
-        let point = self.points.as_ref().and_then(|points| points.at.get(&block));
+        let point = self.points.as_ref().and_then(|points| points.get(block));
         point.is_some_and(|point| point.tiers >> tier & 1 == 1)
     }
 
     /// Whether a resume point after one of these blocks is on a tier.
     pub(super) fn points_among(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
-        let points = self.points.iter().flat_map(|points| points.at.range(blocks.clone()));
-        points.into_iter().any(|(_, point)| point.tiers >> tier & 1 == 1)
+        let Some(points) = &self.points else { return false };
+        points.within(blocks).any(|(_, point)| point.tiers >> tier & 1 == 1)
     }
 
     /// Whether a block at the end of a path on a tier serves a resume: at a point after it, or on the
@@ -130,7 +200,7 @@ impl Manager {
     /// The blocks of a run that have a resume point.
     pub(super) fn points_in(&self, run: Range<BlockId>) -> SmallVec<[BlockId; 4]> {
         let points = self.points.iter();
-        points.flat_map(|points| points.at.range(run.clone()).map(|(&block, _)| block)).collect()
+        points.flat_map(|points| points.within(run.clone()).map(|(block, _)| block)).collect()
     }
 
     /// Brings the entries of the blocks of a run that have a resume point in line.
@@ -155,7 +225,7 @@ impl Manager {
     /// before it.
     pub(super) fn point_price(&self, tier: TierId, block: BlockId) -> Option<f64> {
         let points = self.points.as_ref()?;
-        let point = points.at.get(&block).filter(|point| point.tiers >> tier & 1 == 1)?;
+        let point = points.get(block).filter(|point| point.tiers >> tier & 1 == 1)?;
         let from = point.before.map_or(0, |before| points.at[&before].border);
         let tokens = |blocks: u32| u64::from(blocks) * points.block_tokens;
         let (start, end) = (tokens(from), tokens(point.border));
@@ -189,6 +259,9 @@ impl Manager {
 
     /// Whether one of the first `tiers` tiers has a block in a group after the first, or expects it.
     pub(super) fn group_on(&self, at: usize, block: BlockId, tiers: usize) -> bool {
+        if self.blocks.group_resident(0, at, block) {
+            return true;
+        }
         // A failed move may still write the slot on the first tier: nothing can be loaded there.
         let stuck = self.blocks.group_arrival(0, at, block).is_some_and(|arrival| arrival.failed);
         !stuck && (0..tiers).any(|tier| self.blocks.group_here(tier, at, block))
@@ -205,7 +278,7 @@ impl Manager {
         let Some(points) = &self.points else { return false };
         points.groups.iter().enumerate().all(|(at, group)| {
             let mut needed = group.needed(border, points.block_tokens).iter();
-            needed.all(|block| self.blocks.group_here(tier, at, path[block as usize]))
+            needed.all(|place| self.blocks.group_here(tier, at, path[place as usize]))
         })
     }
 
@@ -221,12 +294,14 @@ impl Manager {
 
     /// Holds what the point at a border of a path needs on a tier, which has it or expects it.
     pub(super) fn hold_point(&mut self, tier: TierId, path: &[BlockId], border: u32) {
-        for (at, block) in self.needs(path, border) {
-            self.blocks.hold_group(tier, at, block);
+        let points = self.points.as_ref().expect("a model of several groups");
+        for (at, group) in points.groups.iter().enumerate() {
+            let needed = group.needed(border, points.block_tokens).iter();
+            self.blocks.hold_group(tier, at, needed.map(|place| path[place as usize]));
         }
         let block = path[border as usize - 1];
         let points = self.points.as_mut().expect("a model of several groups");
-        points.at.get_mut(&block).expect("a point").tiers |= 1 << tier;
+        points.get_mut(block).expect("a point").tiers |= 1 << tier;
         self.refresh(block);
     }
 
@@ -268,7 +343,7 @@ impl Manager {
     /// Ends the point after a block on one tier, and with its last tier the point.
     pub(super) fn drop_point_on(&mut self, tier: TierId, block: BlockId) {
         let Some(points) = &mut self.points else { return };
-        let Some(point) = points.at.get_mut(&block) else { return };
+        let Some(point) = points.get_mut(block) else { return };
         if point.tiers == 1 << tier {
             self.drop_point(block);
         } else if point.tiers >> tier & 1 == 1 {
@@ -282,21 +357,23 @@ impl Manager {
     /// Ends the holds of a point on a tier.
     fn let_go(&mut self, tier: TierId, block: BlockId, border: u32) {
         let path = self.path_to(Some(block));
-        for (at, block) in self.needs(&path, border) {
-            self.blocks.unhold_group(tier, at, block);
+        let points = self.points.as_ref().expect("a model of several groups");
+        for (at, group) in points.groups.iter().enumerate() {
+            let needed = group.needed(border, points.block_tokens).iter();
+            self.blocks.unhold_group(tier, at, needed.map(|place| path[place as usize]));
         }
     }
 
     /// Ends the point after a block, if there is one. What it alone held is released.
     pub(super) fn drop_point(&mut self, block: BlockId) {
         let Some(points) = &mut self.points else { return };
-        let Some(Point { border, tiers, before, after, .. }) = points.at.remove(&block) else {
+        let Some(Point { border, tiers, before, after, .. }) = points.remove(block) else {
             return;
         };
         for below in &after {
-            points.at.get_mut(below).expect("a point").before = before;
+            points.get_mut(*below).expect("a point").before = before;
         }
-        if let Some(before) = before.and_then(|before| points.at.get_mut(&before)) {
+        if let Some(before) = before.and_then(|before| points.get_mut(before)) {
             before.after.retain(|below| *below != block);
             before.after.extend(after.iter().copied());
         }
@@ -313,11 +390,11 @@ impl Manager {
     /// Ends the points on a tier that need a block in a group, which it has lost.
     pub(super) fn drop_points_of(&mut self, tier: TierId, at: usize, block: BlockId) {
         let Some(points) = &self.points else { return };
-        let on = points.at.iter().filter(|(_, point)| point.tiers >> tier & 1 == 1);
-        let concerned = on.filter(|&(&end, point)| {
+        let on = points.all().filter(|(_, point)| point.tiers >> tier & 1 == 1);
+        let concerned = on.filter(|&(end, point)| {
             self.needs(&self.path_to(Some(end)), point.border).contains(&(at, block))
         });
-        for end in concerned.map(|(&end, _)| end).collect::<Vec<_>>() {
+        for end in concerned.map(|(end, _)| end).collect::<Vec<_>>() {
             self.drop_point_on(tier, end);
         }
     }

@@ -29,6 +29,7 @@ pub(super) mod new_point;
 pub(super) mod open_slot;
 pub(super) mod path;
 pub(super) mod pins;
+pub(super) mod placed_slots;
 pub(super) mod price;
 pub(super) mod refused;
 pub(super) mod reserve;

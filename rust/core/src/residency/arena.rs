@@ -106,6 +106,12 @@ impl Arena {
         slots.saturating_sub(free).div_ceil(u64::from(per_page))
     }
 
+    /// Pages that this number of slots of a group takes, without those that it has.
+    #[must_use]
+    pub fn whole_pages(&self, group: usize, slots: u64) -> u64 {
+        slots.div_ceil(u64::from(self.shares[group].per_page))
+    }
+
     /// Pages that are missing for this number of slots of each group.
     #[must_use]
     pub fn lacking(&self, slots: &[u64]) -> u64 {

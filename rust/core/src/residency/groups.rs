@@ -79,12 +79,15 @@ pub struct GroupSlots {
 }
 
 impl GroupTable {
-    fn holds(&self, block: BlockId) -> u16 {
-        self.holds.get(block).copied().unwrap_or(0)
-    }
-
     fn present(&self, block: BlockId) -> bool {
         self.table.get(block).slot != NO_SLOT
+    }
+
+    fn hold(&mut self, block: BlockId) {
+        debug_assert!(self.present(block), "block {block} is absent");
+        let holds = &mut self.holds[block];
+        self.held += u64::from(*holds == 0);
+        *holds += 1;
     }
 }
 
@@ -109,10 +112,16 @@ impl GroupTier {
     /// Makes a residency that none holds absent; moves that read its slot drain it.
     fn drop_one(&mut self, at: At, block: BlockId) {
         let GroupTable { table, resident, .. } = &mut self.tables[at];
-        let slot = table.get(block).slot;
-        table.change(block, |here| *here = Residency::default());
+        let idle = table.all_idle(block..block + 1);
+        let freed = if idle { table.clear(block..block + 1).next() } else { None };
+        let slot = freed.unwrap_or_else(|| {
+            let slot = table.get(block).slot;
+            table.change(block, |here| *here = Residency::default());
+            slot
+        });
         *resident -= 1;
-        match self.readers.remove(&(number(at), block)) {
+        let readers = if idle { None } else { self.readers.remove(&(number(at), block)) };
+        match readers {
             Some(by) => self.arena.drain(at + 1, slot, &by),
             None => self.arena.give(at + 1, slot),
         }
@@ -122,7 +131,7 @@ impl GroupTier {
     fn is_released(&self, at: At, block: BlockId) -> bool {
         let table = &self.tables[at];
         let here = table.table.get(block);
-        here.slot != NO_SLOT && here.state != ResidencyState::Arriving && table.holds(block) == 0
+        here.slot != NO_SLOT && here.state != ResidencyState::Arriving && table.holds[block] == 0
     }
 
     /// Lists a residency that none holds.
@@ -174,6 +183,7 @@ impl GroupBlocks {
     pub(super) fn reach(&mut self, bound: BlockId) {
         for table in self.0.iter_mut().flat_map(|tier| &mut tier.tables) {
             table.table.reach(bound);
+            table.holds.reach(bound);
         }
     }
 
@@ -243,9 +253,19 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.groups.as_ref()?.0[tier].tables[at].table.arrival(block)
     }
 
+    /// Whether a tier has a block in a group after the first.
+    #[must_use]
+    pub fn group_resident(&self, tier: TierId, at: usize, block: BlockId) -> bool {
+        let tier = self.groups.as_ref().map(|groups| &groups.0[tier]);
+        tier.is_some_and(|tier| tier.tables[at].table.fully_resident(block))
+    }
+
     /// Whether a tier has a block in a group after the first, or expects it.
     #[must_use]
     pub fn group_here(&self, tier: TierId, at: usize, block: BlockId) -> bool {
+        if self.group_resident(tier, at, block) {
+            return true;
+        }
         match self.group_residency(tier, at, block).state {
             ResidencyState::Resident => true,
             ResidencyState::Arriving => {
@@ -253,6 +273,13 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             }
             ResidencyState::Absent | ResidencyState::Bad => false,
         }
+    }
+
+    /// Whether moves bring any block to the first tier in a group after the first.
+    #[must_use]
+    pub fn group_arrives(&self, at: usize) -> bool {
+        let tables = self.groups.as_ref().map(|groups| &groups.0[0].tables);
+        tables.is_some_and(|tables| tables[at].table.arrivals() > 0)
     }
 
     /// Whether moves bring a block to a tier in any group after the first.
@@ -266,7 +293,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Number of resume points and leases that hold a block in a group after the first.
     #[must_use]
     pub fn group_holds(&self, tier: TierId, at: usize, block: BlockId) -> u16 {
-        self.groups.as_ref().map_or(0, |groups| groups.0[tier].tables[at].holds(block))
+        self.groups.as_ref().map_or(0, |groups| groups.0[tier].tables[at].holds[block])
     }
 
     /// Moves that read a block in a group after the first.
@@ -344,53 +371,70 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         claimed
     }
 
-    /// Makes a block resident on the first tier in a group after the first, in a slot that was taken:
-    /// released, until it is held.
-    pub fn settle_group(&mut self, at: usize, block: BlockId, slot: Slot) {
-        self.settle_group_on(0, at, block, slot);
-    }
-
-    /// The same on a tier.
-    pub fn settle_group_on(&mut self, tier: TierId, at: usize, block: BlockId, slot: Slot) {
+    /// Makes a block resident on a tier in a group after the first, in a slot that was taken: held by
+    /// the caller, or released.
+    pub fn settle_group(
+        &mut self,
+        tier: TierId,
+        at: usize,
+        (block, slot): (BlockId, Slot),
+        held: bool,
+    ) {
         self.generation += 1;
         let here = self.group_tier(tier);
         here.tables[at].table.put(block, slot);
         here.tables[at].resident += 1;
+        // Listed in any case: released residencies are taken in the order in which they were settled.
         here.release(at, block);
+        if held {
+            here.tables[at].hold(block);
+        }
         let all = self.group_residency(tier, at, block).have;
         self.note((tier, number(at + 1)), block, Layers::NONE, all);
     }
 
-    /// Holds a block that a tier has or expects in a group after the first.
-    pub fn hold_group(&mut self, tier: TierId, at: usize, block: BlockId) {
+    /// Holds blocks that a tier has or expects in a group after the first.
+    pub fn hold_group(
+        &mut self,
+        tier: TierId,
+        at: usize,
+        blocks: impl IntoIterator<Item = BlockId>,
+    ) {
         let table = &mut self.group_tier(tier).tables[at];
-        debug_assert!(table.present(block), "block {block} is absent in group {at}");
-        let holds = table.holds(block);
-        table.holds.put(block, holds + 1);
-        table.held += u64::from(holds == 0);
+        blocks.into_iter().for_each(|block| table.hold(block));
     }
 
-    /// Ends one hold; without another one the residency is released.
-    pub fn unhold_group(&mut self, tier: TierId, at: usize, block: BlockId) {
+    /// Ends one hold of each of these blocks; without another one its residency is released.
+    pub fn unhold_group(
+        &mut self,
+        tier: TierId,
+        at: usize,
+        blocks: impl IntoIterator<Item = BlockId>,
+    ) {
         let tier = self.group_tier(tier);
-        let table = &mut tier.tables[at];
-        table.holds[block] -= 1;
-        if table.holds[block] == 0 {
-            table.held -= 1;
-            tier.release(at, block);
-        }
-    }
-
-    /// Frees the slot of the residency that a tier released first; `false` if there is none.
-    pub fn take_released(&mut self, tier: TierId) -> bool {
-        self.generation += 1;
-        while let Some((at, block)) = self.group_tier(tier).next_released() {
-            if self.group_tier(tier).is_released(at, block) {
-                self.drop_group(tier, at, block);
-                return true;
+        for block in blocks {
+            let table = &mut tier.tables[at];
+            table.holds[block] -= 1;
+            if table.holds[block] == 0 {
+                table.held -= 1;
+                tier.release(at, block);
             }
         }
-        false
+    }
+
+    /// Frees up to `count` slots of the residencies that a tier released first; `false` if there are none.
+    pub fn take_released(&mut self, tier: TierId, count: u64) -> bool {
+        self.generation += 1;
+        let mut taken = 0;
+        while taken < count
+            && let Some((at, block)) = self.group_tier(tier).next_released()
+        {
+            if self.group_tier(tier).is_released(at, block) {
+                self.drop_group(tier, at, block);
+                taken += 1;
+            }
+        }
+        taken > 0
     }
 
     // Moves.
@@ -417,12 +461,12 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         let table = &mut here.tables[at];
         if !ok {
             table.table.take_arrival(block);
-            debug_assert_eq!(table.holds(block), 0, "block {block} of group {at} is held");
+            debug_assert_eq!(table.holds[block], 0, "block {block} of group {at} is held");
             here.drop_one(at, block);
             return;
         }
         table.table.arrived(block);
-        if table.holds(block) == 0 {
+        if table.holds[block] == 0 {
             here.release(at, block);
         }
         let all = self.group_residency(tier, at, block).have;
@@ -472,7 +516,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         let table = &mut tier.tables[at];
         table.table.change(block, |here| here.busy -= 1);
         let here = table.table.get(block);
-        if here.state == ResidencyState::Bad && here.busy == 0 && table.holds(block) == 0 {
+        if here.state == ResidencyState::Bad && here.busy == 0 && table.holds[block] == 0 {
             tier.drop_one(at, block);
         }
     }

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use crate::block::{BlockId, Handle, TierId};
 use crate::manager::Manager;
+use crate::policy::Entry;
 use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 
@@ -23,44 +24,48 @@ impl Manager {
         true
     }
 
-    /// Frees a released slot of a tier, or stores or drops what has the lowest value there, with what
-    /// tiers above have of it if `hard`. Returns whether it did.
+    /// Frees released slots of a tier as far as room is wanted or, without any, stores or drops what has
+    /// the lowest value there, with what tiers above have of it if `hard`. Returns whether it did.
     pub(crate) fn free_some(
         &mut self,
         (tier, hard): (TierId, bool),
         wanted: &[u64],
         now: Nanos,
     ) -> bool {
-        if self.blocks.take_released(tier) {
+        // A slot frees one page at most.
+        let lacking = self.blocks.arena(tier).map_or(0, |arena| arena.lacking(wanted));
+        if self.blocks.take_released(tier, lacking) {
             return true;
         }
         let victim = self.tiers[tier].eviction.victim(stamp(now));
         let slots = victim.map_or(1, |victim| self.useless(tier, victim.id, wanted));
-        self.free_victim((tier, slots, hard), None, now)
+        self.free_victim((tier, slots, hard), victim, None, now)
     }
 
-    /// Stores or drops what has the lowest value on a tier: a point, or up to `slots` blocks, which
-    /// are added to `left`. Returns whether it did.
+    /// Stores or drops `victim`, which has the lowest value on a tier, or what else can leave: a point, or
+    /// up to `slots` blocks, which are added to `left`. Returns whether it did.
     pub(crate) fn free_victim(
         &mut self,
         (tier, slots, hard): (TierId, u64, bool),
+        victim: Option<Entry>,
         mut left: Option<&mut Vec<Handle>>,
         now: Nanos,
     ) -> bool {
-        let Some(victim) = self.tiers[tier].eviction.victim(stamp(now)) else {
-            return self.demote_any(tier, None, now);
-        };
+        let Some(victim) = victim else { return self.demote_any(tier, None, now) };
         if self.has_point_on(tier, victim.id) {
             return self.demote_any(tier, Some(victim.id), now);
         }
         let stored = self.tiers.writes(tier) && self.serves_points(tier, victim.id);
         // Blocks after a victim leave with it on all tiers if there is no other way.
         let ways = [(slots, false), (1, false), (1, true)];
+        // Room below may change the order here.
+        let mut lowest = (!stored).then_some(victim);
         for (slots, dropping) in ways.into_iter().take(if hard { 3 } else { 2 }) {
             if stored && !dropping && self.make_room_below(tier + 1, &[slots], now) {
                 self.blocks.stock(tier + 1, slots);
             }
-            if self.evict_lowest((tier, slots), dropping, left.as_deref_mut(), now) {
+            let lowest = lowest.take();
+            if self.evict_lowest((tier, slots), dropping, lowest, left.as_deref_mut(), now) {
                 return true;
             }
         }
@@ -70,13 +75,13 @@ impl Manager {
     /// Takes the point after a block from a tier, or any if moves in flight keep the blocks of the lowest
     /// value: also one whose block is on another tier. Returns whether there is one.
     fn demote_any(&mut self, tier: TierId, point: Option<BlockId>, now: Nanos) -> bool {
-        let mut points = self.points.iter().flat_map(|points| points.at.keys().copied());
         let leaves = |&block: &BlockId| {
             self.has_point_on(tier, block)
                 && (self.tiers[tier].eviction.get(block).is_some()
                     || self.residency(tier, block).state == ResidencyState::Absent)
         };
-        let point = point.or_else(|| points.find(leaves));
+        let all = || self.points.iter().flat_map(|points| points.all().map(|(block, _)| block));
+        let point = point.or_else(|| all().find(leaves));
         point.inspect(|&block| self.demote_point(tier, block, now)).is_some()
     }
 
@@ -92,15 +97,17 @@ impl Manager {
     }
 
     /// Evicts blocks of the first group from a tier, the lowest first, until `slots` of its slots are
-    /// free; those that leave are added to `left`.
+    /// free; those that leave are added to `left`. `lowest` is the lowest entry, if it is known.
     pub(crate) fn evict_lowest(
         &mut self,
         (tier, slots): (TierId, u64),
         dropping: bool,
+        lowest: Option<Entry>,
         left: Option<&mut Vec<Handle>>,
         now: Nanos,
     ) -> bool {
         let mut set = self.reuse_set(dropping);
+        set.lowest = lowest;
         let fits = self.room(&mut set, tier, slots, now);
         if fits {
             if let Some(left) = left {
@@ -122,8 +129,8 @@ impl Manager {
     pub(crate) fn useless(&self, tier: TierId, victim: BlockId, wanted: &[u64]) -> u64 {
         let (Some(points), Some(arena)) = (&self.points, self.blocks.arena(tier)) else { return 1 };
         let run = self.trie().run(victim).start..victim + 1;
-        let before = points.at.range(run.clone()).rev();
-        let mut before = before.filter(|(_, point)| point.tiers >> tier & 1 == 1);
+        let mut before =
+            points.within(run.clone()).rev().filter(|(_, point)| point.tiers >> tier & 1 == 1);
         let start = before.next().map_or(run.start, |(point, _)| point + 1);
         let pages = arena.lacking(wanted).max(1);
         u64::from(run.end - start).min(pages.saturating_mul(u64::from(arena.per_page(0))))

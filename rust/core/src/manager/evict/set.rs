@@ -96,6 +96,8 @@ pub(crate) struct EvictionSet {
     preview: Option<(TierId, u64)>,
     /// Whether victims are dropped if possible, not written back.
     dropping: bool,
+    /// The linked entry that leaves first, if it is known.
+    pub(crate) lowest: Option<Entry>,
     /// Entries that were linked or unlinked for single blocks: to be refreshed in any case.
     touched: Vec<(TierId, BlockId)>,
     /// Entries that were linked or unlinked for tails: right as they are if only tails are evicted.
@@ -120,6 +122,7 @@ impl EvictionSet {
             spare,
             preview,
             dropping,
+            lowest,
             touched,
             settled,
             guarded,
@@ -135,7 +138,7 @@ impl EvictionSet {
         settled.clear();
         guarded.clear();
         moving.clear();
-        (*latest_tail, *preview, *dropping, *cause) = Default::default();
+        (*latest_tail, *preview, *dropping, *lowest, *cause) = Default::default();
     }
 
     /// Whether one of these copies must stay.
@@ -306,12 +309,14 @@ impl Manager {
         let kept = if set.dropping { 0 } else { self.transit_reserve(tier) };
         let wanted = units + kept;
         self.clean_first(set, tier, wanted, now);
-        let mut next = None;
+        let index = &self.tiers[tier].eviction;
+        let known = set.lowest.take().filter(|entry| index.get(entry.id).is_some());
+        let mut next = known.map(|entry| (entry, true));
         while set.spare[tier] < wanted {
             // A block that a tail exposed goes on unlinked, which spares a link and an unlink per
             // block.
             let (entry, linked) = match next.take() {
-                Some(entry) => (entry, false),
+                Some(next) => next,
                 None => match self.tiers[tier].eviction.victim(stamp(now)) {
                     Some(entry) => (entry, true),
                     None => return false,
@@ -330,7 +335,7 @@ impl Manager {
             // blocks alike.
             if self.evict_tail(set, tier, entry, wanted, now) {
                 set.settled.push((tier, entry.id));
-                next = self.expose(set, tier, wanted, now);
+                next = self.expose(set, tier, wanted, now).map(|entry| (entry, false));
             } else {
                 set.touched.push((tier, entry.id));
                 self.decide(set, tier, entry, now);

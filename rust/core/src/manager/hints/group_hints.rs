@@ -40,7 +40,7 @@ impl Manager {
             holds.push((self.nearest(at, block), at, block));
         }
         for &(from, at, block) in &holds {
-            self.blocks.hold_group(from, at, block);
+            self.blocks.hold_group(from, at, [block]);
             if from == tier {
                 held[at].push(self.trie().depth(block));
             }
@@ -60,7 +60,7 @@ impl Manager {
             self.settle_fetched(path, tier);
         }
         for (from, at, block) in holds {
-            self.blocks.unhold_group(from, at, block);
+            self.blocks.unhold_group(from, at, [block]);
         }
     }
 

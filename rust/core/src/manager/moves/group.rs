@@ -13,6 +13,7 @@ use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, TierId};
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
+use crate::manager::request::windows::blocks_at;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 use crate::transfer::{End, InFlightMove, MoveKind};
@@ -88,7 +89,7 @@ impl Manager {
         let there = |manager: &Self, block| {
             (tier..manager.tiers.len()).any(|at| manager.has_point_on(at, block))
         };
-        let points = self.points.iter().flat_map(|points| points.at.keys().copied());
+        let points = self.points.iter().flat_map(|points| points.all().map(|(block, _)| block));
         let mut points: Vec<BlockId> = points.filter(|&block| there(self, block)).collect();
         points.sort_by_key(|&block| (Reverse(self.node(block).access), block));
         for block in points {
@@ -183,7 +184,7 @@ impl Manager {
         }
         // What is there must not make room for the rest.
         for &(at, block) in &there {
-            self.blocks.hold_group(below, at, block);
+            self.blocks.hold_group(below, at, [block]);
         }
         if self.make_room_below(below, &wanted, now) {
             for &needed in &lacking {
@@ -192,7 +193,7 @@ impl Manager {
             self.hold_point(below, &path, border);
         }
         for &(at, block) in &there {
-            self.blocks.unhold_group(below, at, block);
+            self.blocks.unhold_group(below, at, [block]);
         }
     }
 
@@ -256,12 +257,11 @@ impl Manager {
         let lease = self.leases.get_mut(&id).expect("held");
         let Some(mut windows) = lease.windows.take() else { return };
         for (at, held) in windows.held.iter_mut().enumerate() {
-            for place in held.drain(..) {
-                self.blocks.unhold_group(0, at, path[place as usize]);
-            }
+            self.blocks.unhold_group(0, at, blocks_at(path, held));
+            held.clear();
         }
         for (at, block) in self.needs(&path[..border as usize], border) {
-            self.blocks.hold_group(0, at, block);
+            self.blocks.hold_group(0, at, [block]);
             windows.held[at].push(self.trie().depth(block));
         }
         windows.done = border;
@@ -280,6 +280,6 @@ impl Manager {
                 lost += before - windows.held[at].len();
             }
         }
-        (0..lost).for_each(|_| self.blocks.unhold_group(0, at, block));
+        self.blocks.unhold_group(0, at, std::iter::repeat_n(block, lost));
     }
 }

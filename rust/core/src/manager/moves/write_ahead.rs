@@ -92,7 +92,7 @@ impl Manager {
     }
 
     fn point_before(&self, block: BlockId) -> Option<BlockId> {
-        self.points.as_ref().and_then(|points| points.at.get(&block)).and_then(|point| point.before)
+        self.points.as_ref().and_then(|points| points.get(block)).and_then(|point| point.before)
     }
 
     /// Pages that could be freed without a store if a block left a tier, with its point and the blocks
@@ -102,7 +102,7 @@ impl Manager {
             return 0.0;
         };
         let page = |group: usize, slots: u32| f64::from(slots) / f64::from(arena.per_page(group));
-        let Some(point) = points.at.get(&block).filter(|point| point.tiers >> tier & 1 == 1) else {
+        let Some(point) = points.get(block).filter(|point| point.tiers >> tier & 1 == 1) else {
             return page(0, 1);
         };
         if !self.point_below(tier, block) {
@@ -112,7 +112,8 @@ impl Manager {
             let slots = group.needed(point.border, points.block_tokens).iter().count();
             page(at + 1, u32::try_from(slots).unwrap_or(u32::MAX))
         });
-        let from = point.before.map_or(0, |before| points.at[&before].border);
+        let before = point.before.and_then(|before| points.get(before));
+        let from = before.map_or(0, |before| before.border);
         needs.sum::<f64>() + page(0, point.border - from)
     }
 }

@@ -33,7 +33,7 @@ impl Manager {
     /// How often the points hold a block in a group on a tier.
     fn point_holds(&self, tier: TierId, points: &Points, broken: &mut Vec<String>) -> Holds {
         let mut holds = Holds::default();
-        for (&block, point) in points.at.iter().filter(|(_, point)| point.tiers >> tier & 1 == 1) {
+        for (block, point) in points.all().filter(|(_, point)| point.tiers >> tier & 1 == 1) {
             let path = self.path_to(Some(block));
             if !self.can_resume(tier, &path, point.border) {
                 broken.push(format!("nothing resumes on tier {tier} after block {block}"));
@@ -116,21 +116,25 @@ impl Manager {
 
     /// Links of the points.
     fn audit_links(&self, points: &Points, broken: &mut Vec<String>) {
-        for (&block, point) in &points.at {
+        let marked = self.living().filter(|&block| points.has(block)).count();
+        if marked != points.at.len() {
+            broken.push(format!("{marked} blocks are marked for {} points", points.at.len()));
+        }
+        for (block, point) in points.all() {
             let path = self.path_to(Some(block));
             if path.len() != point.border as usize || point.tiers == 0 {
                 broken.push(format!("the point after block {block} is {point:?}"));
                 continue;
             }
             let before = path[..path.len() - 1].iter().rev();
-            let before = before.copied().find(|block| points.at.contains_key(block));
+            let before = before.copied().find(|&block| points.has(block));
             let named = before.is_none_or(|before| points.at[&before].after.contains(&block));
             if before != point.before || !named {
                 broken.push(format!("the point after block {block} is linked to {before:?}"));
             }
         }
-        let linked: usize = points.at.values().map(|point| point.after.len()).sum();
-        if linked != points.at.values().filter(|point| point.before.is_some()).count() {
+        let linked: usize = points.all().map(|(_, point)| point.after.len()).sum();
+        if linked != points.all().filter(|(_, point)| point.before.is_some()).count() {
             broken.push(format!("{linked} points are linked as after another"));
         }
     }

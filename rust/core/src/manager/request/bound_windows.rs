@@ -127,7 +127,7 @@ impl Manager {
             };
             let by = self.enter(load, self.route(MoveKind::Load, tier, 0), now).0;
             self.blocks.begin_group_read(tier, at, block, by);
-            self.blocks.unhold_group(tier, at, block);
+            self.blocks.unhold_group(tier, at, [block]);
             moves.push(by);
         }
         let ready = moves.iter().filter_map(|&id| self.moves.get(id)).map(|known| known.ready);
@@ -222,7 +222,7 @@ impl Manager {
         }
         // What is there must not make room for the rest.
         for &(at, block) in &there {
-            self.blocks.hold_group(1, at, block);
+            self.blocks.hold_group(1, at, [block]);
         }
         if self.make_room_below(1, &wanted, now) {
             for (at, block, private) in lacking {
@@ -231,7 +231,7 @@ impl Manager {
             self.add_point_on(1, path, border, kept);
         }
         for (at, block) in there {
-            self.blocks.unhold_group(1, at, block);
+            self.blocks.unhold_group(1, at, [block]);
         }
         let last = path[border as usize - 1];
         if self.writes_through(1) && self.has_point_on(1, last) {

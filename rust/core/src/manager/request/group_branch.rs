@@ -4,8 +4,6 @@
 //! shares what its blocks have, and copies what the lease still writes. Invariant: a slot that is
 //! written has one holder. Cost: O(path) per call, one move per copied slot.
 
-use std::collections::BTreeMap;
-
 use crate::arrival::MoveIds;
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, TierId};
 use crate::error::{Error, Result};
@@ -14,9 +12,10 @@ use crate::manager::Manager;
 use crate::manager::kinds::Cause;
 use crate::manager::moves::NewMove;
 use crate::manager::request::lease::Lease;
-use crate::manager::request::windows::path_border;
+use crate::manager::request::placed_slots::PlacedSlots;
+use crate::manager::request::windows::{blocks_at, path_border};
 use crate::tier::ResidencyState;
-use crate::time::Nanos;
+use crate::time::{Nanos, stamp};
 use crate::transfer::{End, InFlightMove, MoveKind};
 
 /// Group, place on the path and slot of what a lease still writes.
@@ -118,15 +117,15 @@ impl Manager {
         let end = path_border(lease.path.blocks());
         let mut written = Vec::new();
         for (at, open) in windows.open.iter().enumerate() {
-            if let Some((place, _)) = open.range(..end).next() {
+            if let Some((place, _)) = open.iter().next().filter(|&(place, _)| place < end) {
                 return Err(Error::config(format!(
                     "fork of lease {id}, whose block {place} arrives for another request in group \
                      {}; truncate or release it",
                     at + 1
                 )));
             }
-            let tail = open.get(&end).filter(|_| !lease.tail.is_empty());
-            written.extend(tail.map(|&slot| (at, end, slot)));
+            let tail = open.get(end).filter(|_| !lease.tail.is_empty());
+            written.extend(tail.map(|slot| (at, end, slot)));
         }
         let mut wanted = vec![0; windows.open.len() + 1];
         for &(at, ..) in &written {
@@ -149,11 +148,9 @@ impl Manager {
     ) {
         let Some(windows) = &mut fork.windows else { return };
         for (at, held) in windows.held.iter().enumerate() {
-            for &place in held {
-                self.blocks.hold_group(0, at, fork.path.blocks()[place as usize]);
-            }
+            self.blocks.hold_group(0, at, blocks_at(fork.path.blocks(), held));
         }
-        windows.open.iter_mut().chain(&mut windows.spare).for_each(BTreeMap::clear);
+        windows.open.iter_mut().chain(&mut windows.spare).for_each(PlacedSlots::clear);
         let mut moves = Vec::with_capacity(written.len());
         for &(at, place, slot) in written {
             let own = self.blocks.take_group_slot(0, at).expect("room was made");
@@ -243,7 +240,8 @@ impl Manager {
         }
         let (begun, mut left) = (self.moves.latest(), Vec::new());
         while (left.len() as u64) < count {
-            if !self.free_victim((tier, 1, true), Some(&mut left), now)
+            let victim = self.tiers[tier].eviction.victim(stamp(now));
+            if !self.free_victim((tier, 1, true), victim, Some(&mut left), now)
                 && !self.cancel_store(begun, now)
             {
                 break;

@@ -85,7 +85,7 @@ impl Manager {
         let wanted: Vec<u64> = std::iter::once(units).chain(wanted).collect();
         let mut held = vec![Vec::new(); wanted.len() - 1];
         for &(at, block) in &end.there {
-            self.blocks.hold_group(tier, at, block);
+            self.blocks.hold_group(tier, at, [block]);
             held[at].push(self.trie().depth(block));
         }
         let here = |&&block: &&BlockId| self.residency(tier, block).state != ResidencyState::Absent;
@@ -105,7 +105,7 @@ impl Manager {
         for (at, places) in end.lacking.iter().enumerate() {
             for &place in places {
                 let slot = self.blocks.take_group_slot(tier, at).expect("room was made");
-                self.blocks.settle_group_on(tier, at, path[place as usize], slot);
+                self.blocks.settle_group(tier, at, (path[place as usize], slot), false);
             }
         }
         if self.points.is_some() {
@@ -116,7 +116,7 @@ impl Manager {
 
     fn let_marked_go(&mut self, tier: TierId, end: &MarkedEnd) {
         for &(at, block) in &end.there {
-            self.blocks.unhold_group(tier, at, block);
+            self.blocks.unhold_group(tier, at, [block]);
         }
     }
 

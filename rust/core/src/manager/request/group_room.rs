@@ -19,6 +19,7 @@ use crate::block::{BlockId, MoveId, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::manager::request::lease::TailFrom;
+use crate::manager::request::placed_slots::PlacedSlots;
 use crate::manager::request::windows::path_border;
 use crate::residency::Arena;
 use crate::tier::ResidencyState;
@@ -124,6 +125,12 @@ impl Manager {
         spared: u64,
     ) -> Result<()> {
         let Some(arena) = self.blocks.arena(tier) else { return Ok(()) };
+        let pages = (0..).zip(wanted).map(|(group, &wanted)| arena.whole_pages(group, wanted));
+        let pages: u64 = pages.sum::<u64>() + spared;
+        let most = self.most_fixed(tier, path, held);
+        if most.is_some_and(|most| pages + most <= u64::from(arena.room())) {
+            return Ok(());
+        }
         let fixed = self.fixed(tier, path, held).slots;
         let mut spare = vec![0_u64; wanted.len().max(arena.groups())];
         let mut pages: FxHashSet<(usize, u32)> = FxHashSet::default();
@@ -141,6 +148,29 @@ impl Manager {
             return Ok(());
         }
         Err(self.no_pages(tier, wanted))
+    }
+
+    /// Bound of the slots of [`Manager::fixed`], without a look at each; `None` where moves or pins keep
+    /// some, or on a tier below the first.
+    fn most_fixed(&self, tier: TierId, path: &[BlockId], held: &[Vec<u32>]) -> Option<u64> {
+        let points = self.points.as_ref()?;
+        let kept = self.moves.is_empty() && self.pins.len() == 0 && self.marked.is_empty();
+        if tier > 0 || !kept {
+            return None;
+        }
+        let of_path = |path: &[BlockId], held: &[Vec<u32>]| {
+            let held: usize = held.iter().map(Vec::len).sum();
+            points.slots(path) + (path.len() + held) as u64
+        };
+        let leases = self.leases.values().map(|lease| {
+            let windows = lease.windows.as_ref();
+            let held = windows.map_or(&[][..], |windows| &windows.held);
+            let open = windows.map_or(0, |windows| windows.open.iter().map(PlacedSlots::len).sum());
+            // With the slot of its tail, which it may share.
+            let slots: usize = open + lease.open.len() + lease.path.private_slots().count() + 1;
+            of_path(lease.path.blocks(), held) + slots as u64
+        });
+        Some(of_path(path, held) + leases.sum::<u64>())
     }
 
     /// Slots of a tier that no victim frees: those of leases and of the request at hand, of blocks that
@@ -190,8 +220,8 @@ impl Manager {
             slots.extend(private.map(|id| (0, self.private_slot(id, 0))));
             // Spare slots are given back where room is wanted.
             let open = lease.windows.iter().flat_map(|windows| windows.open.iter().enumerate());
-            let slot = |at| move |&slot: &Slot| (at + 1, slot);
-            slots.extend(open.flat_map(|(at, open)| open.values().map(slot(at))));
+            let slot = |at| move |slot: Slot| (at + 1, slot);
+            slots.extend(open.flat_map(|(at, open)| open.slots().map(slot(at))));
         }
     }
 

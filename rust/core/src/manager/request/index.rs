@@ -191,7 +191,7 @@ impl Manager {
         if !absent || !self.blocks.claim_slot(tier, at + 1, row.slot) {
             return false;
         }
-        self.blocks.settle_group_on(tier, at, block, row.slot);
+        self.blocks.settle_group(tier, at, (block, row.slot), false);
         true
     }
 

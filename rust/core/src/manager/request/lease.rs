@@ -382,10 +382,10 @@ impl Manager {
         let now = self.tick(now);
         self.take_back(id);
         self.store_engine_blocks(id, now);
-        let lease = self.leases.remove(&id).expect("seen above");
+        let mut lease = self.leases.remove(&id).expect("seen above");
         self.awaits.forget(id);
         let reading = self.reads_of(&lease);
-        self.abandon_lease(&lease, now);
+        self.abandon_lease(&mut lease, now);
         self.carry_out();
         self.scopes.let_go(lease.scope_id);
         self.scopes.digests.retract(&lease.scope);
@@ -396,7 +396,7 @@ impl Manager {
     }
 
     /// Drops all references of a lease to blocks and slots.
-    pub(crate) fn abandon_lease(&mut self, lease: &Lease, now: Nanos) {
+    pub(crate) fn abandon_lease(&mut self, lease: &mut Lease, now: Nanos) {
         self.end_windows(lease);
         self.count_unloaded(&lease.undecided);
         self.scopes.digests.free(&lease.tail);

@@ -17,31 +17,35 @@ impl Manager {
 
     /// The same on a tier.
     pub(crate) fn add_point_on(&mut self, tier: TierId, path: &[BlockId], border: u32, kept: bool) {
-        if border == 0 || !self.can_resume(tier, path, border) {
+        if border == 0 {
             return;
         }
         let block = path[border as usize - 1];
+        let there = self.has_point_on(tier, block);
+        if !there && !self.can_resume(tier, path, border) {
+            return;
+        }
         let kept = self.take_named(block) || kept;
         let points = self.points.as_mut().expect("a model of several groups");
-        if let Some(known) = points.at.get_mut(&block) {
+        if let Some(known) = points.get_mut(block) {
             known.kept |= kept;
-            if known.tiers >> tier & 1 == 0 {
+            if !there {
                 self.hold_point(tier, path, border);
             }
             return;
         }
         let before = path[..border as usize - 1].iter().rev();
-        let before = before.copied().find(|block| points.at.contains_key(block));
+        let before = before.copied().find(|&block| points.has(block));
         let after = self.points_below(block);
         let points = self.points.as_mut().expect("seen above");
         for below in &after {
-            points.at.get_mut(below).expect("a point").before = Some(block);
+            points.get_mut(*below).expect("a point").before = Some(block);
         }
-        if let Some(before) = before.and_then(|before| points.at.get_mut(&before)) {
+        if let Some(before) = before.and_then(|before| points.get_mut(before)) {
             before.after.retain(|below| !after.contains(below));
             before.after.push(block);
         }
-        points.at.insert(block, Point { border, kept, tiers: 0, before, after: after.clone() });
+        points.insert(block, Point { border, kept, tiers: 0, before, after: after.clone() });
         self.hold_point(tier, path, border);
         // The worth of the points around it hangs on it.
         for other in after.into_iter().chain(before) {

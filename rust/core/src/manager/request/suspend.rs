@@ -33,7 +33,7 @@ impl Manager {
         let now = self.tick(now);
         self.take_back(id);
         self.store_engine_blocks(id, now);
-        let lease = self.leases[&id].clone();
+        let mut lease = self.leases[&id].clone();
         let mut tokens: Vec<Token> = Vec::with_capacity(self.lease_tokens(id)?);
         for &block in lease.path.blocks() {
             tokens.extend_from_slice(self.trie().tokens(block));
@@ -44,7 +44,7 @@ impl Manager {
         // The lease is emptied first, so that no failure below is reported to it.
         let touching = self.reads_of(&lease);
         self.empty_lease(id, Hold::Suspended(tokens));
-        self.abandon_lease(&lease, now);
+        self.abandon_lease(&mut lease, now);
         self.carry_out();
         for &block in lease.path.blocks().iter().rev() {
             // Unpinning may have removed it.

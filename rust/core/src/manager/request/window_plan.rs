@@ -2,7 +2,7 @@
 //!
 //! Invariant: every group has or expects what the border needs. Cost: O(path · groups) per request.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::block::{BlockId, LeaseId, Token};
@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
 use crate::manager::request::acquire::Acquire;
+use crate::manager::request::placed_slots::PlacedSlots;
 use crate::manager::request::windows::{Windows, span};
 use crate::residency::GroupSlots;
 use crate::scope::{Scope, ScopeId};
@@ -63,8 +64,8 @@ impl Manager {
             wanted: wanted.collect(),
             loads: Vec::new(),
             held: vec![Vec::new(); points.groups.len()],
-            open: vec![BTreeMap::new(); points.groups.len()],
-            spare: vec![BTreeMap::new(); points.groups.len()],
+            open: vec![PlacedSlots::default(); points.groups.len()],
+            spare: vec![PlacedSlots::default(); points.groups.len()],
             bound: vec![BTreeMap::new(); points.groups.len()],
             borders,
             done: from,
@@ -97,10 +98,9 @@ impl Manager {
         let ends = borders.iter().map(|&(border, _)| border);
         // A state is there only at borders; a token attends to what the end of the prompt needs.
         let last = (group.kind != GroupKind::State).then_some(new.end);
-        let needed = ends.chain(last).flat_map(|end| group.needed(end, size).iter());
-        let needed: BTreeSet<u32> = needed.filter(|block| new.contains(block)).collect();
+        let needed = group.needed_at(ends.chain(last), size, new.clone());
         let after = new.end..new.end.saturating_add(more.min(span(group.kind, size)));
-        needed.into_iter().chain(after).collect()
+        needed.iter().chain(after).collect()
     }
 
     /// The borders, in blocks, at which a pass of a lease should end: each becomes a resume point.

@@ -11,13 +11,16 @@
 //!
 //! Invariant: a lease holds on the first tier what its border needs. Cost: O(blocks committed · groups).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
 
 use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
-use crate::group::{Group, GroupKind};
+use crate::group::{Group, GroupKind, Needed};
 use crate::manager::Manager;
 use crate::manager::request::lease::{Lease, Plan};
+use crate::manager::request::placed_slots::PlacedSlots;
 use crate::manager::request::residency_scan::MissingBlock;
 use crate::private_slots::PrivateSlotId;
 use crate::tier::{Owner, ResidencyState};
@@ -33,9 +36,9 @@ pub(crate) struct Windows {
     /// By group, places on the path of the blocks that the lease holds, ascending.
     pub(crate) held: Vec<Vec<u32>>,
     /// By group, the slots that the lease writes, by the place on the path of their block.
-    pub(crate) open: Vec<BTreeMap<u32, Slot>>,
+    pub(crate) open: Vec<PlacedSlots>,
     /// The same, taken while room is free: others may take them until the block table is read.
-    pub(crate) spare: Vec<BTreeMap<u32, Slot>>,
+    pub(crate) spare: Vec<PlacedSlots>,
     /// By group, what an engine that owns the slots has named or will name, by place on the path.
     pub(crate) bound: Vec<BTreeMap<u32, PrivateSlotId>>,
     /// Places to take slots for, by group.
@@ -66,22 +69,24 @@ impl Manager {
         let points = self.points.as_ref().expect("a model of several groups");
         let border = path_border(path);
         let needed = points.groups.iter().map(|group| group.needed(border, points.block_tokens));
-        let needed: Vec<Vec<u32>> = needed.map(|needed| needed.iter().collect()).collect();
+        let needed: Vec<Needed> = needed.collect();
         let loads = missing.iter().filter(|miss| !miss.lacks.is_empty()).count();
         let mut wanted = vec![(open + loads) as u64];
         wanted.extend(windows.wanted.iter().map(|places| places.len() as u64));
         for (at, needed) in needed.into_iter().enumerate() {
-            for place in needed {
-                // What is loaded stays below until the load has begun.
-                let tier = self.nearest(at, path[place as usize]);
-                self.blocks.hold_group(tier, at, path[place as usize]);
-                if tier == 0 {
-                    windows.held[at].push(place);
-                } else {
-                    windows.loads.push((at, place, tier));
-                    wanted[at + 1] += 1;
+            for place in needed.iter() {
+                let block = path[place as usize];
+                match self.nearest(at, block) {
+                    0 => windows.held[at].push(place),
+                    // What is loaded stays below until the load has begun.
+                    tier => {
+                        self.blocks.hold_group(tier, at, [block]);
+                        windows.loads.push((at, place, tier));
+                        wanted[at + 1] += 1;
+                    }
                 }
             }
+            self.blocks.hold_group(0, at, blocks_at(path, &windows.held[at]));
         }
         // The engine makes room for itself.
         if self.tiers.engine_owned() {
@@ -124,7 +129,7 @@ impl Manager {
             // A state is there only where a pass ends.
             let places = if kind == GroupKind::State { 0..0 } else { from..windows.end };
             for place in places {
-                if windows.open[at].contains_key(&place) {
+                if windows.open[at].has(place) {
                     continue;
                 }
                 let Some(slot) = self.blocks.take_group_slot(0, at) else { break };
@@ -146,7 +151,7 @@ impl Manager {
         let lease = self.leases.values_mut().filter(has).max_by_key(|lease| lease.id);
         let Some(windows) = lease.and_then(|lease| lease.windows.as_mut()) else { return false };
         for (at, spare) in windows.spare.iter_mut().enumerate() {
-            for slot in std::mem::take(spare).into_values() {
+            for (_, slot) in spare.take() {
                 self.blocks.give_group_slot(0, at, slot);
             }
         }
@@ -172,8 +177,8 @@ impl Manager {
         for (at, place, tier) in std::mem::take(&mut windows.loads) {
             let needed = (at, path[place as usize]);
             self.move_group((MoveKind::Load, id), needed, (tier, 0), now);
-            self.blocks.unhold_group(tier, at, needed.1);
-            self.blocks.hold_group(0, at, needed.1);
+            self.blocks.unhold_group(tier, at, [needed.1]);
+            self.blocks.hold_group(0, at, [needed.1]);
             windows.held[at].push(place);
             windows.held[at].sort_unstable();
         }
@@ -183,8 +188,9 @@ impl Manager {
         {
             self.hold_point(0, path, path_border(path));
         }
-        let held = windows.held.iter().enumerate();
-        let held = held.flat_map(|(at, held)| held.iter().map(move |&place| (at, place)));
+        let arriving =
+            windows.held.iter().enumerate().filter(|&(at, _)| self.blocks.group_arrives(at));
+        let held = arriving.flat_map(|(at, held)| held.iter().map(move |&place| (at, place)));
         let moves: Vec<MoveId> =
             held.flat_map(|(at, place)| self.bringing_group(0, at, path[place as usize])).collect();
         let ready = moves.iter().filter_map(|&id| self.moves.get(id)).map(|known| known.ready);
@@ -220,9 +226,9 @@ impl Manager {
         }
         let mut twice = Vec::new();
         if let (0, Some(windows)) = (tier, &mut self.lease_mut(id).windows) {
-            for (place, slot) in std::mem::take(&mut windows.spare[group - 1]) {
+            for (place, slot) in windows.spare[group - 1].take() {
                 // A reservation may have taken another slot for the place.
-                if place < windows.done || windows.open[group - 1].contains_key(&place) {
+                if place < windows.done || windows.open[group - 1].has(place) {
                     twice.push(slot);
                 } else {
                     windows.open[group - 1].insert(place, slot);
@@ -252,7 +258,7 @@ impl Manager {
                 return if here.state == ResidencyState::Bad { NO_SLOT } else { here.slot };
             }
             let open = windows.filter(|_| tier == 0).map(|windows| &windows.open[at]);
-            open.and_then(|open| open.get(&place).copied()).unwrap_or(NO_SLOT)
+            open.and_then(|open| open.get(place)).unwrap_or(NO_SLOT)
         };
         let path = lease.path.blocks();
         let places = path.iter().map(Some).chain(std::iter::repeat(None)).take(blocks);
@@ -272,9 +278,8 @@ impl Manager {
     pub(crate) fn close_windows(&mut self, windows: Option<&mut Windows>, path: &[BlockId]) {
         let Some(windows) = windows else { return };
         for (at, held) in windows.held.iter_mut().enumerate() {
-            for block in held.drain(..) {
-                self.blocks.unhold_group(0, at, path[block as usize]);
-            }
+            self.blocks.unhold_group(0, at, blocks_at(path, held));
+            held.clear();
         }
         for (at, slot) in windows.take_slots() {
             self.blocks.give_group_slot(0, at, slot);
@@ -283,7 +288,7 @@ impl Manager {
             self.unref_private(private.1);
         }
         for (at, place, tier) in windows.loads.drain(..) {
-            self.blocks.unhold_group(tier, at, path[place as usize]);
+            self.blocks.unhold_group(tier, at, [path[place as usize]]);
         }
     }
 
@@ -322,24 +327,25 @@ impl Manager {
     fn settle_group(&mut self, at: usize, windows: &mut Windows, path: &[BlockId], end: u32) {
         let points = self.points.as_ref().expect("a model of several groups");
         let (group, size) = (points.groups[at], points.block_tokens);
-        let mut needed: BTreeSet<u32> = group.needed(end, size).iter().collect();
-        for &(border, _) in &windows.borders {
-            needed.extend(group.needed(border, size).iter());
-        }
+        let needed = group.needed_at(windows.ends(end), size, windows.done..end);
         for place in windows.done..end {
             let block = path[place as usize];
-            let wanted = needed.contains(&place);
-            let own = windows.open[at].remove(&place).or_else(|| windows.spare[at].remove(&place));
+            let wanted = needed.contains(place);
+            let own = windows.open[at].remove(place).or_else(|| windows.spare[at].remove(place));
             let here = self.blocks.group_residency(0, at, block);
             match (here.state, own) {
-                (ResidencyState::Absent, Some(slot)) => {
-                    self.blocks.settle_group(at, block, slot);
-                }
-                (ResidencyState::Absent, None) => {
-                    match self.late_slot((at, group.kind), windows, path, (end, wanted)) {
-                        Some(slot) => self.blocks.settle_group(at, block, slot),
-                        None => continue,
+                (ResidencyState::Absent, own) => {
+                    let late = (at, group.kind);
+                    let slot = match own {
+                        Some(slot) => Some(slot),
+                        None => self.late_slot(late, windows, path, (end, wanted)),
+                    };
+                    let Some(slot) = slot else { continue };
+                    self.blocks.settle_group(0, at, (block, slot), wanted);
+                    if wanted {
+                        windows.held[at].push(place);
                     }
+                    continue;
                 }
                 // The same bytes are there.
                 (ResidencyState::Resident, Some(slot)) => {
@@ -354,7 +360,7 @@ impl Manager {
                 (_, None) => {}
             }
             if wanted && self.blocks.group_here(0, at, block) {
-                self.blocks.hold_group(0, at, block);
+                self.blocks.hold_group(0, at, [block]);
                 windows.held[at].push(place);
             }
         }
@@ -386,7 +392,7 @@ impl Manager {
             if let Some(slot) = self.blocks.take_group_slot(0, at) {
                 return Some(slot);
             }
-            if !self.give_spare_slots() && !self.blocks.take_released(0) {
+            if !self.give_spare_slots() && !self.blocks.take_released(0, 1) {
                 return None;
             }
         }
@@ -426,14 +432,14 @@ impl Manager {
         let most = u32::try_from(written.div_ceil(self.block_tokens())).unwrap_or(u32::MAX);
         let end = first.saturating_add(most);
         let prompt = first..windows.end.clamp(first, end);
-        let lacks = |(group, open): (&Group, &BTreeMap<u32, Slot>)| {
+        let lacks = |(group, open): (&Group, &PlacedSlots)| {
             let state = group.kind == GroupKind::State;
             let more = if state { 0 } else { end - prompt.end };
             let mut places = self.window_places(group, &windows.borders, prompt.clone(), more);
-            if state && open.range(first.max(windows.end)..).next().is_none() {
+            if state && open.next_from(first.max(windows.end)).is_none() {
                 places.extend(self.state_place(windows, first, written));
             }
-            places.retain(|place| !open.contains_key(place));
+            places.retain(|place| !open.has(*place));
             places
         };
         points.groups.iter().zip(&windows.open).map(lacks).collect()
@@ -459,9 +465,9 @@ impl Manager {
             let groups = self.points.iter().flat_map(|points| &points.groups);
             for (group, open) in groups.zip(&mut windows.open) {
                 let state = group.kind == GroupKind::State;
-                let known = open.range(first.max(windows.end)..).next();
-                if let Some(known) = known.map(|(&known, _)| known).filter(|_| state)
-                    && let Some(slot) = open.remove(&known)
+                let known = open.next_from(first.max(windows.end));
+                if let Some(known) = known.filter(|_| state)
+                    && let Some(slot) = open.remove(known)
                 {
                     open.insert(place, slot);
                 }
@@ -511,7 +517,7 @@ impl Manager {
         for at in 0..windows.open.len() {
             let groups = self.points.as_ref().map(|points| &points.groups);
             let state = groups.is_some_and(|groups| groups[at].kind == GroupKind::State);
-            if (state && inside) || windows.open[at].contains_key(&end) {
+            if (state && inside) || windows.open[at].has(end) {
                 continue;
             }
             if let Some(slot) = self.take_unheld_slot(at) {
@@ -524,49 +530,55 @@ impl Manager {
     /// Releases what neither the end of a lease nor one of its borders needs.
     fn slide(&mut self, at: usize, windows: &mut Windows, path: &[BlockId], end: u32) {
         let points = self.points.as_ref().expect("a model of several groups");
-        let (group, size) = (points.groups[at], points.block_tokens);
-        let ends = windows.borders.iter().map(|&(border, _)| border).chain(std::iter::once(end));
-        let needed: Vec<_> = ends.map(|end| group.needed(end, size)).collect();
-        let stays = |place: u32| needed.iter().any(|needed| needed.contains(place));
+        let group = points.groups[at];
+        let needed = group.needed_at(windows.ends(end), points.block_tokens, 0..u32::MAX);
         let blocks = &mut self.blocks;
+        let mut passed: SmallVec<[BlockId; 32]> = SmallVec::new();
         windows.held[at].retain(|&place| {
-            if !stays(place) {
-                blocks.unhold_group(0, at, path[place as usize]);
-            }
-            stays(place)
-        });
-        windows.open[at].retain(|&place, slot| {
-            let stays = place >= end || stays(place);
+            let stays = needed.contains(place);
             if !stays {
-                blocks.give_group_slot(0, at, *slot);
+                passed.push(path[place as usize]);
+            }
+            stays
+        });
+        blocks.unhold_group(0, at, passed);
+        windows.open[at].retain(|place, slot| {
+            let stays = place >= end || needed.contains(place);
+            if !stays {
+                blocks.give_group_slot(0, at, slot);
             }
             stays
         });
     }
 
     /// Keeps the end of an answer as a resume point, and gives all slots and holds back.
-    pub(crate) fn end_windows(&mut self, lease: &Lease) {
-        let Some(windows) = &lease.windows else { return };
+    pub(crate) fn end_windows(&mut self, lease: &mut Lease) {
+        let Some(mut windows) = lease.windows.take() else { return };
         let path = lease.path.blocks();
         let end = path_border(path);
         if self.points.as_ref().is_some_and(|points| points.every == 0) && windows.done == end {
             self.add_point(path, end, false);
         }
-        self.close_windows(Some(&mut windows.as_ref().clone()), path);
+        self.close_windows(Some(&mut windows), path);
     }
 }
 
 impl Windows {
+    /// The borders at which resumes have to be possible: the lease's own, and its end.
+    fn ends(&self, end: u32) -> impl Iterator<Item = u32> + '_ {
+        self.borders.iter().map(|&(border, _)| border).chain([end])
+    }
+
     /// The slots that no block has, with their groups.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, Slot)> + '_ {
         let slots = self.open.iter().enumerate().chain(self.spare.iter().enumerate());
-        slots.flat_map(|(at, slots)| slots.values().map(move |&slot| (at, slot)))
+        slots.flat_map(|(at, slots)| slots.slots().map(move |slot| (at, slot)))
     }
 
     /// The same, which are no longer the lease's.
     pub(crate) fn take_slots(&mut self) -> Vec<(usize, Slot)> {
         let slots = self.slots().collect();
-        self.open.iter_mut().chain(&mut self.spare).for_each(BTreeMap::clear);
+        self.open.iter_mut().chain(&mut self.spare).for_each(PlacedSlots::clear);
         slots
     }
 }
@@ -580,6 +592,11 @@ pub(super) fn span(kind: GroupKind, size: u64) -> u32 {
         GroupKind::Chunked { chunk } => chunk.div_ceil(size) + 1,
     };
     u32::try_from(blocks).unwrap_or(u32::MAX)
+}
+
+/// The blocks of a path at these places.
+pub(crate) fn blocks_at(path: &[BlockId], places: &[u32]) -> impl Iterator<Item = BlockId> {
+    places.iter().map(|&place| path[place as usize])
 }
 
 /// The border after a path.

@@ -35,10 +35,11 @@ impl Manager {
         let front = last - u32::try_from(more).expect("no more than the run has");
         let index = &self.tiers[tier].eviction;
         let alone = || !index.ties(&tail, self.band(tier, last));
+        // Blocks that serve no resume leave run by run.
+        let useless =
+            || fate == Fate::Drop && self.points.is_some() && !self.serves_points(tier, last);
         if more > 0
-            && self.ranks_by_place()
-            && index.policy().deepens()
-            && alone()
+            && (useless() || (self.ranks_by_place() && index.policy().deepens() && alone()))
             && self.leave_alike(set, tier, front..last, fate)
         {
             set.spare[tier] += more;
@@ -108,7 +109,7 @@ impl Manager {
         fate: Fate,
     ) -> bool {
         self.blocks.table(tier).all_idle(blocks.clone())
-            && !self.points_among(tier, blocks.clone())
+            && (self.points.is_none() || !self.points_among(tier, blocks.clone()))
             && self.fate(set, tier, blocks) == Some(fate)
     }
 
