@@ -151,7 +151,7 @@ impl Manager {
         if points.is_some() && tiers.engine_owned() {
             private_slots.keep_groups();
         }
-        let feed = PolicyFeed::new(&tiers, settings.explain);
+        let feed = PolicyFeed::new(&tiers, settings.explain, points.is_some());
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
         Ok(Self {

@@ -20,7 +20,7 @@ use crate::time::Nanos;
 
 pub use entry::{Entry, Facts, Key, LastUse, Reload};
 pub use learned::Reuse;
-pub use learned::lives::Lives;
+pub use learned::lives::{Lives, Sampling};
 pub(crate) use learned::{class_of, pack, unpack};
 
 /// Upper bound of the uses that count: few classes, and six bits per ghost.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{EvictionIndex, rounded};
 use crate::hint::{Band, Priority, Share};
-use crate::policy::{Entry, Lives, NAMES, Order, Policy, by_name};
+use crate::policy::{Entry, Lives, NAMES, Order, Policy, Sampling, by_name};
 
 /// Compares `a / b` with `c / d` by quotients and remainders, for positive `b` and `d`.
 fn fractions(a: u64, b: u64, c: u64, d: u64) -> Ordering {
@@ -269,7 +269,7 @@ proptest! {
         first in prop_oneof![3 => Just(1000_u64), 1 => Just((1 << 32) - 60)],
     ) {
         let mut index = EvictionIndex::new(policy("learned"), 0.0);
-        let (mut lives, mut request) = (Lives::new(1), first);
+        let (mut lives, mut request) = (Lives::new(1, Sampling::BLOCKS), first);
         let entry = |request: u64, id: u32, class, ago: u64, weight: u8| {
             let at = (request - ago) & 0xFFFF_FFFF;
             let place = at << 32 | u64::from(f32::from(weight).to_bits());

@@ -53,8 +53,8 @@ pub(super) struct PolicyFeed {
 }
 
 impl PolicyFeed {
-    /// Empty tables for the needs of these tiers' policies.
-    pub(super) fn new(tiers: &[Tier], explain: bool) -> Self {
+    /// Empty tables for the needs of these tiers' policies, of a model with one group or `several`.
+    pub(super) fn new(tiers: &[Tier], explain: bool, several: bool) -> Self {
         let room = |needs: &[Needs]| -> u64 {
             let such = |tier: &&Tier| needs.iter().any(|&needs| tier.eviction.needs(needs));
             tiers.iter().filter(such).map(|tier| u64::from(tier.spec.blocks)).sum()
@@ -67,7 +67,7 @@ impl PolicyFeed {
             request: RequestContext::default(),
             ghosts: (capacity > 0).then(|| GhostTable::new(capacity)),
             explained: (explain && capacity == 0).then(|| GhostTable::new(all)),
-            uses: Uses::new(tiers),
+            uses: Uses::new(tiers, several),
         }
     }
 
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_without_a_need() {
-        let mut feed = PolicyFeed::new(&[], false);
+        let mut feed = PolicyFeed::new(&[], false, false);
         feed.begin_request(9, 0);
         let slice = GroupSlice { group: 1, places: 0..1, checks: 0 };
         feed.put_ghosts(&slice, 3);

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::block::{BlockId, TierId, Token};
 use crate::paged_vec::{PAGE, PagedVec};
-use crate::policy::{LastUse, Lives, Needs, class_of, unpack};
+use crate::policy::{LastUse, Lives, Needs, Sampling, class_of, unpack};
 use crate::residency::Blocks;
 use crate::scope::ScopeId;
 use crate::tiers::Tier;
@@ -46,20 +46,25 @@ pub(super) struct Uses {
     turns: PagedVec<u8>,
     /// Of each tier whose policy learns.
     lives: Vec<(TierId, Lives)>,
+    sampling: Sampling,
 }
 
 impl Uses {
-    /// Empty, for these tiers; none if no policy learns.
-    pub(super) fn new(tiers: &[Tier]) -> Option<Self> {
+    /// Empty, for these tiers of a model with one group or `several`; none if no policy learns.
+    pub(super) fn new(tiers: &[Tier], several: bool) -> Option<Self> {
         let learning = tiers.iter().enumerate();
         let learning = learning.filter(|(_, tier)| tier.eviction.needs(Needs::REUSE));
-        let lives = learning.map(|(id, tier)| (id, Lives::new(u64::from(tier.spec.blocks))));
-        let lives: Vec<_> = lives.collect();
+        let learning = learning.map(|(id, tier)| (id, u64::from(tier.spec.blocks)));
+        let most = learning.clone().map(|(_, blocks)| blocks).max().unwrap_or(0);
+        let sampling = if several { Sampling::points(most) } else { Sampling::BLOCKS };
+        let lives: Vec<_> =
+            learning.map(|(id, blocks)| (id, Lives::new(blocks, sampling))).collect();
         (!lives.is_empty()).then(|| Self {
             latest: PagedVec::new(Use::default()),
             classes: PagedVec::new(0),
             turns: PagedVec::new(0),
             lives,
+            sampling,
         })
     }
 
@@ -146,7 +151,7 @@ impl Uses {
             let page = self.classes.stretch_mut(from, blocks.end);
             from += u32::try_from(page.len()).expect("at most a page");
             for (known, tokens) in page.iter_mut().zip(text.by_ref()) {
-                let sampled = Lives::samples(sample_hash(tokens, depth));
+                let sampled = self.sampling.samples(sample_hash(tokens, depth));
                 *known = class | if sampled { SAMPLED } else { 0 };
                 depth += 1;
             }
@@ -335,7 +340,7 @@ fn low(request: u64) -> u32 {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{PAGE, SAMPLED, Use, Uses};
+    use super::{PAGE, SAMPLED, Sampling, Use, Uses};
     use crate::paged_vec::PagedVec;
 
     /// Uses of the blocks around the end of a page, where each block has one of two requests.
@@ -346,7 +351,16 @@ mod tests {
             latest.put(block, Use { request: u32::from(again), start: 0 });
             classes.put(block, 3 | if sampled { SAMPLED } else { 0 });
         }
-        (Uses { latest, classes, turns: PagedVec::new(0), lives: Vec::new() }, first)
+        (
+            Uses {
+                latest,
+                classes,
+                turns: PagedVec::new(0),
+                lives: Vec::new(),
+                sampling: Sampling::BLOCKS,
+            },
+            first,
+        )
     }
 
     proptest! {

@@ -15,12 +15,6 @@ use crate::paged_vec::{PAGE, PagedVec};
 /// Requests between two lessons.
 const PERIOD: u64 = 128;
 
-/// One block in this number is sampled.
-const ONE_IN: u32 = 8;
-
-/// Uses of all blocks that the ring spans, per two blocks of capacity.
-const WINDOW: u64 = 11;
-
 /// Least length of the ring.
 const LEAST_WINDOW: u64 = 8192;
 
@@ -40,6 +34,35 @@ struct Life {
     /// Its length in requests, or [`OPEN`].
     lasted: u16,
     class: u8,
+}
+
+/// Blocks whose lives are counted, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling {
+    /// One block in this number, a power of two.
+    one_in: u64,
+    /// Uses of all blocks that the ring spans, per two blocks of capacity.
+    span: u64,
+}
+
+impl Sampling {
+    /// Of a model with one group.
+    pub const BLOCKS: Self = Self { one_in: 8, span: 11 };
+
+    /// Of a model with several groups, on tiers of up to `capacity` blocks: a resume point that was not
+    /// used for long may still be worth its few bytes, so lives span twice as many uses in as much memory.
+    /// A small tier has too few points to leave any out.
+    #[must_use]
+    pub fn points(capacity: u64) -> Self {
+        Self { one_in: if capacity < 1024 { 1 } else { 16 }, span: 22 }
+    }
+
+    /// Whether a block with this hash is sampled.
+    #[inline]
+    #[must_use]
+    pub fn samples(self, hash: u64) -> bool {
+        hash & (self.one_in - 1) == 0
+    }
 }
 
 /// Latest uses, and counts of the lives that they began.
@@ -62,16 +85,9 @@ pub struct Lives {
 impl Lives {
     /// Empty, for tiers of `capacity` blocks.
     #[must_use]
-    pub fn new(capacity: u64) -> Self {
-        let window = capacity.saturating_mul(WINDOW) / (2 * u64::from(ONE_IN));
+    pub fn new(capacity: u64, sampling: Sampling) -> Self {
+        let window = capacity.saturating_mul(sampling.span) / (2 * sampling.one_in);
         Self::with_window(u32::try_from(window.max(LEAST_WINDOW)).unwrap_or(NONE))
-    }
-
-    /// Whether a block with this hash is sampled.
-    #[inline]
-    #[must_use]
-    pub fn samples(hash: u64) -> bool {
-        hash.is_multiple_of(u64::from(ONE_IN))
     }
 
     fn with_window(window: u32) -> Self {
@@ -256,7 +272,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{BUCKETS, CLASSES, Lives, OPEN, bucket, start};
+    use super::{BUCKETS, CLASSES, Lives, OPEN, Sampling, bucket, start};
 
     fn draw(state: &mut u64) -> f64 {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -350,7 +366,7 @@ mod tests {
 
     #[test]
     fn without_a_life_worth_falls_with_age() {
-        let learned = Lives::new(1).learn(128).expect("a lesson");
+        let learned = Lives::new(1, Sampling::BLOCKS).learn(128).expect("a lesson");
         for class in (0..CLASSES).map(|class| learned.rates(class)) {
             for b in (10..BUCKETS - 2).filter(|b| b % 2 == 0) {
                 // Twice the age, half the worth.
