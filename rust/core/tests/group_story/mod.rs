@@ -106,6 +106,9 @@ pub(crate) fn resumes(groups: &[Group], border: u32, has: impl Fn(usize, u32) ->
 /// A step of a random story: what, and four numbers.
 pub(crate) type Step = (u8, u32, usize, usize, usize);
 
+/// A marked block, its tier, group and slot, and the path up to it.
+type Unwritten = (Handle, (TierId, usize, Slot), Vec<Token>);
+
 /// A manager with requests that are held.
 pub(crate) struct Story {
     rig: Rig,
@@ -114,8 +117,8 @@ pub(crate) struct Story {
     last: Vec<Token>,
     /// The bytes, if there are any.
     bytes: Option<Bytes>,
-    /// Marked blocks whose bytes are still to be written: tier, group and slot, and path up to the block.
-    unwritten: Vec<(Handle, (TierId, usize, Slot), Vec<Token>)>,
+    /// Marked blocks whose bytes are still to be written.
+    unwritten: Vec<Unwritten>,
     /// The next slot of an engine, if one owns the first tier.
     engine: Option<u32>,
     /// Block, tier and group of each copy, by the block events.

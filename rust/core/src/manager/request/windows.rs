@@ -415,8 +415,12 @@ impl Manager {
         let open = std::mem::take(&mut lease.open);
         let slots: Vec<_> =
             lease.windows.as_mut().map_or_else(Vec::new, |windows| windows.take_slots());
-        open.into_iter().for_each(|open| self.close_open(open));
-        slots.into_iter().for_each(|(at, slot)| self.blocks.give_group_slot(0, at, slot));
+        for open in open {
+            self.close_open(open);
+        }
+        for (at, slot) in slots {
+            self.blocks.give_group_slot(0, at, slot);
+        }
     }
 
     /// Places for which a lease takes slots if its next tokens fill the last block up to `written`
