@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from kvtrie.argument import instance, put, real, salt, text, whole
@@ -35,6 +36,7 @@ TierName: TypeAlias = int | Literal["gpu", "host", "disk", "remote"]
 
 _HIGHEST = 100
 _LATEST = 2**63 - 1
+_MOST_BORDERS = 1 << 16
 
 
 def _one_of(what: str, **given: object) -> None:
@@ -250,12 +252,12 @@ class ResumeAt:
         tokens: the path as a sequence, cached or not. Give one of `tokens`, `lease` and `session`.
         lease: the path that a lease has committed, or its id.
         session: the cached path of a conversation.
-        borders: tokens before each border, at the end of a block of the path.
+        borders: tokens before each border, at the end of a block of the path; at most 65,536.
         scope: whose blocks, with `tokens`, or whose session.
 
     Raises:
-        ConfigError: none or several paths, or no border. `BlockManager.hint` raises it for a border
-            inside a block or off the path, and for a model with one group.
+        ConfigError: none or several paths, no border or too many. `BlockManager.hint` raises it
+            for a border inside a block or off the path, and for a model with one group.
     """
 
     tokens: Tokens | None = None
@@ -268,10 +270,13 @@ class ResumeAt:
         _one_of("ResumeAt", tokens=self.tokens, lease=self.lease, session=self.session)
         _named(self, "session")
         if isinstance(self.borders, str | bytes) or not hasattr(self.borders, "__iter__"):
-            raise ConfigError(f"borders are {self.borders!r}, a sequence of token counts wanted")
-        borders = tuple(whole("a border", border, 1, _LATEST) for border in self.borders)
-        if not borders:
-            raise ConfigError("0 borders are named, at least 1 wanted")
+            kind = type(self.borders).__name__
+            raise ConfigError(f"borders are of type {kind}, a sequence of token counts wanted")
+        named = tuple(islice(self.borders, _MOST_BORDERS + 1))
+        if not 1 <= len(named) <= _MOST_BORDERS:
+            count = len(named) if not named else f"more than {_MOST_BORDERS}"
+            raise ConfigError(f"{count} borders are named, 1 to {_MOST_BORDERS} wanted")
+        borders = tuple(whole("a border", border, 1, _LATEST) for border in named)
         put(self, borders=borders)
 
 
