@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from contextlib import nullcontext
 from typing import ClassVar
 
 import pytest
@@ -164,18 +165,40 @@ def test_a_cache_that_is_dropped_lets_go_of_its_loads(llama, pushed_down):
         agree(truth, answer(llama, ids, cache))
 
 
-def test_a_leaf_only_match_that_breaks_amid_a_pass_is_an_error(llama, pushed_down):
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_leaf_only_match_that_breaks_amid_a_pass_is_computed(
+    llama, pushed_down, monkeypatch, computes
+):
+    """It is an error where the model cannot compute single tokens."""
     executor, ids, _ = pushed_down(lossy=True, structure="leaf-only")
     gpu, host = executor.pools
     match = executor.manager.lookup(ids[0].numpy(), now=executor.clock())
     slots = [copy.slot for block in match.blocks for copy in block.copies if copy.tier == 1]
     gpu.lost = frozenset(host.units(slots[-1], 0, host.layers).tolist())
-    lost = pytest.raises(TransferError, match=r"72 tokens are lost; crop|open another")
-    with KvtrieCache(llama, executor, ids) as cache, torch.no_grad(), lost:
-        llama(ids[:, FOUND:], past_key_values=cache)
+    if not computes:
+        monkeypatch.setattr(KvtrieCache, "_computes", lambda *_: False)
+    error = pytest.raises(TransferError, match="open another")
+    outcome = nullcontext() if computes else error
+    with KvtrieCache(llama, executor, ids) as cache, torch.no_grad(), outcome:
+        logits = llama(ids[:, FOUND:], past_key_values=cache).logits
+        assert (logits - llama(ids).logits[:, FOUND:]).abs().max() < 1e-4
+        assert cache.recovered > 0
     gpu.lost = frozenset()
     with KvtrieCache(llama, executor, ids) as cache, torch.no_grad():
         past = cache.get_seq_length()
         logits = llama(ids[:, past:], past_key_values=cache).logits
         assert (logits - llama(ids).logits[:, past:]).abs().max() < 1e-4
     executor.manager.audit()
+
+
+def test_a_pass_goes_on_while_another_thread_adds_or_removes_a_cache(llama, pushed_down):
+    """Torch then calls the other cache's hook without keyword arguments."""
+    executor, ids, _ = pushed_down()
+    with KvtrieCache(llama, executor, ids) as cache, torch.no_grad():
+        with_kwargs = cache._entry._forward_pre_hooks_with_kwargs
+        kept = dict(with_kwargs)
+        with_kwargs.clear()
+        right = llama(ids).logits
+        with_kwargs.update(kept)
+        logits = llama(ids[:, FOUND:], past_key_values=cache).logits
+    assert (logits - right[:, FOUND:]).abs().max() < 1e-4

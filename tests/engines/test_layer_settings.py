@@ -16,9 +16,8 @@ pytestmark = pytest.mark.engine
 def test_settings_that_a_cache_cannot_follow_are_refused(llama):
     ids = some(0, 1, 2 * BLOCK)
     with serve(llama, 22, 100) as executor:
-        for wrong in (Layerwise(blending=True), Layerwise(readers=7)):
-            with LayerwiseEngine(executor, wrong), pytest.raises(ConfigError):
-                KvtrieCache(llama, executor, ids)
+        with LayerwiseEngine(executor, Layerwise(blending=True)), pytest.raises(ConfigError):
+            KvtrieCache(llama, executor, ids)
         with pytest.raises(ConfigError):
             KvtrieCache(llama, executor, ids, use_layerwise=Layerwise())
         KvtrieCache(llama, executor, ids).close()

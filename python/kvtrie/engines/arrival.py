@@ -1,8 +1,9 @@
 """Arrival: loads of a cache's rows, layer by layer during the first pass.
 
-Only blocks from memory load by layer. A block on a storage is verified whole, and a damaged one
-makes the match shorter, which must be known before a pass begins. Holes that are computed inside a
-match also need all layers of the tokens before them.
+Blocks load by layer from memory. From a disk, which proves each layer, they do where the caller can
+compute a block that turns out damaged and where the lease awaits nothing but these loads: loads
+that wait for slots, or for those of other leases, are left to the executor. Other storages prove
+whole blocks. Holes that are computed inside a match need all layers of the tokens before them.
 Invariant: a layer that `wait` was called for is there for every row. Cost: as `LayerLoads`.
 """
 
@@ -11,9 +12,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from kvtrie.errors import ConfigError
-from kvtrie.tiers import Pool
-from kvtrie.transfer import Layerwise, LayerwiseEngine
+from kvtrie.tiers import DiskStorage, Pool
+from kvtrie.transfer import LayerwiseEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +32,12 @@ class Arrival:
     Args:
         executor: whose leases.
         leases: those that are not ready.
+        disk: whether blocks come from a disk.
     """
 
-    def __init__(self, executor: Executor, leases: Sequence[Lease]) -> None:
+    def __init__(self, executor: Executor, leases: Sequence[Lease], *, disk: bool = False) -> None:
         self._engine = LayerwiseEngine.of(executor)
+        self._disk = disk
         self._loads: list[LayerLoads] = []
         try:
             for lease in leases:
@@ -51,25 +53,30 @@ class Arrival:
         """Return whether an executor's settings let a pass wait layer by layer.
 
         Raises:
-            ConfigError: settings of the engine that is open on it which have no effect here.
+            ConfigError: the engine that is open on it has `blending`.
         """
-        settings = LayerwiseEngine.of(executor).settings
-        if settings.readers != Layerwise().readers:
-            raise ConfigError(
-                f"readers is {settings.readers}: a KvtrieCache reads storages with the workers of "
-                "its Executor; give workers there and leave readers as it is"
-            )
-        return settings.use_layerwise
+        return LayerwiseEngine.of(executor).settings.use_layerwise
 
     @classmethod
-    def of(cls, executor: Executor, leases: Sequence[Lease]) -> Self | None:
+    def of(cls, executor: Executor, leases: Sequence[Lease], *, disk: bool) -> Self | None:
         """The loads of leases that can go by layer; None where none loads, or they cannot.
 
         Those that cannot are left to the executor.
+
+        Args:
+            executor: whose leases.
+            leases: made by `Executor.claims`.
+            disk: whether blocks on a disk can.
         """
         late = [lease for lease in leases if not lease.ready()]
-        if late and all(_by_layer(executor, lease) for lease in leases):
-            return cls(executor, late)
+        able = all(_by_layer(executor, lease, Pool) for lease in leases)
+        # Loads that wait for a pass would keep others from what they bring.
+        disk = not able and disk and LayerwiseEngine.of(executor).settings.look_ahead is None
+        if disk:
+            able = all(_by_layer(executor, lease, (Pool, DiskStorage)) for lease in leases)
+            able = able and all(executor.claims.alone(lease) for lease in late)
+        if late and able:
+            return cls(executor, late, disk=disk)
         for lease in leases:
             executor.claims.disclaim(lease.id)
         return None
@@ -84,6 +91,14 @@ class Arrival:
         for loads in self._loads:
             loads.wait(layer, self._engine.current)
         self._engine.load.wake()
+
+    def read(self) -> None:
+        """After a layer is read: from a disk, block until that has ended on the GPU.
+
+        A load that fails gives its slots back, from then on for others to write.
+        """
+        if self._disk:
+            self._engine.current.synchronize()
 
     def finish(self) -> None:
         """Block until all is there and nothing on its way.
@@ -116,9 +131,9 @@ class Arrival:
         threading.Thread(target=self.abandon, name="kvtrie-abandon", daemon=True).start()
 
 
-def _by_layer(executor: Executor, lease: Lease) -> bool:
-    """Whether nothing amid the match of a lease is computed, nor read from a storage."""
+def _by_layer(executor: Executor, lease: Lease, kinds: type | tuple[type, ...]) -> bool:
+    """Whether nothing amid the match of a lease is computed, and all tiers are of these kinds."""
     return all(
-        span.action != "recompute" and isinstance(executor.pools[span.tier], Pool)
+        span.action != "recompute" and isinstance(executor.pools[span.tier], kinds)
         for span in lease.plan.spans
     )

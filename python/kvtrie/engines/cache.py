@@ -3,7 +3,7 @@
 It goes wherever transformers takes a cache: `model.generate(..., past_key_values=cache)` and the
 plain forward. Opening one looks the prompts up, waits for what is loaded, computes what was
 evicted inside them; the caller then computes the rest, as with any filled cache. If all blocks
-come from memory, the first pass waits for each layer.
+come from memory or a disk, the first pass waits for each layer.
 Invariants: column `c` of row `b` is token `c - pad[b]` of that row; the leases hold every token
 whose KV was written by a finished pass, and nothing else; what was computed from more than tokens
 is refused before it is held.
@@ -94,9 +94,9 @@ class KvtrieCache(Cache):
         scope: whose KV may be shared. If RoPE changes beyond some length, the KV of longer
             batches gets a separate scope.
         sessions: the conversation of each row, for retention.
-        use_layerwise: let the first pass wait layer by layer for what is loaded from memory;
-            otherwise opening waits for all of it, as for what is read from a storage and where
-            something amid a match is computed.
+        use_layerwise: let the first pass wait layer by layer for what is loaded from memory or
+            read from a disk; otherwise opening waits for all of it, as for what is read from a
+            shared store and where something amid a match is computed.
         lookup_s: seconds that opening asks a shared store for the prompts, if the last tier is one.
 
     Attributes:
@@ -146,7 +146,9 @@ class KvtrieCache(Cache):
         self._pool = pool
         self._rows: list[Row] = []
         self._arrivals: list[Arrival] = []
+        self._expected: list[int] = []  # tokens of each row's match while its loads arrive
         self._step: Step | None = None
+        self._new: list[tuple[torch.Tensor, torch.Tensor]] = []  # K and V of a first pass, by layer
         self._ids: torch.Tensor | None = None
         self._fresh: list[NDArray[np.int64]] = []
         self._past = 0
@@ -159,7 +161,7 @@ class KvtrieCache(Cache):
         self._regime = self._rope.regime(longest)
         self.scope = self._scope_of(scope)
         ask_store(executor, prompts, self.scope, lookup_s)
-        plans = self._guard.fills and self._guard.recovers(longest)
+        plans = self._computes(longest)
         self._begin_life()
         explained: list[Explained | None] = []
         try:
@@ -179,11 +181,7 @@ class KvtrieCache(Cache):
                 self._rows.append(Row(lease, input_ids.shape[1] - len(prompt), prompt))
             for one, row, start in zip(explained, self._rows, self._starts(), strict=True):
                 count_row(executor, one, row.lease, start, len(row.tokens))
-            arrival = Arrival.of(executor, self.leases) if use_layerwise else None
-            if arrival is not None:
-                self._arrivals.append(arrival)
-            else:
-                self._recover()
+            self._load(layerwise=use_layerwise, disk=plans)
         except BaseException:
             self.close()
             raise
@@ -224,6 +222,7 @@ class KvtrieCache(Cache):
         vars(made).update(vars(self))
         made._rows, made._arrivals, made._fresh = [], [], []
         made._step = made._ids = None
+        made._new = []
         made._begin_life()
         now = self._executor.clock()
         try:
@@ -290,7 +289,8 @@ class KvtrieCache(Cache):
                 that await gradients or that the first tier does not hold as they are, a model whose
                 weights or adapters have changed.
             NoSpaceError: no room for the new tokens; the pass may be tried again later.
-            TransferError: in a leaf-only scope, a load of the first pass does not come.
+            TransferError: a load of the first pass does not come, and the model cannot compute
+                single tokens.
         """
         self._open()
         states(key_states, value_states, self._pool)
@@ -298,10 +298,7 @@ class KvtrieCache(Cache):
             self._step = self._begin(key_states.shape[0], key_states.shape[2])
         if self._step is None:
             raise ConfigError(f"layer {layer_idx} came before layer 0")
-        if self._arrivals:
-            self._await(layer_idx)
-        self._step.write(layer_idx, key_states, value_states)
-        seen = self._step.read(layer_idx)
+        seen = self._pass(layer_idx, key_states, value_states)
         if layer_idx == self._pool.layers - 1:
             self._end(key_states.shape[2])
         return seen
@@ -385,6 +382,15 @@ class KvtrieCache(Cache):
         self._end_of_life = weakref.finalize(self, _let_go, self._rows, self._arrivals, self._hooks)
         self._end_of_life.atexit = False
 
+    def _load(self, *, layerwise: bool, disk: bool) -> None:
+        """Begin the loads of the rows, by layer where that is possible; otherwise wait for them."""
+        self._expected = [row.lease.tokens for row in self._rows]
+        arrival = Arrival.of(self._executor, self.leases, disk=disk) if layerwise else None
+        if arrival is not None:
+            self._arrivals.append(arrival)
+        else:
+            self._recover()
+
     def _recover(self) -> None:
         """Wait for what is loaded, and compute what misses amid the matches."""
         reach, executor = self._rope.reach(self._regime), self._executor
@@ -398,6 +404,29 @@ class KvtrieCache(Cache):
             )
             row.lease.commit([], now=executor.clock())
 
+    def _computes(self, longest: int) -> bool:
+        """Whether the model can compute single tokens of these prompts."""
+        return self._guard.fills and self._guard.recovers(longest)
+
+    def _pass(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store K and V of a layer; return those of all columns, which have come."""
+        if self._arrivals:
+            self._new.append((keys, values))
+            self._await(layer)
+        assert self._step is not None  # noqa: S101 - `update` has looked
+        self._step.write(layer, keys, values)
+        seen = self._step.read(layer)
+        if self._arrivals:
+            for arrival in self._arrivals:
+                arrival.read()
+            # Slots of a load that failed meanwhile may be another lease's: they are read once more.
+            if self._shrunk():
+                self._await(self._pool.layers - 1)
+                seen = self._step.read(layer)
+        return seen
+
     def _await(self, layer: int) -> None:
         """Let a first pass wait for a layer; what does not come is computed in its midst."""
         try:
@@ -406,10 +435,30 @@ class KvtrieCache(Cache):
         except TransferError as error:
             self._give_up()
             self._recover()
-            if any(row.lease.tokens < self._past - row.pad for row in self._rows):
-                raise TransferError(f"{error}; the match is shorter now: open another") from error
-            if self._step is not None:  # computed blocks may be in other slots now
+            self._recover_ends(error)
+            if self._step is not None:
+                # What the pass has stored so far is of slots that the leases had before.
                 self._step = self._places(self._step.keys - self._past)
+                for at, (keys, values) in enumerate(self._new):
+                    self._step.write(at, keys, values)
+
+    def _recover_ends(self, error: TransferError) -> None:
+        """Compute what matches lost at their ends, while a first pass waits for it."""
+        queries = 0 if self._step is None else self._step.keys - self._past
+        for row, end in zip(self._rows, self._expected, strict=True):
+            lease, has = row.lease, row.lease.tokens
+            if has >= end:
+                continue
+            if not self._computes(len(row.tokens)):
+                raise TransferError(f"{error}; the match is shorter now: open another") from error
+            room = max(end, self._past + queries - row.pad) - has
+            self._patiently(partial(lease.reserve, room))
+            self._executor.wait(lease)
+            reach = self._rope.reach(self._regime)
+            self.recovered += recover(
+                self._model, self._entry, self._pool, lease, row.tokens, reach=reach, end=end
+            )
+            lease.commit(row.tokens[has:end], now=self._executor.clock())
 
     def _arrive(self) -> None:
         """Wait for all that is still on its way, before anything but a first pass."""
@@ -445,13 +494,17 @@ class KvtrieCache(Cache):
         self._rows[:] = [replace(self._rows[at], lease=forks[at].pop()) for at in sources]
 
     def _before(
-        self, entry: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, entry: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Before a pass of the model: if it is one with this cache, look at it, note its tokens."""
+        # torch gives none to a hook that another thread adds or removes during this thread's pass.
+        if kwargs is None:
+            return None
         given = named(entry, args, kwargs)
         if given.get("past_key_values") is not self:
             return None
         self._step = self._ids = None  # of a pass that did not come to its end
+        self._new = []
         seen = self._guard.check(given, self._past, [row.pad for row in self._rows])
         self._rope.check(seen.length, self._regime)
         self._ids = seen.ids[:, seen.repeats :]
@@ -483,14 +536,34 @@ class KvtrieCache(Cache):
         end = self._past + queries
         if end > self._room:
             self._arrive()
-        for row in self._rows:
-            new = max(0, end - row.pad - row.lease.tokens)
-            self._patiently(partial(row.lease.reserve, new))
+        self._reserve(end)
         if not self._arrivals:
             for row in self._rows:
                 self._executor.wait(row.lease)
         self._fresh = self._tokens(batch, queries)
-        return self._places(queries)
+        step = self._places(queries)
+        if self._shrunk():
+            self._await(self._pool.layers - 1)
+            self._reserve(end)
+            step = self._places(queries)
+        return step
+
+    def _reserve(self, end: int) -> None:
+        """Make room for columns up to `end`."""
+        for row in self._rows:
+            new = max(0, end - row.pad - row.lease.tokens)
+            self._patiently(partial(row.lease.reserve, new))
+
+    def _shrunk(self) -> bool:
+        """Whether a load has failed, so that a match is shorter or has a hole.
+
+        Any thread may report that: addresses that were taken before this says no are right.
+        """
+        matches = zip(self._rows, self._expected, strict=True) if self._arrivals else ()
+        return any(
+            row.lease.tokens < expected or len(row.lease.plan.recompute())
+            for row, expected in matches
+        )
 
     def _places(self, queries: int) -> Step:
         """Return the slots that a pass over `queries` columns reads and writes."""
@@ -522,6 +595,7 @@ class KvtrieCache(Cache):
                 self._rows[at] = replace(row, tokens=np.concatenate([row.tokens, new[-more:]]))
         self._past += queries
         self._step = self._ids = None
+        self._new = []
         self._executor.poll()
 
     def _tokens(self, batch: int, queries: int) -> list[NDArray[np.int64]]:
@@ -531,13 +605,14 @@ class KvtrieCache(Cache):
                 "KvtrieCache names KV by tokens: run the model that it was opened for, on input_ids"
             )
         fresh: list[NDArray[np.int64]] = []
-        for row, columns in zip(self._rows, self._ids.cpu().numpy(), strict=True):
+        holds = self._expected if self._arrivals else [row.lease.tokens for row in self._rows]
+        for row, has, columns in zip(self._rows, holds, self._ids.cpu().numpy(), strict=True):
             start = max(0, self._past - row.pad)
             ids = columns[max(0, row.pad - self._past) :]
-            if row.lease.tokens < start:
+            if has < start:
                 raise TransferError(
-                    f"the copy of a block failed: {start - row.lease.tokens} tokens are "
-                    "lost; crop the cache by as many and pass them again"
+                    f"the copy of a block failed: {start - has} tokens are lost; crop the cache by "
+                    "as many and pass them again"
                 )
             expected = row.tokens[start : start + len(ids)]
             if not np.array_equal(ids[: len(expected)], expected):
@@ -545,7 +620,7 @@ class KvtrieCache(Cache):
                     f"the pass does not continue its prompt at token {start}: "
                     f"the cache holds {self._past} columns, so pass only what follows them"
                 )
-            fresh.append(ids[max(0, row.lease.tokens - start) :])
+            fresh.append(ids[max(0, has - start) :])
         return fresh
 
 

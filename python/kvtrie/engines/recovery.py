@@ -36,8 +36,9 @@ def recover(
     tokens: NDArray[Any],
     *,
     reach: int | None = None,
+    end: int | None = None,
 ) -> int:
-    """Compute what the plan of `lease` says is missing in front of its match.
+    """Compute what the plan of `lease` says is missing in front of its match, or what follows it.
 
     The lease must be ready: everything that the plan reuses or loads is in its slots.
 
@@ -49,6 +50,8 @@ def recover(
         tokens: int64 `(n,)`, the prompt, at least up to the match.
         reach: a position that the pass must contain so that it rotates as the whole prompt did;
             None where rotations depend on their own positions alone.
+        end: compute the tokens from the last one that the lease holds up to here instead, for which
+            it has room; the caller commits them.
 
     Returns:
         The number of tokens that were computed; 0 where nothing was missing.
@@ -58,13 +61,17 @@ def recover(
             attention that takes no mask.
     """
     device = pool.device
-    missing = torch.from_numpy(lease.plan.recompute()).to(device)  # type: ignore[no-untyped-call]
+    if end is not None:
+        missing = torch.arange(lease.tokens, end, device=device)
+        per_layer = [missing] * pool.layers
+    else:
+        missing = torch.from_numpy(lease.plan.recompute()).to(device)  # type: ignore[no-untyped-call]
+        per_layer = [
+            torch.from_numpy(lease.plan.recompute(layer)).to(device)  # type: ignore[no-untyped-call]
+            for layer in range(pool.layers)
+        ]
     if not len(missing):
         return 0
-    per_layer = [
-        torch.from_numpy(lease.plan.recompute(layer)).to(device)  # type: ignore[no-untyped-call]
-        for layer in range(pool.layers)
-    ]
     step = Step.of_positions(pool, pool.table(lease.slots(0)), missing, per_layer)
     last = max(layer for layer, positions in enumerate(per_layer) if len(positions))
     ids, positions = torch.as_tensor(tokens, device=device)[missing], missing

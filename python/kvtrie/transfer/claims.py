@@ -74,6 +74,36 @@ class Claims:
                 self._runner.claimed[lease] = []
             return jobs
 
+    def alone(self, lease: Lease) -> bool:
+        """Return whether a lease awaits its claimed loads alone, and each can start without others.
+
+        Args:
+            lease: made by `acquire`, whose loads `claim` has not given.
+        """
+        with self._section:
+            self._runner.take()
+            jobs = self._runner.claimed.get(lease.id, [])
+            own = {ident for job in jobs for ident in job.ids.tolist()}
+            free = self._schedule.queue.free
+            return own.issuperset(lease.after.tolist()) and all(
+                free(job) or job.after in own for job in jobs
+            )
+
+    def ready(self, lease: Lease) -> bool:
+        """From within the section: return whether a lease is ready.
+
+        Claimed loads that it awaits and that no engine has taken go to the runner's threads: the
+        pass of the lease that claimed them may never come.
+        """
+        if lease.ready():
+            return True
+        if any(self._runner.claimed.values()):
+            awaited = set(lease.after.tolist())
+            for owner, jobs in list(self._runner.claimed.items()):
+                if any(awaited.intersection(job.ids.tolist()) for job in jobs):
+                    self.disclaim(owner)
+        return False
+
     def disclaim(self, lease: int) -> None:
         """Leave the loads of a lease that were not begun to the runner's threads."""
         with self._section:

@@ -233,7 +233,7 @@ class Executor:
                 still write a slot of the lease. Release it and acquire again.
         """
         stuck = f"lease {lease.id} awaits moves that hang or were never handed out: release it"
-        self.claims.until(lease.ready, stuck)
+        self.claims.until(lambda: self.claims.ready(lease), stuck)
 
     def drain(self) -> None:
         """Block until every move, also those that others cause by ending, has ended.

@@ -3,13 +3,16 @@
 A block that comes from a storage is read into the host's memory and copied on from there in the
 same pass, layer by layer: the second copy does not wait for the end of the first.
 Invariant: a layer counts as there when all that the lease awaits has brought it; an aborted
-one gives every move back, without blame for layers that it did not copy.
+one, and one of which a load fails, give every move back, without blame for layers that were not
+copied.
 Cost: per layer one call on the load stream and a few operations on arrays, whatever the number of
 blocks in memory; per block on a storage and layer one read.
 """
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -171,6 +174,7 @@ class LayerLoads:
         self._table: torch.Tensor | None = None
         self._error: BaseException | None = None
         self._closed = False
+        self._issuing = threading.Lock()  # no read begins while moves are given back
         self._holes = len(lease.plan.recompute())
         self._jobs = self._news()
         self._foreign = self._others()
@@ -180,21 +184,22 @@ class LayerLoads:
 
     def issue(self, layers: int) -> None:
         """Start the loads of all layers below `layers`, in the order of layers."""
-        for layer in range(self.issued, min(layers, self.layers)):
-            # A job that could not begin earlier lacks previous layers: `_bring` reads it.
-            reads = [
-                job
-                for job in self._jobs
-                if _stored(job)
-                and _has(job, layer)
-                and self._read_to.get(job, job.layers[0]) == layer
-                and not job.over
-                and self._starts(job)
-            ]
-            if reads:
-                self._read(reads, layer)
-            self._events.append(self._submit(partial(self._bring, layer)))
-            self.issued = layer + 1
+        with self._issuing:
+            for layer in range(self.issued, min(layers, self.layers)):
+                # A job that could not begin earlier lacks previous layers: `_bring` reads it.
+                reads = [
+                    job
+                    for job in self._jobs
+                    if _stored(job)
+                    and _has(job, layer)
+                    and self._read_to.get(job, job.layers[0]) == layer
+                    and not job.over
+                    and self._starts(job)
+                ]
+                if reads:
+                    self._read(reads, layer)
+                self._events.append(self._submit(partial(self._bring, layer)))
+                self.issued = layer + 1
 
     def layerwise_batched_get(self, jobs: Sequence[Job], layer: int) -> LayerGet:
         """Start reading one layer of many blocks into host memory; `result()` waits for it."""
@@ -258,19 +263,24 @@ class LayerLoads:
         if self._error is None:
             self._error = TransferError("the loads were abandoned")
         self._load.submit(self._load.settle).join()
-        self._join_reads()
+        self._give_back()
         hung = any(job.expired for job in self._read_to)
-        for job in (*self._jobs, *self._claims.claim(self.lease.id)):
-            if job.state in (JobState.IDLE, JobState.COPYING):
-                self._claims.end(job, "the loads of its lease were closed", cancelled=True)
-            elif job.state is JobState.WAITING:
-                self._executor.cancel(job.ids)
-        self._jobs = []
-        self._claims.disclaim(self.lease.id)
         for reader in self._readers:
             reader.close(wait=not hung)
         for layer in list(self._buffers):
             self._take_back(layer)
+
+    def _give_back(self) -> None:
+        """Cancel the moves that have not ended, once no read and no copy uses their slots."""
+        with self._issuing:
+            self._join_reads()
+            for job in (*self._jobs, *self._claims.claim(self.lease.id)):
+                if job.state in (JobState.IDLE, JobState.COPYING):
+                    self._claims.end(job, "the loads of its lease were closed", cancelled=True)
+                elif job.state is JobState.WAITING:
+                    self._executor.cancel(job.ids)
+            self._jobs = []
+            self._claims.disclaim(self.lease.id)
 
     def _join_reads(self) -> None:
         """Block until every read has ended or hangs."""
@@ -285,14 +295,20 @@ class LayerLoads:
                 raise
 
     def _submit(self, call: Callable[[], None]) -> StreamEvent:
-        def guarded() -> None:
-            try:
-                if self._error is None:
-                    call()
-            except BaseException as caught:  # noqa: BLE001 - raised by `wait`
-                self._error = caught
+        return self._load.submit(partial(self._guarded, call), wake=False)
 
-        return self._load.submit(guarded, wake=False)
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """On the load stream: bring something about, or note why that failed."""
+        if self._error is not None:
+            return
+        try:
+            call()
+        except BaseException as caught:  # noqa: BLE001 - raised by `wait`
+            self._error = caught
+            # Its own pass may never come, and other leases wait for these moves.
+            with suppress(TransferError):
+                self._load.settle()
+                self._give_back()
 
     def _starts(self, job: Job) -> bool:
         """Begin a job if it may start at once; return whether it has begun."""
@@ -333,6 +349,9 @@ class LayerLoads:
 
     def hasten(self) -> None:
         """On the load stream: bring all layers of jobs that have begun: other leases wait."""
+        self._guarded(self._hasten)
+
+    def _hasten(self) -> None:
         able = [job for job in self._jobs if not job.over and (not _stored(job) or job.begun)]
         read = {ident for job in able if _stored(job) for ident in job.ids.tolist()}
         able = [job for job in able if _stored(job) or job.after in read or self._starts(job)]

@@ -253,6 +253,11 @@ class Current:
         event.mark(None if self._device is None else torch.cuda.current_stream(self._device))
         return event
 
+    def synchronize(self) -> None:
+        """Block until the computation so far has ended."""
+        if self._device is not None:
+            torch.cuda.current_stream(self._device).synchronize()
+
     def wait(self, event: StreamEvent) -> None:
         """Let the computation wait for a point of another stream.
 
