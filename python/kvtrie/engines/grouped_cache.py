@@ -214,8 +214,10 @@ class GroupedCache(KvtrieCache, groups=True):
         self._hooks.append(self._entry.register_forward_hook(weakly(self._after), with_kwargs=True))
 
     def _before(
-        self, entry: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, entry: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if kwargs is None:
+            return None
         given = named(entry, args, kwargs)
         if given.get("past_key_values") is not self:
             return None
@@ -291,8 +293,11 @@ class GroupedCache(KvtrieCache, groups=True):
         _entry: torch.nn.Module,
         _args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        _output: object,
+        output: object = None,
     ) -> None:
+        """After a pass; without keyword arguments, as `_before`, `kwargs` is the output."""
+        if output is None:
+            return
         if kwargs.get("past_key_values") is self and self._step is not None:
             self._end(self._step.keys - self._past)
 
