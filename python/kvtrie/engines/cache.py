@@ -421,7 +421,7 @@ class KvtrieCache(Cache):
         if self._arrivals:
             for arrival in self._arrivals:
                 arrival.read()
-            # Slots of a load that failed meanwhile may be another lease's: they are read once more.
+            # A load that failed meanwhile gave its slots to other leases: read the new ones.
             if self._shrunk():
                 self._await(self._pool.layers - 1)
                 seen = self._step.read(layer)
