@@ -101,6 +101,7 @@ def test_the_connector_over_restarts_and_updates(model, tmp_path):
         server.check()
 
 
+@pytest.mark.since("0.31")
 def test_vllms_offloading_over_restarts_and_updates(model, tmp_path):
     kv = offloading(tmp_path / "kv", chunks=32)
     with servers.offload(model, kv) as server:
@@ -122,6 +123,7 @@ def test_vllms_offloading_over_restarts_and_updates(model, tmp_path):
         assert ask(server)[0] > ALL // 2
 
 
+@pytest.mark.since("0.31")
 def test_a_disk_below_vllms_offloading_is_refused_with_adapters_and_other_specs(model, tmp_path):
     with (
         pytest.raises(Exception, match="use KvtrieConnector"),
