@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 
-from kvtrie import BlockManager, LayerGroup, ModelShape, NoSpaceError, ResumePoints, Tier
+from kvtrie import (
+    BlockManager,
+    ConfigError,
+    LayerGroup,
+    ModelShape,
+    NoSpaceError,
+    ResumePoints,
+    Tier,
+)
 from kvtrie.tiers import GroupDisk, GroupKept, GroupPool, GroupPools, open_pools
 from kvtrie.transfer import Executor
 
@@ -35,7 +44,18 @@ class World:
     """A manager with pools, and a twin that knows the bytes of each block by its tokens."""
 
     def __init__(
-        self, groups, *, gpu, host=0, disk=0, folder=None, keep=None, seed=0, fails=0.0, layout=None
+        self,
+        groups,
+        *,
+        gpu,
+        host=0,
+        disk=0,
+        folder=None,
+        keep=None,
+        seed=0,
+        fails=0.0,
+        layout=None,
+        structure="leaf-only",
     ):
         self.model = ModelShape(8, 2, 8, groups=groups, fingerprint="groups")
         kinds = (("gpu", gpu, None), ("host", host, None), ("disk", disk, str(folder)))
@@ -51,7 +71,11 @@ class World:
             if room
         ]
         resume = ResumePoints()
-        self.manager = BlockManager(self.model, self.tiers, block_tokens=SIZE, resume=resume)
+        self.manager = BlockManager(
+            self.model, self.tiers, block_tokens=SIZE, resume=resume, structure=structure
+        )
+        self.holes = structure == "holes"
+        self.filled = 0
         self.pools = open_pools(self.model, self.tiers, SIZE, resume=resume)
         self.memory = [pool for pool in self.pools if isinstance(pool, GroupPools)]
         for pool in self.memory:
@@ -120,6 +144,25 @@ class World:
                     pool.block(int(table[place])).copy_(self.bytes_of(group, tokens, place))
         lease.commit(tokens[done:upto], now=self.tick())
 
+    def lose(self, tokens):
+        """A block amid a sequence is lost on all tiers, unless something uses it."""
+        place = self.random.randrange(max(1, len(tokens) // SIZE))
+        for tier in self.tiers:
+            with suppress(ConfigError):
+                end = (place + 1) * SIZE
+                self.manager.mark(
+                    tokens[:end], tier.kind, present=False, now=self.tick(), skip=place
+                )
+
+    def fill(self, lease, tokens):
+        """Write the blocks that a lease computes within its match, in all groups."""
+        for place in sorted(set((lease.plan.recompute() // SIZE).tolist())):
+            self.filled += 1
+            for group, pool in enumerate(self.pools[0].groups):
+                slot = int(lease.slots(0, group)[place])
+                if slot != NOTHING:
+                    pool.block(slot).copy_(self.bytes_of(group, tokens, place))
+
     def serve(self, tokens, answer):
         """A request that ends its passes where it should; return its match."""
         reserve = len(answer)
@@ -135,6 +178,7 @@ class World:
             matched = lease.tokens
             self.found.append(matched)
             sequence = tokens + answer
+            self.fill(lease, sequence)
             self.check(lease, sequence[:matched])
             try:  # a load that failed has made the match shorter
                 lease.reserve(len(sequence) - matched, now=self.tick())
@@ -169,6 +213,8 @@ def play(world, requests):
         answer = [world.random.randrange(50) for _ in range(world.random.randrange(6))]
         world.serve(sessions[at] + turn, answer)
         sessions[at] = (sessions[at] + turn + answer)[:90]
+        if world.holes and world.random.random() < 0.5:
+            world.lose(world.random.choice(sessions))
         if world.random.random() < 0.1:
             world.executor.drain()
             world.manager.audit()

@@ -87,9 +87,9 @@ MUTATIONS = (
     Mutation(
         "leaf-only evicts from the middle of a path",
         "manager/node.rs",
-        "&& (self.structure(block) == Structure::Holes\n",
-        "&& (self.structure(block) != Structure::Holes\n"
-        "                || self.structure(block) == Structure::Holes\n",
+        "&& (self.departures(block) == Structure::Holes\n",
+        "&& (self.departures(block) != Structure::Holes\n"
+        "                || self.departures(block) == Structure::Holes\n",
     ),
     Mutation(
         "a move is done when the first rank says so",
@@ -177,6 +177,20 @@ MUTATIONS = (
         "if free == usize::from(share.per_page) {",
         "if free + 1 >= usize::from(share.per_page) {",
         "lib",
+    ),
+    Mutation(
+        "the window before a hole is not held",
+        "manager/points.rs",
+        "group.needed_at(starts.chain([border])",
+        "group.needed_at(starts.take(0).chain([border])",
+        "groups",
+    ),
+    Mutation(
+        "a hole is computed in slots that others read",
+        "manager/request/windows.rs",
+        "if holes.binary_search(&place).is_ok() {",
+        "if holes.binary_search(&place).is_ok() && !self.group_on(at, path[place as usize], 2) {",
+        "groups",
     ),
 )
 

@@ -18,9 +18,12 @@ MODEL = ModelShape(
 )
 
 
-def two_tiers():
+NO_SLOT = 2**32 - 1
+
+
+def two_tiers(**settings):
     tiers = [Tier(kind, bytes="1MiB", owner="none") for kind in ("gpu", "host")]
-    return BlockManager(MODEL, tiers, block_tokens=4, resume=ResumePoints())
+    return BlockManager(MODEL, tiers, block_tokens=4, resume=ResumePoints(), **settings)
 
 
 def serve(manager, tokens, now):
@@ -39,6 +42,21 @@ def test_a_plan_names_the_borders_of_passes_and_a_truncated_lease_goes_back_to_o
     assert lease.tokens == 16
     with pytest.raises(ConfigError, match="owner is not 'engine'"):
         lease.bind(0, [1], group=1)
+
+
+def test_a_hole_is_computed_after_the_window_before_it():
+    manager = two_tiers(structure="holes")
+    tokens = np.arange(25, dtype=np.uint32)
+    serve(manager, tokens[:24], 1).release(now=2)
+    manager.mark(tokens[:16], "gpu", present=False, now=3, skip=3)
+    lease = manager.acquire(tokens, now=4)
+    assert lease.matched == 24
+    assert lease.plan.recompute().tolist() == [12, 13, 14, 15]
+    assert NO_SLOT not in lease.slots(0, group=1)[1:3]
+    lease.commit(tokens[24:], now=5)
+    lease.release(now=6)
+    assert not len(manager.acquire(tokens, now=7).plan.recompute())
+    manager.audit()
 
 
 def test_an_index_carries_the_groups_of_its_rows():

@@ -16,7 +16,18 @@ from kvtrie.transfer import Executor
 BLOCK = 8
 
 
-def serve(model, *, gpu=30, host=0, points=8, workers=0, shaped=None, disk=None, layout=None):
+def serve(
+    model,
+    *,
+    gpu=30,
+    host=0,
+    points=8,
+    workers=0,
+    shaped=None,
+    disk=None,
+    layout=None,
+    structure="leaf-only",
+):
     """An executor over tiers with room for blocks of the first group and some resume points."""
     shape = model_shape(shaped or model, fingerprint=fingerprint(model))
     sizes = [shape.block_bytes(BLOCK, group) for group in range(max(1, len(shape.groups)))]
@@ -35,7 +46,9 @@ def serve(model, *, gpu=30, host=0, points=8, workers=0, shaped=None, disk=None,
         tiers.append(Tier("disk", bytes="8MB", path=str(disk), layout=layout))
     dear = Cost(ns_per_token=1e9)  # computing costs more than any load
     resume = ResumePoints() if shape.groups else None
-    manager = BlockManager(shape, tiers, block_tokens=BLOCK, cost=dear, resume=resume)
+    manager = BlockManager(
+        shape, tiers, block_tokens=BLOCK, cost=dear, resume=resume, structure=structure
+    )
     pools = open_pools(shape, tiers, BLOCK, resume=resume)
     for pool in pools:  # NaN: whatever is read without having been written shows
         if isinstance(pool, GroupPools):

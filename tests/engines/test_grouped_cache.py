@@ -65,6 +65,17 @@ def test_a_prompt_that_leaves_a_known_path_finds_its_branch_the_second_time(mode
     executor.close()
 
 
+def test_holes_are_not_for_passes_that_go_front_to_back():
+    model = family("gemma-3")
+    executor = serve(model, structure="holes")
+    ids = some(10, 1, 4 * BLOCK + 3)
+    found = [ask(model, executor, torch.cat([ids, some(11, 1, 3)], dim=1))[1][0] for _ in range(2)]
+    assert found == [0, 4 * BLOCK]
+    with pytest.raises(ConfigError, match="in a leaf-only scope"):
+        executor.manager.mark(ids[0].numpy(), "gpu", present=False, now=10**18, skip=2)
+    executor.close()
+
+
 def test_padded_rows_of_different_matches_meet_at_one_column(model):
     executor = serve(model, gpu=60)
     long = some(5, 1, 4 * BLOCK + 5)

@@ -123,7 +123,6 @@ def test_replay_reports_bytes_by_group(capsys, tmp_path):
             ],
             "tier 'remote' with 2 groups",
         ),
-        (["--model", "gemma-3-27b", "--tier", "gpu=8GiB", "--structure", "holes"], "'holes'"),
     ],
 )
 def test_replay_refuses_what_it_cannot_play(capsys, tmp_path, arguments, said):

@@ -28,6 +28,16 @@ def test_copies_that_fail_in_any_group_are_misses(groups):
     assert min(world.failed.values()) > 0
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", ["windows", "other heads and sinks"])
+def test_holes_are_computed_in_slots_of_the_requests_own(name, seed):
+    rooms = {"gpu": 60_000, "host": 160_000}
+    with World(MODELS[name], **rooms, seed=seed, fails=0.02, structure="holes") as world:
+        play(world, 250)
+    assert world.filled > 10
+    assert sum(world.found) > 500
+
+
 def test_slots_of_two_groups_never_share_bytes():
     resume, tier = ResumePoints(), Tier("gpu", bytes=40_000)
     model = ModelShape(8, 2, 8, groups=MODELS["four groups"])

@@ -33,6 +33,7 @@ from kvtrie.engines.guard import named, no_gradients, remainder
 from kvtrie.engines.layer_trial import LayerCache, model_shape, no_cache, try_layers
 from kvtrie.engines.window_layer import WindowLayer
 from kvtrie.errors import ClosedError, ConfigError, InvariantError
+from kvtrie.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +66,10 @@ class GroupedCache(KvtrieCache, groups=True):
     """
 
     _amid = False  # in a pass: some layers have its tokens, others have not
+
+    def _scope_of(self, scope: Scope | None) -> Scope:
+        """The scope of the rows, without holes: passes go front to back."""
+        return replace(super()._scope_of(scope) or Scope(), structure="leaf-only")
 
     def _by_layer(self, executor: Executor) -> bool:  # noqa: ARG002 - that of `KvtrieCache`
         return False

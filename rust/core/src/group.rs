@@ -167,6 +167,36 @@ pub fn longest(
     border
 }
 
+/// Longest border up to `most` at which every group has what a resume needs, where the request computes
+/// the blocks `holes`, ascending. The last block before the border is none of them.
+///
+/// The tokens of a hole attend to the windows before it: they are there, or computed with an earlier
+/// hole. No state is rolled back, so a group of states computes no hole.
+pub fn longest_over_holes(
+    groups: &[Group],
+    block_tokens: u64,
+    most: u32,
+    holes: &[u32],
+    has: impl Fn(usize, u32) -> bool,
+) -> u32 {
+    let hole = |block: u32| holes.binary_search(&block).is_ok();
+    let there = |at: usize, block: u32| hole(block) || has(at, block);
+    let begins = |&&start: &&u32| start.checked_sub(1).is_none_or(|before| !hole(before));
+    let lacks = |&&start: &&u32| {
+        groups.iter().enumerate().any(|(at, group)| {
+            let mut needed = group.needed(start, block_tokens).iter();
+            group.kind == GroupKind::State || !needed.all(|block| there(at, block))
+        })
+    };
+    let mut most = holes.iter().filter(begins).find(lacks).map_or(most, |&start| start.min(most));
+    loop {
+        let border = longest(groups, block_tokens, most, there);
+        let before = (0..border).rev().take_while(|&block| hole(block)).last();
+        let Some(start) = before else { return border };
+        most = start;
+    }
+}
+
 /// Bytes of a page of one arena for slots of these sizes: the least, from the largest slot on, at
 /// which no group leaves more than a twenty-fifth of a page unused.
 ///
@@ -191,7 +221,7 @@ pub fn page_bytes(slots: &[u64]) -> Result<u64> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Group, GroupKind, Places, longest, page_bytes};
+    use super::{Group, GroupKind, Places, longest, longest_over_holes, page_bytes};
 
     fn group(kind: GroupKind) -> Group {
         Group { kind, slot_bytes: 1, layers: 1 }
@@ -215,6 +245,23 @@ mod tests {
             let past = (0..query).all(|past| !attends(group.kind, query, past) || there(past));
             past && (group.kind != GroupKind::State || border == 0 || has[border as usize - 1])
         })
+    }
+
+    /// Whether a request can compute the holes before a border, token by token and first to last, and
+    /// then its own first token.
+    fn fills(groups: &[Group], size: u64, border: u32, holes: &[u32], has: &[Vec<bool>]) -> bool {
+        let hole = |token: u64| holes.contains(&u32::try_from(token / size).unwrap());
+        let end = u64::from(border) * size;
+        let computed = (0..end).filter(|&token| hole(token));
+        computed.chain([end]).all(|query| {
+            groups.iter().zip(has).all(|(group, has)| {
+                let there = |past| hole(past) || has[usize::try_from(past / size).unwrap()];
+                let state = group.kind == GroupKind::State;
+                // A pass over a hole would begin with the state after it.
+                let found = !state || (query == end && (end == 0 || there(end - 1)));
+                found && (0..query).all(|past| !attends(group.kind, query, past) || there(past))
+            })
+        }) && (border == 0 || !hole(end - 1))
     }
 
     fn kind() -> impl Strategy<Value = GroupKind> {
@@ -254,6 +301,18 @@ mod tests {
             let naive = (0..=most).rev().find(|&border| resumes(&groups, size, border, &has));
             let found = longest(&groups, size, most, |group, block| has[group][block as usize]);
             prop_assert_eq!(Some(found), naive);
+        }
+
+        #[test]
+        fn a_hole_is_computed_where_attention_has_what_its_tokens_see(
+            (groups, size, has) in case(),
+            holes in prop::collection::btree_set(0_u32..13, 0..5),
+        ) {
+            let most = u32::try_from(has[0].len()).unwrap();
+            let holes: Vec<u32> = holes.into_iter().filter(|&hole| hole < most).collect();
+            let naive = (0..=most).rev().find(|&border| fills(&groups, size, border, &holes, &has));
+            let has = |group: usize, block: u32| has[group][block as usize];
+            prop_assert_eq!(Some(longest_over_holes(&groups, size, most, &holes, has)), naive);
         }
 
         #[test]

@@ -88,13 +88,13 @@ fn play_groups(world_seed: u64, drawn_from: u64, state: &mut u64) -> &'static st
         .map(|_| {
             let bits = mixed(state).to_le_bytes();
             let stem = u32::from(bits[1] % 4);
-            (bits[0] % 18, stem, number(bits[2], 7), 1 + number(bits[3], 8), number(bits[4], 9))
+            (bits[0] % 19, stem, number(bits[2], 7), 1 + number(bits[3], 8), number(bits[4], 9))
         })
         .collect();
     let shown = settings.clone();
     let run = std::panic::catch_unwind(|| {
         if let Some(mut story) = Story::new(settings) {
-            story.play(steps);
+            story.play(&steps);
         }
     });
     assert!(

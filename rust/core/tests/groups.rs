@@ -8,13 +8,13 @@ mod bytes;
 mod group_story;
 mod rig;
 
-use group_story::{FULL, Story, branch, on};
+use group_story::{FULL, Step, Story, branch, on};
 use kvtrie_core::block::{LeaseId, NO_SLOT, Structure, Token};
 use kvtrie_core::cost::Objective;
 use kvtrie_core::error::Error;
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::hint::{Answer, Hint, Target};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, MoveKind, Settings};
+use kvtrie_core::manager::{Acquire, Action, LoadMode, Manager, Mark, MoveKind, Outcome, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use proptest::prelude::*;
@@ -442,8 +442,6 @@ fn bad_groups_are_config_errors() {
     assert!(text.contains("layer_slots"), "{text}");
     let text = several(|settings| settings.tiers[1].kind = Kind::Remote);
     assert!(text.contains("remote"), "{text}");
-    let text = several(|settings| settings.structure = Structure::Holes);
-    assert!(text.contains("structure 'holes' with 2 groups"), "{text}");
 }
 
 /// Two tiers, the first of an engine that numbers its slots.
@@ -631,6 +629,151 @@ fn victims_on_request_leave_with_their_points() {
     assert_eq!((rig.matched(&tokens(1, 4)), rig.matched(&tokens(2, 4))), (0, 4 * SIZE));
 }
 
+/// Loses a block of a path on every tier.
+fn lose(rig: &mut Rig, path: &[Token], block: usize) {
+    let mut left = 0;
+    for tier in 0..rig.manager.settings().tiers.len() {
+        let (tokens, scope) = (&path[..(block + 1) * SIZE], Scope::default());
+        let mark = Mark { tokens, scope, tier, present: false, ready: None, first: None };
+        left += rig.call(|m, now| m.mark_behind(&mark, block, now)).unwrap().len();
+    }
+    assert!(left > 0);
+}
+
+/// Settings with holes.
+fn holed(groups: &[Group], bytes: &[u64]) -> Settings {
+    Settings { structure: Structure::Holes, ..on(groups, bytes) }
+}
+
+/// Twenty blocks on the first tier with all windows, one of them on the second tier alone.
+fn on_host_alone(block: usize) -> Rig {
+    let mut rig = Rig::new(holed(&[FULL, WINDOW], &[100_000; 2]));
+    let prompt = tokens(1, 20);
+    rig.serve(&prompt);
+    rig.mark(&prompt, HOST);
+    let (tokens, scope) = (&prompt[..(block + 1) * SIZE], Scope::default());
+    let mark = Mark { tokens, scope, tier: GPU, present: false, ready: None, first: None };
+    rig.call(|m, now| m.mark_behind(&mark, block, now)).unwrap();
+    rig
+}
+
+/// Blocks that a lease has to compute within its match.
+fn computed(rig: &Rig, id: LeaseId) -> Vec<u32> {
+    let spans = &rig.manager.lease(id).unwrap().plan().spans;
+    let holes = spans.iter().filter(|span| span.action == Action::Recompute);
+    holes.flat_map(|span| span.start..span.stop).collect()
+}
+
+#[test]
+fn a_hole_is_computed_where_the_window_before_it_is_there() {
+    for (lost, found) in [(5, 8), (0, 8), (7, 7)] {
+        let mut rig = Rig::new(holed(&[FULL, WINDOW], &[100_000]));
+        let prompt = tokens(1, 8);
+        rig.serve(&prompt);
+        lose(&mut rig, &prompt, lost);
+        let next = branch(&prompt, 8, 2, 1);
+        assert_eq!(rig.matched(&next), found * SIZE);
+        let id = rig.acquire(&next);
+        let hole = u32::try_from(lost).unwrap();
+        assert_eq!(computed(&rig, id), if found == 8 { vec![hole] } else { vec![] });
+        // A token of the hole attends to two blocks before it.
+        let table = rig.manager.group_table(id, GPU, 1).unwrap().1;
+        let before = lost.saturating_sub(2)..lost;
+        assert!(before.chain([6]).all(|place| table[place] != NO_SLOT), "{table:?}");
+        rig.commit(id, &next[found * SIZE..]);
+        rig.release(id);
+        assert_eq!(rig.matched(&branch(&next, 9, 3, 1)), 9 * SIZE);
+        let again = rig.acquire(&branch(&prompt, 8, 4, 1));
+        assert_eq!(computed(&rig, again), []);
+        rig.release(again);
+    }
+}
+
+#[test]
+fn a_match_ends_before_a_hole_whose_window_is_gone_and_before_any_with_states() {
+    let next = branch(&tokens(1, 8), 8, 2, 1);
+    // Two pages for the blocks, eight for windows: those of later prompts take what is released.
+    let mut rig = Rig::new(holed(&[FULL, WINDOW], &[10 * 500]));
+    rig.serve(&tokens(1, 8));
+    let windows = |rig: &Rig| rig.manager.group_map(&next, &Scope::default()).unwrap()[1].clone();
+    for stem in 3..9 {
+        if windows(&rig)[4] {
+            rig.serve(&tokens(stem, 1));
+        }
+    }
+    assert_eq!((windows(&rig)[4], rig.matched(&next)), (false, 8 * SIZE));
+    lose(&mut rig, &next, 5);
+    assert!(rig.matched(&next) < 5 * SIZE);
+    // One hole after another: the window of the second is computed with the first.
+    let mut rig = Rig::new(holed(&[FULL, WINDOW], &[100_000]));
+    rig.serve(&tokens(1, 8));
+    for block in [2, 4] {
+        lose(&mut rig, &next, block);
+    }
+    let id = rig.acquire(&next);
+    assert_eq!(
+        (rig.manager.lease(id).unwrap().matched(), computed(&rig, id)),
+        (8 * SIZE, vec![2, 4])
+    );
+    let mut rig = Rig::new(holed(&[FULL, STATE], &[100_000]));
+    rig.serve(&tokens(1, 8));
+    lose(&mut rig, &next, 5);
+    assert_eq!(rig.matched(&next), 0);
+}
+
+#[test]
+fn a_lease_that_cannot_load_goes_on_before_the_holes_that_it_has_still_to_compute() {
+    let mut rig = on_host_alone(12);
+    let prompt = tokens(1, 20);
+    lose(&mut rig, &prompt, 5);
+    let next = branch(&prompt, 20, 3, 1);
+    let id = rig.acquire(&next);
+    let matched = |rig: &Rig| rig.manager.lease(id).unwrap().matched() / SIZE;
+    assert_eq!((matched(&rig), computed(&rig, id)), (20, vec![5]));
+    rig.refused("1 blocks to compute", |m, now| m.fork(id, 1, now));
+    for known in rig.hand_out() {
+        rig.fail(known.id);
+    }
+    assert_eq!((matched(&rig), computed(&rig, id)), (5, vec![]));
+    rig.commit(id, &next[5 * SIZE..]);
+    rig.release(id);
+    assert_eq!(rig.matched(&branch(&next, 21, 4, 1)), 21 * SIZE);
+}
+
+#[test]
+fn a_hole_is_computed_in_slots_of_its_own_whoever_has_its_window() {
+    let mut rig = on_host_alone(18);
+    let prompt = tokens(1, 20);
+    let next = branch(&prompt, 20, 3, 1);
+    let id = rig.acquire(&next);
+    let lost = rig.blocks(&prompt)[18];
+    while rig.manager.pending().1 > 0 {
+        for known in rig.hand_out() {
+            if (known.block, known.kind, known.group) == (Some(lost), MoveKind::Load, 0) {
+                rig.fail(known.id);
+            } else {
+                rig.report(&[known.id], &Outcome::default()).ok();
+            }
+        }
+    }
+    rig.release(id);
+    // The window of the block can be read as before.
+    assert!(rig.manager.group_map(&prompt, &Scope::default()).unwrap()[1][18]);
+    let id = rig.acquire(&next);
+    assert_eq!(
+        (rig.manager.lease(id).unwrap().matched(), computed(&rig, id)),
+        (20 * SIZE, vec![18])
+    );
+    let own = rig.manager.group_table(id, GPU, 1).unwrap().1[18];
+    let found = rig.manager.lookup(&prompt, rig.now, &Scope::default(), 0).unwrap();
+    let known = found.blocks[18].copies.iter().find(|copy| (copy.tier, copy.group) == (GPU, 1));
+    assert!(own != NO_SLOT && known.is_none_or(|copy| copy.slot != own), "{known:?}");
+    rig.run();
+    rig.commit(id, &next[20 * SIZE..]);
+    rig.release(id);
+    assert_eq!(rig.matched(&branch(&next, 21, 4, 1)), 21 * SIZE);
+}
+
 /// One to three groups after the first.
 fn groups() -> impl Strategy<Value = Vec<Group>> {
     let sliding =
@@ -642,38 +785,83 @@ fn groups() -> impl Strategy<Value = Vec<Group>> {
     prop::collection::vec(group, 1..4).prop_map(|rest| [vec![FULL], rest].concat())
 }
 
+/// Pages of each tier, resume points of a path that stay, and blocks between regular ones.
+type Sizes = (u64, Vec<u64>, u32, u32);
+
+/// Sizes of one to three tiers.
+fn sizes() -> impl Strategy<Value = Sizes> {
+    let every = prop_oneof![4 => Just(0), 1 => 1_u32..4];
+    (6_u64..60, prop::collection::vec(4_u64..40, 0..3), 1_u32..4, every)
+}
+
+/// Policy, owner of the first tier, its growth reserve, and how each tier writes.
+type Ways = (&'static str, Owner, f64, [Write; 3]);
+
+fn ways() -> impl Strategy<Value = Ways> {
+    (
+        prop::sample::select(kvtrie_core::policy::NAMES),
+        prop::sample::select(vec![Owner::Kvtrie, Owner::Nobody, Owner::Engine]),
+        prop_oneof![3 => Just(0.0), 1 => Just(0.3)],
+        prop::array::uniform3(prop::sample::select(vec![
+            Write::Back,
+            Write::Through,
+            Write::Never,
+        ])),
+    )
+}
+
+fn steps(kinds: u8) -> impl Strategy<Value = Vec<Step>> {
+    let step = (0..kinds, 0_u32..4, 0_usize..7, 1_usize..9, 0_usize..9);
+    prop::collection::vec(step, 1..60)
+}
+
+/// Settings of a story.
+fn told(groups: &[Group], (pages, below, newest, every): Sizes, ways: Ways) -> Settings {
+    let (policy, owner, growth, writes) = ways;
+    let largest = groups.iter().map(|group| group.slot_bytes).max().unwrap();
+    let bytes: Vec<u64> = std::iter::once(pages).chain(below).map(|n| n * largest).collect();
+    let mut settings = on(groups, &bytes);
+    policy.clone_into(&mut settings.policy);
+    settings.block_events = 100_000;
+    settings.tiers[0].growth_reserve = growth;
+    // Of the number of pages, so that the seeds of earlier failures play what failed.
+    settings.tiers[0].free_low = if pages % 3 == 0 { 0.6 } else { 0.0 };
+    settings.tiers[0].owner = owner;
+    for (tier, write) in settings.tiers.iter_mut().zip(writes) {
+        tier.write = write;
+    }
+    if let Some(groups) = &mut settings.groups {
+        (groups.newest, groups.every) = (newest, every);
+    }
+    settings
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
     fn a_match_is_what_attention_can_use(
         groups in groups(),
-        (pages, below, newest, every) in
-            (6_u64..60, prop::collection::vec(4_u64..40, 0..3), 1_u32..4, prop_oneof![4 => Just(0), 1 => 1_u32..4]),
-        (policy, owner, growth, writes) in (
-            prop::sample::select(kvtrie_core::policy::NAMES),
-            prop::sample::select(vec![Owner::Kvtrie, Owner::Nobody, Owner::Engine]),
-            prop_oneof![3 => Just(0.0), 1 => Just(0.3)],
-            prop::array::uniform3(prop::sample::select(vec![Write::Back, Write::Through, Write::Never])),
-        ),
-        steps in prop::collection::vec((0_u8..18, 0_u32..4, 0_usize..7, 1_usize..9, 0_usize..9), 1..60),
+        sizes in sizes(),
+        ways in ways(),
+        steps in steps(18),
     ) {
-        let largest = groups.iter().map(|group| group.slot_bytes).max().unwrap();
-        let bytes: Vec<u64> = std::iter::once(pages).chain(below).map(|n| n * largest).collect();
-        let mut settings = on(&groups, &bytes);
-        settings.policy = policy.to_owned();
-        settings.block_events = 100_000;
-        settings.tiers[0].growth_reserve = growth;
-        // Of the number of pages, so that the seeds of earlier failures play what failed.
-        settings.tiers[0].free_low = if pages % 3 == 0 { 0.6 } else { 0.0 };
-        settings.tiers[0].owner = owner;
-        for (tier, write) in settings.tiers.iter_mut().zip(writes) {
-            tier.write = write;
+        if let Some(mut story) = Story::new(told(&groups, sizes, ways)) {
+            story.play(&steps);
         }
-        if let Some(groups) = &mut settings.groups {
-            (groups.newest, groups.every) = (newest, every);
+    }
+
+    #[test]
+    fn a_match_over_holes_is_what_attention_can_use(
+        groups in groups(),
+        sizes in sizes(),
+        ways in ways(),
+        steps in steps(22),
+    ) {
+        let mut settings = told(&groups, sizes, ways);
+        settings.structure = Structure::Holes;
+        if let Some(mut story) = Story::new(settings) {
+            story.play(&steps);
         }
-        let Some(mut story) = Story::new(settings) else { return Ok(()) };
-        story.play(steps);
     }
 }

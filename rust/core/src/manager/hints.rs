@@ -292,7 +292,7 @@ impl Manager {
 
     /// Whether a missing block of a path makes the blocks after it useless.
     fn breaks(&self, block: BlockId) -> bool {
-        self.structure(block) == Structure::LeafOnly
+        self.departures(block) == Structure::LeafOnly
     }
 
     /// Writes the state of all hints, for comparison.

@@ -70,7 +70,7 @@ impl Manager {
         match self.tiers.departure(tier) {
             Departure::Demote => back,
             // A leaf-only block is of use only with all its layers.
-            Departure::Drop if self.structure(block) == Structure::LeafOnly => have,
+            Departure::Drop if self.departures(block) == Structure::LeafOnly => have,
             Departure::Drop if self.settings.drop_order == DropOrder::Seed => back,
             // On the last tier the shallow layer goes: recomputation passes through it anyway.
             Departure::Drop if tier == self.tiers.last() => Layers::new(have.lo, have.lo + 1),
@@ -145,7 +145,7 @@ impl Manager {
         let (depth, index) = (self.trie().depth(block), &self.tiers[tier].eviction);
         // Equal values: the deepest of a leaf-only path leaves first, of a path with holes the
         // first.
-        let tie = match self.structure(block) {
+        let tie = match self.departures(block) {
             Structure::LeafOnly => u32::MAX - depth,
             Structure::Holes => depth,
         };
@@ -171,7 +171,7 @@ impl Manager {
         settled
             && self.tiers[tier].spec.owner != Owner::Engine
             && (tier > 0 || node.refs == 0)
-            && (self.structure(block) == Structure::Holes
+            && (self.departures(block) == Structure::Holes
                 || !self
                     .trie()
                     .children(block)
@@ -281,7 +281,7 @@ impl Manager {
     /// The same for ranges, but only at their ends where no other block can have an entry.
     fn refresh_runs(&mut self, runs: Runs) {
         let Some(first) = runs.first() else { return };
-        let structure = self.structure(first.start);
+        let structure = self.departures(first.start);
         for run in runs {
             let first = usize::from(self.node(run.start).refs > 0);
             self.refresh_from(first, run, structure);

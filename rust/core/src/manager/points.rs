@@ -22,9 +22,8 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockId, TierId};
-use crate::error::{Error, Result};
-use crate::group::{Group, longest};
+use crate::block::{BlockId, Structure, TierId};
+use crate::group::{Group, Places, longest, longest_over_holes};
 use crate::hint::{Band, Priority};
 use crate::manager::Manager;
 use crate::manager::settings::{Groups, Settings};
@@ -159,17 +158,6 @@ impl Points {
 }
 
 impl Manager {
-    /// Refuses a call that several groups do not support.
-    pub(super) fn one_group(&self, what: &str) -> Result<()> {
-        match &self.points {
-            None => Ok(()),
-            Some(points) => Err(Error::config(format!(
-                "{what} is not supported for a model with {} groups",
-                points.groups.len() + 1
-            ))),
-        }
-    }
-
     /// Whether a resume point is after a block.
     pub(super) fn has_point(&self, block: BlockId) -> bool {
         self.points.as_ref().is_some_and(|points| points.has(block))
@@ -243,13 +231,60 @@ impl Manager {
     /// resume needs, on any tier.
     pub(super) fn cut_to_groups(&self, path: &mut Vec<BlockId>) {
         if self.points.is_some() {
-            let border = self.longest_border(path, self.tiers.len());
+            let border = self.usable_border(path, self.tiers.len());
             path.truncate(border as usize);
         }
     }
 
-    /// The longest border of a path at which the first `tiers` tiers have what a resume needs of the
-    /// groups after the first.
+    /// Places of a path whose blocks no tier can give: holes, of a scope that allows them.
+    pub(super) fn holes(&self, path: &[BlockId]) -> Vec<u32> {
+        let Some(&first) = path.first() else { return Vec::new() };
+        if self.structure(first) == Structure::LeafOnly || self.holds_all(0) {
+            return Vec::new();
+        }
+        let hole = |&(_, &block): &(u32, &BlockId)| {
+            !self.missing(block).is_empty() || self.stuck(0, block)
+        };
+        (0..).zip(path).filter(hole).map(|(place, _)| place).collect()
+    }
+
+    /// The longest border of a request's path at which the first `tiers` tiers have what a resume needs
+    /// of the groups after the first. Holes before it can be computed with what those tiers have.
+    pub(super) fn usable_border(&self, path: &[BlockId], tiers: usize) -> u32 {
+        let holes = self.holes(path);
+        match holes.first() {
+            None => self.longest_border(path, tiers),
+            // It names the slots of a path front to back.
+            Some(&hole) if self.tiers.engine_owned() => {
+                self.longest_border(&path[..hole as usize], tiers)
+            }
+            Some(_) => {
+                let points = self.points.as_ref().expect("a model of several groups");
+                let has = |at, block: u32| self.group_on(at, path[block as usize], tiers);
+                let most = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
+                longest_over_holes(&points.groups, points.block_tokens, most, &holes, has)
+            }
+        }
+    }
+
+    /// Places on a request's path that its passes need of each group after the first, from a tier or,
+    /// in `holes`, from the request itself: what the first token of each hole attends to, and what a
+    /// resume at the end of the path needs.
+    pub(super) fn needed_over(&self, holes: &[u32], path: &[BlockId]) -> Vec<Places> {
+        let Some(points) = &self.points else { return Vec::new() };
+        let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
+        let begins = |&&at: &&u32| {
+            at.checked_sub(1).is_none_or(|before| holes.binary_search(&before).is_err())
+        };
+        let needed = |group: &Group| {
+            let starts = holes.iter().filter(begins).copied();
+            group.needed_at(starts.chain([border]), points.block_tokens, 0..border)
+        };
+        points.groups.iter().map(needed).collect()
+    }
+
+    /// The longest border of a path without holes at which the first `tiers` tiers have what a resume
+    /// needs of the groups after the first.
     pub(super) fn longest_border(&self, path: &[BlockId], tiers: usize) -> u32 {
         let points = self.points.as_ref().expect("a model of several groups");
         let most = u32::try_from(path.len()).expect("fewer than 2^32 blocks");

@@ -144,13 +144,6 @@ impl Groups {
         for tier in &settings.tiers {
             check_tier(tier, groups)?;
         }
-        if settings.structure != Structure::LeafOnly {
-            return Err(Error::config(format!(
-                "structure '{}' with {groups} groups: the windows before a hole may be gone, so \
-                 only 'leaf-only' is supported",
-                settings.structure.name()
-            )));
-        }
         for group in &self.groups {
             let bad = match group.kind {
                 GroupKind::Sliding { window, .. } => window == 0,

@@ -8,12 +8,12 @@
 
 use std::collections::BTreeSet;
 
-use kvtrie_core::block::{Handle, LeaseId, NO_SLOT, Slot, TierId, Token};
+use kvtrie_core::block::{Handle, LeaseId, NO_SLOT, Slot, Structure, TierId, Token};
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::hint::{Answer, Hint, Release, Target};
 use kvtrie_core::manager::{
-    Acquire, Asked, BlockEventKind, Copy, Groups, LoadMode, Manager, Mark, MissCause, Outcome,
-    Settings,
+    Acquire, Action, Asked, BlockEventKind, Copy, Groups, LoadMode, Manager, Mark, MissCause,
+    Outcome, Settings,
 };
 use kvtrie_core::policy::NAMES;
 use kvtrie_core::scope::Scope;
@@ -68,6 +68,7 @@ pub(crate) fn drawn(seed: u64) -> Settings {
         groups.newest = 1 + small(next(3));
         groups.every = if next(5) == 0 { 1 + small(next(3)) } else { 0 };
     }
+    settings.structure = if next(3) == 0 { Structure::Holes } else { Structure::LeafOnly };
     settings
 }
 
@@ -87,8 +88,11 @@ pub(crate) fn branch(of: &[Token], shared: usize, stem: u32, blocks: usize) -> V
 
 /// Whether a query after `border` blocks can be computed, by what it attends to.
 pub(crate) fn resumes(groups: &[Group], border: u32, has: impl Fn(usize, u32) -> bool) -> bool {
-    let size = SIZE as u64;
-    let query = u64::from(border) * size;
+    sees(groups, u64::from(border) * SIZE as u64, has)
+}
+
+/// Whether all that a token attends to is there.
+fn sees(groups: &[Group], query: u64, has: impl Fn(usize, u32) -> bool) -> bool {
     groups.iter().enumerate().all(|(at, group)| {
         let mut past = 0..query;
         past.all(|past| {
@@ -98,9 +102,23 @@ pub(crate) fn resumes(groups: &[Group], border: u32, has: impl Fn(usize, u32) ->
                 GroupKind::Chunked { chunk } => query / chunk == past / chunk,
                 GroupKind::State => past + 1 == query,
             };
-            !attends || has(at, u32::try_from(past / size).unwrap())
+            !attends || has(at, u32::try_from(past / SIZE as u64).unwrap())
         })
     })
+}
+
+/// Whether a request can go on after `border` blocks: it computes those that the first group lacks,
+/// token by token, and then its own first token. A state is never rolled back.
+fn reaches(groups: &[Group], border: u32, has: impl Fn(usize, u32) -> bool) -> bool {
+    let holes: BTreeSet<u32> = (0..border).filter(|&place| !has(0, place)).collect();
+    let there = |at: usize, place: u32| holes.contains(&place) || has(at, place);
+    let states = groups.iter().any(|group| group.kind == GroupKind::State);
+    let end = u64::from(border) * SIZE as u64;
+    let computed =
+        (0..end).filter(|token| holes.contains(&u32::try_from(token / SIZE as u64).unwrap()));
+    let last = border.checked_sub(1).is_none_or(|last| !holes.contains(&last));
+    last && (holes.is_empty() || !states)
+        && computed.chain([end]).all(|query| sees(groups, query, there))
 }
 
 /// A step of a random story: what, and four numbers.
@@ -123,6 +141,8 @@ pub(crate) struct Story {
     engine: Option<u32>,
     /// Block, tier and group of each copy, by the block events.
     reported: BTreeSet<(Handle, TierId, u8)>,
+    /// Blocks that requests had to compute in holes.
+    pub(crate) computed: usize,
 }
 
 impl Story {
@@ -135,7 +155,8 @@ impl Story {
         let engine = (owner == Owner::Engine).then_some(0);
         let bytes = (owner != Owner::Nobody).then(|| Bytes::new(&groups, engine.is_some()));
         let (held, last, reported) = (Vec::new(), tokens(0, 2), BTreeSet::new());
-        Some(Self { rig, groups, held, last, bytes, unwritten: Vec::new(), engine, reported })
+        let (unwritten, computed) = (Vec::new(), 0);
+        Some(Self { rig, groups, held, last, bytes, unwritten, engine, reported, computed })
     }
 
     /// A request, whose match is compared with attention's.
@@ -152,11 +173,14 @@ impl Story {
         let map = rig.manager.group_map(&prompt, &Scope::default()).unwrap();
         let most = map.first().map_or(0, |blocks| u32::try_from(blocks.len()).unwrap());
         let has = |at: usize, place: u32| map[at][place as usize];
-        let naive = (0..=most).rev().find(|&m| resumes(groups, m, has)).unwrap();
+        // An engine names the slots of a path front to back, without holes.
+        let hole = (0..most).find(|&place| !has(0, place)).filter(|_| self.engine.is_some());
+        let most = hole.unwrap_or(most);
+        let naive = (0..=most).rev().find(|&m| reaches(groups, m, has)).unwrap();
         assert_eq!(border, naive as usize);
         let Ok(id) = rig.ask(&ask) else { return };
         let matched = rig.manager.lease(id).unwrap().matched() / SIZE;
-        assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
+        assert!(reaches(groups, u32::try_from(matched).unwrap(), has));
         let borders = rig.manager.resume_borders(id).unwrap();
         assert!(named.is_none_or(|border| border as usize <= matched || borders.contains(&border)));
         self.bind(id, 0, matched, prompt.len().div_ceil(SIZE));
@@ -169,6 +193,49 @@ impl Story {
         assert!(resumes(groups, u32::try_from(matched).unwrap(), has));
         held.push((id, prompt.clone()));
         *last = prompt;
+        self.check_holes(id);
+    }
+
+    /// Places on the path of a lease that the plan has it compute.
+    fn holes(&self, id: LeaseId) -> BTreeSet<u32> {
+        let spans = self.rig.manager.lease(id).unwrap().plan().spans.iter();
+        let holes = spans.filter(|span| span.action == Action::Recompute);
+        holes.flat_map(|span| span.start..span.stop).collect()
+    }
+
+    /// A lease has what the first token of each hole attends to, and slots of its own in holes.
+    fn check_holes(&mut self, id: LeaseId) {
+        let holes = self.holes(id);
+        if holes.is_empty() || self.engine.is_some() {
+            return;
+        }
+        self.computed += holes.len();
+        let mut table = |group| self.rig.manager.group_table(id, GPU, group).unwrap().1;
+        let tables: Vec<_> = (0..self.groups.len()).map(&mut table).collect();
+        let has = |at: usize, place: u32| tables[at][place as usize] != NO_SLOT;
+        let begins = |start: &&u32| start.checked_sub(1).is_none_or(|at| !holes.contains(&at));
+        for &start in holes.iter().filter(begins) {
+            assert!(resumes(&self.groups, start, has), "{holes:?} {tables:?}");
+        }
+        let copies = self.copies(&self.last);
+        for &hole in &holes {
+            for copy in copies[hole as usize].iter().filter(|copy| copy.tier == GPU) {
+                let own = tables[usize::from(copy.group)][hole as usize];
+                assert!(own == NO_SLOT || own != copy.slot, "{copy:?}");
+            }
+        }
+    }
+
+    /// The holes of a lease are computed.
+    fn fill_holes(&mut self, id: LeaseId, path: &[Token]) {
+        let holes = self.holes(id);
+        let Some(bytes) = self.bytes.as_mut().filter(|_| self.engine.is_none()) else { return };
+        let tables = bytes.tables(&mut self.rig.manager, id);
+        for place in holes.into_iter().map(|place| place as usize) {
+            for (group, table) in tables.iter().enumerate().filter(|(_, t)| t[place] != NO_SLOT) {
+                bytes.fill((GPU, group, table[place]), path, place);
+            }
+        }
     }
 
     /// Each token of a prompt is found, in flight, or computed for one cause; what is cached after the
@@ -207,7 +274,7 @@ impl Story {
         // A point has all that a query there attends to.
         assert_eq!((reply.answer, reply.blocks), (Answer::Accepted, 1));
         let map = self.rig.manager.group_map(prompt, &Scope::default()).unwrap();
-        assert!(resumes(&self.groups, border, |at: usize, place: u32| map[at][place as usize]));
+        assert!(reaches(&self.groups, border, |at: usize, place: u32| map[at][place as usize]));
         None
     }
 
@@ -234,6 +301,7 @@ impl Story {
         let (id, prompt) = self.held.remove(shared % self.held.len());
         self.end_all_moves();
         let mut path = prompt[..self.rig.manager.lease_tokens(id).unwrap()].to_vec();
+        self.fill_holes(id, &path);
         self.compare(id, &path);
         let rest = &prompt[path.len()..];
         // Without room in all groups after a failed load, a lease has none.
@@ -333,6 +401,7 @@ impl Story {
         self.end_all_moves();
         let full = path.clone();
         path.truncate(self.rig.manager.lease_tokens(id).unwrap());
+        self.fill_holes(id, path);
         self.compare(id, path);
         let done = path.len();
         self.write(id, path, &full[done..]);
@@ -444,6 +513,17 @@ impl Story {
         });
     }
 
+    /// A block amid a path is lost on every tier, if nothing uses it.
+    fn lose(&mut self, (_, _, shared, more, _): Step) {
+        let place = (shared + more) % (self.last.len() / SIZE).max(1);
+        let tokens = self.last[..((place + 1) * SIZE).min(self.last.len())].to_vec();
+        for tier in 0..self.rig.manager.settings().tiers.len() {
+            let (tokens, scope) = (&tokens, Scope::default());
+            let mark = Mark { tokens, scope, tier, present: false, ready: None, first: None };
+            self.rig.call(|m, now| m.mark_behind(&mark, place, now)).ok();
+        }
+    }
+
     /// A hint about the front of a sequence.
     fn hint(&mut self, (_, stem, shared, more, extra): Step) {
         let tokens = self.last[..shared.min(self.last.len() / SIZE) * SIZE].to_vec();
@@ -527,8 +607,8 @@ impl Story {
     }
 
     /// Plays steps, and ends what they have begun.
-    pub(crate) fn play(&mut self, steps: Vec<Step>) {
-        for step in steps {
+    pub(crate) fn play(&mut self, steps: &[Step]) {
+        for &step in steps {
             self.rig.now += 500;
             match step.0 {
                 0..5 => self.ask(step, LoadMode::All),
@@ -537,6 +617,7 @@ impl Story {
                 14 => self.evict(step.1 as usize, step.3 as u64 - 1),
                 15 | 16 => self.mark(step),
                 17 => self.hint(step),
+                18.. => self.lose(step),
                 9 => self.end_moves(step.3 % 4),
                 _ if !self.held.is_empty() => {
                     let (id, _) = self.held.remove(0);

@@ -408,7 +408,7 @@ impl Manager {
     pub(crate) fn guard(&mut self, set: &mut EvictionSet, tier: TierId, blocks: Range<BlockId>) {
         let end = set.guarded.entry((tier, blocks.start)).or_default();
         *end = blocks.end.max(*end);
-        for block in self.edge(tier, blocks.clone(), self.structure(blocks.start)) {
+        for block in self.edge(tier, blocks.clone(), self.departures(blocks.start)) {
             self.take_out(set, tier, block);
         }
     }

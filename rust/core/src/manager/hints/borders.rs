@@ -118,11 +118,15 @@ impl Manager {
     fn make_point(&mut self, path: &[BlockId], border: usize) -> bool {
         let Some(&block) = path.get(border - 1) else { return false };
         let absent = |tier| self.residency(tier, block).state == ResidencyState::Absent;
-        // Where the block is, all before it are, on some tier.
+        // Where the block is, all before it are, on some tier, or are holes.
         if (0..self.tiers.len()).all(absent) {
             return false;
         }
         let blocks = u32::try_from(border).expect("fewer than 2^32 blocks");
+        let path = &path[..border];
+        if !self.holes(path).is_empty() && self.usable_border(path, self.tiers.len()) != blocks {
+            return false;
+        }
         let mut tiers = 0..self.tiers.len();
         let Some(tier) = tiers.find(|&tier| self.can_resume(tier, path, blocks)) else {
             return false;

@@ -50,7 +50,7 @@ impl Manager {
         let TransferBatch { kind, lease, src, dst, ref blocks } = *batch;
         let (first, all) = (self.moves.latest() + 1, self.all_layers());
         // Blocks that are read are no victims; only those at the edge of the run have an entry.
-        for block in self.edge(src, blocks.clone(), self.structure(blocks.start)) {
+        for block in self.edge(src, blocks.clone(), self.departures(blocks.start)) {
             self.tiers[src].eviction.unlink(block);
         }
         let route = self.route(kind, src, dst);
@@ -104,7 +104,7 @@ impl Manager {
         if kind == MoveKind::Store {
             self.refused.took(dst, number as u64);
         }
-        let structure = self.structure(first);
+        let structure = self.departures(first);
         for tier in [src, dst] {
             for block in self.edge(tier, blocks.clone(), structure) {
                 self.refresh_on(tier, block);

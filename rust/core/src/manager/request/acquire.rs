@@ -67,9 +67,6 @@ impl Manager {
     /// has changed then.
     pub fn acquire(&mut self, ask: &Acquire<'_>, now: Nanos) -> Result<LeaseId> {
         self.open()?;
-        if ask.scope.structure == Some(Structure::Holes) {
-            self.one_group("a scope of structure 'holes'")?;
-        }
         self.scopes.sweep(&mut self.blocks);
         self.scopes.digests.check(&ask.scope, ask.tokens)?;
         self.scopes.digests.check_room(&ask.scope)?;

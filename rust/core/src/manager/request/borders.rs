@@ -2,30 +2,31 @@
 //!
 //! A missing window or state cannot be computed by itself: that takes a pass from an earlier border.
 //! So of all borders the one is chosen at which a request is ready first: what it needs is loaded, and
-//! the rest of the prompt computed. Invariant: nothing changes. Cost: O(blocks) per border that is
+//! the rest of the prompt computed. A hole before it is computed where the windows before the hole are
+//! there. Invariant: nothing changes. Cost: O(blocks) per border that is
 //! compared: the longest one, the longest on the first tier alone and the points between them.
 
 use crate::block::BlockId;
 use crate::manager::Manager;
 use crate::manager::kinds::LoadMode;
 use crate::manager::request::acquire::Acquire;
-use crate::manager::request::windows::path_border;
 use crate::time::Nanos;
 
 impl Manager {
     /// The border of a path at which a request goes on.
     pub(crate) fn choose_border(&self, ask: &Acquire<'_>, path: &[BlockId], now: Nanos) -> u32 {
         if self.tiers.len() == 1 {
-            return self.longest_border(path, 1);
+            return self.usable_border(path, 1);
         }
         let missing = self.scan(path, now);
-        // A block inside the match cannot be computed: the windows before it are not there.
+        // Without holes the match ends before a block that cannot be loaded.
         let computed = missing.iter().find(|miss| !miss.compute.is_empty());
+        let computed = computed.filter(|_| self.holes(path).is_empty());
         let path = &path[..computed.map_or(path.len(), |miss| miss.at)];
-        let absent = missing.iter().find(|miss| !miss.lacks.is_empty());
+        let absent = missing.iter().find(|miss| miss.compute.is_empty() && !miss.lacks.is_empty());
         let near = &path[..absent.map_or(path.len(), |miss| miss.at).min(path.len())];
-        let near = self.longest_border(near, 1);
-        let far = self.longest_border(path, self.tiers.len());
+        let near = self.usable_border(near, 1);
+        let far = self.usable_border(path, self.tiers.len());
         match ask.load {
             LoadMode::None => near,
             LoadMode::All => far,
@@ -33,7 +34,7 @@ impl Manager {
                 let points = (near + 1..far).filter(|&border| {
                     let before = &path[..border as usize];
                     self.has_point(before[before.len() - 1])
-                        && self.longest_border(before, self.tiers.len()) == border
+                        && self.usable_border(before, self.tiers.len()) == border
                 });
                 let borders = std::iter::once(near).chain(points).chain([far]);
                 // Of equal ones the longest: its blocks need no slots of their own.
@@ -55,13 +56,20 @@ impl Manager {
         (!late).then(|| plan.finish.saturating_add(loaded - plan.resident_at))
     }
 
-    /// When all that a resume after a path needs of the groups after the first is on the first tier,
-    /// if its loads begin after those that end at `since`.
+    /// When all that a resume after a path, and the holes in it, need of the groups after the first is on
+    /// the first tier, if its loads begin after those that end at `since`.
     fn windows_ready(&self, path: &[BlockId], since: Nanos, now: Nanos) -> Nanos {
         let points = self.points.as_ref().expect("a model of several groups");
         let free = self.tiers.iter().map(|tier| since.max(self.lanes.free_at(tier.read)));
         let (mut ready, mut free) = (since, free.collect::<Vec<_>>());
-        for (at, block) in self.needs(path, path_border(path)) {
+        let holes = self.holes(path);
+        let needed = self.needed_over(&holes, path).into_iter().enumerate();
+        let places = needed.flat_map(|(at, places)| {
+            let places: Vec<u32> = places.iter().collect();
+            places.into_iter().map(move |place| (at, place))
+        });
+        for (at, place) in places.filter(|(_, place)| holes.binary_search(place).is_err()) {
+            let block = path[place as usize];
             let tier = self.nearest(at, block);
             let arrival = self.blocks.group_arrival(tier, at, block);
             let mut there = arrival.map_or(now, |arrival| arrival.ready);

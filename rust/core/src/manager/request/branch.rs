@@ -195,7 +195,7 @@ impl Manager {
         let at = self.resumable_before(id, at, known);
         let start = (at * size) as u64;
         // A leaf-only prefix must have no hole.
-        if self.structure(block) == Structure::LeafOnly {
+        if self.departures(block) == Structure::LeafOnly {
             return (start, self.truncate_path(id, at, now));
         }
         let lost = (start, start + size as u64);

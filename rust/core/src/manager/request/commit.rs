@@ -228,6 +228,7 @@ impl Manager {
             let left = self.offer_private(block, private, now, out);
             self.lease_mut(id).path.change(at, |step| step.private = left);
         }
+        self.settle_holes(id);
     }
 
     /// Offers a private slot to the trie as the block's residency. Returns a slot that stays with

@@ -42,9 +42,10 @@ impl Manager {
             }
             return 0;
         }
-        let path = self.leases[&id].path.blocks().to_vec();
+        let lease = &self.leases[&id];
+        let path = lease.path.blocks().to_vec();
         let most = if matches!(known.to, End::Group(_)) { path.len() } else { at };
-        let border = self.longest_border(&path[..most], 1);
+        let border = self.longest_border(&path[..most.min(lease.path.written())], 1);
         self.move_windows(id, &path, border);
         border as usize
     }
@@ -67,12 +68,15 @@ impl Manager {
     /// group has states.
     pub(crate) fn truncation(&self, id: LeaseId, tokens: usize) -> usize {
         let Some(points) = &self.points else { return tokens };
-        let path = self.leases[&id].path.blocks();
+        let lease = &self.leases[&id];
+        let path = lease.path.blocks();
         let full = tokens / self.block_tokens();
         let states = points.groups.iter().any(|group| group.kind == GroupKind::State);
         if full == path.len() && !states {
             return tokens;
         }
+        // The holes from here on are still to be computed.
+        let full = full.min(lease.path.written());
         self.longest_border(&path[..full], 1) as usize * self.block_tokens()
     }
 

@@ -297,7 +297,7 @@ impl Manager {
             }
         });
         let Some(first) = runs.first() else { return };
-        let structure = self.structure(first.start);
+        let structure = self.departures(first.start);
         for run in runs {
             for block in self.edge(0, run.clone(), structure) {
                 self.tiers[0].eviction.unlink(block);
@@ -322,7 +322,7 @@ impl Manager {
         });
         // Runs that were split at the path's end may join again.
         self.blocks.trim(last);
-        let structure = self.structure(last);
+        let structure = self.departures(last);
         if until.is_some() {
             self.refused.used(path);
             for (run, _) in &runs {

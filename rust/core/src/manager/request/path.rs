@@ -81,6 +81,12 @@ impl LeasePath {
         self.exceptions.iter().any(|(_, step)| step.fresh)
     }
 
+    /// Blocks before the first one that still has to be offered to the trie.
+    pub(crate) fn written(&self) -> usize {
+        let fresh = self.exceptions.iter().find(|(_, step)| step.fresh);
+        fresh.map_or(self.blocks.len(), |&(place, _)| place)
+    }
+
     /// Changes a step in place; its block stays.
     pub(crate) fn change<R>(&mut self, at: usize, what: impl FnOnce(&mut PathBlock) -> R) -> R {
         let block = self.blocks[at];

@@ -111,8 +111,8 @@ impl Manager {
         Ok(self.lease(id)?.resume_borders().collect())
     }
 
-    /// Which blocks of a sequence each group has or expects on any tier, of those that the first group
-    /// has.
+    /// Which blocks of a sequence each group has or expects on any tier, of those up to the last one
+    /// that the first group has.
     ///
     /// # Errors
     /// As [`Manager::lookup`].
@@ -124,7 +124,11 @@ impl Manager {
         let others = self.points.as_ref().map_or(0, |points| points.groups.len());
         let has = |at| path.iter().map(move |&block| self.group_on(at, block, self.tiers.len()));
         let others = (0..others).map(|at| has(at).collect());
-        Ok(std::iter::once(vec![true; path.len()]).chain(others).collect())
+        let mut first = vec![true; path.len()];
+        for hole in self.holes(&path) {
+            first[hole as usize] = false;
+        }
+        Ok(std::iter::once(first).chain(others).collect())
     }
 
     /// Slots of each group on a tier; none of a model with one group.

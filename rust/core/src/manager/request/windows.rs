@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
-use crate::group::{Group, GroupKind, Needed};
+use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
 use crate::manager::request::lease::{Lease, Plan};
 use crate::manager::request::placed_slots::PlacedSlots;
@@ -67,15 +67,20 @@ impl Manager {
         now: Nanos,
     ) -> Result<()> {
         let Some(windows) = windows else { return Ok(()) };
-        let points = self.points.as_ref().expect("a model of several groups");
-        let border = path_border(path);
-        let needed = points.groups.iter().map(|group| group.needed(border, points.block_tokens));
-        let needed: Vec<Needed> = needed.collect();
+        let holes = missing.iter().filter(|miss| !miss.compute.is_empty());
+        let holes = holes.map(|miss| u32::try_from(miss.at).expect("fewer than 2^32 blocks"));
+        let holes: Vec<u32> = holes.collect();
         let loads = missing.iter().filter(|miss| !miss.lacks.is_empty()).count();
         let mut wanted = vec![(open + loads) as u64];
         wanted.extend(windows.wanted.iter().map(|places| places.len() as u64));
-        for (at, needed) in needed.into_iter().enumerate() {
+        for (at, needed) in self.needed_over(&holes, path).into_iter().enumerate() {
             for place in needed.iter() {
+                // The request writes it, whoever else has it.
+                if holes.binary_search(&place).is_ok() {
+                    windows.wanted[at].push(place);
+                    wanted[at + 1] += 1;
+                    continue;
+                }
                 let block = path[place as usize];
                 match self.nearest(at, block) {
                     0 => windows.held[at].push(place),
@@ -183,12 +188,7 @@ impl Manager {
             windows.held[at].push(place);
             windows.held[at].sort_unstable();
         }
-        if let Some(&last) = path.last()
-            && self.has_point(last)
-            && !self.has_point_on(0, last)
-        {
-            self.hold_point(0, path, path_border(path));
-        }
+        self.raise_point(path);
         let arriving =
             windows.held.iter().enumerate().filter(|&(at, _)| self.blocks.group_arrives(at));
         let held = arriving.flat_map(|(at, held)| held.iter().map(move |&place| (at, place)));
@@ -201,6 +201,42 @@ impl Manager {
         }
         self.take_spare_slots(windows, path_border(path));
         moves
+    }
+
+    /// Puts the resume point at the end of a path on the first tier too, if that has all it needs: it
+    /// lacks what is still computed in holes.
+    fn raise_point(&mut self, path: &[BlockId]) {
+        let Some(&last) = path.last() else { return };
+        if self.has_point(last)
+            && !self.has_point_on(0, last)
+            && self.can_resume(0, path, path_border(path))
+        {
+            self.hold_point(0, path, path_border(path));
+        }
+    }
+
+    /// Gives the blocks that a request has computed within its match their slots, and lets go of what
+    /// only they needed.
+    pub(crate) fn settle_holes(&mut self, id: LeaseId) {
+        if self.tiers.engine_owned() {
+            return;
+        }
+        let lease = self.lease_mut(id);
+        let Some(mut windows) = lease.windows.take() else { return };
+        let path = lease.path.blocks().to_vec();
+        let end = windows.done;
+        for at in 0..windows.held.len() {
+            let places = windows.open[at].iter().map(|(place, _)| place);
+            let places: Vec<u32> = places.take_while(|&place| place < end).collect();
+            self.settle_group(at, &mut windows, &path, (places, end));
+            windows.held[at].sort_unstable();
+            self.slide(at, &mut windows, &path, end);
+        }
+        self.raise_point(&path[..end as usize]);
+        if let Some(kept) = windows.here {
+            self.add_point(&path, end, kept);
+        }
+        self.lease_mut(id).windows = Some(windows);
     }
 
     /// The block table of a lease in a group of layers, as [`Manager::slots`]. In a group after the
@@ -309,8 +345,9 @@ impl Manager {
             self.carry_out();
             return;
         }
+        let new = windows.done..end;
         for at in 0..windows.held.len() {
-            self.settle_group(at, &mut windows, &path, end);
+            self.settle_group(at, &mut windows, &path, (new.clone(), end));
         }
         let reached = windows.borders.partition_point(|&(border, _)| border <= end);
         for (border, kept) in windows.borders.drain(..reached) {
@@ -325,11 +362,17 @@ impl Manager {
 
     /// The same for one group: a slot for each new block that a border or the end needs, and for
     /// others as long as room is free.
-    fn settle_group(&mut self, at: usize, windows: &mut Windows, path: &[BlockId], end: u32) {
+    fn settle_group(
+        &mut self,
+        at: usize,
+        windows: &mut Windows,
+        path: &[BlockId],
+        (places, end): (impl IntoIterator<Item = u32>, u32),
+    ) {
         let points = self.points.as_ref().expect("a model of several groups");
         let (group, size) = (points.groups[at], points.block_tokens);
-        let needed = group.needed_at(windows.ends(end), size, windows.done..end);
-        for place in windows.done..end {
+        let needed = group.needed_at(windows.ends(end), size, 0..end);
+        for place in places {
             let block = path[place as usize];
             let wanted = needed.contains(place);
             let own = windows.open[at].remove(place).or_else(|| windows.spare[at].remove(place));
@@ -561,7 +604,9 @@ impl Manager {
         let Some(mut windows) = lease.windows.take() else { return };
         let path = lease.path.blocks();
         let end = path_border(path);
-        if self.points.as_ref().is_some_and(|points| points.every == 0) && windows.done == end {
+        let regular = self.points.as_ref().is_some_and(|points| points.every == 0);
+        // Holes that were not computed are still there.
+        if regular && windows.done == end && !lease.unconfirmed {
             self.add_point(path, end, false);
         }
         self.close_windows(Some(&mut windows), path);

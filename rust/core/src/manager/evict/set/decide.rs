@@ -238,7 +238,7 @@ impl Manager {
         let band = self.band(tier, block);
         self.tiers[tier].eviction.select(band);
         // Without its last child on the tier a leaf-only parent becomes a victim.
-        if self.structure(block) == Structure::LeafOnly
+        if self.departures(block) == Structure::LeafOnly
             && let Some(parent) = self.trie().parent(block)
             && let Some(entry) = self.exposed(set, tier, parent, false)
         {

@@ -85,7 +85,7 @@ impl Manager {
             && set.moving.is_empty()
             && !self.tiers[tier].spec.layer_slots
             && self.node(last).refs == 0
-            && self.structure(last) == Structure::LeafOnly
+            && self.departures(last) == Structure::LeafOnly
             // Blocks that leave count against a quota one by one.
             && self.band(tier, last).share == 0;
         // A partial, arriving or busy block needs a decision for itself.
