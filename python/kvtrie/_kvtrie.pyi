@@ -506,7 +506,8 @@ class BlockManager:
                 Handles of blocks that are gone are ignored.
 
         Returns:
-            Handles of the blocks that left, `uint64[n]`.
+            Handles of the blocks that left, `uint64[n]`; more than `count` if one was the last copy
+            of a block that others follow on other tiers: in a leaf-only scope those leave too.
 
         Raises:
             NoSpaceError: fewer blocks may leave.

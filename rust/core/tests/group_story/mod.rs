@@ -565,11 +565,18 @@ impl Story {
         }
     }
 
-    /// Blocks leave a tier on request, all of them or none.
+    /// Blocks leave a tier on request, all of them or none. Without a victim that has its last copy
+    /// there, blocks after it leave all tiers, this one too.
     fn evict(&mut self, tier: TierId, count: u64) {
         let tier = tier % self.rig.manager.settings().tiers.len();
         if let Ok(left) = self.rig.call(|m, now| m.evict_blocks(tier, count, &[], now)) {
-            assert_eq!(left.len() as u64, count);
+            let gone: BTreeSet<Handle> = left.iter().copied().collect();
+            assert!(gone.len() == left.len() && left.len() as u64 >= count);
+            let here = self.rig.manager.lookup(&self.last, self.rig.now, &Scope::default(), 0);
+            for block in here.unwrap().blocks.iter().filter(|block| gone.contains(&block.block)) {
+                let copy = block.copies.iter().find(|copy| (copy.tier, copy.group) == (tier, 0));
+                assert!(copy.is_none_or(|copy| copy.leaving), "{copy:?}");
+            }
         }
     }
 

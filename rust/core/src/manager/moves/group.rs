@@ -7,7 +7,7 @@
 
 use std::cmp::Reverse;
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, TierId};
@@ -186,7 +186,14 @@ impl Manager {
         for &(at, block) in &there {
             self.blocks.hold_group(below, at, [block]);
         }
-        if self.make_room_below(below, &wanted, now) {
+        // Without a copy of its last block the point would end.
+        let absent = |at: &TierId| self.residency(*at, block).state == ResidencyState::Absent;
+        let copies = (1..self.tiers.len()).filter(|at| !absent(at));
+        let copies: SmallVec<[_; 3]> = copies.map(|at| (at, block..block + 1)).collect();
+        self.keep_sources(&copies, true);
+        let fits = self.make_room_below(below, &wanted, now);
+        self.keep_sources(&copies, false);
+        if fits {
             for &needed in &lacking {
                 self.move_group((MoveKind::Store, 0), needed, (tier, below), now);
             }

@@ -11,7 +11,8 @@ use crate::manager::Manager;
 impl Manager {
     /// Evicts `count` blocks from a tier, in the order of its policy, beyond those that are free.
     /// The blocks of `stay`, and in a leaf-only scope all before them, remain. Returns the blocks
-    /// that left the tier.
+    /// that left the tier: more than `count` if a victim was the last copy of a block that others
+    /// follow on other tiers, since in a leaf-only scope those leave with it.
     ///
     /// # Errors
     /// [`Error::NoSpace`](crate::error::Error::NoSpace) if fewer may leave;
