@@ -1,14 +1,10 @@
 """A disk of groups of layers: what a request finds after a restart is what the files have."""
 
-import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from group_restarts import compare, kill
 from group_world import MODELS, SIZE, World, play, prompt
 
 from kvtrie import Tier
@@ -43,29 +39,10 @@ def contents(world, folder):
     return found
 
 
-def sees(group, query, past):
-    """Whether a query attends to a past token in a group of layers with KV."""
-    if group.kind == "sliding":
-        return query - past < group.window or past < group.sinks
-    return group.kind == "full" or query // group.window == past // group.window
-
-
-def naive(world, found, tokens):
-    """The longest border at which each group has all that the next token needs, by its bytes."""
-    best = 0
-    for border in range(SIZE, len(tokens) // SIZE * SIZE + 1, SIZE):
-        needed = {
-            (number, past // SIZE)
-            for number, group in enumerate(world.model.groups)
-            for past in range(border)
-            if (past == border - 1 if group.state_bytes else sees(group, border, past))
-        }
-        if all(
-            world.bytes_of(number, tokens, place).numpy().tobytes() in found[number]
-            for number, place in needed
-        ):
-            best = border
-    return best
+def taken_over(world):
+    disk = world.pools[-1]
+    assert not disk.read_only
+    return contents(world, disk.folder)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -76,16 +53,10 @@ def test_a_restart_finds_what_the_files_have_and_each_byte_is_right(groups, seed
         sessions = play(world, 150)
         world.executor.save()
         found = contents(world, tmp_path)
-    total = 0
     with World(groups, **ROOM, folder=tmp_path, seed=seed + 10) as world:
         assert world.executor.restore() > 10
         world.manager.audit()
-        for tokens in sessions:
-            expected = naive(world, found, tokens)
-            assert world.manager.lookup([*tokens, 99], now=world.tick()).tokens == expected
-            total += expected
-        for tokens in sessions:
-            world.serve([*tokens, 99], [])
+        total = compare(world, found, sessions)
         play(world, 60)
     assert total > 30
 
@@ -128,45 +99,6 @@ def flip(folder, wanted):
     store.close()
 
 
-KILLED = """
-import sys
-from group_world import MODELS, World, play, prompt
-
-with World(MODELS[sys.argv[2]], gpu=60_000, disk=4_000_000, folder=sys.argv[1]) as world:
-    for seed in range(1000):
-        world.serve(prompt(seed % 7, 5 + seed // 7), [])
-        world.executor.flush()
-        print(seed, flush=True)
-"""
-
-
-def kill(name, folder, kills):
-    """Kill engines at work, and look at what the next one finds after each."""
-    draw = random.Random(name)
-    for _ in range(kills):
-        with subprocess.Popen(
-            [sys.executable, "-c", KILLED, folder, name],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            for _ in range(draw.randrange(5, 12)):
-                process.stdout.readline()
-            process.send_signal(signal.SIGKILL)  # in the middle of the next one
-        with World(MODELS[name], **ROOM, folder=folder) as world:
-            assert not world.pools[-1].read_only
-            found = contents(world, folder)
-            world.executor.restore()
-            world.manager.audit()
-            paths = [prompt(seed, 8) for seed in range(7)]
-            matched = [world.manager.lookup([*one, 99], now=world.tick()).tokens for one in paths]
-            assert matched == [naive(world, found, one) for one in paths]
-            assert sum(matched) > 0
-            for tokens in paths:
-                world.serve([*tokens, 99], [])
-            world.executor.drain()
-
-
 def test_the_disk_command_reads_the_stores_of_all_groups(tmp_path, capsys):
     groups = MODELS["four groups"]
     with World(groups, **ROOM, folder=tmp_path) as world:
@@ -191,13 +123,13 @@ def test_the_disk_command_reads_the_stores_of_all_groups(tmp_path, capsys):
 
 
 def test_after_a_kill_a_point_is_found_whole_or_not_at_all(tmp_path):
-    kill("four groups", tmp_path, 1)
+    kill("four groups", 1, taken_over, {**ROOM, "folder": str(tmp_path)})
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", MODELS)
 def test_after_many_kills_a_point_is_found_whole_or_not_at_all(name, tmp_path):
-    kill(name, tmp_path, 25)
+    kill(name, 25, taken_over, {**ROOM, "folder": str(tmp_path)})
 
 
 def test_pages_that_go_to_another_group_leave_no_bytes_of_the_first(tmp_path):

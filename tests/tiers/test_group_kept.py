@@ -1,17 +1,12 @@
 """Host memory of groups of layers that outlives the process: found whole, or a miss."""
 
-import os
-import random
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from group_restarts import compare, kill
 from group_world import MODELS, SIZE, World, play, prompt
 from kept import flip, memory_folder
-from test_group_disk import naive
 
 from kvtrie import ResumePoints, Tier
 from kvtrie.cli import main
@@ -45,6 +40,11 @@ def contents(world):
     return found
 
 
+def taken_over(world):
+    assert isinstance(world.pools[1], GroupKept)
+    return contents(world)
+
+
 @pytest.mark.parametrize("groups", MODELS.values(), ids=MODELS)
 def test_a_restart_finds_what_was_sealed_and_each_byte_is_right(groups, path):
     with World(groups, **ROOM, keep=str(path)) as world:
@@ -53,16 +53,10 @@ def test_a_restart_finds_what_was_sealed_and_each_byte_is_right(groups, path):
         sessions = play(world, 80)
         world.executor.save()
         found = contents(world)
-    total = 0
     with World(groups, **ROOM, keep=str(path), seed=10) as world:
         assert world.executor.restore() > 10
         world.manager.audit()
-        for tokens in sessions:
-            expected = naive(world, found, tokens)
-            assert world.manager.lookup([*tokens, 99], now=world.tick()).tokens == expected
-            total += expected
-        for tokens in sessions:
-            world.serve([*tokens, 99], [])
+        total = compare(world, found, sessions)
         play(world, 30)
     assert total > 30
     assert world.compared[1]
@@ -109,52 +103,14 @@ def test_a_page_that_goes_to_another_group_empties_its_entries(path):
         assert len(windows.file.blocks(WALL)) == 2
 
 
-KILLED = """
-import sys
-from group_world import MODELS, World, prompt
-
-with World(MODELS[sys.argv[2]], gpu=60_000, host=400_000, keep=sys.argv[1]) as world:
-    for seed in range(1000):
-        world.serve(prompt(seed % 7, 5 + seed // 7), [])
-        world.executor.flush()
-        print(seed, flush=True)
-"""
-
-
-def kill(name, path, kills):
-    """Kill engines at work, and look at what the next one finds after each."""
-    draw = random.Random(name)
-    for _ in range(kills):
-        with subprocess.Popen(
-            [sys.executable, "-c", KILLED, path, name],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            for _ in range(draw.randrange(5, 12)):
-                process.stdout.readline()
-            process.send_signal(signal.SIGKILL)  # in the middle of the next one
-        with World(MODELS[name], **ROOM, keep=str(path)) as world:
-            assert isinstance(world.pools[1], GroupKept)
-            world.executor.restore()
-            world.manager.audit()
-            found = contents(world)
-            paths = [prompt(seed, 8) for seed in range(7)]
-            matched = [world.manager.lookup([*one, 99], now=world.tick()).tokens for one in paths]
-            assert matched == [naive(world, found, one) for one in paths]
-            assert sum(matched) > 0
-            for tokens in paths:
-                world.serve([*tokens, 99], [])
-
-
 def test_after_a_kill_a_point_is_found_whole_or_not_at_all(path):
-    kill("four groups", path, 1)
+    kill("four groups", 1, taken_over, {**ROOM, "keep": str(path)})
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", MODELS)
 def test_after_many_kills_a_point_is_found_whole_or_not_at_all(name, path):
-    kill(name, path, 10)
+    kill(name, 10, taken_over, {**ROOM, "keep": str(path)})
 
 
 def test_what_cannot_be_taken_over_is_refused_or_made_again(path):
