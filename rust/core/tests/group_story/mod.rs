@@ -12,7 +12,7 @@ use kvtrie_core::block::{Handle, LeaseId, NO_SLOT, Slot, Structure, TierId, Toke
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::hint::{Answer, Hint, Release, Target};
 use kvtrie_core::manager::{
-    Acquire, Action, Asked, BlockEventKind, Copy, Groups, LoadMode, Manager, Mark, MissCause,
+    Acquire, Action, Asked, BlockEventKind, Copy, Groups, LoadMode, Manager, Mark, MissCause, Move,
     Outcome, Settings,
 };
 use kvtrie_core::policy::NAMES;
@@ -501,11 +501,15 @@ impl Story {
         }
     }
 
-    /// Writes the bytes of marked blocks, or those of one of them.
-    fn write_marked(&mut self, block: Option<Handle>) {
+    /// Writes the bytes of marked blocks, or those that a move reads. Moves that began earlier may
+    /// still read such a slot, with the bytes of another block.
+    fn write_marked(&mut self, before: Option<&Move>) {
         let Some(bytes) = &mut self.bytes else { return };
         self.unwritten.retain(|&(marked, place, ref path)| {
-            let now = block.is_none_or(|block| block == marked);
+            let now = before.is_none_or(|known| {
+                let from = (known.src, usize::from(known.group), known.src_slot);
+                (known.block, from) == (Some(marked), place)
+            });
             if now {
                 bytes.fill(place, path, path.len() / SIZE - 1);
             }
@@ -598,9 +602,7 @@ impl Story {
         for (at, known) in self.rig.hand_out().into_iter().enumerate() {
             // One that failed before it may have ended it.
             let ok = each == 0 || at % each > 0;
-            if known.block.is_some() {
-                self.write_marked(known.block);
-            }
+            self.write_marked(Some(&known));
             if let Some(bytes) = &mut self.bytes {
                 bytes.copy(&known, ok);
             }
