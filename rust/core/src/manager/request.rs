@@ -40,4 +40,5 @@ pub(super) mod suspend;
 pub(super) mod victims;
 pub(super) mod weigh;
 pub(super) mod window_plan;
+pub(super) mod window_slots;
 pub(super) mod windows;

@@ -19,7 +19,7 @@ use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
 use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::{LeasePath, PathBlock};
 use crate::manager::request::residency_scan::{MissingBlock, Prefill};
-use crate::manager::request::windows::Windows;
+use crate::manager::request::window_slots::Windows;
 use crate::transfer::End;
 
 /// Bound, in tokens, of the growth for which a path's memory is allocated in advance.

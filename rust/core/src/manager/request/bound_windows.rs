@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
 use crate::manager::request::lease::Plan;
-use crate::manager::request::windows::{Windows, path_border};
+use crate::manager::request::window_slots::{Windows, path_border};
 use crate::private_slots::PrivateSlotId;
 use crate::time::{Nanos, Stamp};
 use crate::transfer::{End, MoveKind};

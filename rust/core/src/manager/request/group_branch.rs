@@ -13,7 +13,7 @@ use crate::manager::kinds::Cause;
 use crate::manager::moves::NewMove;
 use crate::manager::request::lease::Lease;
 use crate::manager::request::placed_slots::PlacedSlots;
-use crate::manager::request::windows::{blocks_at, path_border};
+use crate::manager::request::window_slots::{blocks_at, path_border};
 use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 use crate::transfer::{End, InFlightMove, MoveKind};

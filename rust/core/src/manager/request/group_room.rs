@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::manager::request::lease::TailFrom;
 use crate::manager::request::placed_slots::PlacedSlots;
-use crate::manager::request::windows::path_border;
+use crate::manager::request::window_slots::path_border;
 use crate::residency::Arena;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;

@@ -13,7 +13,7 @@ use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
 use crate::manager::node::Node;
-use crate::manager::request::windows::path_border;
+use crate::manager::request::window_slots::path_border;
 use crate::manager::settings::DropOrder;
 
 /// Row of a persistent index: one resident block.

@@ -31,7 +31,7 @@ use crate::manager::policy_feed::RequestContext;
 use crate::manager::request::open_slot::OpenSlot;
 use crate::manager::request::path::{LeasePath, PathBlock};
 use crate::manager::request::session::SessionId;
-use crate::manager::request::windows::Windows;
+use crate::manager::request::window_slots::Windows;
 
 /// Plan: how each block and layer of a prefix becomes resident on the first tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
 use crate::manager::request::acquire::Acquire;
 use crate::manager::request::placed_slots::PlacedSlots;
-use crate::manager::request::windows::{Windows, span};
+use crate::manager::request::window_slots::{Windows, span};
 use crate::residency::GroupSlots;
 use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
