@@ -6,13 +6,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::block::BlockId;
+use crate::block::{BlockId, Structure};
 use crate::error::{Error, Result};
 use crate::hint::{Answer, HintCode, HintReply, Target};
 use crate::manager::Manager;
 use crate::manager::points::named::MOST_NAMED;
 use crate::record::BlockKey;
-use crate::tier::ResidencyState;
 
 use super::rejected;
 
@@ -117,14 +116,15 @@ impl Manager {
     /// Returns whether it is one.
     fn make_point(&mut self, path: &[BlockId], border: usize) -> bool {
         let Some(&block) = path.get(border - 1) else { return false };
-        let absent = |tier| self.residency(tier, block).state == ResidencyState::Absent;
-        // Where the block is, all before it are, on some tier, or are holes.
-        if (0..self.tiers.len()).all(absent) {
-            return false;
-        }
         let blocks = u32::try_from(border).expect("fewer than 2^32 blocks");
         let path = &path[..border];
-        if !self.holes(path).is_empty() && self.usable_border(path, self.tiers.len()) != blocks {
+        // A lease may keep blocks after one that was lost, also in a leaf-only scope.
+        let whole = self.covered(path) == border;
+        let fills = || {
+            self.structure(block) == Structure::Holes
+                && self.usable_border(path, self.tiers.len()) == blocks
+        };
+        if !whole && !fills() {
             return false;
         }
         let mut tiers = 0..self.tiers.len();

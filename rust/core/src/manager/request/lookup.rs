@@ -200,7 +200,7 @@ impl Manager {
     }
 
     /// Number of leading blocks of a path that are resident or arriving with all layers.
-    fn covered(&self, path: &[BlockId]) -> usize {
+    pub(crate) fn covered(&self, path: &[BlockId]) -> usize {
         // One tier with every block of the trie: no run needs a look.
         if (0..self.tiers.len()).any(|tier| self.holds_all(tier)) {
             return path.len();
