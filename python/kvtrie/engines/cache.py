@@ -421,7 +421,7 @@ class KvtrieCache(Cache):
         if self._arrivals:
             for arrival in self._arrivals:
                 arrival.read()
-            # A load that failed meanwhile gave its slots to other leases: read the new ones.
+            # A load that failed has freed its slots for other leases: the row has new ones to read.
             if self._shrunk():
                 self._await(self._pool.layers - 1)
                 seen = self._step.read(layer)

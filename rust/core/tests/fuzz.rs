@@ -81,7 +81,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 /// Plays a story of several groups, and names its shape.
 fn play_groups(world_seed: u64, drawn_from: u64, state: &mut u64) -> &'static str {
-    let settings = group_story::drawn(drawn_from);
+    let settings = group_story::drawn::drawn(drawn_from);
     let groups = settings.groups.as_ref().map_or(0, |groups| groups.groups.len());
     let number = |bits: u8, n: usize| usize::from(bits) % n;
     let steps: Vec<Step> = (0..OPS_PER_WORLD)

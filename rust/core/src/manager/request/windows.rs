@@ -46,7 +46,7 @@ impl Manager {
         wanted.extend(windows.wanted.iter().map(|places| places.len() as u64));
         for (at, needed) in self.needed_over(&holes, path).into_iter().enumerate() {
             for place in needed.iter() {
-                // The request writes it, whoever else has it.
+                // The request writes the block in a slot of its own: other leases may read the copy on a tier.
                 if holes.binary_search(&place).is_ok() {
                     windows.wanted[at].push(place);
                     wanted[at + 1] += 1;
