@@ -24,6 +24,7 @@ from kvtrie.argument import folder as path_of
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.sizes import all_disk, check_exists, forgotten, free_disk
 from kvtrie.sizes import size as read_size
+from kvtrie.tiers.failure_log import FailureLog
 from kvtrie.tiers.key_label import KEY_TOKENS, content_key, key_label
 from kvtrie.tiers.key_order import KeyOrder
 
@@ -112,6 +113,7 @@ class KeyedDisk:
         self.store = store
         self._lost = self.store.read_only
         self._clock, self._closed = clock, False
+        self._failures = FailureLog(_LOG, clock)
         self._lock = threading.RLock()
         self._slots: dict[bytes, int] = {}
         self._reading: Counter[bytes] = Counter()  # digests of blocks that are being read
@@ -216,7 +218,7 @@ class KeyedDisk:
                 else:
                     on_disk[at] = False
                     if not self._report_loss():
-                        _LOG.warning("%s: %s", self.store.folder, reason)
+                        self._failures.warn(self.store.folder, reason)
                     self._free.append(slot)
             before = None if after is None else content_key(after)
             self._order.request(filter(self._slots.__contains__, digests), after=before)
@@ -273,7 +275,7 @@ class KeyedDisk:
             self.store.note_uses(Index(rows), now)
         except TransferError as error:
             if not self._report_loss():
-                _LOG.warning("%s: uses were not written down: %s", self.store.folder, error)
+                self._failures.warn(self.store.folder, f"uses were not written down: {error}")
 
     def _report_loss(self) -> bool:
         """Return whether the folder was removed or replaced while open; log it the first time."""

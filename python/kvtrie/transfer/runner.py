@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from kvtrie.errors import ConfigError, KvtrieError, TransferError
-from kvtrie.tiers import GroupPools, HasBlockFormat, KeptPool, Pool, agree
+from kvtrie.tiers import DiskStorage, GroupDisk, GroupPools, HasBlockFormat, KeptPool, Pool, agree
+from kvtrie.tiers.failure_log import FailureLog
 from kvtrie.transfer.addresses import misaddressed
 from kvtrie.transfer.job import Job, Urgency, group, run_together, takes_deadline
 from kvtrie.transfer.job_state import JobState
@@ -139,6 +140,8 @@ class Runner:
         self._layers_per_report = layers_per_report
         self._progress = progress
         self._complained = False
+        self._failures = FailureLog(_LOG, clock)
+        self._places = [_place(at, tiers) for at in range(len(pools))]
         self._sink = sink
         self._outbox: list[MoveReport] = []
         self._failed: dict[int, None] = {}
@@ -460,8 +463,21 @@ class Runner:
             except Exception as broken:  # noqa: BLE001 - raised to the caller that waits
                 self._break(broken)
             self.section.notify_all()
+        if error is not None and not (cancelled or late):
+            self._warn(job, error)
         layers = job.layers[1] - job.layers[0]
         self.report_progress(job.ids, layers if error is None else 0, layers, error)
+
+    def _warn(self, job: Job, error: str) -> None:
+        """Log the failure of a store, once per reason."""
+        target = job.tiers[1]
+        pool = self.pools[target]
+        # These log it themselves: a shared store, and a folder in which nothing is written.
+        logs = target in self._remote or (
+            isinstance(pool, DiskStorage | GroupDisk) and pool.read_only
+        )
+        if job.store and not logs:
+            self._failures.warn(self._places[target], f"a block is not stored: {error}")
 
     def report(
         self,
@@ -617,6 +633,7 @@ class Runner:
                 self.report(ids, error=error)
                 self._release(ids, ok=False)
                 self.section.notify_all()
+            self._warn(job, error)
             self.report_progress(ids, 0, job.layers[1] - job.layers[0], error)
         return [*failed.values()]
 
@@ -627,7 +644,8 @@ class Runner:
                 while pool.unsealed > most and pool.seal() and most:
                     pass
             except KvtrieError as error:
-                _LOG.warning("blocks are not kept for the next process: %s", error)
+                why = f"blocks are not kept for the next process: {error}"
+                self._failures.warn(pool.file.path, why)
 
     def _advance(self, job: Job, layers_done: int) -> None:
         """Report the layers that a running job has copied so far."""
@@ -697,7 +715,9 @@ class Runner:
                 continue
             job.go(JobState.LATE)
             found = True
-            self.report(job.ids, error=f"no end after {took / _NS:.3f} s", hung=True)
+            why = f"no end after {took / _NS:.3f} s"
+            self.report(job.ids, error=why, hung=True)
+            self._warn(job, why)
             self._release(job.ids, ok=False)
             self.section.notify_all()
         return found
@@ -709,6 +729,11 @@ class Runner:
 
 def _name(at: int, tiers: Sequence[Tier]) -> str:
     return f"tier {at} ({tiers[at].kind})" if at < len(tiers) else f"tier {at}"
+
+
+def _place(at: int, tiers: Sequence[Tier]) -> str:
+    path = (tiers[at].path or tiers[at].keep) if at < len(tiers) else None
+    return _name(at, tiers) if path is None else f"{_name(at, tiers)} in {path}"
 
 
 def _write_limits(pools: Sequence[TierBytes | None], tiers: Sequence[Tier]) -> dict[int, int]:
