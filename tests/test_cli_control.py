@@ -103,13 +103,17 @@ def test_why_lists_causes_and_parting_points(served, capsys):
 
 
 @pytest.mark.parametrize(
-    ("kl", "said"),
-    [(2e-4, "in int8, mean KL 2.00e-04 nats"), (None, "in int8, mean KL not measured")],
+    ("kl", "tokens", "said"),
+    [
+        (2e-4, 768, "in int8, mean KL 2.00e-04 nats over 768 tokens\n"),
+        (2e-4, None, "in int8, mean KL 2.00e-04 nats\n"),
+        (None, None, "in int8, mean KL not measured\n"),
+    ],
 )
-def test_why_names_the_format_of_found_tokens_and_its_cost(served, capsys, kl, said):
+def test_why_names_the_format_of_found_tokens_and_its_cost(served, capsys, kl, tokens, said):
     engine, path = served
     assert "format" not in json.loads(run(capsys, "why", path, "--json")[1])
-    engine.settings["format"] = {"name": "int8", "kl_mean": kl}
+    engine.settings["format"] = {"name": "int8", "kl_mean": kl, "tokens": tokens}
     assert json.loads(run(capsys, "why", path, "--json")[1])["format"]["kl_mean"] == kl
     assert said in run(capsys, "why", path)[1]
 

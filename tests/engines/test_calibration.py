@@ -59,6 +59,32 @@ def test_blocks_of_the_first_tokens_stay_in_the_first_tier(model, monkeypatch):
     assert [each.count(True) for each in left] == [0] * len(FORMATS) + [2] * len(FORMATS)
     assert all(each[:2] == [True, True] for each in left[len(FORMATS) :])
     assert 0 < some["int4"].kl_mean < all_loaded["int4"].kl_mean
+    assert [each["int4"].tokens for each in (all_loaded, some)] == [96, 64]
+
+
+# A prompt of 128 tokens has 8 blocks, of which 6 are stored.
+@pytest.mark.parametrize(
+    ("settings", "wanted", "stored"),
+    [
+        ({"native_first": 96}, 166, "6 of its blocks are stored, of which 6 stay"),
+        ({"native_first": 2**20}, 1398139, "6 of its blocks are stored, of which 65536 stay"),
+        ({"native_first": 64, "native_last": 32}, 166, "4 of its blocks are stored, of which 4"),
+        ({"native_last": 2**20}, 1398139, "0 of its blocks are stored, so nothing"),
+    ],
+)
+def test_prompts_that_would_measure_nothing_are_refused(model, settings, wanted, stored):
+    ids = torch.arange(1, 129)[None] % 250
+    with pytest.raises(ConfigError, match=f"a prompt of 128 tokens, {wanted} wanted: {stored}"):
+        calibrate(model, [ids, ids], **settings)
+    with pytest.raises(ConfigError, match="prompts is empty, at least one wanted"):
+        calibrate(model, [], **settings)
+
+
+def test_one_block_that_comes_back_is_measured(model):
+    ids = torch.arange(1, 129)[None] % 250
+    costs = calibrate(model, [ids], native_first=80)
+    assert costs["int4"].kl_mean > 0
+    assert {cost.tokens for cost in costs.values()} == {16}
 
 
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
@@ -81,6 +107,8 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert made["fingerprint"] == fingerprint(tiny(heads=4).model)
     assert (made["prompts"], made["tokens"], made["block_tokens"]) == (2, 192, 16)
     assert (made["native_last"], made["native_first"]) == (32, 4)
+    # Of 64 stored tokens the last 32 are computed, and the first block keeps the model's format.
+    assert {row["tokens"] for row in made["formats"].values()} == {32}
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines()[1:5]] == list(made["formats"])
     assert "192 tokens in 2 prompts of 96" in printed

@@ -139,16 +139,17 @@ def test_each_tensor_parallel_rank_keeps_its_part_in_the_format(
 
 
 def test_the_format_and_its_cost_are_logged_exported_and_explained(model, calibration, monkeypatch):
-    measured = json.loads(calibration.read_text())["formats"]["int8"]["kl_mean"]
+    measured = json.loads(calibration.read_text())["formats"]["int8"]
+    cost = measured["kl_mean"]
     settings, logged = host(calibration=str(calibration), max_kl=0.01), []
     monkeypatch.setattr(start_line._LOG, "log", lambda _, line, *more: logged.append(line % more))
     with serve(model, settings) as server:
-        said = f"is in int8, 0.562 of bfloat16's bytes: mean KL of next tokens {measured:.2e} nats"
+        said = f"is in int8, 0.562 of bfloat16's bytes: mean KL of next tokens {cost:.2e} nats"
         assert said in logged[0]
         server.answers(PROMPTS)
         server.settle()
         gauges = server.kv_scheduler.counts(MetricsExporter())["gauges"]
-        assert gauges["vllm:kvtrie_format_kl_nats"] == {"int8": measured}
+        assert gauges["vllm:kvtrie_format_kl_nats"] == {"int8": cost}
         sampling = SamplingParams(
             max_tokens=1,
             detokenize=False,
@@ -157,7 +158,8 @@ def test_the_format_and_its_cost_are_logged_exported_and_explained(model, calibr
         asked = [{"prompt_token_ids": PROMPTS[0]}]
         (output,) = server.llm.generate(asked, sampling, use_tqdm=False)
         about = output.kv_transfer_params["kvtrie"]
-        assert about["format"] == {"name": "int8", "kl_mean": measured}
+        wanted = {"name": "int8", "kl_mean": cost, "tokens": measured["tokens"]}
+        assert about["format"] == wanted
         server.check()
 
 

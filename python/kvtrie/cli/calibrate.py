@@ -100,10 +100,11 @@ def _text(path: Path) -> str:
 
 
 def _table(made: dict[str, Any], out: Path) -> str:
-    lines = [f"{'format':<8}{'KL mean':>11}{'KL p99':>11}{'top-1':>9}{'bytes':>11}{'of bf16':>9}"]
+    heads = f"{'format':<8}{'KL mean':>11}{'KL p99':>11}{'top-1':>9}{'bytes':>11}{'of bf16':>9}"
+    lines = [f"{heads}{'tokens':>9}"]
     lines += [
         f"{name:<8}{row['kl_mean']:>11.2e}{row['kl_p99']:>11.2e}{row['top1']:>9.2%}"
-        f"{row['block_bytes']:>11,}{row['of_bf16']:>9.3f}"
+        f"{row['block_bytes']:>11,}{row['of_bf16']:>9.3f}{row['tokens']:>9}"
         for name, row in made["formats"].items()
     ]
     each = made["tokens"] // made["prompts"]

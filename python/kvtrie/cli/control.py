@@ -132,6 +132,7 @@ def _why(given: argparse.Namespace) -> int:
         sys.stdout.write(f"  {cause:<15}{count:>14}  {count / max(total, 1):6.1%}\n")
     if (kept := found.get("format")) is not None:
         cost = "not measured" if kept["kl_mean"] is None else f"{kept['kl_mean']:.2e} nats"
+        cost += f" over {kept['tokens']} tokens" if kept.get("tokens") else ""
         sys.stdout.write(f"found tokens had KV in {kept['name']}, mean KL {cost}\n")
     if not found["breakers"]:
         sys.stdout.write("no prompt has diverged from a cached one\n")

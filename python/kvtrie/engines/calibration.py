@@ -4,9 +4,9 @@ Each prompt's prefix, but for its `native_last` tokens, is stored in a host tier
 dropped from the first tier, but for the blocks of its `native_first` tokens; the rest of the prompt
 is computed after it. Its next-token distributions are compared with those after the same prefix in
 the model's own format.
-Invariant: all formats see the same tokens and positions, and all that was stored comes from the
-host tier. Cost: per format and prompt one pass over the prompt, and the KV of one prompt in two
-tiers.
+Invariant: all formats see the same tokens and positions, all that was stored comes from the host
+tier, and at least one block of each prompt comes back in the format. Cost: per format and prompt
+one pass over the prompt, and the KV of one prompt in two tiers.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class FormatCost:
         top1: share of positions whose most likely token is the same.
         block_bytes: bytes of a block.
         of_bf16: those bytes, relative to bfloat16's.
+        tokens: tokens of all prompts whose KV came back in the format.
     """
 
     kl_mean: float
@@ -55,6 +56,7 @@ class FormatCost:
     top1: float
     block_bytes: int
     of_bf16: float
+    tokens: int
 
 
 def prompts_of(tokens: Sequence[int], length: int, most: int) -> list[torch.Tensor]:
@@ -98,8 +100,11 @@ def calibrate(
         on_step: called with the name of a format before it is measured.
 
     Raises:
-        ConfigError: a prompt below two blocks, or a model whose KV no tier holds in a format.
+        ConfigError: no prompts; a prompt of which no block would come back in a format, as below
+            two blocks; a model whose KV no tier holds in a format.
     """
+    if not prompts:
+        raise ConfigError("prompts is empty, at least one wanted")
     shape = ModelShape.from_config(
         model.config,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -108,21 +113,21 @@ def calibrate(
     bf16 = shape.layers * sum(_layer_bytes(shape, Layout(dtype="bfloat16"), block_tokens))
     whole("native_last", native_last, 0, 2**20)
     kept = -(-whole("native_first", native_first, 0, 2**20) // block_tokens)
+    prefixes = [_prefix(each.shape[1], block_tokens, native_last, kept) for each in prompts]
+    tokens = sum(prefix - kept for prefix in prefixes) * block_tokens
     native: list[torch.Tensor] = []
     costs: dict[str, FormatCost] = {}
     for name, layout in FORMATS.items():
         on_step(name)
         rows = [
-            _after_prefix(
-                model, shape, each, layout, block_tokens, native_last=native_last, kept=kept
-            )
-            for each in prompts
+            _after_prefix(model, shape, each, layout, block_tokens, prefix=prefix, kept=kept)
+            for each, prefix in zip(prompts, prefixes, strict=True)
         ]
         native = native or rows
         size = shape.layers * sum(
             _layer_bytes(shape, layout or Layout(dtype=shape.dtype), block_tokens)
         )
-        costs[name] = _compare(native, rows, size, bf16)
+        costs[name] = _compare(native, rows, size, bf16, tokens)
     return costs
 
 
@@ -159,6 +164,29 @@ def _layer_bytes(shape: ModelShape, layout: Layout, block_tokens: int) -> tuple[
     return layout.planes(block_tokens, shape.rank_heads, shape.head_dim, shape.v_head_dim)
 
 
+def _whole_prefix(length: int, block_tokens: int) -> int:
+    """Blocks of a prompt that are stored, or computed after them for `native_last`."""
+    return length // block_tokens * (_PREFIX - 1) // _PREFIX
+
+
+def _prefix(length: int, block_tokens: int, native_last: int, kept: int) -> int:
+    """Blocks of a prompt that are stored.
+
+    Raises:
+        ConfigError: none of them would come back in a format.
+    """
+    prefix = (_whole_prefix(length, block_tokens) * block_tokens - native_last) // block_tokens
+    if prefix > kept:
+        return prefix
+    least = (kept + 1) * block_tokens + native_last
+    wanted = -(-least * _PREFIX // (_PREFIX - 1)) + block_tokens
+    native = f", of which {kept} stay in the model's format by native_first" if kept else ""
+    raise ConfigError(
+        f"a prompt of {length} tokens, {wanted} wanted: {max(prefix, 0)} of its blocks are stored"
+        f"{native}, so nothing would be measured"
+    )
+
+
 @torch.no_grad()
 def _after_prefix(
     model: PreTrainedModel,
@@ -167,19 +195,14 @@ def _after_prefix(
     layout: Layout | None,
     block_tokens: int,
     *,
-    native_last: int,
+    prefix: int,
     kept: int,
 ) -> torch.Tensor:
     """Log-probabilities of next tokens after a prefix that came back from a tier in a layout.
 
-    The first `kept` blocks do not leave the first tier.
+    The first `kept` of its `prefix` blocks do not leave the first tier.
     """
-    blocks = ids.shape[1] // block_tokens
-    whole_prefix = blocks * (_PREFIX - 1) // _PREFIX * block_tokens
-    prefix = (whole_prefix - native_last) // block_tokens
-    if prefix < 1:
-        wanted = -(-(block_tokens + native_last) * _PREFIX // (_PREFIX - 1)) + block_tokens
-        raise ConfigError(f"a prompt of {ids.shape[1]} tokens, {wanted} wanted")
+    blocks, whole_prefix = ids.shape[1] // block_tokens, _whole_prefix(ids.shape[1], block_tokens)
     ids = ids.to(model.device)
     tiers = [Tier("gpu", blocks=blocks + 2), Tier("host", blocks=prefix, layout=layout)]
     manager = BlockManager(
@@ -190,17 +213,21 @@ def _after_prefix(
         with KvtrieCache(model, executor, start) as cache:
             model(start, past_key_values=cache)
         executor.flush()
-        manager.evict(max(0, prefix - kept), 0, now=executor.clock())  # from the end of the prompt
+        manager.evict(prefix - kept, 0, now=executor.clock())  # from the end of the prompt
         with KvtrieCache(model, executor, ids) as cache:
             past = cache.get_seq_length()
             if past != start.shape[1]:
                 raise ConfigError(f"{past} tokens came back of {start.shape[1]}")
             logits = model(ids[:, past:], past_key_values=cache).logits
-    return logits[0, whole_prefix - past :].float().log_softmax(-1).cpu()
+    return logits[0, whole_prefix * block_tokens - past :].float().log_softmax(-1).cpu()
 
 
 def _compare(
-    native: Sequence[torch.Tensor], rows: Sequence[torch.Tensor], size: int, bf16: int
+    native: Sequence[torch.Tensor],
+    rows: Sequence[torch.Tensor],
+    size: int,
+    bf16: int,
+    tokens: int,
 ) -> FormatCost:
     pairs = list(zip(native, rows, strict=True))
     apart = torch.cat([(mine.exp() * (mine - other)).sum(-1) for mine, other in pairs])
@@ -212,4 +239,5 @@ def _compare(
         top1=float(same.double().mean()),
         block_bytes=size,
         of_bf16=round(size / bf16, 4),
+        tokens=tokens,
     )

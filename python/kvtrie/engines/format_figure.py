@@ -1,16 +1,18 @@
 """FormatFigure: the measured cost of a format of lower tiers, read from `calibration.json`.
 
 Invariant: a format is accepted only with a calibration of the weights that are served, measured
-with no more native tokens than the server has, and within the operator's limit; or if the
-operator says so. Cost: a small file and a digest of the files of weights, once.
+over at least one token, with no more native tokens than the server has, and within the operator's
+limit; or if the operator says so. Cost: a small file and a digest of the files of weights, once.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvtrie.argument import real, shown, whole
 from kvtrie.errors import ConfigError
 from kvtrie.layout import FORMATS
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FormatFigure"]
 
+_MOST = 2**63 - 1
 _HOW = "measure it with `kvtrie calibrate MODEL`, or set uncalibrated=true"
 
 
@@ -31,12 +34,15 @@ class FormatFigure(NamedTuple):
             measured for these weights.
         of_bf16: bytes, relative to bfloat16's, of the calibration's blocks; None if not measured.
         tiers: the tiers that have it.
+        tokens: tokens whose KV was in the format when it was measured; None if the calibration
+            does not say.
     """
 
     format: str
     kl_mean: float | None = None
     of_bf16: float | None = None
     tiers: str = "tiers below the GPU"
+    tokens: int | None = None
 
     @classmethod
     def read(
@@ -84,10 +90,10 @@ class FormatFigure(NamedTuple):
             if uncalibrated:
                 return cls(name, tiers=tiers)
             raise
-        figure = cls(name, float(row["kl_mean"]), float(row["of_bf16"]), tiers)
-        if not float(row["kl_mean"]) <= max_kl and not uncalibrated:
+        figure = cls(name, row.kl_mean, row.of_bf16, tiers, row.tokens)
+        if not row.kl_mean <= max_kl and not uncalibrated:
             raise ConfigError(
-                f"format {name!r} has a mean KL of {figure.kl_mean:.2e} nats by {path}, above "
+                f"format {name!r} has a mean KL of {row.kl_mean:.2e} nats by {path}, above "
                 f"max_kl {max_kl:.2e}: raise max_kl, native_first or native_last, or set "
                 "uncalibrated=true"
             )
@@ -98,14 +104,23 @@ class FormatFigure(NamedTuple):
         head = f"kvtrie: KV of {self.tiers} is in {self.format}"
         if self.kl_mean is None:
             return f"{head}, whose cost was not measured for these weights (uncalibrated=true)"
+        over = "" if self.tokens is None else f", measured over {self.tokens} tokens"
         return (
             f"{head}, {self.of_bf16:.3f} of bfloat16's bytes: mean KL of next tokens "
-            f"{self.kl_mean:.2e} nats"
+            f"{self.kl_mean:.2e} nats{over}"
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figure for JSON."""
-        return {"name": self.format, "kl_mean": self.kl_mean}
+        return {"name": self.format, "kl_mean": self.kl_mean, "tokens": self.tokens}
+
+
+class _Row(NamedTuple):
+    """The part of a calibration about one format."""
+
+    kl_mean: float
+    of_bf16: float
+    tokens: int | None
 
 
 def _row(
@@ -116,33 +131,46 @@ def _row(
     native_first: int,
     native_last: int,
     block_tokens: int | None,
-) -> dict[str, Any]:
+) -> _Row:
     """The format's part of a calibration that is of these weights."""
     if path is None:
         raise ConfigError(f"format {name!r} has no calibration: {_HOW}")
     try:
         made: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-        row = {key: float(made["formats"][name][key]) for key in ("kl_mean", "of_bf16")}
-        computed, whose = int(made["native_last"]), made["checkpoint"]
-        first, size = int(made.get("native_first", 0)), made.get("block_tokens", block_tokens)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        given = made["formats"][name]
+        row = _Row(
+            real("kl_mean", given["kl_mean"], 0, math.inf),
+            real("of_bf16", given["of_bf16"], 0, math.inf),
+            whole("tokens", given["tokens"], 0, _MOST) if "tokens" in given else None,
+        )
+        computed = whole("native_last", made["native_last"], 0, _MOST)
+        first = whole("native_first", made.get("native_first", 0), 0, _MOST)
+        whose, size = made["checkpoint"], made.get("block_tokens", block_tokens)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"the calibration {path} cannot be read for format {name!r}: "
             f"{type(error).__name__} {error}: {_HOW}"
         ) from error
+    # Earlier versions wrote no count, and measured nothing where native_first covered the prompts.
+    if row.tokens == 0 or (row.tokens is None and first):
+        over = "no tokens" if row.tokens == 0 else "a number of tokens that it does not have"
+        raise ConfigError(
+            f"the calibration {path} has measured {name!r} over {over}, with the first {first} "
+            f"tokens of a prompt in the model's format: {_HOW}"
+        )
     digest = checkpoint()
     if digest is None or whose != digest.hex():
         served = "unknown files" if digest is None else digest.hex()[:16]
+        of = whose[:16] if isinstance(whose, str) else shown(whose)
         raise ConfigError(
-            f"the calibration {path} is of weights {str(whose)[:16]}, and the server has {served}: "
-            f"{_HOW}"
+            f"the calibration {path} is of weights {of}, and the server has {served}: {_HOW}"
         )
     layout = FORMATS[name]
     if size != block_tokens is not None and (first or (layout is not None and layout.packed)):
         raise ConfigError(
-            f"the calibration {path} is of blocks of {size} tokens, which the cost of {name!r} "
-            f"with {first} native tokens depends on, and the server has blocks of {block_tokens}: "
-            f"give --block-tokens {block_tokens}"
+            f"the calibration {path} is of blocks of {shown(size)} tokens, which the cost of "
+            f"{name!r} with {first} native tokens depends on, and the server has blocks of "
+            f"{block_tokens}: give --block-tokens {block_tokens}"
         )
     if first > native_first:
         raise ConfigError(
