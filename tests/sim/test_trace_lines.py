@@ -112,5 +112,11 @@ def test_fields_that_are_not_read_are_named_once(tmp_path, caplog):
     caplog.clear()
     read_trace(write(tmp_path, json.dumps({**line, "session": "x", "note": "type"}), "other"))
     assert not caplog.messages
+    agents = {"request_id": "r2", "wait_for": ["r1"], "branches": 1, "prefix_reset": True}
+    lines = (line, {**line, "delay": 5}, {**line, "delay": 5, **agents, "tool_wait_ms": 500})
+    read_trace(write(tmp_path, "".join(json.dumps(row) + "\n" for row in lines), "agents"))
+    first, second = caplog.messages
+    assert "agents: delay is not read: requests come at their timestamps" in first
+    assert "request_id, wait_for, branches, prefix_reset and tool_wait_ms are not read" in second
     with pytest.raises(ConfigError, match="session is 'x' and session_id '7'"):
         read_trace(rows(tmp_path, {**line, "session": "x", "session_id": 7}))

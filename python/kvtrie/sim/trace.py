@@ -25,6 +25,7 @@ from kvtrie.output import writing_text
 from kvtrie.sim.readers.lines import (
     MOST,
     MOST_BLOCKS,
+    UNREAD,
     Ascending,
     check_blocks,
     checked,
@@ -46,7 +47,7 @@ __all__ = ["TraceRequest", "iter_trace", "read_trace", "session_of", "write_trac
 
 _NS_PER_MS = 1_000_000
 _LATEST_MS = 2**63 // _NS_PER_MS
-_MAYBE_UNREAD = re.compile(r'"(?:chat_id|parent_chat_id|delay|turn|type)"')
+_MAYBE_UNREAD = re.compile(f'"(?:{"|".join(UNREAD)})"')
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ __all__ = [
     "MOST",
     "MOST_BLOCKS",
     "MOST_CHARACTERS",
+    "UNREAD",
     "Ascending",
     "Skipped",
     "check_blocks",
@@ -47,7 +48,12 @@ MOST_CHARACTERS = 2**26
 MOST_BLOCKS = 2**20
 """The most blocks of one prompt, unless a tier holds more: a short line can name billions."""
 
-_UNREAD = ("chat_id", "parent_chat_id", "delay", "turn", "type")
+UNREAD = (
+    *("chat_id", "parent_chat_id", "delay", "turn", "type"),
+    *("request_id", "wait_for", "branches", "prefix_reset", "tool_wait_ms"),
+)
+"""Fields that other simulators read and this one does not."""
+
 _LOG = logging.getLogger(__name__)
 _Parsed = TypeVar("_Parsed")
 
@@ -196,26 +202,31 @@ def check_blocks(blocks: int, most: int) -> None:
 
 
 def name_unread(path: Path, row: dict[str, Any]) -> None:
-    """Log the fields of a line that other simulators read and this one does not, once a file.
+    """Log the fields of a line that other simulators read and this one does not, each once a file.
 
     Args:
         path: the file.
         row: the line.
     """
-    unread = tuple(name for name in _UNREAD if name in row)
-    if unread:
-        _warn(path, unread)
+    logged = _logged(path)
+    unread = [name for name in UNREAD if name in row and name not in logged]
+    if not unread:
+        return
+    logged.update(unread)
+    names = " and ".join([*([", ".join(unread[:-1])] if unread[1:] else []), unread[-1]])
+    _LOG.warning(
+        "%s: %s not read: requests come at their timestamps, no prefix is reset, and `session` or "
+        "`session_id` names the conversation",
+        path,
+        f"{names} {'are' if unread[1:] else 'is'}",
+    )
 
 
 @lru_cache(maxsize=256)
-def _warn(path: Path, unread: tuple[str, ...]) -> None:
-    _LOG.warning(
-        "%s: %s not read: requests come at their timestamps, and `session` or `session_id` names "
-        "the conversation",
-        path,
-        " and ".join((*((", ".join(unread[:-1]),) if unread[1:] else ()), unread[-1]))
-        + (" are" if unread[1:] else " is"),
-    )
+def _logged(path: Path) -> set[str]:
+    """The fields of a file that were logged."""
+    del path  # of which the cache has one set
+    return set()
 
 
 def ids_of(name: str, given: object) -> NDArray[np.uint32]:
