@@ -13,26 +13,29 @@ tables and masks are made once per set of positions.
 from __future__ import annotations
 
 import inspect
-from functools import wraps
-from threading import RLock
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+import weakref
+from threading import RLock, local
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import Cache
 
+from kvtrie.engines.cache import weakly
 from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.engines.fused_cache import FusedCache
 from kvtrie.engines.guard import Guard
 from kvtrie.engines.mask import masks
 from kvtrie.engines.rope import RopeLimits
-from kvtrie.engines.weighing import weighing
+from kvtrie.engines.weighing import weighed
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.rotation import Rotation
+from kvtrie.fuse.turns import in_turn
 from kvtrie.kernels import Rope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from torch.utils.hooks import RemovableHandle
     from transformers import PreTrainedModel
 
     from kvtrie.fuse.backing import FusedMemory
@@ -40,28 +43,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoder"]
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 _PARTS = ("layers", "rotary_emb")
 _NORMS = ("norm", "final_layernorm", "final_layer_norm")
 _APART = 3
 """Positions between two keys that are compared to see how a layer turns them."""
 
 
-def _serialized(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A method that one thread at a time runs: hooks and settings of the model are shared."""
-
-    @wraps(method)
-    def locked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        decoder = cast("Decoder", args[0])
-        with decoder.lock:
-            return method(*args, **kwargs)
-
-    return locked
-
-
 class _Seen(Exception):  # noqa: N818 - not an error: the pass has done its work
     """The wanted states have been captured: end the pass."""
+
+
+class _Taps(local):
+    """What the hooks of a decoder do in the pass that this thread runs for it.
+
+    Attributes:
+        first: takes the states that the model hands its first layer, and the pass ends.
+        last: states `(n, hidden)` that replace those before the last norm.
+    """
+
+    first: list[torch.Tensor] | None = None
+    last: torch.Tensor | None = None
 
 
 class _Merging(Cache):
@@ -94,7 +95,8 @@ class Decoder:
         model: the model.
         layers: how many layers it has.
         widths: KV heads, numbers per head of K, and of V.
-        lock: held by each method, so that several threads may use one decoder, in turns.
+        lock: held by each method, so that several threads may use one decoder, in turns. Passes of
+            the model in other threads run meanwhile and see nothing of it.
 
     Raises:
         ConfigError: a model without rotary positions or in training mode, or one that hands its
@@ -104,8 +106,20 @@ class Decoder:
     def __init__(self, model: PreTrainedModel) -> None:
         self.lock = RLock()
         self.model = model
-        self._guard = Guard(model)
-        self._guard.ready()
+        self._name = ""
+        self._taps = _Taps()
+        self._hooks: list[RemovableHandle] = []
+        end_of_life = weakref.finalize(self, _remove, self._hooks)
+        end_of_life.atexit = False
+        self.identity()
+
+    def _learn(self) -> None:
+        """Look at the model: at its parts, its settings, and what its first layer hands to a cache.
+
+        Raises:
+            ConfigError: a model that this decoder does not take.
+        """
+        model = self.model
         base: Any = cast("Any", model).get_decoder()
         norms = [name for name in _NORMS if hasattr(base, name)]
         missing = [name for name in _PARTS if not hasattr(base, name)]
@@ -117,7 +131,6 @@ class Decoder:
         self._base = base
         takes = inspect.signature(base.layers[0].forward).parameters
         self._past = "layer_past" if "layer_past" in takes else "past_key_values"
-        self._norm: torch.nn.Module = getattr(base, norms[0])
         self._config: Any = cast("Any", model.config).get_text_config(decoder=True)
         self._limits = RopeLimits.of(self._config)
         self.layers: int = len(base.layers)
@@ -129,6 +142,12 @@ class Decoder:
         self._ropes: tuple[int, Sequence[Rope | None]] = (0, ())
         self._pairs: Sequence[bool | None] = ()
         self._masks: tuple[torch.Tensor, int, Any] | None = None
+        _remove(self._hooks)
+        # They stay: one that comes and goes would also see the passes of other threads.
+        self._hooks += [
+            base.layers[0].register_forward_pre_hook(weakly(self._at_first), with_kwargs=True),
+            getattr(base, norms[0]).register_forward_pre_hook(weakly(self._at_norm)),
+        ]
         with torch.no_grad():
             probe = torch.zeros(1, dtype=torch.int64, device=self.device)
             keys, values = self.project(0, self.embed(probe), probe, 1)
@@ -149,16 +168,24 @@ class Decoder:
         """Number of tokens that the model has embeddings of."""
         return len(cast("Any", self.model).get_input_embeddings().weight)
 
+    @in_turn
     def identity(self) -> str:
-        """Equal as long as weights, adapters and RoPE settings are; see `fingerprint`.
+        """Return the model's `fingerprint`; if it has changed, forget what was found out before.
 
         Raises:
-            ConfigError: training mode, autocast, or a hook of others on the model.
+            ConfigError: training mode, autocast, a hook of others on the model, or a model that
+                this decoder does not take.
         """
-        self._guard.ready()
-        return fingerprint(self.model)
+        guard = Guard(self.model)
+        guard.ready()
+        name = fingerprint(self.model)
+        if name != self._name:
+            self._name = ""
+            self._learn()
+            self._name = name
+        return name
 
-    @_serialized
+    @in_turn
     @torch.no_grad()
     def ropes(self, length: int) -> Sequence[Rope | None]:
         """Per layer the tables that turn its keys, fp32 `(length, width / 2)`.
@@ -182,18 +209,12 @@ class Decoder:
             self._ropes = length, found
         return self._ropes[1]
 
-    @_serialized
+    @in_turn
     @torch.no_grad()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Hidden states `(n, hidden)` that the model hands its first layer for tokens `(n,)`."""
         ids = ids.to(self.device)[None]
-        seen: list[torch.Tensor] = []
-
-        def note(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen.append(args[0] if args else kwargs["hidden_states"])
-            raise _Seen
-
-        hook = self._base.layers[0].register_forward_pre_hook(note, with_kwargs=True)
+        seen = self._taps.first = []
         positions = torch.zeros(1, dtype=torch.int64, device=self.device)
         mask = masks(self.model, positions, 1)  # any: no layer runs
         try:
@@ -206,10 +227,10 @@ class Decoder:
         except _Seen:
             pass
         finally:
-            hook.remove()
+            self._taps.first = None
         return seen[0][0]
 
-    @_serialized
+    @in_turn
     @torch.no_grad()
     def layer(
         self,
@@ -229,14 +250,13 @@ class Decoder:
             self._past: _Merging(merge),
             "use_cache": True,
         }
-        if weights is None:
-            out = self._base.layers[index](hidden[None], **given)
-        else:
-            with weighing(self._config, weights):
-                out = self._base.layers[index](hidden[None], **given)
+        run = self._base.layers[index]
+        if weights is not None:
+            run = weighed(run, self._config, weights)
+        out = run(hidden[None], **given)
         return (out[0] if isinstance(out, tuple) else out)[0]
 
-    @_serialized
+    @in_turn
     def project(
         self, index: int, hidden: torch.Tensor, positions: torch.Tensor, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,7 +276,7 @@ class Decoder:
             "nothing to fuse"
         )
 
-    @_serialized
+    @in_turn
     @torch.no_grad()
     def values(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """V `(n, kv_heads, v_head_dim)` of a layer before it runs, by its norm and `v_proj`.
@@ -271,14 +291,14 @@ class Decoder:
             return self.project(index, hidden, positions, len(hidden))[1]
         return projection(norm(hidden)).view(len(hidden), self.widths[0], self.widths[2])
 
-    @_serialized
+    @in_turn
     @torch.no_grad()
     def prefill(self, ids: torch.Tensor) -> torch.Tensor:
         """Return logits `(vocabulary,)` after the last token, by the model's full pass."""
         given: Any = {"input_ids": ids.to(self.device)[None], "use_cache": False}
         return cast("Any", self.model)(**given, logits_to_keep=1).logits[0, -1]
 
-    @_serialized
+    @in_turn
     @torch.no_grad()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits `(n, vocabulary)` of states after the last layer.
@@ -288,19 +308,29 @@ class Decoder:
         """
         places = torch.arange(len(hidden), device=self.device)[None]
 
-        def exchange(*_: object) -> tuple[torch.Tensor]:
-            return (hidden[None],)
-
-        hook = self._norm.register_forward_pre_hook(exchange)
+        self._taps.last = hidden
         try:
             given: Any = {"input_ids": torch.zeros_like(places), "position_ids": places}
             return cast("Any", self.model)(**given, use_cache=False).logits[0]
         finally:
-            hook.remove()
+            self._taps.last = None
 
     def cache(self, kv: FusedMemory, length: int) -> FusedCache:
         """A transformers `Cache` of the first `length` tokens, for `past_key_values`."""
         return FusedCache(kv, length, self._limits.reach_of(length))
+
+    def _at_first(
+        self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Before the first layer: end a pass that only wants the states that come here."""
+        # torch gives no keywords while another thread registers this hook.
+        if self._taps.first is not None:
+            self._taps.first.append(args[0] if args else (kwargs or {})["hidden_states"])
+            raise _Seen
+
+    def _at_norm(self, *_: object) -> tuple[torch.Tensor] | None:
+        """Before the last norm: replace the states of a pass that is given others."""
+        return None if self._taps.last is None else (self._taps.last[None],)
 
     def _mask(self, index: int, positions: torch.Tensor, length: int) -> torch.Tensor | None:
         if self._masks is None or self._masks[0] is not positions or self._masks[1] != length:
@@ -366,3 +396,8 @@ class Decoder:
                 errors[neighbours] = float((turned - second).norm())
             found.append(min(errors, key=errors.__getitem__))
         return found
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    while hooks:
+        hooks.pop().remove()

@@ -148,8 +148,11 @@ def run_pass(
     positions = torch.arange(start, start + ids.shape[1], device=model.device)[None]
     entered: list[torch.nn.Module] = []
 
-    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if any(one is cache for one in (*args, *kwargs.values())):
+    def note(
+        module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        # torch gives no keywords to a hook that is added or removed during another thread's pass.
+        if kwargs is not None and any(one is cache for one in (*args, *kwargs.values())):
             given = named(module, args, kwargs)
             if given.get("past_key_values") is cache and given.get("input_ids") is not None:
                 entered.append(module)

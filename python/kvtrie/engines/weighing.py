@@ -1,9 +1,9 @@
 """Weighing: how much attention each key is given in a pass, in addition to attention's output.
 
-While it is on, layers run an implementation of attention that also adds up its weights. It knows
-masks and soft caps; sinks are left out.
-Invariant: the configuration is put back as it was. Cost: attention in fp32, all of its weights at
-once: `query heads × queries × keys` numbers.
+The pass runs over copies of a layer's modules, which share its weights and whose configuration
+names an attention that also adds up its weights. It knows masks and soft caps; sinks are left out.
+Invariant: the layer and its configuration are not touched, so passes of other threads are what they
+were. Cost: attention in fp32, all of its weights at once: `query heads × queries × keys` numbers.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -11,33 +11,81 @@ once: `query heads × queries × keys` numbers.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import copy
+from functools import partial
 from threading import local
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AttentionInterface
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
+from kvtrie.errors import ConfigError
 
-__all__ = ["weighing"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["weighed"]
 
 _NAME = "kvtrie-weighed"
 _into = local()
 
 
-@contextmanager
-def weighing(config: Any, weights: torch.Tensor) -> Generator[None]:  # noqa: ANN401 - a PretrainedConfig
-    """Add to `weights`, fp32 `(keys,)`, the weights summed over queries and query heads."""
-    before = config._attn_implementation  # noqa: SLF001 - has no public name
-    _into.weights = weights
-    config._attn_implementation = _NAME  # noqa: SLF001
-    try:
-        yield
-    finally:
-        config._attn_implementation = before  # noqa: SLF001
-        del _into.weights
+def weighed(
+    layer: torch.nn.Module,
+    config: Any,  # noqa: ANN401 - a PretrainedConfig
+    weights: torch.Tensor,
+) -> Callable[..., Any]:
+    """Return a layer's forward that also adds to `weights`, fp32 `(keys,)`.
+
+    The weights are summed over queries and query heads.
+
+    Args:
+        layer: a decoder layer.
+        config: the configuration that its attention reads.
+        weights: to which the weights are added.
+
+    Raises:
+        ConfigError: by the forward: the layer attends without asking its configuration how.
+    """
+    other = copy.copy(config)
+    vars(other)["_attn_implementation_internal"] = _NAME
+    twin = _twin(layer, config, other)
+
+    def run(*args: Any, **given: Any) -> Any:  # noqa: ANN401 - the layer's own
+        _into.weights, _into.added = weights, False
+        try:
+            out = twin(*args, **given)
+            added = _into.added
+        finally:
+            del _into.weights, _into.added
+        if not added:
+            raise ConfigError(
+                f"attention of {type(layer).__name__} is not chosen by its configuration, so its "
+                "weights are not seen: choose tokens in another way than by the question"
+            )
+        return out
+
+    return run
+
+
+def _twin(module: torch.nn.Module, config: object, other: object) -> torch.nn.Module:
+    """A copy of a module and of all below it that shares their weights, with another config."""
+    twin = copy.copy(module)
+    own = vars(twin)
+    own["_modules"] = {
+        name: None if child is None else _twin(child, config, other)
+        for name, child in own["_modules"].items()
+    }
+    for name, value in own.items():
+        if value is config:
+            own[name] = other
+        elif isinstance(value, MethodType) and value.__self__ is module:
+            own[name] = MethodType(value.__func__, twin)
+        elif isinstance(value, partial):  # accelerate puts the module among the arguments
+            args = [twin if each is module else each for each in value.args]
+            own[name] = partial(value.func, *args, **value.keywords)
+    return twin
 
 
 def _weighed(
@@ -58,6 +106,7 @@ def _weighed(
         scores += attention_mask[0, 0]
     weights = scores.softmax(dim=-1)
     _into.weights += weights.sum(dim=(0, 1, 2))
+    _into.added = True
     out = torch.einsum("ghqk,gkd->qghd", weights, value[0].float())
     return out.flatten(1, 2)[None].to(query.dtype), None
 

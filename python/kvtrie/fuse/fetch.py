@@ -52,6 +52,7 @@ class Fetch:
         order: for each chunk that was asked for, the index of its part.
         prefix: the store's prefix as a part; None if there is none.
         layers: layers of the model.
+        closed: whether it holds nothing any more.
 
     Raises:
         ConfigError: KV of another number of layers, or a scope in which holes may be.
@@ -74,7 +75,7 @@ class Fetch:
         self.layers = self._engine.layers
         self._committed: list[Part] = []
         self._layer = -1
-        self._closed = False
+        self.closed = False
         numbers: dict[tuple[bytes, int], int] = {}
         parts: list[Part] = []
         order: list[int] = []
@@ -258,9 +259,9 @@ class Fetch:
 
     def close(self) -> None:
         """Give all leases back; what was kept goes to the store's tier. Twice does nothing."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         parts = [part for part in self._stored if part is not self.prefix]
         try:
             for part in parts:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kvtrie.fuse.layers import DecoderLayers
     from kvtrie.fuse.log import Stopwatch
     from kvtrie.fuse.select import Select
-    from kvtrie.kernels import Rope
 
 __all__ = ["Deviation", "Fetched", "Fusion", "Piece", "Settings"]
 
@@ -157,6 +156,9 @@ class Fusion:
         self.length = len(self.ids)
         self._reused = offset
         self._first = 0 if fetched.prefix is None else len(fetched.prefix.tokens)
+        most = max([self.length, *(piece.at + len(piece.tokens) for piece, _ in self._layout)])
+        # Kept here: a decoder makes others when another thread asks for another length.
+        self._ropes = decoder.ropes(most)
         self._rotations = [self._rotation_of(piece, at) for piece, at in self._layout]
         self._laid = 0
         self._pages: tuple[object, Pages] | None = None
@@ -290,14 +292,10 @@ class Fusion:
         rotations: dict[int, Rotation] = {}
         if piece.at != at:
             old = torch.arange(len(piece.tokens), device=self._device) + piece.at
-            for rope in self._ropes():
+            for rope in self._ropes:
                 if rope is not None and id(rope) not in rotations:
                     rotations[id(rope)] = Rotation.between(rope, old, old - piece.at + at)
         return rotations
-
-    def _ropes(self) -> Sequence[Rope | None]:
-        most = max([self.length, *(piece.at + len(piece.tokens) for piece, _ in self._layout)])
-        return self._decoder.ropes(most)
 
     def _query(self, *, last: bool) -> torch.Tensor:
         return torch.arange(self._reused, self.length - (not last), device=self._device)
@@ -314,7 +312,7 @@ class Fusion:
                 self._compute_lost()
         with self.watch.part("layout"):
             keys, values = self._memory.buffer(layer, self.length)
-            rope = self._ropes()[layer]
+            rope = self._ropes[layer]
             for (piece, at), rotations in zip(self._layout, self._rotations, strict=True):
                 here = slice(at, at + len(piece.tokens))
                 self._fetched.read(piece, layer, (keys[here], values[here]))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -193,6 +194,9 @@ class Fusor:
     def fuse(self, context: Context) -> Fused:
         """Fuse a context.
 
+        Fusions over one store take turns, also those of other Fusors and threads, so that the
+        loads of one do not wait for another's. Passes over fused caches run meanwhile.
+
         Raises:
             ConfigError: a token that the model has no embedding of, the model does not pass the
                 gate at this length, it has changed since the
@@ -200,6 +204,11 @@ class Fusor:
             NoSpaceError: the first tier has no room; nothing is held then.
             TransferError: moves that all wait for cannot be carried out.
         """
+        with nullcontext() if self.store is None else self.store.lock:
+            return self._in_turn(context)
+
+    def _in_turn(self, context: Context) -> Fused:
+        """Fuse a context while no other thread uses the store."""
         self._check()
         self._fits(instance("context", context, Context))
         prefix = np.empty(0, dtype=np.int64) if self.store is None else self.store.prefix

@@ -10,11 +10,13 @@ fusion; a full prefill in `rate` of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import RLock
 from typing import Literal, NamedTuple
 
 from kvtrie.argument import real, whole
 from kvtrie.errors import ConfigError
+from kvtrie.fuse.turns import in_turn
 
 __all__ = ["Monitor", "Quality"]
 
@@ -53,6 +55,7 @@ class Monitor:
         extra: what is added to the ratio now.
         raised: how often it has risen.
         lowered: how often it has fallen.
+        lock: held by each method, so that Fusors of several threads may share a monitor.
 
     Raises:
         ConfigError: a number that cannot be.
@@ -66,6 +69,7 @@ class Monitor:
     extra: float = 0.0
     raised: int = 0
     lowered: int = 0
+    lock: RLock = field(default_factory=RLock, init=False, repr=False, compare=False)
     _credit: float = 0.0
     _row: int = 0
 
@@ -77,6 +81,7 @@ class Monitor:
         self.good = whole("good", self.good, 1, _MOST)
         self.probe = whole("probe", self.probe, 0, _MOST)
 
+    @in_turn
     def samples(self) -> bool:
         """Return whether to compare the next request with a full prefill: each 1 / rate-th is."""
         self._credit += self.rate
@@ -85,10 +90,12 @@ class Monitor:
         self._credit -= 1
         return True
 
+    @in_turn
     def ratio(self, base: float) -> float:
         """Return a ratio with what is added to it now."""
         return min(1.0, base + self.extra)
 
+    @in_turn
     def saw(self, quality: Quality) -> None:
         """Take the score of a request."""
         if quality.score is None:

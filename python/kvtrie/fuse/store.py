@@ -10,7 +10,9 @@ complete. Cost: a lookup per chunk; bytes move as the manager decides.
 
 from __future__ import annotations
 
+from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 from kvtrie.argument import few, instance, shown, word
 from kvtrie.errors import ConfigError
@@ -19,6 +21,7 @@ from kvtrie.fuse.fetch import Fetch
 from kvtrie.fuse.lookup import ChunkFeedback, Found, Lookup, Miss
 from kvtrie.fuse.names import Location, Names
 from kvtrie.fuse.placement import check_place
+from kvtrie.fuse.turns import in_turn
 from kvtrie.hint import Demote
 from kvtrie.scope import Scope
 from kvtrie.shape import require_fingerprint
@@ -75,6 +78,8 @@ class CacheStore:
     ) -> None:
         if not callable(chunker):
             raise ConfigError(f"chunker is {shown(chunker)}, a function that cuts tokens wanted")
+        self.lock = RLock()
+        self._driven: WeakKeyDictionary[Fetch, int] = WeakKeyDictionary()  # by the thread's number
         self.executor = instance("executor", executor, Executor)
         self._manager = executor.manager
         self._chunker = chunker
@@ -120,6 +125,7 @@ class CacheStore:
         """
         return self._names.key(as_tokens("chunk", chunk))
 
+    @in_turn
     def locations(self, key: bytes) -> list[Location]:
         """Return every copy of each block of a chunk, the fastest tier first.
 
@@ -165,6 +171,7 @@ class CacheStore:
         """
         return self._names.sequence(as_tokens("chunk", chunk))
 
+    @in_turn
     def lookup(self, text: Any) -> Lookup:  # noqa: ANN401 - whatever the chunker cuts
         """Look for every chunk of a text, on the fastest tier first. Nothing is moved or pinned."""
         chunks = self.chunks(text)
@@ -190,6 +197,7 @@ class CacheStore:
         self._missed += len(missed)
         return Lookup(found, missed)
 
+    @in_turn
     def fetch_many(self, chunks: Iterable[Chunk | Tokens]) -> Fetch:
         """Lease all chunks of a request at once, each distinct one once, and begin to load them.
 
@@ -198,19 +206,27 @@ class CacheStore:
 
         Returns:
             What holds them, and gives them layer by layer; close it when the request is fused. One
-            thread drives the fetches of a store.
+            thread at a time drives the fetches of a store.
 
         Raises:
-            ConfigError: a chunk without a token, KV of another number of layers, or a scope in
-                which holes may be.
+            ConfigError: a chunk without a token, KV of another number of layers, a scope in which
+                holes may be, or a fetch that another thread has open.
             NoSpaceError: the first tier has no room for all of them; none is leased then.
         """
+        me = get_ident()
+        if others := sum(not one.closed and by != me for one, by in self._driven.items()):
+            raise ConfigError(
+                f"{others} fetches of this store are open in other threads: close them first, or "
+                "let Fusor.fuse take turns"
+            )
         listed = few("chunks", chunks, _MOST_CHUNKS)
         given = [one if isinstance(one, Chunk) else Chunk(one) for one in listed]
         fetch = Fetch(self.executor, self._names, given, place=self.place)
+        self._driven[fetch] = me
         self._count(fetch.parts)
         return fetch
 
+    @in_turn
     def fetch(self, chunk: Tokens, *, wait: bool = True) -> Lease:
         """Bring the sequence of a chunk to the first tier and hold it there.
 
@@ -239,6 +255,7 @@ class CacheStore:
             raise
         return lease
 
+    @in_turn
     def insert(self, lease: Lease, chunk: Tokens, tier: Kind | None = None) -> Committed:
         """Keep a chunk whose KV the caller has written to the slots of a lease from `fetch`.
 
@@ -279,6 +296,7 @@ class CacheStore:
         self.executor.poll()
         return committed
 
+    @in_turn
     def place(self, chunks: Iterable[Tokens], tier: Kind | None = None) -> None:
         """Demote cached chunks to a tier, one tier per step, as far as there is room.
 
@@ -304,6 +322,7 @@ class CacheStore:
         """Return the manager's eviction log: what left which tier, when, why, and where to."""
         return self._manager.evictions(limit)
 
+    @in_turn
     def feedback(self) -> ChunkFeedback:
         """Hit rates, mean latencies and use of bandwidth, since the store was made.
 
