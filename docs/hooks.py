@@ -55,13 +55,6 @@ _DISK = "kvtrie.engines.vllm.disk_tier"
 _OFFLOADING = "kvtrie.engines.vllm.offloading"
 _RADIX = "kvtrie.engines.sglang.radix"
 _PAGES = "kvtrie.engines.sglang.pages"
-_GROUPS = {
-    "grad": ("kvtrie.train.settings", "GradientSettings"),
-    "train": ("kvtrie.train.run", "TrainSettings"),
-    "eval": ("kvtrie.train.run", "EvalSettings"),
-    "lora": ("kvtrie.train.lora", "LoraSettings"),
-    "optimizer": ("kvtrie.train.optimisers", "OptimizerSettings"),
-}
 _CLI = """# Command line
 
 `pip install 'kvtrie[cli]'` adds tables and pictures. `kvtrie COMMAND --help` prints the arguments
@@ -208,7 +201,7 @@ def cli() -> str:
     for parser in parsers():
         depth = "#" * min(len(parser.prog.split()), 3)
         parts.append(f"{depth} {parser.prog}\n\n{_sentence(parser.description)}\n")
-        rows = [row for action in parser._actions if (row := _row(action))]
+        rows = [row for action in _arguments(parser) if (row := _row(action))]
         like = next(
             (prog for prog, those in seen.items() if len(rows) > 1 and set(rows) <= set(those)), ""
         )
@@ -239,6 +232,12 @@ def parsers() -> Iterator[argparse.ArgumentParser]:
         yield parser if make is None else make()
 
 
+def _arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The arguments of a command, with those that its groups only explain."""
+    shown = [each for group in parser._action_groups for each in group._group_actions]
+    return [*parser._actions, *(each for each in shown if each not in parser._actions)]
+
+
 def _below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -249,7 +248,7 @@ def _below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
 
 def _row(action: argparse.Action) -> tuple[str, str, str] | None:
     names = [each for each in action.option_strings if not each.endswith("+")]
-    group, _, field = action.dest.rpartition(".")
+    field = action.dest.rpartition(".")[2]
     hidden = isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
     # Arguments that jsonargparse adds by itself.
     added = action.help == "Path to a configuration file." or {field, *names} & {
@@ -260,9 +259,6 @@ def _row(action: argparse.Action) -> tuple[str, str, str] | None:
         return None
     spelt = "`, `".join([*names[:-1], " ".join([*names[-1:], *_values(action)])])
     text = argparse.HelpFormatter("kvtrie")._expand_help(action) if action.help else ""
-    if not text and group in _GROUPS:
-        module, name = _GROUPS[group]
-        text = _meanings(_loaded(module)[name], griffe.DocstringSectionKind.attributes)[field]
     text = re.sub(r" \(default: [^()]*\)$", "", text)
     return f"`{spelt}`", _shown(None if action.nargs == 0 else action.default), text
 

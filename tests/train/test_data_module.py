@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from pydoc import locate
 
 import pytest
 import torch
 from masked import make
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.models import Unigram, WordLevel
+from tokenizers.normalizers import Prepend, Replace, Sequence
+from tokenizers.pre_tokenizers import Metaspace, WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
+from tuning import run
 
 from kvtrie.demo.model import from_name
 from kvtrie.errors import ConfigError
-from kvtrie.train import IGNORED, JsonLines, LongBenchV2, Recall
-from kvtrie.train.data import Case, collate, epoch
+from kvtrie.train import (
+    IGNORED,
+    DataModule,
+    JsonLines,
+    LongBenchV2,
+    Recall,
+    finetune,
+    make_head,
+)
+from kvtrie.train.data import Case, Example, collate, epoch
+from kvtrie.train.saved import Saved
 
 
 def words(text):
@@ -62,13 +75,13 @@ def test_lengths_are_found_again(tmp_path):
     given = {"cases": 12, "words": 80, "metadata_dir": str(tmp_path / "meta")}
     first = Recall(**given)
     first.prepare(tokens, name="m")
-    assert len(counted) == 24
+    assert len(counted) == 36
     again = Recall(**given, max_seq_length=85)
     again.prepare(tokens, name="m")
-    assert len(counted) == 24  # whatever max_seq_length is
+    assert len(counted) == 36  # whatever max_seq_length is
     other = Recall(**given)
     other.prepare(tokens, name="another model")
-    assert len(counted) == 48
+    assert len(counted) == 72
     for path in (tmp_path / "meta").iterdir():
         path.write_text("{")
     first.prepare(tokens, name="m")
@@ -205,7 +218,7 @@ def test_cases_without_a_target_are_counted_and_left_out(tmp_path, caplog):
 def test_what_is_trained_is_the_prompt_and_the_answer(tmp_path, added):
     """Whatever special tokens a tokenizer adds, none comes between the two."""
     names = ["[UNK]", "<s>", "</s>", *"abcde", "<user>", "<assistant>"]
-    inner = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}))
+    inner = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}, "[UNK]"))
     inner.pre_tokenizer = WhitespaceSplit()
     if added:
         single = "<s> $A" + (" </s>" if "eos" in added else "")
@@ -235,3 +248,86 @@ def test_what_is_trained_is_the_prompt_and_the_answer(tmp_path, added):
         data.prepare(speaker.tokens, continued=speaker.continued)
     with pytest.raises(ConfigError, match="without a class, the first is"):
         data.prepare(speaker.tokens, classes=True)
+
+
+def marking(prefix):
+    """A tokenizer that marks the beginning of a word, as those of Llama 2 and Mistral do."""
+    words = [*"ABCD:", "red", "blue", "is", "of", "the", "The", "letter", "answer"]
+    pieces = ["<unk>", "<s>", "▁", *words, *(f"▁{word}" for word in words)]
+    tokenizer = Tokenizer(Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
+    if prefix == "always":
+        tokenizer.normalizer = Sequence([Prepend("▁"), Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = Metaspace(prepend_scheme="first", split=False)
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer, pieces.index
+
+
+@pytest.mark.parametrize("prefix", ["always", "first"])
+def test_labels_and_answers_have_the_tokens_that_follow_the_prompt(tmp_path, prefix):
+    tokenizer, place = marking(prefix)
+    given = dict.fromkeys(("context", "question", *(f"choice_{each}" for each in "ABCD")), "the")
+    (tmp_path / "cases.json").write_text(json.dumps([given | {"answer": each} for each in "ABCD"]))
+    (tmp_path / "lines").write_text(
+        json.dumps({"prompt": "the letter is:", "answer": " red blue"})
+        + "\n"
+        + json.dumps({"prompt": "the letter is: ", "answer": "red"})
+    )
+
+    def tokens(text, *, special=True):
+        return tokenizer.encode(text, add_special_tokens=special).ids
+
+    def continued(text):
+        return tokens(text, special=False)
+
+    if prefix == "always":
+        assert continued(" A") == [place("▁"), place("▁A")]  # alone, a label has one mark too many
+    data = LongBenchV2(path=str(tmp_path / "cases.json"))
+    data.prepare(tokens, continued=continued, classes=True)
+    assert data.label_tokens() == [[place(f"▁{each}")] for each in "ABCD"]
+    head = make_head("seq_classification_on_logits", make(), data.label_tokens())
+    assert head.labels.tolist() == [place(f"▁{each}") for each in "ABCD"]
+    lines = JsonLines(path=str(tmp_path / "lines"), val_split_fraction=0)
+    lines.prepare(tokens, continued=continued)
+    case = lines.case(0)
+    assert case.targets == [place("▁red"), place("▁blue")]
+    assert case.input_ids + case.targets[-1:] == tokens("the letter is: red blue")
+    # A token would span the border: the answer has the tokens that it has alone.
+    assert lines.case(1).targets == continued("red")
+
+
+def test_classification_of_labels_that_follow_a_mark_runs(tmp_path):
+    tokenizer, place = marking("always")
+    found = finetune(
+        make(),
+        Classes(),
+        run(tmp_path, head_model="seq_classification_on_logits"),
+        tokens=lambda text: tokenizer.encode(text).ids,
+        continued=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+    )
+    assert found.steps == 3
+    about = Saved(tmp_path).about()
+    assert about.labels == [[place("▁red")], [place("▁blue")]]
+    assert about.data["class_path"] == f"{__name__}.Classes"
+    assert locate(about.data["class_path"]) is Classes
+
+
+class Classes(DataModule):
+    """Two classes whose names follow a prompt."""
+
+    labels = (" red", " blue")
+
+    def examples(self):
+        return [Example("the answer " * (12 + at) + "is:", label=at % 2) for at in range(8)]
+
+
+def test_arguments_are_noted_by_name():
+    class Mine(Recall):
+        def __init__(self, extra, *, more=1, **others):
+            super().__init__(**others)
+            self.own = extra, more
+
+    assert Recall(cases=3, seed=4).given == {"cases": 3, "seed": 4}
+    assert Mine(5, words=90).given == {"extra": 5, "words": 90}
+    assert inspect.signature(Recall).parameters.keys() >= {"cases", "words", "facts"}
+    assert "max_seq_length" in inspect.signature(DataModule).parameters

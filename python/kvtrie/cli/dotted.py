@@ -1,11 +1,18 @@
 """Commands with dotted keys: a parser, its words, and what a wrong one says.
 
-Invariant: a wrong word is one `ConfigError` of one line. Cost: jsonargparse is loaded when such a
-command runs.
+Invariant: a wrong word is one `ConfigError` of one line; `--help` explains a key as the docstring
+of its class does. Cost: jsonargparse is loaded when such a command runs.
 """
+
+# pyright: reportPrivateUsage=false
+# (argparse has no public name for the arguments of a group)
 
 from __future__ import annotations
 
+import argparse
+import inspect
+import re
+from pydoc import locate
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.errors import ConfigError
@@ -13,7 +20,9 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["add_data", "arguments", "chosen_data", "make_parser", "read"]
+__all__ = ["add_data", "add_settings", "arguments", "chosen_data", "make_parser", "read"]
+
+_ENTRY = re.compile(r"    (\**\w+): (.*)")
 
 
 def make_parser(command: str, summary: str) -> Any:  # noqa: ANN401 - a jsonargparse parser
@@ -51,25 +60,82 @@ def read(parser: Any, words: Sequence[str]) -> Any:  # noqa: ANN401 - a parser a
         raise ConfigError(" ".join(str(error).split())) from error
 
 
+def add_settings(parser: Any, kind: type, name: str) -> None:  # noqa: ANN401 - jsonargparse's
+    """Add `--NAME.*`, the fields of a class of settings."""
+    parser.add_class_arguments(kind, name)
+    about, meanings = _explained(kind)
+    _head(parser, name, about)
+    for action in parser.groups[name]._group_actions:  # noqa: SLF001 - has no public name
+        field = action.dest.rpartition(".")[2]
+        action.help = meanings.get(field, action.help)
+
+
 def add_data(parser: Any, default: Any = None) -> None:  # noqa: ANN401 - jsonargparse's
     """Add `--data NAME` with `--data.*`, the arguments of what it names."""
     from kvtrie.train import DataModule
 
     default = default or {"class_path": "LongBenchV2"}
     parser.add_subclass_arguments(DataModule, "data", default=default)
-    shared = [f"--data.{name}" for name in _names(DataModule)]
-    lines = [f"all data sets take {', '.join(shared)}"]
-    for kind in DataModule.__subclasses__():
-        own = [f"--data.{name}" for name in _names(kind) if name != "more"]
-        lines.append(f"{kind.__name__} takes {', '.join(own)} as well")
-    parser.epilog = "; ".join(lines) + "."
+    _head(parser, "data", "the data set, and what all data sets take")
+    _list_keys(parser.groups["data"], DataModule)
+    for kind in _below(DataModule):
+        about, _ = _explained(kind)
+        _list_keys(parser.add_argument_group(f"data {kind.__name__}", about), kind)
 
 
-def _names(kind: type) -> list[str]:
-    """Return the names of a class's arguments; its `__new__` may take any."""
-    import inspect
+def _head(parser: Any, name: str, about: str) -> None:  # noqa: ANN401 - jsonargparse's
+    """Entitle a group of arguments that jsonargparse made."""
+    group = parser.groups[name]
+    group.title, group.description = name, about
 
-    return list(inspect.signature(kind.__init__).parameters)[1:]
+
+def _list_keys(group: Any, kind: type) -> None:  # noqa: ANN401 - jsonargparse's
+    """Explain `--data.*` of a class; the argument `--data` is the one that takes them."""
+    _, meanings = _explained(kind)
+    for each in own_arguments(kind):
+        shown = argparse.Action(
+            [f"--data.{each.name}"],
+            f"data.{each.name}",
+            metavar=each.name.upper(),
+            required=each.default is each.empty,
+            default=argparse.SUPPRESS if each.default is each.empty else each.default,
+            help=meanings.get(each.name, ""),
+        )
+        group._group_actions.append(shown)  # noqa: SLF001 - has no public name
+
+
+def own_arguments(kind: type) -> list[inspect.Parameter]:
+    """Return what the constructor of a class takes by name, without what it hands to its base."""
+    if "__init__" not in vars(kind):
+        return []
+    found = inspect.signature(kind.__init__).parameters.values()
+    return [each for each in found if each.kind is each.KEYWORD_ONLY]
+
+
+def _below(kind: type) -> list[type]:
+    """Return the subclasses of a class, and theirs."""
+    kinds = [kind]
+    for each in kinds:
+        kinds.extend(each.__subclasses__())
+    return kinds[1:]
+
+
+def _explained(kind: type) -> tuple[str, dict[str, str]]:
+    """Return the first sentence of a class's docstring, and what it says of each argument."""
+    lines = inspect.cleandoc(kind.__doc__ or "").splitlines()
+    meanings: dict[str, str] = {}
+    name = ""
+    starts = [at for at, line in enumerate(lines) if line in {"Args:", "Attributes:"}]
+    for line in lines[starts[0] + 1 :] if starts else ():
+        if not line.startswith(" "):
+            break
+        entry = _ENTRY.fullmatch(line)
+        name, text = entry.groups() if entry else (name, f"{meanings[name]} {line.strip()}")
+        meanings[name] = text
+    about = " ".join(lines[: lines.index("")] if "" in lines else lines)
+    return about, {
+        name: text.removesuffix(".").replace("%", "%%") for name, text in meanings.items()
+    }
 
 
 def arguments(given: Any) -> dict[str, Any]:  # noqa: ANN401 - a namespace
@@ -83,12 +149,6 @@ def chosen_data(given: Any) -> Any:  # noqa: ANN401 - a namespace, a DataModule
     Raises:
         ConfigError: arguments that it refuses.
     """
-    from kvtrie.train import DataModule
-
-    name = str(given.class_path).rpartition(".")[2]
-    kinds: list[Any] = [DataModule]
-    for kind in kinds:
-        kinds.extend(kind.__subclasses__())
-    found = next(kind for kind in kinds if kind.__name__ == name)
+    found: Any = locate(str(given.class_path))
     more = given.get("init_args")
     return found(**({} if more is None else arguments(more)))

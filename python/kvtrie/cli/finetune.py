@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.cache import add_cache
-from kvtrie.cli.dotted import add_data, arguments, chosen_data, make_parser, read
+from kvtrie.cli.dotted import add_data, add_settings, arguments, chosen_data, make_parser, read
 from kvtrie.cli.model import DEVICE, MODEL, device, resolve
 from kvtrie.errors import ConfigError
 
@@ -143,12 +143,12 @@ def _parser(mode: str) -> Any:  # noqa: ANN401 - a jsonargparse parser
     add("--record_gpu_memory_snapshots", type=int, default=0, help="entries; 0 records none")
     add("--record_gpu_memory_kind", type=int, default=0, help="0 all, 1 rows, 2 first, 3 whole")
     add_cache(parser)
-    parser.add_class_arguments(GradientSettings, "grad")
-    parser.add_class_arguments(TrainSettings, "train")
-    parser.add_class_arguments(EvalSettings, "eval")
+    add_settings(parser, GradientSettings, "grad")
+    add_settings(parser, TrainSettings, "train")
+    add_settings(parser, EvalSettings, "eval")
     if mode.endswith("lora"):
-        parser.add_class_arguments(LoraSettings, "lora")
-    parser.add_class_arguments(OptimizerSettings, "optimizer")
+        add_settings(parser, LoraSettings, "lora")
+    add_settings(parser, OptimizerSettings, "optimizer")
     add_data(parser)
     return parser
 

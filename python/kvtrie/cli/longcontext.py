@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from kvtrie.train import DataModule
     from kvtrie.train.saved import About
 
 __all__ = ["COMMAND", "run"]
@@ -33,7 +34,7 @@ def run(words: Sequence[str]) -> int:
     from kvtrie.train import LongContextGradients, evaluate, make_head
     from kvtrie.train.saved import Saved
 
-    split = word("split", given.split, _SPLITS)
+    split = None if given.split is None else word("split", given.split, _SPLITS)
     where = device(given.device)
     settings = CacheSettings(**dict(given.kv_cache))
     data = chosen_data(given.data)
@@ -48,25 +49,17 @@ def run(words: Sequence[str]) -> int:
     model.to(where)
     name = given.head_model or ("next_token_prediction" if about is None else about.head_model)
     classes = name != "next_token_prediction"
-    continued = speaker.continued or speaker.tokens
-    labels = [continued(each) for each in data.labels] if classes else None
-    head = make_head(name, model, labels)
+    data.prepare(
+        speaker.tokens,
+        continued=speaker.continued,
+        chat=speaker.chat,
+        classes=classes,
+        name=given.model,
+    )
+    head = make_head(name, model, data.label_tokens() if classes else None)
     if about is not None and list(head.parameters()):
         saved.load_head(saved.steps()[-1], head)
-    data.prepare(
-        speaker.tokens, continued=continued, chat=speaker.chat, classes=classes, name=given.model
-    )
-    parts = [data.train, data.validation, data.test]
-    chosen = {"train": parts[:1], "validation": parts[1:2], "test": parts[2:], "all": parts}[split]
-    places = [at for part in chosen for at in part.places]
-    if not places:
-        has = ", ".join(
-            f"{name} {len(part.places)}" for name, part in zip(_SPLITS, parts, strict=False)
-        )
-        raise ConfigError(
-            f"{type(data).__name__} has no cases in the split {split} ({has}): name another "
-            "--split; --data.test_set_tag rest makes a test set of cases above max_seq_length"
-        )
+    split, places = _chosen(data, split)
     tool = LongContextGradients(model, head, settings, yarn_rope=given.yarn_rope)
     found = evaluate(tool, data, places, size=given.micro_batch_size, most=given.max_iters)
     if given.json:
@@ -79,6 +72,26 @@ def run(words: Sequence[str]) -> int:
         f"{found.loss:.4f}{exact}, {found.cases} cases of {split}, {found.tokens} tokens\n"
     )
     return 0
+
+
+def _chosen(data: DataModule, split: str | None) -> tuple[str, list[int]]:
+    """Name of the split, and the places of its cases.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    if split is None:
+        split = "test" if data.test.places else "validation"
+    chosen = [parts[split]] if split in parts else parts.values()
+    places = [at for part in chosen for at in part.places]
+    if not places:
+        has = ", ".join(f"{name} {len(part.places)}" for name, part in parts.items())
+        raise ConfigError(
+            f"{type(data).__name__} has no cases in the split {split} ({has}): name another "
+            "--split; --data.test_set_tag rest makes a test set of cases above max_seq_length"
+        )
+    return split, places
 
 
 def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse namespace
@@ -101,7 +114,12 @@ def _parser(about: About | None) -> Any:  # noqa: ANN401 - a jsonargparse parser
     add("--head_model", type=str | None, help="from outputs to the loss; a run's own by default")
     add("--precision", type=str | None, help="of weights and KV: 32-true, 16-true or bf16-true")
     add("--device", type=str | None, help=DEVICE)
-    add("--split", type=str, default="test", help="train, validation, test or all")
+    add(
+        "--split",
+        type=str | None,
+        help="train, validation, test or all; by default test, or validation where there is no "
+        "test set",
+    )
     add("--micro_batch_size", type=int, default=4, help="sequences of one pass")
     add("--max_iters", type=int | None, help="most passes")
     add("--yarn_rope", type=bool, default=True, help="scale RoPE beyond the trained length")

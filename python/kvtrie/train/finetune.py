@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,7 @@ def finetune(
         data: where cases come from.
         run: settings.
         tokens: of a prompt, as for inference.
-        continued: of answers and labels, without special tokens; None takes `tokens`.
+        continued: of text without special tokens, for answers and labels; None takes `tokens`.
         chat: of messages; see `DataModule.prepare`.
         text: of tokens, for answers that are written; None writes the tokens.
         name: of the model, as users write it.
@@ -103,8 +103,7 @@ def finetune(
     """
     with World(run.devices) as world:
         prepare = partial(data.prepare, tokens, continued=continued, chat=chat, name=name)
-        labels = [(continued or tokens)(each) for each in data.labels]
-        return _Tuning(model, data, run, prepare, labels, text, name, write, world).all()
+        return _Tuning(model, data, run, prepare, text, name, write, world).all()
 
 
 class _Tuning:
@@ -116,7 +115,6 @@ class _Tuning:
         data: DataModule,
         run: Run,
         prepare: Callable[..., None],
-        labels: list[list[int]],
         text: Callable[[list[int]], str] | None,
         name: str,
         write: Callable[[str], Any],
@@ -126,16 +124,15 @@ class _Tuning:
         self._write = write if world.leads and run.verbose != "none" else _say_nothing
         torch.manual_seed(run.seed)
         classes = run.head_model != "next_token_prediction"
-        labels = labels if classes else []
         about = About(
             name,
             fingerprint(model),
             run.mode,
             run.head_model,
-            labels,
+            [],
             asdict(run.kv_cache),
             run.yarn_rope,
-            {"class_path": type(data).__name__, "init_args": dict(data.given)},
+            {"class_path": _path(type(data)), "init_args": dict(data.given)},
         )
         self._saved = Saved(Path(run.out_dir))
         start = _start(self._saved, run, about)
@@ -144,9 +141,11 @@ class _Tuning:
             base.config.tie_word_embeddings = True
             base.tie_weights()
         prepare(classes=classes)
+        if classes:
+            about = replace(about, labels=data.label_tokens())
         if not run.offloads and (run.device != "cpu" or world.device):
             base.to(world.device or run.device)
-        self._head = make_head(run.head_model, base, labels or None)
+        self._head = make_head(run.head_model, base, about.labels or None)
         self._model: Any = with_lora(base, run.lora) if run.adapts else base
         self._prepare_weights()
         self._optimizer = make_optimizer(self._trained(), run.optimizer)
@@ -357,6 +356,12 @@ def _times(run: Run) -> str:
 
 def _say_nothing(_: str) -> None:
     """Write nothing."""
+
+
+def _path(kind: type) -> str:
+    """The name that the command line finds a class by."""
+    main = kind.__module__ == "__main__"  # another module in the process that reads it
+    return kind.__name__ if main else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _over(most: float | None, began: float) -> bool:

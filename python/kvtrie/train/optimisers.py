@@ -52,10 +52,10 @@ class OptimizerSettings:
     """An optimiser and its arguments; None keeps torch's default.
 
     Attributes:
-        name: one of `OPTIMISERS`.
-        learning_rate: of the steps.
+        name: Adam, AdamW, Adamax, Adadelta, RMSprop or SGD.
+        learning_rate: of the steps; the largest, where the rate rises and falls.
         weight_decay: of the weights.
-        eps: what denominators are kept from zero by.
+        eps: added to denominators.
         momentum: of RMSprop and SGD.
         dampening: of SGD's momentum.
         adam_betas: of Adam, AdamW and Adamax.

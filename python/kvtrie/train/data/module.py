@@ -7,6 +7,7 @@ Invariant: a case is in one split only; lengths that were once found are reused 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 import random
@@ -29,6 +30,7 @@ __all__ = ["DataModule", "Example", "Split"]
 log = logging.getLogger(__name__)
 
 _MOST = 2**31 - 1
+_TAIL = 64  # characters of a prompt that can change how the text after it is cut into tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,24 @@ class Split:
     lengths: tuple[int, ...]
 
 
-class DataModule(ABC):
+class _Noted:
+    """An object that knows its arguments, from which a later process makes an equal one.
+
+    A base class of its own: `inspect.signature` and jsonargparse read a class's arguments from the
+    `__new__` of the class, where it has one, instead of from its `__init__`.
+    """
+
+    given: Mapping[str, Any]
+    """The arguments by name."""
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:  # noqa: ANN401 - of any subclass
+        """Note the arguments."""
+        made = super().__new__(cls)
+        made.given = dict(zip(inspect.signature(cls).parameters, given, strict=False)) | named
+        return made
+
+
+class DataModule(_Noted, ABC):
     """A data set; any subclass that was imported is found by its name.
 
     Args:
@@ -76,9 +95,6 @@ class DataModule(ABC):
 
     labels: ClassVar[tuple[str, ...]] = ()
     """Names of the classes, if there are any."""
-
-    given: Mapping[str, Any]
-    """The arguments that it was made with."""
 
     def __init__(
         self,
@@ -112,12 +128,6 @@ class DataModule(ABC):
         self._cases: dict[int, Case] = {}
         self.train, self.validation, self.test = (Split((), ()) for _ in range(3))
 
-    def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: ANN401 - of any subclass
-        """Note the arguments, from which a later process makes the same splits."""
-        made = super().__new__(cls)
-        made.given = given
-        return made
-
     @abstractmethod
     def examples(self) -> Sequence[Example]:
         """All cases.
@@ -143,7 +153,8 @@ class DataModule(ABC):
 
         Args:
             tokens: of a prompt, as for inference.
-            continued: of an answer, without special tokens; None takes `tokens`.
+            continued: of text without special tokens, from which the tokens of an answer are
+                taken as they follow the prompt; None takes `tokens`.
             chat: of messages, with the opening of an answer if the flag is set; None where there
                 is no chat template.
             classes: whether targets are classes, instead of next tokens.
@@ -199,6 +210,23 @@ class DataModule(ABC):
             raise ConfigError(counted)
         log.warning("%s: they are left out", counted)
 
+    def label_tokens(self) -> list[list[int]]:
+        """Return the tokens of each label as they follow the first prompt, once prepared."""
+        return [self._after(self._examples[0].prompt, each) for each in self.labels]
+
+    def _after(self, prompt: str, text: str) -> list[int]:
+        """Return the tokens that a text adds to a prompt.
+
+        A tokenizer that marks the beginnings of words puts such a mark before the first word of
+        any text, so a text that is encoded alone begins with one mark too many.
+        """
+        tail = prompt[-_TAIL:]
+        tail = tail[tail.find(" ") + 1 :]
+        before, both = self._continued(tail), self._continued(tail + text)
+        if both[: len(before)] == before and len(both) > len(before):
+            return both[len(before) :]
+        return self._continued(text)  # a token spans the border
+
     def example(self, place: int) -> Example:
         """A case as text."""
         return self._examples[place]
@@ -221,7 +249,7 @@ class DataModule(ABC):
         else:
             prompt, answer = self._tokens(example.prompt), []
             if example.answer:
-                answer = self._continued(example.answer)
+                answer = self._after(example.prompt, example.answer)
         if self._classes:
             return Case(prompt, [example.label or 0])
         if not answer:
@@ -255,7 +283,7 @@ class DataModule(ABC):
         """Tokens of each case, from the metadata where they are stored; see `_length`."""
         if self.metadata_dir is None:
             return [self._length(at) for at in range(len(self._examples))]
-        digest = hashlib.sha256(f"2 {name} {self._classes}".encode())
+        digest = hashlib.sha256(f"3 {name} {self._classes}".encode())
         for each in self._examples:
             content = (
                 json.dumps(each.messages) if each.messages else f"{each.prompt}\0{each.answer}"
