@@ -17,7 +17,7 @@ from threading import Lock, local
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from kvtrie.errors import ConfigError
 
@@ -103,11 +103,7 @@ def _attention(
     attention_mask: torch.Tensor | None,
     **given: Any,  # noqa: ANN401 - what transformers passes on
 ) -> tuple[torch.Tensor, None]:
-    layers: Layers | None = getattr(_running, "layers", None)
-    if layers is None:
-        raise ConfigError(
-            "another thread runs this model over a selective cache: let passes follow one another"
-        )
+    layers = _mine()
     # Rows are masked by their positions; no mask is made for this function, so one of four axes
     # comes from the layer itself.
     if attention_mask is not None and attention_mask.dim() > 2:  # noqa: PLR2004 - rows and columns
@@ -127,4 +123,24 @@ def _attention(
     return cache.forward(query, key, value).transpose(1, 2).contiguous(), None
 
 
+def _mask(*_: object, **__: object) -> None:
+    """No mask: rows are masked by their positions."""
+    _mine()
+
+
+def _mine() -> Layers:
+    """The caches of this thread's pass.
+
+    Raises:
+        ConfigError: the pass is a plain one, which found the configuration of another thread's.
+    """
+    layers: Layers | None = getattr(_running, "layers", None)
+    if layers is None:
+        raise ConfigError(
+            "another thread runs this model over a selective cache: let passes follow one another"
+        )
+    return layers
+
+
 AttentionInterface.register(_NAME, _attention)
+AttentionMaskInterface.register(_NAME, _mask)

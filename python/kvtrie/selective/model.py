@@ -28,6 +28,7 @@ from kvtrie.engines.guard import Guard, columns, named, no_gradients
 from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.selective.attention import Passing, running
 from kvtrie.selective.buffers import WorkingCopy
+from kvtrie.selective.continuation import ReadTokens, unwatch, watch
 from kvtrie.selective.names import make_cache
 from kvtrie.selective.padding import first_columns
 from kvtrie.selective.park import Blocks, park_blocks
@@ -113,6 +114,9 @@ class SelectiveCache(Cache):
         self._batch = self._opened = batch
         self._temp_size_gb = attention_forward_temp_size_gb
         self._torn = False
+        self._read = ReadTokens()
+        # Of the pass that runs: columns before it, its tokens, its rows and columns.
+        self._arriving: tuple[int, torch.Tensor | None, int, int] | None = None
         self._yarn_rope = yarn_rope
         self._rope: FixedRope | None = None
         decoder: Any = cast("Any", model).get_decoder()
@@ -124,7 +128,7 @@ class SelectiveCache(Cache):
             decoder.register_forward_hook(_weakly(self._after), always_call=True),
             self._rotary.register_forward_hook(_weakly(self._turned), with_kwargs=True),
         ]
-        self._end_of_life = weakref.finalize(self, _let_go, hooks, self.caches)
+        self._end_of_life = weakref.finalize(self, _let_go, hooks, self.caches, watch(model))
         self._end_of_life.atexit = False
         try:
             trial(model, self._dense)
@@ -202,9 +206,10 @@ class SelectiveCache(Cache):
             self._rope = FixedRope(self._rotary, self._config, total, yarn=self._yarn_rope)
         return self._rope
 
-    def rotated_by(self, rope: FixedRope | None) -> None:
-        """Take the RoPE that the keys were rotated by."""
+    def goes_on_from(self, rope: FixedRope | None, read: ReadTokens) -> None:
+        """Take the RoPE that the keys were rotated by, and the tokens that were read."""
         self._rope = rope
+        self._read.take(read)
 
     @property
     def rope_factor(self) -> float:
@@ -214,9 +219,15 @@ class SelectiveCache(Cache):
     # ------------------------------------------------------------------------- a pass's hooks
 
     def _before(
-        self, decoder: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        decoder: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Before a pass of the model: if it is one over this cache, let attention come here."""
+        # torch gives none to a hook that another thread adds or removes during this thread's pass.
+        if kwargs is None:
+            return
         given = named(decoder, args, kwargs)
         if given.get("past_key_values") is not self:
             return
@@ -265,6 +276,36 @@ class SelectiveCache(Cache):
             self.batch_repeat_interleave(times)
         for cache in self.caches:
             cache.pad(first)
+        self._arriving = past, given.get("input_ids"), batch, new
+
+    def check_prompt(
+        self, ids: torch.Tensor | None, mask: torch.Tensor | None, *, embedded: bool
+    ) -> None:
+        """Refuse a prompt of transformers' `generate` that does not continue what was read.
+
+        Args:
+            ids: int64 `(rows, columns)`: all columns, or with a longer mask those that are new.
+            mask: `(rows, all columns)`; None where the prompt has none.
+            embedded: whether the prompt is given as embeddings.
+
+        Raises:
+            ConfigError: other tokens than were read, no more than those, or none that is known.
+        """
+        self._open()
+        past = self.get_seq_length()
+        if not past or (ids is not None and mask is not None and mask.shape[1] > ids.shape[1]):
+            return
+        if ids is None or embedded:
+            raise ConfigError(
+                f"the cache has read {past} tokens: generate continues them by a prompt of tokens, "
+                "with those that were read at its start"
+            )
+        if ids.dim() != 2 or ids.shape[1] <= past:  # noqa: PLR2004 - rows and columns
+            raise ConfigError(
+                f"a prompt of {tuple(ids.shape)} does not continue a cache that has read {past} "
+                "columns: reset() the SelectiveCache or open another"
+            )
+        self._read.check(ids, past, self.caches[0].first)
 
     def _other_batch(self, batch: int) -> str:
         if self.get_seq_length():
@@ -277,14 +318,18 @@ class SelectiveCache(Cache):
     def _after(self, *_: object) -> None:
         """Runs after a pass, also one that failed."""
         if running(self) and self._passing.end():
-            self._torn = len({cache.input_pos for cache in self.caches}) > 1
+            read = {cache.input_pos for cache in self.caches}
+            self._torn = len(read) > 1
+            arriving, self._arriving = self._arriving, None
+            if arriving is not None and read != {arriving[0]}:
+                self._read.append(*arriving[1:])
 
-    def _turned(
-        self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], __: object
-    ) -> object:
+    def _turned(self, _: torch.nn.Module, *given_to_it: Any) -> object:  # noqa: ANN401 - torch's
         """Hook of the rotary module: gives other tables in passes over this cache."""
-        if self._rope is None or not running(self):
+        # Three, but without keywords while another thread adds or removes this hook.
+        if self._rope is None or not running(self) or len(given_to_it) != 3:  # noqa: PLR2004
             return None
+        args, kwargs, _out = given_to_it
         given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
         return self._rope.rotation(given["x"], given["position_ids"])
 
@@ -354,6 +399,7 @@ class SelectiveCache(Cache):
             cache.check_crop(-tokens_to_remove)
         for cache in self.caches:
             cache.crop(-tokens_to_remove)
+        self._read.crop(-tokens_to_remove)
 
     def reset(self) -> None:
         """Forget everything, the scaling of RoPE included; the batch is again the one opened."""
@@ -364,6 +410,7 @@ class SelectiveCache(Cache):
                 cache.select(rows)
             cache.reset()
         self._batch = self._opened
+        self._read.clear()
         self._rope = None
         self._torn = False
 
@@ -383,6 +430,7 @@ class SelectiveCache(Cache):
         self._open()
         for cache in self.caches:
             cache.select(rows)
+        self._read.select(rows)
         self._batch = len(rows)
 
     def __copy__(self) -> Self:
@@ -401,7 +449,7 @@ class SelectiveCache(Cache):
         )
         made.settings = self.settings
         made._opened = self._opened  # noqa: SLF001 - of the same class
-        made.rotated_by(self._rope)
+        made.goes_on_from(self._rope, self._read)
         for mine, other in zip(self.caches, made.caches, strict=True):
             tensors, numbers = mine.state()
             other.load_state({name: each.clone() for name, each in tensors.items()}, numbers)
@@ -443,7 +491,9 @@ class SelectiveCache(Cache):
         reach = None if self._rope is None else self._rope.reach
         about = f"{name} {self.settings} {self._batch} {self.rope_factor} {reach}"
         blocks = park_blocks(executor, self.caches, about)
-        parked = Parked(blocks, self.settings, self._batch, name, self._rope, self._yarn_rope)
+        parked = Parked(
+            blocks, self.settings, self._batch, name, self._rope, self._yarn_rope, self._read
+        )
         self.close()
         return parked
 
@@ -489,7 +539,9 @@ class Parked:
         model: str,
         rope: FixedRope | None,
         yarn_rope: bool,  # noqa: FBT001
+        read: ReadTokens,
     ) -> None:
+        self._read = read
         self._blocks = blocks
         self._settings = settings
         self._batch = batch
@@ -519,7 +571,7 @@ class Parked:
         if not there:
             return None
         made.settings = self._settings
-        made.rotated_by(self._rope)
+        made.goes_on_from(self._rope, self._read)
         return made
 
     def drop(self) -> None:
@@ -562,8 +614,13 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
-def _let_go(hooks: list[RemovableHandle], caches: list[KVCacheWithBuffers]) -> None:
+def _let_go(
+    hooks: list[RemovableHandle],
+    caches: list[KVCacheWithBuffers],
+    watched: list[torch.nn.Module],
+) -> None:
     """Hold nothing any more: neither memory nor a place in the model."""
+    unwatch(watched)
     for hook in hooks:
         hook.remove()
     for cache in caches:
