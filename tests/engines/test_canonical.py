@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from collections import OrderedDict, namedtuple
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
@@ -99,6 +101,10 @@ DIFFERENT = [
     float("nan"),
     float("inf"),
     1j,
+    Fraction(1),
+    Fraction(1, 3),
+    Decimal(1),
+    Decimal("1.0"),
     "",
     "1",
     "\ud800",

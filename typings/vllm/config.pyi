@@ -13,6 +13,11 @@ class VllmConfig:
     load_config: LoadConfig
     lora_config: Any | None
     compilation_config: CompilationConfig
+    device_config: DeviceConfig
+
+@dataclass(init=False)
+class DeviceConfig:
+    device_type: str
 
 @dataclass(init=False)
 class ParallelConfig:
@@ -31,18 +36,17 @@ class KVTransferConfig:
 
 @dataclass(init=False)
 class ModelConfig:
-    hf_config: Any
     hf_text_config: Any
     max_model_len: int
     model: str
     revision: str | None
     dtype: Any | Any
-    quantization: str | None
+    multimodal_config: Any | None
     seed: int
 
 @dataclass(init=False)
 class CacheConfig:
-    cache_dtype: Any
+    block_size: int
     enable_prefix_caching: bool
     prefix_caching_hash_algo: Any
 

@@ -19,6 +19,8 @@ import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, cast
@@ -168,6 +170,8 @@ _PLAIN: tuple[tuple[type, Callable[[Any], bytes]], ...] = (
     (int, lambda value: hex(value).encode()),
     (float, _float),
     (complex, lambda value: _float(value.real) + b" " + _float(value.imag)),
+    (Fraction, lambda value: f"{value.numerator}/{value.denominator}".encode()),
+    (Decimal, lambda value: str(value).encode()),
     (str, lambda value: _text(str.__str__(value))),
     (bytes, bytes),
     (bytearray, bytes),

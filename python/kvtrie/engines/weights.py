@@ -31,7 +31,15 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["checkpoint_digest", "digest", "files_digest", "owners", "packed_away", "tensors_of"]
+__all__ = [
+    "checkpoint_digest",
+    "checkpoint_folder",
+    "digest",
+    "files_digest",
+    "owners",
+    "packed_away",
+    "tensors_of",
+]
 
 _CHUNK = 1 << 25  # bytes that one thread digests at a time
 _ROW = 1 << 20  # words of a row on a device
@@ -176,19 +184,29 @@ def checkpoint_digest(model: str, revision: str | None, cache: str | None) -> by
     Raises:
         OSError: a file that cannot be read.
     """
-    folder = Path(model)
-    if not folder.exists():
-        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType] - its own
-
-        try:
-            folder = Path(
-                snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True)
-            )
-        except (OSError, ValueError):
-            return None
+    folder = checkpoint_folder(model, revision, cache)
+    if folder is None:
+        return None
     files = [folder] if folder.is_file() else sorted(folder.iterdir())
     files = [file for file in files if file.is_file() and file.suffix in _WEIGHTS]
     return files_digest(files) if files else None
+
+
+def checkpoint_folder(model: str, revision: str | None, cache: str | None) -> Path | None:
+    """Return the folder or file of a model on this machine; None if there is none.
+
+    Arguments are those of `checkpoint_digest`.
+    """
+    folder = Path(model)
+    if folder.exists():
+        return folder
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType] - its own
+
+    try:
+        found = snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    return Path(found)
 
 
 def _piece(path: Path, at: int) -> bytes:

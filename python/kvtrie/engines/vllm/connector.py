@@ -319,7 +319,9 @@ class KvtrieConnector(KVConnectorBase_V1):
             )
             return values
 
-        weights = WorkerWeights(self._vllm_config, kv_caches)
+        weights = WorkerWeights(
+            self._vllm_config, kv_caches, self._model.blocks, self._model.block_tokens
+        )
         self._digest = weights.digest()
         stages: list[Any] = [gather(self._digest)]
         if self._model.stages > 1:

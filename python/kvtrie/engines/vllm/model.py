@@ -7,8 +7,6 @@ Cost: none per step.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,10 +17,9 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
-__all__ = ["ServedModel", "settings_name", "window_cost"]
+__all__ = ["ServedModel", "window_cost"]
 
 _SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
-_SILENT = ("_name_or_path", "architectures", "transformers_version", "use_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +86,13 @@ class ServedModel:
             shape = replace(shape, hidden=hidden)
         names, stages = tuple(groups[0].layer_names), parallel.pipeline_parallel_size
         if name_weights:
-            whose = settings_name(config)
-            whose = whose if stages == 1 else f"{whose} of {names}"
+            whose = "vllm" if stages == 1 else f"vllm of {names}"
             shape = replace(shape, fingerprint=whose)
         alike = kinds[0] == "MLAAttentionSpec"
         return cls(shape, spec.block_size, caches.num_blocks, names, stages, alike)
 
     def with_weights(self, digest: bytes) -> ServedModel:
-        """This model with the weights of all ranks in its name, if it has one."""
+        """This model with the weights and options of all ranks in its name, if it has one."""
         if not self.shape.fingerprint:
             return self
         whose = f"{self.shape.fingerprint} weights {digest.hex()}"
@@ -139,17 +135,3 @@ def _shape(spec: FullAttentionSpec, layers: int, ranks: int) -> ModelShape:
     if size % tokens:
         raise ConfigError(f"a page of {size} bytes does not divide over its {tokens} tokens")
     return ModelShape(layers, 1, size // tokens, "uint8", latent=True, tp=ranks)
-
-
-def settings_name(config: VllmConfig) -> str:
-    """A name of all but the weights that decides what KV a model computes."""
-    model = config.model_config
-    fields = model.hf_config.to_dict()
-    about = {
-        "config": {name: one for name, one in fields.items() if name not in _SILENT},
-        "dtype": str(model.dtype),
-        "quantization": str(model.quantization),
-        "cache": str(config.cache_config.cache_dtype),
-    }
-    text = json.dumps(about, sort_keys=True, default=str)
-    return f"vllm {hashlib.blake2b(text.encode(), digest_size=32).hexdigest()}"

@@ -29,8 +29,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from kvtrie.argument import shown
 from kvtrie.engines.boundary import Boundary
 from kvtrie.engines.vllm.board import Board
-from kvtrie.engines.vllm.model import settings_name
-from kvtrie.engines.vllm.weights import WorkerWeights, combined
+from kvtrie.engines.vllm.weights import WorkerWeights
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,7 +108,10 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         if self._named is None:
             layers = [name for group in self.config.groups for name in group.layer_names]
             config = get_current_vllm_config()
-            weights = WorkerWeights(config, layers)
+            contexts = config.compilation_config.static_forward_context
+            tensors = {name: contexts[name].kv_cache for name in layers if name in contexts}
+            blocks = len(kv_caches.tensors[0].tensor)
+            weights = WorkerWeights(config, tensors, blocks, config.cache_config.block_size)
             if weights.adapters:
                 raise ConfigError(
                     "a disk below vLLM's OffloadingConnector and LoRA adapters: vLLM names chunks "
@@ -118,7 +120,7 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
                 )
             self._named = NamedWorker(
                 self._copier(kv_caches),
-                partial(_identity, weights, settings_name(config)),
+                weights.digest,
                 self.board(),
                 self.config.parallel.rank,
             )
@@ -274,10 +276,6 @@ def _stats(
             stats.increase_counter(name, count - before[name])
             before[name] = count
     return stats
-
-
-def _identity(weights: WorkerWeights, settings: str) -> bytes:
-    return combined([settings.encode(), weights.digest()])
 
 
 def _with_tiers(extra: Mapping[str, Any]) -> dict[str, Any]:

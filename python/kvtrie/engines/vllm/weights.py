@@ -1,8 +1,10 @@
-"""WorkerWeights: the identity of the weights that one worker of vLLM computes with.
+"""WorkerWeights: the identity of what one worker of vLLM computes with.
 
 It is the digest of every parameter and buffer of the models whose layers keep KV, draft models
-included, as they were loaded and sharded. Kernels for CPUs, and some for 4 bits, pack weights into
-separate memory: then the files that the weights were loaded from are digested too, in full.
+included, as they were loaded and sharded; of the state of their modules; of the options that the
+engine was started with; and of the layout that its kernels give KV. Kernels for CPUs, and some for
+4 bits, pack weights into separate memory: then the files that the weights were loaded from are
+digested too, in full.
 Invariant: after a change of any bit that the worker computes with, `digest` returns another value.
 Weights that were packed again while the server ran get a random one: nothing older matches, and
 what is stored from then on is not found after a restart.
@@ -20,11 +22,14 @@ from weakref import ref
 
 import torch
 
+from kvtrie.engines.vllm.layout_check import layouts_digest
+from kvtrie.engines.vllm.module_state import modules_digest
+from kvtrie.engines.vllm.start_options import options_digest
 from kvtrie.engines.weights import checkpoint_digest, digest, owners, packed_away, tensors_of
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from vllm.config import VllmConfig
 
@@ -34,11 +39,13 @@ _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 
 
 class WorkerWeights:
-    """The weights of one worker.
+    """The weights, modules, options and layout of one worker.
 
     Args:
         config: vLLM's.
-        layers: names of the layers that keep KV.
+        tensors: the tensors of the layers that keep KV, by vLLM's name of the layer.
+        blocks: blocks of each tensor.
+        block_tokens: tokens of a block.
 
     Attributes:
         adapters: whether the models take adapters.
@@ -47,9 +54,15 @@ class WorkerWeights:
         ConfigError: none of the layers is known to vLLM.
     """
 
-    def __init__(self, config: VllmConfig, layers: Iterable[str]) -> None:
+    def __init__(
+        self,
+        config: VllmConfig,
+        tensors: Mapping[str, Any],
+        blocks: int,
+        block_tokens: int,
+    ) -> None:
         contexts = config.compilation_config.static_forward_context
-        modules = [contexts[name] for name in layers if name in contexts]
+        modules = [contexts[name] for name in tensors if name in contexts]
         self._models = owners(each for each in modules if isinstance(each, torch.nn.Module))
         if not self._models:
             raise ConfigError(
@@ -58,13 +71,20 @@ class WorkerWeights:
             )
         self.adapters = config.lora_config is not None
         self._config = config
+        self._layout = layouts_digest(config, tensors, blocks, block_tokens)
         self._packed: bytes | None = None
         self._objects: dict[tuple[int, str], ref[Any]] = {}
 
     def digest(self) -> bytes:
-        """Return 32 bytes that name what is loaded now."""
+        """Return 32 bytes that name what the worker computes with now.
+
+        Raises:
+            ConfigError: an option or a tensor that cannot be digested.
+        """
         begun, tensors = time.monotonic(), list(tensors_of(self._models))
         hashed = hashlib.blake2b(digest(tensors), digest_size=32)
+        for part in (modules_digest(self._models), options_digest(self._config), self._layout):
+            hashed.update(part)
         hidden = packed_away(self._models) or any(one.device.type == "cpu" for _, one in tensors)
         if hidden:
             hashed.update(self._packed_digest())

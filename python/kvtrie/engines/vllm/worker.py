@@ -21,6 +21,7 @@ from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
 from kvtrie.engines.vllm.kept_host import KeptStores, open_host
 from kvtrie.engines.vllm.kv_writer import known_views
+from kvtrie.engines.vllm.layout_check import block_axis
 from kvtrie.engines.vllm.messages import Opened, StepNews
 from kvtrie.engines.vllm.native_first import NativeFirst
 from kvtrie.engines.vllm.rank_store import RankStore
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from kvtrie.tiers import Storage
     from kvtrie.transfer.report import Progress
 
-__all__ = ["WorkerConnector", "block_axis"]
+__all__ = ["WorkerConnector"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _IDLE_S = 0.002  # that a step without anything to compute waits for news, so as not to spin
@@ -339,21 +340,6 @@ class WorkerConnector:
 
     def _on_progress(self, _progress: Progress) -> None:
         self._news.set()
-
-
-def block_axis(tensor: torch.Tensor, blocks: int) -> int:
-    """The axis of vLLM's blocks in one of its tensors.
-
-    Raises:
-        ConfigError: no axis of the tensor has that many.
-    """
-    for axis, size in enumerate(tensor.shape[:3]):
-        if size == blocks:
-            return axis
-    raise ConfigError(
-        f"a tensor of shape {tuple(tensor.shape)} has no axis of vLLM's {blocks} blocks: blocks "
-        "that a kernel splits further are not supported"
-    )
 
 
 def _engine_pool(

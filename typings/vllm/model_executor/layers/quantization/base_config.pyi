@@ -1,0 +1,3 @@
+# Written by tests/served/stubs.py out of the installed package: do not edit.
+
+class QuantizationConfig: ...
