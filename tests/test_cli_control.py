@@ -118,6 +118,21 @@ def test_why_names_the_format_of_found_tokens_and_its_cost(served, capsys, kl, t
     assert said in run(capsys, "why", path)[1]
 
 
+def test_no_text_of_a_client_reaches_the_terminal_as_it_is(served, capsys):
+    engine, path = served
+    evil = "\x1b]0;mine\x07\x1b[2J\nno prompt has diverged"
+    asked = np.insert(TEXT, 37, 7).astype(np.uint32)
+    engine.why.admitted(Admitted(evil, asked, Scope(), evil), 32, 10**9)
+    engine.why.drain()
+    for words in (["why", path], ["why", path, "--json"], ["ctl", path, "why", evil]):
+        out = run(capsys, *words)[1]
+        assert out.replace("\n", "").isprintable()
+        assert "no prompt has diverged" not in out.splitlines()
+    assert r"session \x1b]0;mine\x07\x1b[2J\nno prompt" in run(capsys, "why", path)[1]
+    err = run(capsys, "ctl", path, "why", "other" + evil)[2]
+    assert (err.count("\n"), err.strip().isprintable()) == (1, True)
+
+
 def test_show_text_decodes_with_the_models_tokenizer(served, capsys, tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")

@@ -1,15 +1,19 @@
 """`kvtrie top`: from scrapes to a screen, at a given pace, of a replay and of an engine."""
 
+import io
 import json
 from itertools import pairwise
 
 import pytest
 from commands import refused, run
 from prometheus_client import CollectorRegistry, start_http_server
+from rich.console import Console
 from serving import serve, tokens, two_tiers
 
 from kvtrie.cli.scrape import quantile
+from kvtrie.cli.screen import draw
 from kvtrie.cli.top import Pace, watch
+from kvtrie.cli.view import MachineView, TierView, View
 from kvtrie.metrics import Collector
 from kvtrie.sim.trace import write_trace
 from kvtrie.sim.workloads import conversations
@@ -104,6 +108,19 @@ def test_a_replay_is_drawn_on_a_terminal_too(capsys, trace):
     status, out, _ = run(capsys, "top", "--replay", trace, *SMALL)
     assert status == 0
     assert "moves in flight" in " ".join(out.split())
+
+
+def test_labels_of_a_server_are_drawn_as_they_are_and_not_as_markup():
+    tier = TierView(
+        "0", "host\x1b[2J", "[red]x[/red]", 3, 0.5, 1, 0, 0, 0, None, None, None, 0, 0, ((1, 2),)
+    )
+    machine = MachineView("[b]0\n", True, 0, 0, 0, 0, 0, 0, 0)  # noqa: FBT003 - it is up
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(draw(View((machine,), (tier,)), "[i]title\x07", 200))
+    text = console.export_text()
+    for shown in ("[red]x[/red]", r"host\x1b[2J", r"machine [b]0\n", r"[i]title\x07"):
+        assert shown in text
+    assert text.replace("\n", "").isprintable()
 
 
 def test_an_engine_is_scraped_over_http(capsys):

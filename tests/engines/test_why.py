@@ -145,6 +145,20 @@ def test_the_last_256_requests_are_answered_by_id():
     assert why.answer("chatcmpl-2999") is None
 
 
+def test_names_of_any_length_take_a_bounded_memory():
+    manager, long = make_manager(), "x" * 60_000
+    why = make_counter(manager, per_second=0)
+    for at in range(4):
+        salt = f"{at}{long}".encode()
+        why.admitted(*request(f"{at}{long}", TEXT, scope=Scope(tenant=salt, lora=long)), SECOND)
+    assert why.answer(f"0{long}")["computed"] == 400
+    assert why.first_salts == 4
+    kept = [why._requests, why._salts, why._classes]
+    assert max(len(name) for each in kept for name in each) <= 256
+    why._classify(module._point(why.explain(request("", TEXT)[0], 400, SECOND)), "new")
+    assert sum(map(len, *why._classes)) <= 64
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_every_computed_token_has_one_cause(seed):
     draw, manager = random.Random(seed), make_manager(blocks=40)

@@ -35,6 +35,7 @@ from kvtrie.cli import (
     top,
 )
 from kvtrie.errors import KvtrieError
+from kvtrie.printable import MESSAGE, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = dotted(words[1:])
         sys.stdout.flush()
     except KvtrieError as error:
-        sys.stderr.write(f"kvtrie {words[0]}: {error}\n")
+        sys.stderr.write(f"kvtrie {words[0]}: {printable(error, MESSAGE)}\n")
         return _REFUSED
     except KeyboardInterrupt:
         sys.stderr.write("Stopped.\n")

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from kvtrie.engines.commands import COMMANDS
 from kvtrie.errors import ConfigError
+from kvtrie.printable import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -129,11 +130,11 @@ def _why(given: argparse.Namespace) -> int:
     total = sum(found["missed_tokens"].values())
     sys.stdout.write(f"{total} computed prompt tokens\n")
     for cause, count in sorted(found["missed_tokens"].items(), key=lambda row: -row[1]):
-        sys.stdout.write(f"  {cause:<15}{count:>14}  {count / max(total, 1):6.1%}\n")
+        sys.stdout.write(f"  {printable(cause):<15}{count:>14}  {count / max(total, 1):6.1%}\n")
     if (kept := found.get("format")) is not None:
         cost = "not measured" if kept["kl_mean"] is None else f"{kept['kl_mean']:.2e} nats"
         cost += f" over {kept['tokens']} tokens" if kept.get("tokens") else ""
-        sys.stdout.write(f"found tokens had KV in {kept['name']}, mean KL {cost}\n")
+        sys.stdout.write(f"found tokens had KV in {printable(kept['name'])}, mean KL {cost}\n")
     if not found["breakers"]:
         sys.stdout.write("no prompt has diverged from a cached one\n")
     decode = None
@@ -150,7 +151,7 @@ def _why(given: argparse.Namespace) -> int:
 
 
 def _breaker(rank: int, one: dict[str, Any]) -> str:
-    session = "" if one["session"] is None else f", session {one['session']}"
+    session = "" if one["session"] is None else f", session {printable(one['session'])}"
     return (
         f"{rank}. {one['recurring']} recurring tokens computed by {one['requests']} requests that "
         f"part at token {one['position']} of {one['tokens']}{session}\n"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvtrie.cli.progress import watched
 from kvtrie.errors import KvtrieError
+from kvtrie.printable import MESSAGE, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -144,7 +145,7 @@ def _print(
     elif document:
         sys.stdout.write(text() + "\n")
     for why in unreadable:
-        sys.stderr.write(f"kvtrie disk {given.action}: {why}\n")
+        sys.stderr.write(f"kvtrie disk {given.action}: {printable(why, MESSAGE)}\n")
 
 
 def _look_figures(seen: Look, *, blocks: bool) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def _listing(looks: Sequence[Look], *, blocks: bool) -> str:
             f"{seen.store.name:16}  {len(seen.rows):9d} {seen.slots:9d} {_size(seen.bytes):>10} "
             f"{_age(ages, min):>9} {_age(ages, max):>9}"
         )
-        lines.append(f"    {_words(seen.about)}")
+        lines.append(f"    {printable(_words(seen.about), MESSAGE)}")
         lines.append(f"    {'read-only: ' + seen.read_only if seen.read_only else 'free to write'}")
         if blocks and seen.rows:
             lines.append(f"    {'slot':>9}  {'key':16} {'layers':>9} {'age':>9} {'uses':>9}  path")
@@ -232,7 +233,7 @@ def _verdict(result: Verified) -> str:
 def _finding(finding: Finding) -> str:
     slot = "-" if finding.slot is None else finding.slot
     key = "-" if finding.key is None else _name(finding.key)
-    return f"    {slot:>9}  {key:{_LEGIBLE}}  {finding.reason}"
+    return f"    {slot:>9}  {key:{_LEGIBLE}}  {printable(finding.reason, MESSAGE)}"
 
 
 def _outcome(result: Cleaned) -> str:

@@ -10,6 +10,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from kvtrie.printable import printable
 from kvtrie.sim.readers.compressed import compressed
 
 if TYPE_CHECKING:
@@ -37,10 +38,12 @@ def watched(
         return items
     try:
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import track
     except ImportError:
         return items
-    return track(items, description=what, total=total, console=Console(stderr=True), transient=True)
+    shown, console = escape(printable(what)), Console(stderr=True)
+    return track(items, description=shown, total=total, console=console, transient=True)
 
 
 @contextmanager

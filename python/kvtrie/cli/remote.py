@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvtrie.cli.output_file import output_file
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.output import write_output
+from kvtrie.printable import MESSAGE, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -70,7 +71,8 @@ def _check(given: argparse.Namespace) -> int:
 def _text(report: Report) -> str:
     lines = [report.url, ""]
     lines += [
-        f"{'ok' if step.ok else 'FAILED':8}{step.name:20}{step.detail}" for step in report.steps
+        f"{'ok' if step.ok else 'FAILED':8}{step.name:20}{printable(step.detail, MESSAGE)}"
+        for step in report.steps
     ]
     if report.speeds:
         lines += ["", f"{'block':>12}{'put':>22}{'get':>22}{'plain client':>22}"]

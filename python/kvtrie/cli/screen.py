@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtrie.output import write_output
+from kvtrie.printable import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +52,7 @@ def draw(view: View, title: str, width: int) -> Group:
         table.add_row(*(row[head] for head in heads))
     lines = [line for machine in view.machines for line in _lines(machine)]
     lines += [_groups(tier, several=several) for tier in view.tiers if tier.groups]
-    return Group(Text(title, style="bold"), *lines, Text(), table)
+    return Group(Text(printable(title), style="bold"), *lines, Text(), table)
 
 
 def save_picture(path: Path, view: View, title: str) -> None:
@@ -64,11 +65,12 @@ def save_picture(path: Path, view: View, title: str) -> None:
 
 
 def _lines(machine: MachineView) -> list[Text]:
+    name = printable(machine.machine)
     if not machine.up:
-        return [Text(f"machine {machine.machine}: closed or broken", style="red")]
+        return [Text(f"machine {name}: closed or broken", style="red")]
     return [
         Text(
-            f"machine {machine.machine} at {_time(machine.time)}: "
+            f"machine {name} at {_time(machine.time)}: "
             f"{_number(machine.requests)} requests/s, {machine.hits:.1%} of blocks found, "
             f"{machine.hits_ever:.1%} ever"
         ),
@@ -85,15 +87,18 @@ def _groups(tier: TierView, *, several: bool) -> Text:
         f"group {number}: {held:,} held, {released:,} released"
         for number, (held, released) in enumerate(tier.groups)
     )
-    name = f"{tier.machine}:{tier.tier}" if several else tier.tier
-    return Text(f"{name}: {counts}", style="dim")
+    return Text(f"{_name(tier, several=several)}: {counts}", style="dim")
 
 
-def _row(tier: TierView, *, several: bool) -> dict[str, str]:
+def _name(tier: TierView, *, several: bool) -> str:
+    return printable(f"{tier.machine}:{tier.tier}" if several else tier.tier)
+
+
+def _row(tier: TierView, *, several: bool) -> dict[str, str | Text]:
     full = round(_BAR * tier.used)
     return {
-        "tier": f"{tier.machine}:{tier.tier}" if several else tier.tier,
-        "policy": tier.policy,
+        "tier": Text(_name(tier, several=several)),  # a label of any text, and no markup
+        "policy": Text(printable(tier.policy)),
         "slots": f"{tier.slots:,}",
         "used": f"[cyan]{'█' * full}[/][dim]{'░' * (_BAR - full)}[/] {tier.used:.0%}",
         "clean": f"{tier.clean:.0%}",

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvtrie.demo.residency import DROPPED
 from kvtrie.errors import ConfigError
+from kvtrie.printable import printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,17 +35,18 @@ def overview(report: Report) -> str:
     """
     _wanted(report)
     kinds = [*report.tiers, "dropped"]
-    width = max(map(len, report.sessions))
+    names = {name: printable(name) for name in report.sessions}
+    width = max(map(len, names.values()))
     head = f"{'':{width}} {'layers'[: report.layers]:{report.layers}} {'blocks':>6}"
-    head += "".join(f"{kind:>9}" for kind in kinds)
-    lines = [report.title, _legend(report), "", head]
+    head += "".join(f"{printable(kind):>9}" for kind in kinds)
+    lines = [printable(report.title), _legend(report), "", head]
     for name, where in report.sessions.items():
         counts = np.stack([(where == tier).sum(axis=1) for tier in _codes(report)])
         most: list[int] = counts.argmax(axis=0).tolist()
         row = "".join(_mark(_codes(report)[tier]) for tier in most)
         shares = counts.sum(axis=1) / max(1, where.size)
         cells = "".join(f"{share:9.0%}" for share in shares)
-        lines.append(f"{name:{width}} {row} {where.shape[1]:6d}{cells}")
+        lines.append(f"{names[name]:{width}} {row} {where.shape[1]:6d}{cells}")
     return "\n".join(lines)
 
 
@@ -58,30 +60,36 @@ def session_map(report: Report, name: str) -> str:
     """
     _wanted(report)
     if name not in report.sessions:
-        names = ", ".join(report.sessions)
-        raise ConfigError(f"there is no session {name!r} in the report, only {names}")
+        raise ConfigError(
+            f"there is no session {name!r} in the report, only {', '.join(report.sessions)}"
+        )
     where: NDArray[np.int8] = report.sessions[name]
+    title = f"{printable(report.title)}: {printable(name)}"
     if report.groups:
-        width = max(map(len, report.groups))
+        width = max(len(printable(group)) for group in report.groups)
         groups = [
-            f"{group:{width}} {''.join(_mark(tier) for tier in where[layer])}"
+            f"{printable(group):{width}} {''.join(_mark(tier) for tier in where[layer])}"
             for group, layer in report.groups.items()
         ]
-        return "\n".join([f"{report.title}: {name}", _legend(report), "", "group", *groups])
+        return "\n".join([title, _legend(report), "", "group", *groups])
     rows = [
         f"{layer:5d} {''.join(_mark(tier) for tier in where[layer])}"
         for layer in reversed(range(report.layers))
     ]
-    return "\n".join([f"{report.title}: {name}", _legend(report), "", "layer", *rows])
+    return "\n".join([title, _legend(report), "", "layer", *rows])
 
 
 def tier_table(report: Report) -> str:
     """The counters of all tiers, a row per tier."""
-    width = max(len("tier"), *map(len, report.tiers))
-    lines = [report.title, "", f"{'tier':{width}}" + "".join(f"{name:>10}" for name in _COLUMNS)]
+    width = max(len("tier"), *(len(printable(kind)) for kind in report.tiers))
+    lines = [
+        printable(report.title),
+        "",
+        f"{'tier':{width}}" + "".join(f"{name:>10}" for name in _COLUMNS),
+    ]
     for kind, counters in report.tiers.items():
         cells = (counters.get(_COUNTERS.get(name, name), 0) for name in _COLUMNS)
-        lines.append(f"{kind:{width}}" + "".join(f"{cell:10d}" for cell in cells))
+        lines.append(f"{printable(kind):{width}}" + "".join(f"{cell:10d}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -99,5 +107,5 @@ def _mark(tier: int) -> str:
 
 
 def _legend(report: Report) -> str:
-    kinds = [f"{_mark(tier)} {kind}" for tier, kind in enumerate(report.tiers)]
+    kinds = [f"{_mark(tier)} {printable(kind)}" for tier, kind in enumerate(report.tiers)]
     return "   ".join([*kinds, f"{_GONE} dropped"])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kvtrie import BlockManager, ModelShape, Tier
@@ -29,6 +30,7 @@ from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.fuse import CacheStore, Context, Controller, Fused, Fusor, Monitor
 from kvtrie.fuse.chunker import Given
 from kvtrie.fuse.gate import divergence
+from kvtrie.printable import MESSAGE, printable
 from kvtrie.tiers import default_device, open_pools
 from kvtrie.transfer import Executor
 from kvtrie.transfer.profile import load_profile
@@ -173,7 +175,7 @@ def _run(
         return 0 if ok else 1
     _show(console, runner, results, fused, isolated_s)
     if options.plot is not None:
-        console.print(f"Which tokens were computed at which layers: {options.plot}")
+        console.print(f"Which tokens were computed at which layers: {escape(str(options.plot))}")
     return 0 if ok else 1
 
 
@@ -265,7 +267,7 @@ def _show(
             f"{way.seconds / ways[0].seconds:.0%}",
             f"{way.computed:.0%}",
             f"{way.kl:.4f}",
-            way.answer,
+            escape(printable(way.answer, MESSAGE)),
         )
     console.print(table)
     spent = {name: each / 1e9 for name, each in fused.log.nanoseconds.items() if each > 10**5}

@@ -28,6 +28,7 @@ from kvtrie.demo.residency import grid, share
 from kvtrie.demo.turn import AGREE, TIE, Turn, pace, take
 from kvtrie.engines.transformers import fingerprint
 from kvtrie.errors import KvtrieError
+from kvtrie.printable import MESSAGE, printable
 from kvtrie.tiers import default_device, open_pools
 from kvtrie.transfer import Executor
 
@@ -153,10 +154,10 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
     chats = {f"chat {number}": tokens for number, tokens in enumerate(histories, 1)}
     if options.picture is not None:
         draw(options.picture, title, record.shares, list(chats), grids)
-        console.print(f"Picture: {options.picture}")
+        console.print(f"Picture: {escape(str(options.picture))}")
     if options.save is not None:
         write_report(options.save, capture(manager, title, chats, executor.clock()))
-        console.print(f"Report: {options.save}")
+        console.print(f"Report: {escape(str(options.save))}")
     if options.json:
         document = {"model": speaker.name, "options": asdict(options), "shares": record.shares}
         document |= {"turns": [asdict(turn) for turn in record.turns], "ok": ok}
@@ -204,7 +205,7 @@ def _greet(
         f"structure [bold]{options.structure}[/]; room for blocks of {mib:.2f} MiB: {rooms}."
     )
     if options.disk is not None:
-        console.print(f"{found} blocks of an earlier run are in {options.disk}.")
+        console.print(f"{found} blocks of an earlier run are in {escape(str(options.disk))}.")
     kinds = "".join(f"{tier.kind:>6}" for tier in manager.tiers)
     over = f"{'reused from':{len(kinds)}}"
     times = ("", "") if options.tiny else (" first token, ms │", " kvtrie  without │")
@@ -236,7 +237,7 @@ def _print_turn(console: Console, speaker: Speaker, turn: Turn, *, timed: bool) 
     reused = "".join(f"{round(tokens):6d}" for tokens in turn.reused)
     holes = f"[yellow]{turn.holes:5d}[/]" if turn.holes else f"{turn.holes:5d}"
     mark = {"equal": "[green]=[/]", "tie": "[yellow]≈[/]", "differs": "[bold red]≠[/]"}
-    text = " ".join(speaker.text(turn.answer).split())
+    text = printable(" ".join(speaker.text(turn.answer).split()), MESSAGE)
     times = f" {turn.first_s * 1e3:6.0f}  {turn.uncached_s * 1e3:7.0f} │" if timed else ""
     console.print(
         f"{turn.chat:4d} {turn.turn:4d} {turn.prompt:7d} │{reused}  │ "

@@ -7,9 +7,11 @@ dropped ones gives their number. Cost: a third of a microsecond per block until 
 from __future__ import annotations
 
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 from kvtrie.errors import ConfigError
+from kvtrie.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +21,7 @@ __all__ = ["Boundary", "Contained"]
 
 _MINUTE_NS = 60_000_000_000
 _MOST_LINES = 5
+_LONGEST = 300  # characters of a reason
 
 
 class Boundary:
@@ -49,7 +52,7 @@ class Boundary:
         self.hints += 1
         if (more := self._more("ignored")) is not None:
             self._log.warning(
-                "%s: request %.64r: ignored: %.300s%s", self._name, request, _ascii(why), more
+                "%s: request %s: ignored: %s%s", self._name, _named(request), _shown(why), more
             )
 
     def contained(
@@ -71,13 +74,13 @@ class Boundary:
         self.failures += 1
         if (more := self._more("failed")) is not None:
             self._log.warning(
-                "%s: %s is not cached: %.300s%s",
+                "%s: %s is not cached: %s%s%s",
                 self._name,
-                "a request" if request is None else f"request {request!r:.64}",
-                _ascii(str(error)),
+                "a request" if request is None else f"request {_named(request)}",
+                _shown(error),
                 more,
                 # Content that kvtrie refuses by itself needs no traceback.
-                exc_info=None if isinstance(error, ConfigError) else error,
+                "" if isinstance(error, ConfigError) else _calls(error),
             )
 
     def _more(self, kind: str) -> str | None:
@@ -122,5 +125,15 @@ class Contained:
         return True
 
 
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()
+def _named(request: object) -> str:
+    return f"'{printable(request, in_ascii=True)}'"
+
+
+def _shown(why: object) -> str:
+    return printable(why, _LONGEST, in_ascii=True)
+
+
+def _calls(error: Exception) -> str:
+    """The calls that led to an exception, without its text, which may have lines of its own."""
+    calls = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    return f"\n{type(error).__name__} in\n{calls}"

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple, cast
 from kvtrie.argument import few, flag, real, shown, text, whole
 from kvtrie.errors import ConfigError
 
-__all__ = ["FAR", "MOST_RANGES", "RequestHints", "RetainedRange", "read_hints", "read_ranges"]
+__all__ = [
+    "FAR",
+    "MOST_RANGES",
+    "RequestHints",
+    "RetainedRange",
+    "read_hints",
+    "read_ranges",
+    "session_name",
+]
 
 FAR = 2**63 - 1
 """End of a range that has no end."""
@@ -24,6 +32,7 @@ MOST_RANGES = 64
 _KEYS = ("session", "end", "retain", "why")
 _RANGE = ("start", "end", "priority", "ttl_s")
 _NORMAL, _HIGHEST = 35, 100
+_LONGEST_NAME = 256  # bytes: a manager keeps the names of sessions
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 
 
@@ -77,7 +86,7 @@ def read_hints(params: object, session: object = None) -> RequestHints:
         named = session
     found, ranges = None, list[RetainedRange]()
     try:
-        found = None if named is None or named == "" else text("session", named)
+        found = None if named is None or named == "" else session_name("session", named)
     except ConfigError as error:
         strange.append(str(error))
     end, why = (_flag(name, given, strange) for name in ("end", "why"))
@@ -94,6 +103,18 @@ def read_hints(params: object, session: object = None) -> RequestHints:
         except ConfigError as error:
             strange.append(str(error))
     return RequestHints(found, end, tuple(ranges), tuple(strange), why)
+
+
+def session_name(name: str, given: object) -> str:
+    """Return the name of a session that a client chose.
+
+    Raises:
+        ConfigError: no str, lone surrogates, or more than 256 bytes.
+    """
+    found = text(name, given)
+    if (size := len(found.encode())) > _LONGEST_NAME:
+        raise ConfigError(f"{name} has {size} bytes, at most {_LONGEST_NAME} wanted")
+    return found
 
 
 def read_ranges(rows: object) -> tuple[RetainedRange, ...]:

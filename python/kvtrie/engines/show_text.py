@@ -10,6 +10,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.errors import ConfigError
+from kvtrie.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -65,11 +66,7 @@ def marked(cached: str, asked: str) -> tuple[str, str]:
     before = cached[max(0, first - _CONTEXT) : first]
 
     def side(text: str, end: int) -> str:
-        return _line(f"{before}>>>{text[:end]}<<<{text[end : end + _CONTEXT]}")
+        marked = f"{before}>>>{text[:end]}<<<{text[end : end + _CONTEXT]}"
+        return printable(marked, len(marked))
 
     return side(one, again.a), side(other, again.b)
-
-
-def _line(text: str) -> str:
-    """One line: control characters are escaped."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

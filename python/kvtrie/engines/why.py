@@ -10,6 +10,7 @@ Cost: a lookup per request; for a compared one also a copy of the branches, of 4
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ _BRANCHES = 8
 _QUEUED = 32
 _IDLE_S = 1.0
 _REQUESTS = 256
+_LONGEST_ID = 256  # characters of a client's id that are remembered
+_DIGEST = 16
 _POINTS = _SALTS = 4096
 _UNDECIDED = "unclassified"
 _PENDING: dict[str, Any] = {"state": "pending"}
@@ -204,7 +207,7 @@ class MissCounter:
         """
         start = request_id + "-"
         with self._lock:
-            found = self._requests.get(request_id)
+            found = self._requests.get(request_id[:_LONGEST_ID])
             if found is None:
                 named = (one for name, one in self._requests.items() if name.startswith(start))
                 found = next(named, None)
@@ -334,6 +337,7 @@ class MissCounter:
             self._classes.popitem(last=False)
 
     def _keep(self, request_id: str, answer: dict[str, Any]) -> None:
+        request_id = request_id[:_LONGEST_ID]
         self._requests[request_id] = answer
         self._requests.move_to_end(request_id)
         if len(self._requests) > _REQUESTS:
@@ -343,6 +347,7 @@ class MissCounter:
         """Note a request of a tenant; a remark if it is the first one."""
         if not tenant:
             return ""
+        tenant = _digest(tenant)
         known = tenant in self._salts
         self._salts[tenant] = None
         self._salts.move_to_end(tenant)
@@ -357,4 +362,9 @@ class MissCounter:
 def _point(explained: Explained) -> Hashable:
     """Identify a parting point: no two scopes share one."""
     scope = explained.request.scope
-    return explained.miss.parting or (scope.tenant, scope.lora)
+    return explained.miss.parting or (_digest(scope.tenant), _digest(scope.lora.encode()))
+
+
+def _digest(name: bytes) -> bytes:
+    """A name of bounded length, which thousands of clients may have chosen."""
+    return hashlib.blake2b(name, digest_size=_DIGEST).digest()

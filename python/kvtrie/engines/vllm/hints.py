@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from kvtrie.argument import few, flag, real, shown
-from kvtrie.engines.request_hints import FAR, MOST_RANGES, RetainedRange
+from kvtrie.engines.request_hints import FAR, MOST_RANGES, RetainedRange, session_name
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.hint import Prefetch, Release, Retain
 
@@ -123,13 +123,13 @@ def _serve(
     payload = cast("Mapping[str, Any]", action.payload)
     if kind == "kv.retain":
         _check_keys(payload, ("scope", "directives"))
-        owner = payload.get("scope") or session
+        owner = _session("scope", payload.get("scope")) or session
         # All or nothing: a range that makes no sense takes its action along.
         rows = few("directives", payload.get("directives") or (), MOST_RANGES)
         advice.hints += [_retain(row, tokens, scope, owner, session) for row in rows]
         return
     _check_keys(payload, ("session_id",))
-    named = payload.get("session_id")
+    named = _session("session_id", payload.get("session_id"))
     if kind == "kv.prefetch":
         prompt = tokens.copy() if named is None else None
         advice.hints.append(Prefetch(tokens=prompt, session=named, tier="host", scope=scope))
@@ -139,6 +139,10 @@ def _serve(
         advice.end = True
     else:
         advice.hints.append(Release(session=named, scope=scope))
+
+
+def _session(name: str, given: object) -> str | None:
+    return None if given is None else session_name(name, given)
 
 
 def _check_keys(given: object, keys: tuple[str, ...]) -> None:

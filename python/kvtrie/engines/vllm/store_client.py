@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvtrie._kvtrie import ValueFormat
+from kvtrie.printable import MESSAGE, printable
 from kvtrie.tiers.remote import Found, RemoteStorage
 from kvtrie.tiers.remote.open import read_secret
 
@@ -167,7 +168,10 @@ class StoreClient:
                 if left > 0:
                     question.found = self._find(question.keys, time.monotonic_ns() + left)
             except Exception as error:  # noqa: BLE001 - the next question is asked all the same
-                _LOG.warning("kvtrie: a question to the shared store failed: %s", error)
+                _LOG.warning(
+                    "kvtrie: a question to the shared store failed: %s",
+                    printable(error, MESSAGE, in_ascii=True),
+                )
             finally:
                 question.closed.set()
 

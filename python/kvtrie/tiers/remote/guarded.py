@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.printable import MESSAGE, printable
 from kvtrie.tiers.remote.breaker import Breaker
 from kvtrie.tiers.remote.open import open_store
 from kvtrie.tiers.remote.protocol import Result
@@ -60,7 +61,9 @@ class GuardedStore:
             except TransferError as error:
                 if strict:
                     raise ConfigError(f"{url} is unreachable: {error}") from error
-                _LOG.warning("%s is unreachable, a probe follows: %s", url, error)
+                _LOG.warning(
+                    "%s is unreachable, a probe follows: %s", url, printable(error, MESSAGE)
+                )
                 self.breaker.open()
 
     def call(
