@@ -104,6 +104,8 @@ def main():
     settings = transfer(given.what, each * (given.requests + 2), "", size)
     if given.why == "off":
         settings["kv_connector_extra_config"]["why"] = False
+    elif given.why == "all":
+        settings["kv_connector_extra_config"]["why_clients"] = True
     llm = LLM(
         given.model,
         skip_tokenizer_init=True,

@@ -62,6 +62,7 @@ def serve_all(given, mine, blocks, folder):
         "tiers": [{"kind": "host", "blocks": blocks}],
         "policy": "lru",
         "why_min_tokens": 16,
+        "why_clients": True,
         "control": str(socket),
     }
     more = (
@@ -118,7 +119,7 @@ def record_of(one, state, answer):
         "computed": answer["computed"],
         "recurring": max((branch["recurring"] for branch in answer.get("branches", ())), default=0),
         "detail": answer.get("detail", ""),
-        "answered": state in {"pending", "explained"},
+        "answered": state == "explained",
     }
 
 

@@ -113,3 +113,59 @@ def test_a_wait_ends_although_nothing_changes(tmp_path):
     scheduler.end(waits)
     engine.drain()
     engine.close()
+
+
+def served_before(folder, prompt, **more):
+    """A server that finds a prompt on its disk alone, and its clock."""
+    engine = Engine(folder, 1, 0, 0, **more)
+    engine.add("first", prompt, 1)
+    engine.drain()
+    engine.close()
+    engine, now = Engine(folder, 1, 0, 0, **more), [10**9]
+    engine.scheduler._clock = lambda: now[0]
+    return engine, now
+
+
+def lost(scheduler):
+    return {cause: count for cause, count in scheduler.counters.lost.items() if count}
+
+
+def changed(scheduler):
+    """Have the manager's books change, so that no answer is reused."""
+    other = PlayedRequest("other", [99] * 9, 9, 1)
+    scheduler.match(other, 0)
+    scheduler.admit(other, [20, 21, 22], 0)
+    scheduler.end(other)
+    scheduler._let_go(scheduler._clock())
+
+
+def test_a_request_that_gives_up_is_counted_once_under_its_cause(tmp_path):
+    engine, now = served_before(tmp_path, list(range(20)), host=24)
+    scheduler = engine.scheduler
+    waits = PlayedRequest("second", list(range(20)), 20, 1)
+    assert scheduler.match(waits, 0) is None
+    now[0] += scheduler._deadline_ns
+    for _ in range(9):  # vLLM asks in each step in which it has no room for the request
+        changed(scheduler)
+        assert scheduler.match(waits, 0) == 0
+        now[0] += 10**9
+    assert lost(scheduler) == {"disk too slow": 1}
+    scheduler.end(waits)
+    engine.drain()
+    engine.close()
+
+
+def test_without_room_in_host_memory_the_disk_is_not_called_slow(tmp_path):
+    engine, now = served_before(tmp_path, list(range(20)), host=24)
+    scheduler = engine.scheduler
+    waits = PlayedRequest("second", list(range(20)), 20, 1)
+    waiting = scheduler._waiting_request(waits)
+    waiting.prefetched = 0  # as if what was asked for had brought nothing
+    for step in range(9):
+        changed(scheduler)
+        assert scheduler.match(waits, 0) == 0
+        assert lost(scheduler) == {"no room to bring up": 1}
+        now[0] += scheduler._deadline_ns * step
+    scheduler.end(waits)
+    engine.drain()
+    engine.close()

@@ -411,9 +411,9 @@ def writer(_name, memory):
     return write
 
 
-def make_engine(host=16, ranks=1, ahead=0, folder=""):
+def make_engine(host=16, ranks=1, ahead=0, folder="", **settings):
     """An engine that computes each prompt in one step."""
-    made = Engine(folder, ranks, ahead, 0, host)
+    made = Engine(folder, ranks, ahead, 0, host, **settings)
     made.whole = True
     return made
 

@@ -141,7 +141,8 @@ def test_each_tensor_parallel_rank_keeps_its_part_in_the_format(
 def test_the_format_and_its_cost_are_logged_exported_and_explained(model, calibration, monkeypatch):
     measured = json.loads(calibration.read_text())["formats"]["int8"]
     cost = measured["kl_mean"]
-    settings, logged = host(calibration=str(calibration), max_kl=0.01), []
+    settings = host(calibration=str(calibration), max_kl=0.01, why_clients=True)
+    logged = []
     monkeypatch.setattr(start_line._LOG, "log", lambda _, line, *more: logged.append(line % more))
     with serve(model, settings) as server:
         said = f"is in int8, 0.562 of bfloat16's bytes: mean KL of next tokens {cost:.2e} nats"

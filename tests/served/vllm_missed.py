@@ -18,7 +18,8 @@ def model(tmp_path_factory):
 
 
 def make_engine(model, blocks=80, **more):
-    extra = {"tiers": [{"kind": "host", "blocks": 200}], "why_min_tokens": 16, **more}
+    extra = {"tiers": [{"kind": "host", "blocks": 200}], "why_min_tokens": 16}
+    extra = {**extra, "why_clients": True, **more}
     engine = Engine(model, extra, blocks=blocks)
     engine.params, engine.computed = {}, {}
     on_output = engine.on_output
@@ -83,12 +84,25 @@ def test_each_break_has_its_cause_and_its_exact_token(model):
 
 def test_the_answer_of_a_request_has_its_explanation(model):
     engine = make_engine(model)
-    answer = ask(engine, "one", words(1, 100))
-    sent = engine.params["one"]["kvtrie"]["why"]
-    assert sent in (answer, {"state": "pending"})
+    ask(engine, "one", words(1, 100))
+    ask(engine, "again", [*words(1, 90), *words(2, 10)])
+    causes = [[80, 96, "not found"], [96, 100, "not cacheable"]]
+    numbers = {"tokens": 100, "found": 80, "computed": 20}
+    assert engine.params["again"]["kvtrie"]["why"] == {
+        "state": "explained",
+        "causes": causes,
+        **numbers,
+    }
     engine.add("two", words(1, 100), 1)
     engine.drain()
     assert engine.params["two"] is None
+    engine.close()
+
+
+def test_a_server_answers_no_client_by_default(model):
+    engine = make_engine(model, why_clients=False)
+    ask(engine, "one", words(1, 100))
+    assert engine.params["one"] == {"kvtrie": {"why": {"state": "off", "causes": []}}}
     engine.close()
 
 

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from kvtrie import Miss
 
-__all__ = ["CAUSES", "Ranges", "Spans", "breaker_example", "computed_ranges", "miss_report", "sums"]
+__all__ = [
+    "CAUSES",
+    "UNASKED",
+    "Ranges",
+    "Spans",
+    "breaker_example",
+    "client_report",
+    "computed_ranges",
+    "miss_report",
+    "sums",
+]
 
 CAUSES = (
     "new",
@@ -29,6 +39,9 @@ CAUSES = (
     "unclassified",
 )
 """Causes by which computed tokens are counted."""
+
+UNASKED: dict[str, Any] = {"state": "off", "causes": []}
+"""The answer to a client of a server that answers none."""
 
 Ranges = list[tuple[int, int, str]]
 """For each range of tokens: the first, one after the last, and the cause."""
@@ -75,6 +88,33 @@ def sums(ranges: Ranges) -> Counter[str]:
     for first, last, cause in ranges:
         counts[cause] += last - first
     return counts
+
+
+def client_report(tokens: int, found: int, findable: int) -> dict[str, Any]:
+    """Return the explanation that a client is answered, of the lengths of its own prompt alone.
+
+    Whether a token that was not found is new, was evicted, or parts from another prompt is what
+    other users have cached. So is the exact token at which a prompt parts: with it a prompt could
+    be guessed token by token, and not block by block as by its time.
+
+    Args:
+        tokens: tokens of the prompt.
+        found: the first ones, which were not computed.
+        findable: the first ones that a cache of any content could have found.
+    """
+    ends = (found, max(found, findable), tokens)
+    ranges = [
+        [first, last, cause]
+        for first, last, cause in zip(ends, ends[1:], ("not found", "not cacheable"), strict=False)
+        if first < last
+    ]
+    return {
+        "state": "explained",
+        "tokens": tokens,
+        "found": found,
+        "computed": max(0, tokens - found),
+        "causes": ranges,
+    }
 
 
 def miss_report(

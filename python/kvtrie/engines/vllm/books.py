@@ -115,6 +115,7 @@ class Books:
         self._size = model.block_tokens
         self._layers = model.shape.layers
         self._keep = max(1, settings.native_last)  # tokens of a prompt that are never loaded
+        self._why_clients = settings.why_clients
         self._deadline_ns = int(settings.deadline_s * _NS)
         self._deep, self._clock = len(tiers) > DISK, clock
         at = {tier.kind: index for index, tier in enumerate(tiers)}

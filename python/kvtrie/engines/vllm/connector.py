@@ -271,7 +271,8 @@ class KvtrieConnector(KVConnectorBase_V1):
         why = self.scheduler.end(request)
         if why is None:
             return False, None
-        return False, {"kvtrie": {"why": why, **_about_format(self.scheduler.format_costs)}}
+        about = _about_format(self.scheduler.format_costs) if self._settings.why_clients else {}
+        return False, {"kvtrie": {"why": why, **about}}
 
     def has_pending_push_work(self) -> bool:
         """Whether steps are wanted that compute nothing, to carry on with stores."""

@@ -111,10 +111,11 @@ class Matching(Books):
         self._pin(waiting, match.handles[first:], host, now)
         near = sum(any(copy.tier <= HOST for copy in each.copies) for each in match.blocks)
         waiting.coming = _COMING in states
-        if host >= len(states):
+        if host >= len(states) or waiting.gave_up:
             return False
         tokens = waiting.tokens.read()[: (first + len(states)) * self._size]
-        return self._may_wait(waiting, tokens, host, near, now)
+        lacking = match.blocks[first + host]
+        return self._may_wait(waiting, lacking, tokens, host=host, near=near, now=now)
 
     def _may_await_proofs(self, waiting: WaitingRequest, now: int) -> bool:
         """Whether a request waits for proofs of its blocks; no longer than the deadline."""
@@ -203,17 +204,21 @@ class Matching(Books):
     def _may_wait(
         self,
         waiting: WaitingRequest,
+        lacking: MatchedBlock,
         tokens: NDArray[np.uint32],
+        *,
         host: int,
         near: int,
         now: int,
     ) -> bool:
         """Prefetch deeper blocks into host memory; return whether the request waits for them.
 
-        It waits no longer than the deadline, and not if nothing more can come.
+        It waits no longer than the deadline, and not if nothing more can come. Once it does not
+        wait any longer it is counted, and waits no more before its admission.
 
         Args:
             waiting: the request.
+            lacking: its first block that is not in host memory.
             tokens: its tokens up to the last of these blocks.
             host: the number of its leading blocks in host memory.
             near: the number of its blocks there or above.
@@ -224,15 +229,11 @@ class Matching(Books):
         if not waiting.waits_until:
             waiting.waits_until = (waiting.asked_at or now) + self._deadline_ns
         if now >= waiting.waits_until:
-            slow = "store" if waiting.from_store else "disk"
-            self.counters.lost[f"{slow} too slow"] += 1
-            return False
+            return self._gives_up(waiting, f"{self._source(lacking)} too slow")
         if waiting.coming:
             return True
         if host <= waiting.prefetched:  # asked before, and no further: there is no room
-            self.counters.lost["no room to bring up"] += 1
-            waiting.waits_until = now
-            return False
+            return self._gives_up(waiting, "no room to bring up")
         prefetch = Prefetch(tokens=tokens, tier="host", scope=waiting.scope)
         (reply,) = self.manager.hint([prefetch], now=now)
         # Prefetch can be refused while loads of other requests fill the quota: retry then. A
@@ -242,6 +243,19 @@ class Matching(Books):
         if not (crowded and self.manager.stats().moves):
             waiting.prefetched = host
         return True
+
+    def _gives_up(self, waiting: WaitingRequest, cause: str) -> bool:
+        """Count a request that waits no longer; False, which is the answer whether it waits."""
+        self.counters.lost[cause] += 1
+        waiting.gave_up = True
+        return False
+
+    def _source(self, block: MatchedBlock) -> str:
+        """The name of what a block that is not in host memory comes from."""
+        tiers = {copy.tier for copy in block.copies}
+        if self._disk in tiers:
+            return "disk"
+        return "store" if self._remote in tiers else "copy to host memory"
 
     def _pin(
         self, waiting: WaitingRequest, handles: NDArray[np.uint64], host: int, now: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.engines.miss_report import UNASKED
 from kvtrie.engines.vllm.books import HOST
 from kvtrie.engines.vllm.matching import Matching
 from kvtrie.hint import Release
@@ -111,9 +112,9 @@ class Reports(Matching):
             if waiting is not None and waiting.session and waiting.ends:
                 ended = Release(session=waiting.session, scope=waiting.scope)
                 self.manager.hint([ended], now=now)
-        if self.why is None or waiting is None or not waiting.asked:
+        if waiting is None or not waiting.asked:
             return None
-        return self.why.answer(request.request_id)
+        return waiting.why if self._why_clients else dict(UNASKED)
 
     @property
     def busy(self) -> bool:
@@ -139,7 +140,7 @@ class Reports(Matching):
         for waiting in self._waiting.values():
             self._unpin(waiting, now)
             waiting.answer, waiting.coming = None, False
-            waiting.waits_until, waiting.prefetched = 0, -1
+            waiting.waits_until, waiting.prefetched, waiting.gave_up = 0, -1, False
             waiting.from_disk = waiting.from_store = 0
             waiting.forget_store()
         for run in self._runs.values():
@@ -196,7 +197,8 @@ class Reports(Matching):
         self._exported_at = now
         if self._announced is not None:
             self.counters.lost["an event without a hash"] = self._announced.unknown
-        waits = sum(waiting.waits_until > 0 for waiting in self._waiting.values())
+        waiting = self._waiting.values()
+        waits = sum(one.waits_until > 0 and not one.gave_up for one in waiting)
         kept = min(self.kept_blocks.values(), default=0)
         stats = self.manager.stats()
         return counts.take(

@@ -19,6 +19,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from kvtrie.engines.miss_report import client_report
 from kvtrie.engines.vllm.books import Planned
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.reports import Reports
@@ -120,22 +121,28 @@ class SchedulerConnector(Reports):
         self, request: Request, waiting: WaitingRequest, start: int, now: int
     ) -> None:
         """Count the prompt tokens that a request computes by cause, once each."""
+        prompt, scope = self._native.stretch(waiting.prompt), waiting.scope
+        unread = self._resetting or not self.identity.settled or request.skip_reading_prefix_cache
+        if waiting.asked and waiting.why is None and self._why_clients:
+            findable = (waiting.prompt - self._keep) // self._size * self._size
+            findable = 0 if scope is None or unread else findable
+            found = min(self._native.shrink(start), waiting.prompt)
+            waiting.why = client_report(waiting.prompt, found, findable)
         if self.why is None:
             return
-        prompt, scope = self._native.stretch(waiting.prompt), waiting.scope
         start, waiting.counted = max(start, waiting.counted), max(prompt, waiting.counted)
-        unread = self._resetting or not self.identity.settled or request.skip_reading_prefix_cache
         if scope is None or unread:
             self.why.uncached(max(0, waiting.prompt - self._native.shrink(start)))
             return
         tokens = waiting.tokens.read()[:prompt]
-        named = request.request_id, tokens, scope, waiting.session, waiting.asked
+        compared = waiting.asked and self._why_clients
+        named = request.request_id, tokens, scope, waiting.session, compared
         self.why.admitted(Admitted(*named), start, now)
 
     def _end_last_run(self, request: Request, waiting: WaitingRequest) -> bool:
         """End the run before this admission; whether rows that it left may be of other tokens."""
         last = self._drop(request.request_id)
-        waiting.waits_until, waiting.prefetched = 0, -1
+        waiting.waits_until, waiting.prefetched, waiting.gave_up = 0, -1, False
         waiting.forget_store()
         if last is not None:
             last.written = last.committable()  # before vLLM counts what it schedules now

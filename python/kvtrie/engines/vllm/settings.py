@@ -33,6 +33,7 @@ _KEYS = (
     "why",
     "why_min_tokens",
     "why_per_second",
+    "why_clients",
     "control",
     "calibration",
     "max_kl",
@@ -100,6 +101,9 @@ class Settings:
         why_min_tokens: computed tokens from which the rest of a prompt is compared with cached
             branches.
         why_per_second: requests that are compared per second; 0 for those that ask alone.
+        why_clients: whether a request that asks why its tokens are computed is answered, with
+            what follows from its own prompt and the number of tokens found; it is compared with
+            cached branches then, which the control socket shows.
         control: path of a unix socket for `kvtrie ctl` and `kvtrie why`; None for none. With data
             parallelism each rank adds its number, `NAME-1.sock`, or puts it in place of `{rank}`.
         format: number format of the tiers below the GPU, "native", "int8", "fp8" or "int4", given
@@ -125,6 +129,7 @@ class Settings:
     why: bool = True
     why_min_tokens: int = 1024
     why_per_second: int = 20
+    why_clients: bool = False
     control: str | None = None
     format: str = "native"
     disk_format: str = "native"
@@ -154,7 +159,7 @@ class Settings:
         }
         for name in words.keys() & given.keys():
             word(name, given[name], words[name])
-        for name in ("use_layerwise", "events", "why", "uncalibrated"):
+        for name in ("use_layerwise", "events", "why", "why_clients", "uncalibrated"):
             if name in given:
                 flag(name, given[name])
         for name in ("deadline_s", "lookup_s"):

@@ -7,7 +7,7 @@ Cost: a comparison of numbers per question.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from kvtrie.engines.vllm.running import GrowingTokens
@@ -52,6 +52,7 @@ class WaitingRequest:
         session: the conversation that it belongs to.
         ends: whether that is over with it.
         waits_until: the time up to which it waits for what is to come; 0 before it waits.
+        gave_up: whether it waits no longer, and was counted for that.
         proofs_until: the time up to which it waits for proofs of its blocks; 0 before it waits.
         prefetched: blocks on host at the last prefetch; -1 before one.
         pins: pins of the manager on blocks that wait on host for the others.
@@ -65,6 +66,7 @@ class WaitingRequest:
         promise: the hits last reported to vLLM.
         shut: an error has taken it out of the cache for good.
         asked: whether it asks why its tokens are computed.
+        why: the answer to that, once it was admitted.
         counted: tokens of its prompt up to which the computed ones are counted by cause.
         answer: that, if it holds as long as nothing changes.
     """
@@ -76,6 +78,7 @@ class WaitingRequest:
     session: str | None = None
     ends: bool = False
     waits_until: int = 0
+    gave_up: bool = False
     proofs_until: int = 0
     prefetched: int = -1
     pins: list[int] = field(default_factory=list[int])
@@ -89,6 +92,7 @@ class WaitingRequest:
     promise: Promise = field(default_factory=lambda: Promise(0, 0))
     shut: bool = False
     asked: bool = False
+    why: dict[str, Any] | None = None
     counted: int = 0
     answer: Answer | None = None
 
