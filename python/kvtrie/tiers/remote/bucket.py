@@ -46,6 +46,16 @@ _SETTINGS = {
 _CONNECT_S = 2.0
 _UNLIMITED = timedelta(days=1)  # the deadline of a call ends its requests
 
+# A server may have closed a connection that was idle, which a request sees only once it is sent.
+_RETRIES: Any = {
+    "max_retries": 2,
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=5),
+        "max_backoff": timedelta(milliseconds=50),
+        "base": 2,
+    },
+}
+
 
 def client_of(url: RemoteUrl) -> Any:  # noqa: ANN401 - of the library's several classes
     """The library's client of a bucket, which connects to nothing yet."""
@@ -71,7 +81,7 @@ def client_of(url: RemoteUrl) -> Any:  # noqa: ANN401 - of the library's several
             place,
             config=config,
             client_options=options,
-            retry_config={"max_retries": 0},
+            retry_config=_RETRIES,
         )
     except (BaseError, ValueError) as error:
         raise ConfigError(f"{url}: {line_of(error)}") from error

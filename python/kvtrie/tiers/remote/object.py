@@ -2,9 +2,10 @@
 
 `s3://bucket/prefix?endpoint=URL&region=NAME&ca=PATH`. Credentials come from the environment, as
 obstore reads them, never from the URL. A call asks for all of its objects at once and is cancelled
-at its deadline, which is the only time limit of its requests; nothing is retried. A value is
-written once, by a conditional put where the store honours one. Invariant: an object is read only if
-its whole length is that of a value; bytes are written into pool memory only before the deadline.
+at its deadline, which is the only time limit of its requests. A request whose connection was
+closed, or that the server failed, is sent again at most twice. A value is written once, by a
+conditional put where the store honours one. Invariant: an object is read only if its whole length
+is that of a value; bytes are written into pool memory only before the deadline.
 Cost: a request per block and range, and one copy; a `HEAD` more per put.
 """
 
