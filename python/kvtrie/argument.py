@@ -13,6 +13,7 @@ import operator
 import os
 import re
 import reprlib
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 __all__ = [
+    "check_url",
     "few",
     "flag",
     "folder",
@@ -87,8 +89,9 @@ def whole(name: str, given: object, low: int, high: int) -> int:
     """
     found = None
     if isinstance(given, numbers.Real) and not isinstance(given, numbers.Integral):
-        number = float(given)
-        found = int(number) if number.is_integer() else None
+        with suppress(OverflowError):  # a fraction above all floats
+            number = float(given)
+            found = int(number) if number.is_integer() else None
     elif not isinstance(given, bool):
         try:
             found = operator.index(given)  # pyright: ignore[reportArgumentType]
@@ -210,8 +213,12 @@ def _local(name: str, url: str, scheme: str) -> str:
         raise ConfigError(
             f"{name} is {shown(url)}: {scheme}:// is not supported, a path or file:// wanted"
         )
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+    check_url(name, url, "?")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"{name} is {shown(url)}: {error}") from error
+    if parts.netloc not in ("", "localhost"):
         raise ConfigError(f"{name} is {shown(url)}, file:///path wanted, on this machine")
     return os.fsdecode(unquote_to_bytes(parts.path))
 
@@ -231,16 +238,37 @@ def masked(url: str) -> str:
     return _USER.sub(r"\1:***@", f"{head}{at}") + tail if at else str(url)
 
 
+def check_url(name: str, url: str, parts: str = "") -> None:
+    """Refuse characters that are no part of a path in a URL, and that a parser would drop.
+
+    Args:
+        name: the setting, for messages.
+        url: the URL.
+        parts: further characters that separate a part which this URL does not have.
+
+    Raises:
+        ConfigError: `#`, a control character, one of `parts`, or a `%` that begins no escape.
+    """
+    found = re.search(rf"[\x00-\x1f\x7f#{parts}]|%(?![0-9A-Fa-f]{{2}})", url)
+    if found is not None:
+        one = found[0]
+        raise ConfigError(
+            f"{name} is {shown(masked(url))}: {one!r} is no part of an address or of a path on "
+            f"this machine, write %{ord(one):02X} for the character"
+        )
+
+
 def url(name: str, given: object) -> Url:
     """Return a text that begins with a scheme.
 
     Raises:
-        ConfigError: no text, or no scheme.
+        ConfigError: no text, no scheme, or as `check_url`.
     """
     found = text(name, given)
     if _URL.match(found) is None:
         found = masked(found)
         raise ConfigError(f"{name} is {found!r}, a URL wanted: 'folder:{found}' is a folder")
+    check_url(name, found)
     return Url(found)
 
 

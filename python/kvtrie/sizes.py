@@ -42,7 +42,9 @@ _UNITS = {"B": 1} | {
     for power, prefix in enumerate("KMGTPE", 1)
 }
 _NAMES = {name.lower(): factor for name, factor in _UNITS.items()}
-_SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,2})?)\s*([a-z%]*)", re.IGNORECASE)
+_SIZE = re.compile(
+    r"([0-9][0-9_]{0,99}(?:\.[0-9]{1,99})?(?:e[+-]?[0-9]{1,2})?)\s*([a-z%]*)", re.IGNORECASE
+)
 _SMALL = 1_000_000  # a number below was meant in another unit
 _ALL = 100  # per cent
 _STORE = re.compile(r"[0-9a-f]{16}")

@@ -84,6 +84,14 @@ def test_a_file_cut_in_a_line_is_named_with_its_line(tmp_path):
         list(read_recording(path))
 
 
+BATCH = {"number": 100, "at": 100.0}
+
+
+def stored(**values):
+    """A line with one event, some of whose values are given."""
+    return json.dumps(BATCH | {"stored": [{"blocks": [1], "size": 2, **values}]})
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -91,8 +99,23 @@ def test_a_file_cut_in_a_line_is_named_with_its_line(tmp_path):
         ("[]", "not a line of a recording"),
         ('{"number": 1, "at": 2, "stored": [{"blocks": [1.5], "size": 2}]}', "no name of a block"),
         ('{"number": 1, "at": 2, "stored": [{"blocks": ["xy"], "size": 2}]}', "ValueError"),
-        ('{"metrics": 3}', "AttributeError"),
+        ('{"metrics": 3}', "metrics is 3, a dict wanted"),
+        *((json.dumps(BATCH | {"number": one}), "number is") for one in (-1, 2**64, 0.5, None)),
+        *((json.dumps(BATCH | {"at": one}), "at is") for one in (-1.0, 1e300, "1", float("nan"))),
+        *((json.dumps(BATCH | {"rank": one}), "rank is") for one in (-1, "0", 2**64, [])),
+        *((json.dumps(BATCH | {"stored": one}), "stored is") for one in (None, {}, "x", 5)),
+        *((json.dumps(BATCH | {"removed": one}), "removed is") for one in (None, {}, "ab", 5)),
+        *((json.dumps(BATCH | {"cleared": one}), "cleared is") for one in (None, 1, "yes")),
+        *((stored(size=one), "size is") for one in (0, -1, 2**20 + 1, 0.5, None, "2", 10**400)),
+        *((stored(session=one), "session") for one in (5, [], "\ud800", "x" * 70_000)),
+        *((stored(tokens=one), "tokens") for one in (None, [1], [1, 2**32], [1, -1], [1, 1.5])),
+        *((stored(blocks=one), "blocks is") for one in (None, {}, "ab", 5)),
+        ('{"metrics": {"prompt_tokens": -1}}', "prompt_tokens is -1"),
+        ('{"metrics": {"prompt_tokens": 1e999}}', "prompt_tokens is inf"),
+        ("[" * 10**5, "no JSON object"),
+        ("1" * 5000, "no JSON object"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_a_line_that_cannot_be_is_named(tmp_path, line, said):
     path = recorded(tmp_path / "rec")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,10 @@ import torch
 from kept import memory_folder
 from tinymodels import some
 
-from kvtrie import Scope
+from kvtrie import Scope, tiers
 from kvtrie.engines import transformers
 from kvtrie.engines.transformers import KvtrieCache
-from kvtrie.errors import ClosedError, ConfigError
+from kvtrie.errors import ClosedError, ConfigError, KvtrieError
 from kvtrie.tiers import KeptPool
 
 IDS = some(1, 1, 40)
@@ -109,6 +110,61 @@ def test_wrong_values_are_refused_and_leave_the_folder_free(llama, tmp_path):
     with kv, pytest.raises(ConfigError, match="cannot be written"):
         transformers.open(llama, disk=disk, **SIZES)
     transformers.open(llama, disk=disk, **SIZES).close()
+
+
+EXTREMES = {
+    "host": [0, -1, "", "0B", 0.5, True, "9EB", "101%", "0%", 2**63, "9" * 5000 + "GB", [], "8"],
+    "gpu": [0, -1, "", "0B", 0.5, True, "9EB", "101%", 2**63, [], "1"],
+    "disk": [0, "", ":", "kv", "kv:", ":1GB", "kv:0B", "file:///kv#a:1GB", "kv\0:1GB", []],
+    "keep": [0, "", "a\0b", "s3://b", []],
+    "remote": [
+        0,
+        "",
+        "kv",
+        "folder:",
+        "folder:/kv#1",
+        "folder:/kv?x=1",
+        "folder:/a%zz",
+        "x:" * 9,
+        [],
+    ],
+    "block_tokens": [0, -1, 2**32, 0.5, True, None, "16", []],
+    "policy": [0, "", "x", None, []],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in EXTREMES.items() for value in values],
+    ids=lambda value: repr(value)[:24],
+)
+def test_extremes_are_refused_and_nothing_is_made(llama, tmp_path, monkeypatch, name, value):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KvtrieError):
+        transformers.open(llama, **SIZES | {name: value})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sizes_that_fit_one_by_one_and_not_together_are_refused(llama, monkeypatch):
+    monkeypatch.setattr(tiers, "all_of_device", lambda _: 3 * 2**20)
+    with pytest.raises(ConfigError, match=r"tiers gpu and host together takes 4188160 .* 3145728"):
+        transformers.open(llama, host="2MiB", gpu="2MiB", block_tokens=8)
+    transformers.open(llama, host="1MiB", gpu="1MiB", block_tokens=8).close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited on Linux")
+def test_memory_that_the_process_may_not_have_is_refused_with_its_tier(llama):
+    with Path("/proc/self/status").open() as rows:
+        size = next(int(row.split()[1]) << 10 for row in rows if row.startswith("VmSize:"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 30), hard))
+    try:
+        with pytest.raises(
+            ConfigError, match=r"tier 'host': \d+ bytes of memory on cpu for \d+ slots"
+        ):
+            transformers.open(llama, host="2GB", gpu="1MB", block_tokens=8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_two_processes_share_a_store(llama, plain, tmp_path, capfd):

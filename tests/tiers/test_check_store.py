@@ -7,6 +7,7 @@ from respserver import RespServer
 
 from kvtrie.tiers.remote import RemoteUrl
 from kvtrie.tiers.remote.check import Report, Speed, Step, check_store
+from kvtrie.tiers.remote.folder import FolderStore
 
 pytest.importorskip("redis")
 
@@ -55,6 +56,34 @@ def test_a_size_above_the_stores_limit_is_left_out():
     with RespServer("hunter2") as server:
         report = checked(server, sizes=(1 << 16, 1 << 30), repeats=2)
         assert [speed.bytes for speed in report.speeds] == [(1 << 16) + 4096]
+
+
+class Full(RespServer):
+    """A server without room for values above 128 KiB."""
+
+    def _set(self, words):
+        return b"-OOM no room\r\n" if len(words[2]) > 1 << 17 else super()._set(words)
+
+
+def test_a_block_that_does_not_fit_is_a_failed_step():
+    with Full("hunter2") as server:
+        report = checked(server, sizes=(1 << 16, 1 << 20, 1 << 21), repeats=2)
+        assert [speed.bytes for speed in report.speeds] == [(1 << 16) + 4096]
+        assert (report.ok, failed(report)) == (False, ["block of 1 MiB"])
+        assert report.steps[-1].detail.startswith("put: ")
+        assert "OOM no room" in report.steps[-1].detail
+        assert server.values == {}
+
+
+def test_a_value_that_is_gone_for_the_plain_client_is_a_failed_step(tmp_path, monkeypatch):
+    def gone(_store, name):
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(FolderStore, "plain", gone)
+    report = check_store(RemoteUrl.parse("url", f"folder:{tmp_path}"), sizes=(1 << 16,), repeats=1)
+    assert (failed(report), report.speeds) == (["block of 0.0625 MiB"], ())
+    assert report.steps[-1].detail.startswith("plain client: ")
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
 def test_a_store_that_replaces_values_is_named_and_not_timed():

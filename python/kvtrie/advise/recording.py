@@ -10,14 +10,17 @@ gives the same requests. Cost: about 20 bytes per block.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from hashlib import blake2b
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from kvtrie.advise.wire import Batch, Stored
+from kvtrie.advise.wire import MOST_NUMBER, MOST_S, MOST_SIZE, Batch, Stored
+from kvtrie.argument import flag, instance, real, shown, text, whole
 from kvtrie.errors import ConfigError
-from kvtrie.sim.readers.lines import lines_of
+from kvtrie.input import json_of
+from kvtrie.sim.readers.lines import ids_of, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -123,52 +126,68 @@ def read_recording(path: Path) -> Iterator[Batch | dict[str, float]]:
     """
     for number, line in lines_of(path):
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            row = json_of(line, "no JSON")
+        except ConfigError as error:
             raise ConfigError(
                 f"{path}, line {number}: no JSON object: the file is cut or damaged there; remove "
                 "the line to use the lines before it"
             ) from error
         try:
-            if number == 1:
+            row = _row("a line", row)
+            if "recording" in row:
                 if row["version"] != _VERSION:
                     raise ConfigError(
-                        f"{path} is a recording of version {row['version']}, {_VERSION} wanted"
+                        f"a recording of version {shown(row['version'])}, {_VERSION} wanted"
                     )
-            elif "metrics" in row:
-                yield {str(name): float(value) for name, value in row["metrics"].items()}
-            else:
-                yield _batch(row)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, ConfigError):
-                raise
+                continue
+            yield _counters(row["metrics"]) if "metrics" in row else _batch(row)
+        except (KeyError, TypeError, ValueError) as error:
+            said = error if isinstance(error, ConfigError) else f"{type(error).__name__} {error}"
             raise ConfigError(
-                f"{path}, line {number}: not a line of a recording: {type(error).__name__} {error}"
+                f"{path}, line {number}: not a line of a recording: {said}"
             ) from error
 
 
+def _counters(given: object) -> dict[str, float]:
+    rows = _row("metrics", given).items()
+    return {name: real(name, value, 0, math.inf) for name, value in rows}
+
+
+def _row(name: str, given: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", instance(name, given, dict))
+
+
 def _batch(row: dict[str, Any]) -> Batch:
+    rank = row.get("rank")
     return Batch(
-        int(row["number"]),
-        float(row["at"]),
-        [_stored(one) for one in row.get("stored", ())],
-        [_hash(name) for name in row.get("removed", ())],
-        bool(row.get("cleared")),
-        row.get("rank"),
+        whole("number", row["number"], 0, MOST_NUMBER),
+        real("at", row["at"], 0, MOST_S),
+        [_stored(_row("stored", one)) for one in _list(row, "stored")],
+        [_hash(name) for name in _list(row, "removed")],
+        flag("cleared", row.get("cleared", False)),
+        None if rank is None else whole("rank", rank, 0, MOST_NUMBER),
     )
 
 
 def _stored(row: dict[str, Any]) -> Stored:
-    parent = row.get("parent")
-    names = [_hash(name) for name in row["blocks"]]
-    session = cast("str | None", row.get("session"))
+    parent, session = row.get("parent"), row.get("session")
+    blocks = cast("list[Any]", instance("blocks", row["blocks"], list))
+    names = [_hash(name) for name in blocks]
+    size = whole("size", row["size"], 1, MOST_SIZE)
+    tokens = _list(row, "tokens")
+    if tokens and len(tokens) != size * len(names):
+        raise ConfigError(f"{len(names)} blocks of {size} tokens have {len(tokens)} token ids")
     return Stored(
         names,
         None if parent is None else _hash(parent),
-        int(row["size"]),
-        session,
-        [int(token) for token in row.get("tokens", ())],
+        size,
+        None if session is None else text("session", session),
+        ids_of("tokens", tokens).tolist() if tokens else (),
     )
+
+
+def _list(row: dict[str, Any], name: str) -> list[Any]:
+    return cast("list[Any]", instance(name, row.get(name, []), list))
 
 
 def _hash(name: Any) -> Hash:  # noqa: ANN401 - a value of JSON

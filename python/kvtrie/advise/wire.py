@@ -13,16 +13,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvtrie.argument import shown
+from kvtrie.argument import real, shown
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Batch", "Hash", "Reader", "Stored"]
+__all__ = ["MOST_NUMBER", "MOST_S", "MOST_SIZE", "Batch", "Hash", "Reader", "Stored"]
 
 Hash = int | bytes
 """Name of a block and of all blocks before it."""
+
+MOST_NUMBER = 2**64 - 1
+"""The greatest sequence number and rank."""
+
+MOST_S = 2.0**33
+"""The latest time of an engine's clock, in seconds."""
+
+MOST_SIZE = 2**20
+"""The most tokens of a block."""
 
 _MEDIA = (None, "GPU")
 _FULL = (None, "full_attention", "mla_attention", "sink_full_attention")
@@ -161,7 +170,8 @@ class Reader:
                 removed += event.block_hashes
             else:
                 stored.append(_checked(number, event))
-        return Batch(number, message.ts, joined(stored), removed, cleared, message.rank)
+        at = real(f"time of message {number}", message.ts, 0, MOST_S)
+        return Batch(number, at, joined(stored), removed, cleared, message.rank)
 
     def _counts(self, event: _BlockStored | _BlockRemoved) -> bool:
         """Whether an event is of the group that is taken."""
@@ -180,7 +190,7 @@ def _checked(number: int, event: _BlockStored) -> Stored:
             f"message {number} stores {blocks} blocks without token ids: the engine publishes "
             "hashes only, and advise needs events with tokens"
         )
-    if event.block_size < 1 or tokens != blocks * event.block_size:
+    if not 1 <= event.block_size <= MOST_SIZE or tokens != blocks * event.block_size:
         raise ConfigError(
             f"message {number} stores {blocks} blocks of {event.block_size} tokens with {tokens} "
             f"token ids, {blocks * event.block_size} wanted"

@@ -100,13 +100,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader, `head` say, has seen enough; the interpreter must not flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno not in _UNWRITTEN or error.filename is not None:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stderr.write(f"kvtrie {words[0]}: cannot write the output: {error.strerror}\n")
+    except (OSError, MemoryError) as error:
+        sys.stderr.write(f"kvtrie {words[0]}: {_lacking(error)}\n")
         return _REFUSED
     return status
+
+
+def _lacking(error: OSError | MemoryError) -> str:
+    """Name what the system refuses that no argument names: room for the output, memory, threads."""
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {str(error) or 'an allocation failed'}"
+    if error.errno not in _UNWRITTEN or error.filename is not None:
+        return f"the system refuses: {error}"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return f"cannot write the output: {error.strerror}"
 
 
 def _parser() -> argparse.ArgumentParser:

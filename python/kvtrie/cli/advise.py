@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie.cli.advice_text import advice_text
 from kvtrie.cli.output_file import output_file
@@ -206,7 +206,8 @@ def _model(given: argparse.Namespace) -> ModelShape:
     Raises:
         ConfigError: neither of the two options, or a folder that has no configuration.
     """
-    from kvtrie.argument import whole
+    from kvtrie.argument import shown, whole
+    from kvtrie.input import json_of, read_text
     from kvtrie.shape import ModelShape
 
     if given.bytes_per_token is not None:
@@ -218,14 +219,16 @@ def _model(given: argparse.Namespace) -> ModelShape:
         raise ConfigError("--model DIR or --bytes-per-token N wanted: sizes are bytes")
     path = given.model / "config.json"
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cannot read {path}: {error}; --bytes-per-token N does instead"
-        ) from error
-    if not isinstance(config, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - JSON
+        config = json_of(read_text(path, "the model's"), f"{path} is no JSON")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; --bytes-per-token N does instead") from error
+    if not isinstance(config, dict):
         raise ConfigError(f"{path} is no JSON object; --bytes-per-token N does instead")
-    return ModelShape.from_config(SimpleNamespace(**config.get("text_config", config)))
+    fields = cast("dict[str, Any]", config)
+    text = fields.get("text_config", fields)
+    if not isinstance(text, dict):
+        raise ConfigError(f"text_config of {path} is {shown(text)}, a JSON object wanted")
+    return ModelShape.from_config(SimpleNamespace(**cast("dict[str, Any]", text)))
 
 
 def _trace(given: argparse.Namespace) -> list[TraceRequest]:

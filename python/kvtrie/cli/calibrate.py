@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.model import DEVICE, MODEL, device, resolve
 from kvtrie.cli.output_file import output_file
-from kvtrie.errors import ConfigError
+from kvtrie.input import read_text
 from kvtrie.output import check_output, write_output
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     check_output(given.out)
-    text = None if given.texts is None else _text(given.texts)
+    text = None if given.texts is None else read_text(given.texts, "the text")
     where = device(given.device)
     speaker = resolve(given.model)
     from kvtrie.demo.passages import PASSAGES, SYSTEM
@@ -90,13 +90,6 @@ def _run(given: argparse.Namespace) -> int:
     write_output(given.out, json.dumps(made, indent=2) + "\n")
     sys.stdout.write(json.dumps(made) + "\n" if given.json else _table(made, given.out))
     return 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
 
 
 def _table(made: dict[str, Any], out: Path) -> str:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from kvtrie.engines.commands import COMMANDS
 from kvtrie.errors import ConfigError
+from kvtrie.input import json_of
 from kvtrie.printable import printable
 
 if TYPE_CHECKING:
@@ -98,19 +99,12 @@ def _send(given: argparse.Namespace) -> int:
     body: dict[str, Any] = {"session": given.session, "cache_salt": given.salt}
     if given.tokens is not None:
         text = sys.stdin.read() if given.tokens == "-" else given.tokens
-        body["tokens"] = _json("--tokens", text)
+        body["tokens"] = json_of(text, "--tokens is no JSON")
     if getattr(given, "ranges", None) is not None:
-        body["retain"] = _json("--ranges", given.ranges)
+        body["retain"] = json_of(given.ranges, "--ranges is no JSON")
     body = {name: value for name, value in body.items() if value is not None}
     sys.stdout.write(json.dumps(ask(given.socket, f"/{given.action}", json.dumps(body))) + "\n")
     return 0
-
-
-def _json(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{name} is no JSON: {error}") from error
 
 
 def _why_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.cache import add_cache
 from kvtrie.cli.model import DEVICE, MODEL, device, resolve
 from kvtrie.errors import ConfigError
+from kvtrie.input import read_text
 
 if TYPE_CHECKING:
     import argparse
@@ -28,10 +28,7 @@ def run(words: Sequence[str]) -> int:
     if (prompt is None) == (given.prompt_file is None):
         raise ConfigError("give a --prompt or a --prompt_file")
     if given.prompt_file is not None:
-        try:
-            prompt = Path(given.prompt_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {given.prompt_file}: {error}") from error
+        prompt = read_text(given.prompt_file, "the prompt")
     from kvtrie.selective.settings import CacheSettings
 
     settings = CacheSettings(**dict(given.kv_cache))

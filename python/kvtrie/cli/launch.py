@@ -42,6 +42,7 @@ __all__ = ["COMMANDS", "run"]
 _DEFAULT_HOST = "25%"
 _GB = 10**9
 _ADDRESS = re.compile(r"localhost|[\w:-]*[.:][\w.:-]*")
+_MOST_DIGITS = 19  # of a number of processes
 _SHORTEST = 8  # characters of an abbreviated flag that an engine takes for the whole one
 _VLLM_SETS = ("--kv-transfer-config", "--kv-offloading-size", "--model")
 _RADIX_SETS = ("--radix-cache-backend", "--radix-eviction-policy-config")
@@ -224,7 +225,7 @@ def _sizes(given: argparse.Namespace, servers: int) -> _Sizes:
     Raises:
         ConfigError: no size, more than the machine has, or a disk of several servers.
     """
-    text = given.host or _DEFAULT_HOST
+    text = _DEFAULT_HOST if given.host is None else given.host
     try:
         host = size("--host", text, of=free_memory)
     except ConfigError as error:
@@ -330,7 +331,11 @@ def _value(args: Sequence[str], *flags: str) -> str | None:
 def _number(args: Sequence[str], *flags: str) -> int:
     """The number of processes that a flag of the engine gives; 1 if it does not."""
     value = _value(args, *flags)
-    return max(1, int(value)) if value is not None and value.isdecimal() else 1
+    return (
+        max(1, int(value))
+        if value is not None and value.isdecimal() and len(value) < _MOST_DIGITS
+        else 1
+    )
 
 
 def _replace(command: list[str]) -> int:

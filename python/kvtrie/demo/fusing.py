@@ -26,10 +26,11 @@ from kvtrie.demo.fusion_picture import draw_fusion
 from kvtrie.demo.model import Speaker, smollm, tiny
 from kvtrie.demo.passages import FAMILIAR, PASSAGES, QUESTION, SYSTEM
 from kvtrie.engines.transformers import Decoder, fingerprint
-from kvtrie.errors import ConfigError, KvtrieError
+from kvtrie.errors import KvtrieError
 from kvtrie.fuse import CacheStore, Context, Controller, Fused, Fusor, Monitor
 from kvtrie.fuse.chunker import Given
 from kvtrie.fuse.gate import divergence
+from kvtrie.input import read_text
 from kvtrie.printable import MESSAGE, printable
 from kvtrie.tiers import default_device, open_pools
 from kvtrie.transfer import Executor
@@ -105,7 +106,7 @@ def fuse(options: FuseOptions) -> int:
     try:
         if options.tiny:
             torch.set_num_threads(1)  # so small a model only loses by sharing its work out
-        texts = [_read(path) for path in options.passages] or list(PASSAGES)
+        texts = [read_text(path, "the passage") for path in options.passages] or list(PASSAGES)
         question = options.question or QUESTION
         speaker = tiny() if options.tiny else smollm(console)
         torch.nn.Module.to(speaker.model, default_device())  # the first tier is on that device
@@ -240,13 +241,6 @@ class _Runner:
         tokens = cast("list[int]", output[0, ids.shape[1] :].cpu().numpy().tolist())
         text = self.speaker.text(tokens)
         return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the passage {path}: {error}") from error
 
 
 def _show(

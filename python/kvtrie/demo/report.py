@@ -15,6 +15,7 @@ import numpy as np
 
 from kvtrie.demo.residency import DROPPED, grid
 from kvtrie.errors import ConfigError
+from kvtrie.input import json_of, read_text
 from kvtrie.output import write_output
 
 if TYPE_CHECKING:
@@ -108,12 +109,7 @@ def read_report(path: Path) -> Report:
     Raises:
         ConfigError: the file cannot be read or is no report.
     """
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the report {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no report of kvtrie: {error}") from error
+    document = json_of(read_text(path, "the report"), f"{path} is no report of kvtrie")
     if not isinstance(document, dict) or cast("Any", document).get("format") != _FORMAT:
         raise ConfigError(f"{path} is no report of kvtrie: it does not say {_FORMAT!r}")
     fields = cast("dict[str, Any]", document)

@@ -87,7 +87,7 @@ def open_executor(
     device = model.device
     # Others find only blocks that are in the store.
     write = "back" if remote is None else "through"
-    first = size("gpu", gpu or _SHARE, of=lambda: _free(device))
+    first = size("gpu", _SHARE if gpu is None else gpu, of=lambda: _free(device))
     tiers = [Tier("gpu", bytes=first, write=write)]
     if host is not None:
         tiers.append(Tier("host", bytes=host, keep=keep, write=write))

@@ -92,7 +92,14 @@ def start_of(config: SimulationConfig) -> dict[str, float]:
 
     The cost per token, if that is affine, and bandwidth and latency of each lane of a tier that a
     run uses; of those, what is positive.
+
+    Raises:
+        ConfigError: machines differ, whose keys have no default.
     """
+    if config.machines:
+        raise ConfigError(
+            f"machines are {len(config.machines)} of different hardware: name the keys with --fit"
+        )
     start: dict[str, float] = {}
     if isinstance(config.price, tuple) and len(config.price) == 2:  # noqa: PLR2004 - affine
         base, slope = config.price

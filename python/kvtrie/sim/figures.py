@@ -77,7 +77,8 @@ def figures_of(config: SimulationConfig, simulation: Simulation, counts: Counts)
 
     Hits of tiers are in blocks; a block that came from a peer was loaded from the host and counts
     there, in `hit_tokens` and `saved_ns` as `peer`. `saved_ns` is how long computing the tokens
-    that were found would have taken.
+    that were found would have taken. `blocks` of a tier are those of one machine, in the mean where
+    machines differ.
 
     Args:
         config: the settings, for goals and prices.
@@ -149,10 +150,11 @@ def _load(config: SimulationConfig, counts: Counts, end: int) -> dict[str, Any]:
 def _tiers(
     config: SimulationConfig, simulation: Simulation, counts: Counts
 ) -> list[dict[str, Any]]:
+    machines: int = config.manager.get("machines", 1)
     return [
         {
             "kind": tier.kind,
-            "blocks": config.room(tier),
+            "blocks": room // machines if room % machines == 0 else room / machines,
             "hits": hits,
             "hit_tokens": counts.hit_tokens.get(tier.kind, 0),
             "saved_ns": counts.saved_ns.get(tier.kind, 0),
@@ -160,8 +162,8 @@ def _tiers(
             "demoted": demoted,
             "dropped": dropped,
         }
-        for tier, (hits, _, clean, demoted, dropped) in zip(
-            config.tiers, simulation.tiers(), strict=True
+        for tier, room, (hits, _, clean, demoted, dropped) in zip(
+            config.tiers, config.rooms(), simulation.tiers(), strict=True
         )
     ]
 
@@ -172,15 +174,18 @@ def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[s
     Managers count in bytes of the model's KV; a tier's own layout may have fewer.
     """
     machines: int = config.manager.get("machines", 1)
-    queues = Counter(lane.name for tier in config.tiers for lane in tier.lanes())
-    number = {name: each * machines for name, each in queues.items()}
+    number: Counter[str] = Counter()
+    for one in config.alike:
+        for lane in (lane for tier in one.tiers for lane in tier.lanes()):
+            number[lane.name] += one.count
     shares = {
         lane.name: 1.0
         if config.resume is not None
         else tier.room_bytes(config.model, config.block_tokens)
         / config.room(tier)
         / (config.model.layers * config.model.layer_bytes(config.block_tokens))
-        for tier in config.tiers
+        for one in config.alike
+        for tier in one.tiers
         for lane in tier.lanes()
     }
     peers = config.manager.get("peers")
@@ -190,7 +195,7 @@ def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[s
         name: {
             "bytes": round(carried * shares.get(name, 1)),
             "busy_ns": busy,
-            "use": busy / max(1, simulation.now * number.get(name, machines)),
+            "use": busy / max(1, simulation.now * (number[name] or machines)),
             "waited_ns": waited,
         }
         for name, (carried, busy, waited) in simulation.lanes().items()
@@ -199,10 +204,9 @@ def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[s
 
 def _cost(config: SimulationConfig, counts: Counts, end: int) -> dict[str, float] | None:
     """Money per hour, for the run, and per million tokens of served prompts and answers."""
-    if config.rent is None:
+    hour = config.per_hour()
+    if hour is None:
         return None
-    machine = config.rent.per_hour(config.tiers, config.model, config.block_tokens)
-    hour = machine * config.manager.get("machines", 1)
     run = hour * end / _NS_PER_HOUR
     tokens = sum(counts.hit_tokens.values()) + counts.computed_tokens + counts.output_tokens
     return {"per_hour": hour, "run": run, "per_million_tokens": run * 1e6 / max(1, tokens)}

@@ -8,14 +8,15 @@ Cost: read or computed once per run.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from kvtrie.argument import real
 from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError
+from kvtrie.input import read_text, toml_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +67,7 @@ class Passes:
         Raises:
             ConfigError: axes that do not ascend, times of another shape, below 0 or above 13 days.
         """
+        base = real("base of steps", base, 0, _MOST_NS)
         return cls(round(base), _grid(base, *prefill), _grid(base, *decode))
 
     def price(self) -> tuple[int, Grid, Grid]:
@@ -107,8 +109,9 @@ def read_passes(path: Path) -> Passes:
     Raises:
         ConfigError: the file cannot be read, or no model was measured for it.
     """
+    wrong = f"{path} is no profile of `kvtrie profile` with a model"
+    document = toml_of(read_text(path, "the profile"), wrong)
     try:
-        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         passes = document["passes"]
         contexts = [int(at) for at in passes["contexts"]]
         tokens = [int(at) for at in passes["tokens"]]
@@ -125,12 +128,8 @@ def read_passes(path: Path) -> Passes:
         else:
             beyond = ns[:, :1] - base
             decodes = (contexts, [1, _MANY], base + beyond * np.array([[1, _MANY]]))
-    except OSError as error:
-        raise ConfigError(f"cannot read the profile {path}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ConfigError(
-            f"{path} is no profile of `kvtrie profile` with a model: {error!r}"
-        ) from error
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise ConfigError(f"{wrong}: {error!r}") from error
     if decodes[1][:1] != [1]:
         raise ConfigError(f"{path}: decode.requests begins with {decodes[1][:1]}, 1 wanted")
     try:

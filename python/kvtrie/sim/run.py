@@ -39,6 +39,11 @@ def open_simulation(config: SimulationConfig, *, logged: bool = False) -> Simula
         ConfigError: settings that contradict each other.
     """
     weight = config.block_tokens if config.trace.hashed else 1
+    more = dict(config.manager)
+    if config.machines:
+        more["machines"] = [
+            (one.tiers, one.price, one.cost) for one in config.machines for _ in range(one.count)
+        ]
     return Simulation(
         config.model,
         config.tiers,
@@ -47,7 +52,7 @@ def open_simulation(config: SimulationConfig, *, logged: bool = False) -> Simula
         block_tokens=config.block_tokens // weight,
         token_weight=weight,
         logged=logged,
-        **config.manager,
+        **more,
     )
 
 

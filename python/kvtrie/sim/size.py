@@ -184,12 +184,8 @@ class Sizes:
 
     def _cost(self, rooms: tuple[int, ...]) -> float:
         config = self._config(rooms)
-        machines: int = config.manager["machines"]
-        if config.rent is not None:
-            hour = config.rent.per_hour(config.tiers, config.model, config.block_tokens)
-            return hour * machines
-        sizes = (tier.room_bytes(config.model, config.block_tokens) for tier in config.tiers)
-        return sum(sizes) * machines / _GIB
+        hour = config.per_hour()
+        return config.room_bytes() / _GIB if hour is None else hour
 
     def _run(self, wanted: Sequence[tuple[int, ...]]) -> None:
         new = [rooms for rooms in wanted if rooms not in self.seen]

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie._kvtrie import __version__
+from kvtrie.argument import text
 from kvtrie.errors import ConfigError
+from kvtrie.input import read_text
 from kvtrie.sim.run import run_config
 
 if TYPE_CHECKING:
@@ -122,12 +124,9 @@ def _digest(path: Path, size: int, changed: int) -> str:
 
 def _stored(path: Path) -> dict[str, dict[str, Any]]:
     """The results of a file by their key; a last line that was cut short is taken off."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the results {path}: {error}") from error
+    lines = read_text(path, "the results").splitlines(keepends=True)
     stored: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
         if not line.endswith("\n"):
@@ -135,8 +134,8 @@ def _stored(path: Path) -> dict[str, dict[str, Any]]:
             break
         try:
             row: Any = json.loads(line)
-            stored[cast("str", row["key"])] = cast("dict[str, Any]", row["figures"])
-        except (ValueError, TypeError, KeyError) as error:
+            stored[text("key", row["key"])] = dict(row["figures"])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigError(f"{path}, line {number}: no result of a sweep") from error
     return stored
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from kvtrie.errors import ConfigError
+from kvtrie.group_pages import GroupPages
+from kvtrie.sizes import check_exists
 from kvtrie.tiers.block_format import BlockFormat, HasBlockFormat
 from kvtrie.tiers.conversion import agree
 from kvtrie.tiers.disk import DiskStorage
@@ -23,11 +25,11 @@ from kvtrie.tiers.group_pools import GroupPool, GroupPools
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.kept import KeptPool
 from kvtrie.tiers.narrowed import require_narrower
-from kvtrie.tiers.pool import Pool
+from kvtrie.tiers.pool import Pool, all_of_device
 from kvtrie.tiers.remote.storage import RemoteStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvtrie import Index
     from kvtrie.resume import ResumePoints
@@ -186,9 +188,9 @@ def open_pools(
     Raises:
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
             layouts differ, a format that KV cannot be converted to, a disk in a format that is not
-            narrower than that of the memory above it, a rank that is not there, or `keep` for the
-            first tier. With `resume`: a remote tier, several ranks, or staging. Nothing is opened
-            then.
+            narrower than that of the memory above it, more memory than there is, by one tier or
+            together, a rank that is not there, or `keep` for the first tier. With `resume`: a
+            remote tier, several ranks, or staging. Nothing is opened then.
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
@@ -218,6 +220,7 @@ def open_pools(
     ]
     agree([*first, *((name, fmt, False) for name, fmt, _ in named[: len(first)])])
     agree(named)
+    _check_together(tiers, lambda tier: tier.room_bytes(model, block_tokens))
     pools: list[Pool | Storage | None] = []
     for tier in tiers:
         if tier.owner == "kvtrie" and tier.kind == "disk" and tier.path is not None:
@@ -239,6 +242,23 @@ def open_pools(
         else:
             raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
     return tuple(pools)
+
+
+def _check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
+    """Refuse tiers in one memory, as those of a CPU, that are larger together than it.
+
+    Raises:
+        ConfigError: they are.
+    """
+    kinds = _MEMORY if default_device().type == "cpu" else ("host",)
+    rooms = {
+        tier.kind: room(tier) for tier in tiers if tier.owner == "kvtrie" and tier.kind in kinds
+    }
+    if len(rooms) > 1:
+        there = all_of_device(torch.device("cpu"))
+        check_exists(
+            f"tiers {' and '.join(rooms)} together", sum(rooms.values()), there, "the memory"
+        )
 
 
 def _memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, BlockFormat]:
@@ -272,6 +292,7 @@ def _open_groups(
         )
     _agree_in_format(tiers)
     gpu, pinned = default_device(), torch.cuda.is_available()
+    _check_together(tiers, lambda tier: GroupPages.of(model, tier, block_tokens).bytes)
     pools: list[GroupPools | GroupDisk | None] = []
     for tier in tiers:
         if tier.owner != "kvtrie" or (tier.kind == "disk" and tier.path is None):

@@ -149,16 +149,19 @@ class Pool:
         Raises:
             ConfigError: as of the class, or a budget that holds no block.
         """
-        return cls(
-            model,
-            tier.room(model, block_tokens),
-            block_tokens,
-            layout=tier.layout,
-            layer_slots=tier.layer_slots,
-            device=device,
-            pinned=pinned,
-            spare=spare,
-        )
+        try:
+            return cls(
+                model,
+                tier.room(model, block_tokens),
+                block_tokens,
+                layout=tier.layout,
+                layer_slots=tier.layer_slots,
+                device=device,
+                pinned=pinned,
+                spare=spare,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"tier {tier.kind!r}: {error}") from error
 
     @property
     def unit_bytes(self) -> int:
@@ -450,7 +453,23 @@ def all_of_device(device: torch.device) -> int:
 
 
 def paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:
-    """Memory of `units` times `size` bytes that starts on a page, as direct I/O wants it."""
+    """Memory of `units` times `size` bytes that starts on a page, as direct I/O wants it.
+
+    Raises:
+        ConfigError: the system does not give as much.
+    """
+    length = units * size
+    try:
+        return _paged(units, size, device, pinned=pinned)
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{length} bytes of memory on {device} for {units} slots of {size} bytes: {reason}; "
+            "give less, or raise the limit of the process (`ulimit -v`)"
+        ) from error
+
+
+def _paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:
     length = units * size
     if torch.device(device).type == "cpu" and not pinned:
         # Large pages at least halve the address ranges that a device has to look up.

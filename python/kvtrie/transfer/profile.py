@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-import tomllib
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ import torch
 from kvtrie._kvtrie import BlockManager
 from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.input import read_text, toml_of
 from kvtrie.shape import ModelShape
 from kvtrie.tier import Lane, Tier
 from kvtrie.tiers import Pool, default_device
@@ -94,8 +94,9 @@ def load_profile(path: Path) -> Profile:
     Raises:
         ConfigError: the file is no profile.
     """
+    wrong = f"{path} is no profile of `kvtrie profile`"
+    parsed = toml_of(read_text(path, "the profile"), wrong)
     try:
-        parsed: dict[str, Any] = tomllib.loads(path.read_text())
         cost = parsed.get("cost")
         table = cost and tuple((int(at), float(each)) for at, each in cost["table"])
         return Profile(
@@ -110,8 +111,8 @@ def load_profile(path: Path) -> Profile:
             if "compute" in parsed
             else None,
         )
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is no profile of `kvtrie profile`: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ConfigError(f"{wrong}: {error}") from error
 
 
 def _passes(parsed: dict[str, Any]) -> PassTable:

@@ -89,10 +89,7 @@ def _line(cell: Cell) -> str:
 
 def _room(config: SimulationConfig) -> tuple[int, float]:
     """Blocks and GiB of all tiers of all machines."""
-    machines: int = config.manager["machines"]
-    rooms = [config.room(tier) for tier in config.tiers]
-    sizes = [tier.room_bytes(config.model, config.block_tokens) for tier in config.tiers]
-    return sum(rooms) * machines, sum(sizes) * machines / _GIB
+    return sum(config.rooms()), config.room_bytes() / _GIB
 
 
 def _bound(configs: Sequence[SimulationConfig]) -> list[tuple[float, float]]:

@@ -150,10 +150,8 @@ def _played(
 def _draw(path: Path, config: SimulationConfig, simulation: Simulation) -> None:
     from kvtrie.sim.pictures import draw_tiers
 
-    machines: int = config.manager["machines"]
-    rooms = [config.room(tier) * machines for tier in config.tiers]
     kinds = [tier.kind for tier in config.tiers]
-    draw_tiers(path, config.trace.path.name, kinds, rooms, simulation.samples())
+    draw_tiers(path, config.trace.path.name, kinds, config.rooms(), simulation.samples())
 
 
 @contextmanager

@@ -8,10 +8,11 @@ never found. Cost: that of opening a disk or a store.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from kvtrie.argument import flag, folder, masked, real, shown, whole
+from kvtrie.argument import flag, folder, instance, masked, real, shown, whole
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_disk
 from kvtrie.sizes import size as size_of
@@ -20,9 +21,6 @@ from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.tiers.keyed_kept import KeyedKept
 from kvtrie.tiers.remote.keyed import KeyedRemote
 from kvtrie.tiers.remote.open import read_secret
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["PageSettings", "Pages"]
 
@@ -87,6 +85,7 @@ class PageSettings:
             ConfigError: unknown keys, no path, a key that is not for such a place, a value that
                 cannot be.
         """
+        instance("the storage's settings", extra, Mapping)
         ours = (*_TIER_KEYS, *_KEYS)
         # The same section has SGLang's own keys of prefetching.
         strange = [

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from kvtrie import BlockManager
-from kvtrie.argument import flag, folder, real, shown, whole, word
+from kvtrie.argument import flag, folder, instance, real, shown, whole, word
 from kvtrie.engines.control import socket_path
 from kvtrie.errors import ConfigError
 from kvtrie.layout import FORMATS
@@ -151,6 +151,7 @@ class Settings:
             ConfigError: an unknown key or word, a number that cannot be, tiers out of order, a
                 folder that cannot be written, or a secret that cannot be read.
         """
+        instance("kv_connector_extra_config", extra or {}, Mapping)
         given = _renamed(dict(extra or {}))
         _check_keys("kv_connector_extra_config", given, _KEYS)
         words = {

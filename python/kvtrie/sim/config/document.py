@@ -7,16 +7,19 @@ says. Cost: read once per run.
 from __future__ import annotations
 
 import json
-import tomllib
 from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
+from kvtrie.input import read_text
+from kvtrie.input import toml_of as parsed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["change", "put", "read_document", "toml_of", "value_at", "values_of"]
+
+_MOST_DIGITS = 19  # of a place in a list
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -25,13 +28,7 @@ def read_document(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: a file that cannot be read.
     """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read the settings {path}: {reason}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from error
+    return parsed(read_text(path, "the settings"), f"{path} is no TOML")
 
 
 def change(document: dict[str, Any], stated: str) -> None:
@@ -56,15 +53,15 @@ def values_of(stated: str, option: str) -> tuple[str, list[Any]]:
     if not (name and equals and given):
         raise ConfigError(f"{option} takes KEY=VALUE,VALUE, not {stated!r}")
     try:
-        return name, tomllib.loads(f"values = [{given}]")["values"]
-    except tomllib.TOMLDecodeError:
+        return name, parsed(f"values = [{given}]", option)["values"]
+    except ConfigError:
         return name, [_value(each.strip()) for each in given.split(",")]
 
 
 def _value(given: str) -> Any:  # noqa: ANN401 - any TOML value
     try:
-        return tomllib.loads(f"value = {given}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parsed(f"value = {given}", "a value")["value"]
+    except ConfigError:
         return given
 
 
@@ -121,6 +118,6 @@ def _place(
     if not isinstance(value, list):
         raise ConfigError(f"{stated}: {shown(value)} has no key {key}")
     items = cast("list[Any]", value)
-    if not (key.isdecimal() and int(key) < len(items)):
+    if not (key.isdecimal() and len(key) < _MOST_DIGITS and int(key) < len(items)):
         raise ConfigError(f"{stated}: {key} is no place in a list of {len(items)}")
     return items, int(key)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
+from kvtrie.input import read_text, toml_of
 from kvtrie.sim.config.table import made
 from kvtrie.tier import Lane
 
@@ -33,12 +33,8 @@ def lanes_of(table: Table, folder: Path = Path()) -> dict[str, Lane]:
         raise ConfigError(f"lanes.path is {shown(given)}, the name of a file wanted")
     path = folder / given
     path = path if path.exists() else Path(given)
-    try:
-        rows: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("lanes")
-    except OSError as error:
-        raise ConfigError(f"cannot read the profile {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is no profile of `kvtrie profile`: {error}") from error
+    text = read_text(path, "the profile")
+    rows: Any = toml_of(text, f"{path} is no profile of `kvtrie profile`").get("lanes")
     if not isinstance(rows, dict) or not rows:
         raise ConfigError(f"{path} has no lanes: it is no profile of `kvtrie profile`")
     lanes: dict[str, Lane] = {}

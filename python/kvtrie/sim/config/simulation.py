@@ -6,23 +6,21 @@ refused. Cost: read once per run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.group_pages import GroupPages
 from kvtrie.shape import ModelShape
-from kvtrie.sim.config.cost import cost_of
 from kvtrie.sim.config.directory import directory_of
 from kvtrie.sim.config.document import change, read_document
 from kvtrie.sim.config.engine import engine_of
 from kvtrie.sim.config.goals import goals_of
 from kvtrie.sim.config.lanes import lanes_of
+from kvtrie.sim.config.machines import Machines, machines_of
 from kvtrie.sim.config.manager import block_tokens_of, manager_of
 from kvtrie.sim.config.peers import peers_of
-from kvtrie.sim.config.rent import rent_of
 from kvtrie.sim.config.router import router_of
 from kvtrie.sim.config.table import Table, made, plain
-from kvtrie.sim.config.tiers import tiers_of
 from kvtrie.sim.config.trace import trace_of
 from kvtrie.sim.config.transfer import transfer_of
 from kvtrie.sim.readers.lines import MOST_BLOCKS
@@ -59,6 +57,8 @@ class SimulationConfig:
         rent: what machines cost per hour.
         resume: which borders stay resumable where groups of layers are kept apart; None keeps all
             tokens of all layers.
+        machines: machines that differ in tiers, price, cost or rent, which are those of the first
+            one above; empty if all are alike.
     """
 
     trace: TraceSource
@@ -72,11 +72,41 @@ class SimulationConfig:
     goals: Goals | None = None
     rent: Rent | None = None
     resume: ResumePoints | None = None
+    machines: tuple[Machines, ...] = ()
+
+    @property
+    def alike(self) -> tuple[Machines, ...]:
+        """All machines, those that are alike together."""
+        count: int = self.manager.get("machines", 1)
+        one = Machines(count, self.tiers, self.price, self.cost, self.rent)
+        return self.machines or (one,)
 
     @property
     def most_blocks(self) -> int:
         """The most blocks of a prompt that a trace may claim."""
-        return max(MOST_BLOCKS, *map(self.room, self.tiers))
+        return max(MOST_BLOCKS, *(self.room(tier) for one in self.alike for tier in one.tiers))
+
+    def rooms(self) -> list[int]:
+        """Return the room of each tier in blocks, over all machines."""
+        rows = [[one.count * self.room(tier) for tier in one.tiers] for one in self.alike]
+        return [sum(column) for column in zip(*rows, strict=True)]
+
+    def room_bytes(self) -> int:
+        """Return the bytes of all tiers of all machines, padding counted."""
+        return sum(
+            one.count * tier.room_bytes(self.model, self.block_tokens)
+            for one in self.alike
+            for tier in one.tiers
+        )
+
+    def per_hour(self) -> float | None:
+        """Return what all machines cost per hour; None if no price is given."""
+        rents = [
+            one.count * one.rent.per_hour(one.tiers, self.model, self.block_tokens)
+            for one in self.alike
+            if one.rent is not None
+        ]
+        return sum(rents) if rents else None
 
     def room(self, tier: Tier) -> int:
         """Return the room of a tier in blocks; of the first group, where groups are kept apart.
@@ -143,14 +173,16 @@ def config_of(
     stated = table.some(*plain(ModelShape, "groups"))
     table.close()
     shape = made("model", ModelShape, stated) if model is None else model
-    price, cost = cost_of(top.table("cost"), shape, folder)
-    machines = top.number("machines", 1, 1, 2**20)
+    lanes = lanes_of(top.table("lanes"), folder)
+    shared = {key: top.take(key) for key in ("tiers", "cost", "price")}
+    machines = machines_of(top.take("machines", 1), shared, shape, lanes, folder)
+    count = sum(one.count for one in machines)
     table = top.table("manager")
     block_tokens = block_tokens_of(table, trace)
     manager = manager_of(table)
-    engine = engine_of(top.table("engine"), machines)
+    engine = engine_of(top.table("engine"), count)
     more = {
-        "machines": machines,
+        "machines": count,
         "clients": trace.clients,
         **engine,
         **router_of(top.table("router")),
@@ -158,21 +190,22 @@ def config_of(
         **transfer_of(top),
         **peers_of(top.table("peers"), engine["engine"]),
     }
-    cost = manager.pop("cost", cost)
+    if (cost := manager.pop("cost", None)) is not None:
+        machines = tuple(replace(one, cost=cost) for one in machines)
     goals = goals_of(top.table("goals"))
-    rent = rent_of(top.table("price"))
-    tiers = tiers_of(top.take("tiers", ()), lanes_of(top.table("lanes"), folder))
     top.close()
+    first = machines[0]
     return SimulationConfig(
         trace,
         shape,
-        tiers,
-        price,
-        cost,
+        first.tiers,
+        first.price,
+        first.cost,
         seed,
         block_tokens,
         {**manager, **more, "resume": resume},
         goals,
-        rent,
+        first.rent,
         resume,
+        machines if machines[1:] else (),
     )

@@ -33,17 +33,18 @@ _NOT_SIMULATED = (
 )
 
 
-def tiers_of(given: object, lanes: Mapping[str, Lane]) -> tuple[Tier, ...]:
+def tiers_of(name: str, given: object, lanes: Mapping[str, Lane]) -> tuple[Tier, ...]:
     """Return the tiers of a list of tables, one to four of them.
 
     Args:
-        given: the list.
+        name: the key of the list.
+        given: the list; None for an empty one.
         lanes: by name, as `host read`, what a tier has that states no lane.
     """
-    tiers = few("tiers", given, _MOST_TIERS)
+    tiers = few(name, () if given is None else given, _MOST_TIERS)
     if not tiers:
-        raise ConfigError("tiers is (), one to four wanted")
-    return tuple(_tier(f"tiers.{at}", one, lanes) for at, one in enumerate(tiers))
+        raise ConfigError(f"{name} is (), one to four wanted")
+    return tuple(_tier(f"{name}.{at}", one, lanes) for at, one in enumerate(tiers))
 
 
 def _tier(name: str, given: object, lanes: Mapping[str, Lane]) -> Tier:

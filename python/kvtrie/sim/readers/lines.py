@@ -6,7 +6,6 @@ counted and left out. Cost: one line is held.
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from functools import lru_cache
@@ -16,6 +15,7 @@ import numpy as np
 
 from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
+from kvtrie.input import json_of
 from kvtrie.sim.readers.compressed import open_trace
 
 if TYPE_CHECKING:
@@ -176,10 +176,7 @@ def row_of(line: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is none.
     """
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"no JSON: {error}") from error
+    row = json_of(line, "no JSON")
     if not isinstance(row, dict):
         raise ConfigError(f"a JSON object wanted, not {line.strip()[:40]}")
     return cast("dict[str, Any]", row)

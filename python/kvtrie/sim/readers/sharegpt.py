@@ -183,6 +183,10 @@ def _turns(value: object, tokenize: Tokenize) -> list[RequestRow]:
         value = turn.get("value")
         if not isinstance(value, str):
             raise ConfigError(f"conversations[{at}].value is {shown(value)}, a text wanted")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"conversations[{at}].value: {error.reason}") from error
         speaker, piece = turn.get("from"), tokenize(value)
         if speaker in _ANSWERS and in_question and tokens:
             prompt = np.array(tokens, dtype=np.uint32)

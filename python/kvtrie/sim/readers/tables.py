@@ -161,7 +161,10 @@ def _requests(
     head = next(lines, None)
     if head is None:
         raise ConfigError(f"the trace {path} holds no request")
-    names = [name.strip().lstrip("\ufeff") for name in next(csv.reader([head[1]]))]
+    try:
+        names = [name.strip().lstrip("\ufeff") for name in _cells(head[1])]
+    except ConfigError as error:
+        raise ConfigError(f"{path}, line {head[0]}: {error}") from None
     places = {name: at for at, name in enumerate(names)}
     for name in (time, prompted, answered):
         if name not in places:
@@ -171,7 +174,7 @@ def _requests(
     clock = Ascending(time, "s", _NS)
 
     def parse(line: str) -> RequestRow:
-        cells = next(csv.reader([line]))
+        cells = _cells(line)
         if len(cells) != len(names):
             raise ConfigError(f"{len(cells)} cells, {len(names)} wanted")
 
@@ -186,6 +189,13 @@ def _requests(
         return clock.take(arrival), blocks, prompt, answer, session
 
     return checked(path, lines, parse, skipped)
+
+
+def _cells(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]))  # a line has at least one cell
+    except csv.Error as error:
+        raise ConfigError(f"no line of CSV: {error}") from error
 
 
 def _count(name: str, cell: str, low: int) -> int:
@@ -206,6 +216,6 @@ def _moment(name: str, cell: str) -> int:
             raise ValueError  # noqa: TRY301 - the same message as for a thirteenth month
         seconds, part, zone = found.groups()
         moment = datetime.fromisoformat(seconds + (zone or "+00:00")).astimezone(UTC)
-    except ValueError:
+    except (ValueError, OverflowError):  # before the year 1 in UTC
         raise ConfigError(f"{name} is {shown(cell)}, a date and time wanted") from None
     return int(moment.timestamp()) * _NS + int((part or "").ljust(9, "0"))

@@ -11,7 +11,7 @@ import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from kvtrie.errors import ConfigError
 from kvtrie.shape import ModelShape
 from kvtrie.tier import Tier
 from kvtrie.tiers.remote.open import open_store
-from kvtrie.tiers.remote.protocol import Get, Put
+from kvtrie.tiers.remote.protocol import Get, Put, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from kvtrie.tiers.remote.protocol import RemoteStore, Result
+    from kvtrie.tiers.remote.protocol import RemoteStore
     from kvtrie.tiers.remote.url import RemoteUrl
 
 __all__ = ["SIZES", "Report", "Speed", "Step", "check_store"]
@@ -140,7 +140,14 @@ def check_store(
                 speeds.append(_speed(world))
         except ConfigError:
             continue  # more than a value of this store may have
+        except _FailedError as error:
+            steps = (*steps, Step(f"block of {size / 2**20:g} MiB", ok=False, detail=str(error)))
+            break
     return Report(str(url), steps, tuple(speeds))
+
+
+class _FailedError(Exception):
+    """A call of the store that failed."""
 
 
 class _World(NamedTuple):
@@ -222,19 +229,34 @@ def _steps(world: _World) -> Generator[Step]:
 
 def _speed(world: _World) -> Speed:
     store = world.store
-    puts = [_timed(lambda value=value: store.put_many([value], _until())) for value in world.values]
-    gets = [_timed(lambda at=at: _get(world, at)[1]) for at in range(len(world.names))]
+    puts = [
+        _timed("put", lambda value=value: store.put_many([value], _until()))
+        for value in world.values
+    ]
+    gets = [_timed("get", lambda at=at: _get(world, at)[1]) for at in range(len(world.names))]
     plain = None
     if isinstance(store, _Plain):
         read = store.plain
-        plain = median(_timed(lambda name=name: read(name)) for name in world.names)
+        plain = median(_timed("plain client", lambda name=name: read(name)) for name in world.names)
     return Speed(world.form.value_bytes, median(puts), median(gets), plain)
 
 
-def _timed(call: Callable[[], object]) -> float:
+def _timed(what: str, call: Callable[[], object]) -> float:
+    """Return the nanoseconds of a call.
+
+    Raises:
+        _FailedError: it raises, or one of its results is not "ok".
+    """
     began = time.perf_counter_ns()
-    call()
-    return _since(began)
+    try:
+        found = call()
+    except Exception as error:  # each client library has its own
+        raise _FailedError(f"{what}: {error}") from error
+    took = _since(began)
+    for one in cast("list[object]", found) if isinstance(found, list) else ():
+        if isinstance(one, Result) and one.outcome != "ok":
+            raise _FailedError(f"{what}: {one.outcome}{one.reason and f', {one.reason}'}")
+    return took
 
 
 def _since(began: int) -> float:

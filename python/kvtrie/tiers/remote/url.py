@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from kvtrie.argument import masked, real, shown
 from kvtrie.argument import url as url_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["RemoteUrl"]
 
 _MASK = "***"
+_PLAIN = "/:@,;=~+"  # characters that are shown as they are
 _FLAGS = {"0": False, "1": True}
 _COMMON = ("strict",)
 
@@ -70,7 +71,9 @@ class RemoteUrl:
         if len(options) < len(pairs):
             raise ConfigError(f"{name} names an option twice: {', '.join(key for key, _ in pairs)}")
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        scheme, path = url.partition(":")[0].lower(), unquote(parts.path)
+        # Names of files are bytes, which need be no UTF-8.
+        path = unquote(parts.path, errors="surrogateescape")
+        scheme = url.partition(":")[0].lower()
         return cls(scheme, host, port, user, password, path, options)
 
     def __str__(self) -> str:
@@ -79,10 +82,11 @@ class RemoteUrl:
         place += "" if self.port is None else f":{self.port}"
         if self.user or self.password:
             place = f"{self.user}{f':{_MASK}' if self.password else ''}@{place}"
-        options = "&".join(f"{key}={value}" for key, value in self.options.items())
+        options = urlencode(self.options, safe=_PLAIN)
+        path = quote(self.path, safe=_PLAIN, errors="surrogateescape")
         if not place:
-            return f"{self.scheme}:{self.path}{f'?{options}' if options else ''}"
-        return urlunsplit((self.scheme, place, self.path, options, ""))
+            return f"{self.scheme}:{path}{f'?{options}' if options else ''}"
+        return urlunsplit((self.scheme, place, path, options, ""))
 
     @property
     def strict(self) -> bool:

@@ -1,0 +1,108 @@
+"""The key `machines`: how many there are, or a list of tables where they differ.
+
+Invariant: all machines have tiers of the same kinds and layouts, so blocks go from any to any.
+Cost: that of the tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from kvtrie.argument import few, whole
+from kvtrie.errors import ConfigError
+from kvtrie.sim.config.cost import cost_of
+from kvtrie.sim.config.rent import rent_of
+from kvtrie.sim.config.table import Table
+from kvtrie.sim.config.tiers import tiers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from kvtrie.cost import Cost
+    from kvtrie.shape import ModelShape
+    from kvtrie.sim.config.cost import Price
+    from kvtrie.sim.config.rent import Rent
+    from kvtrie.tier import Lane, Tier
+
+__all__ = ["Machines", "machines_of"]
+
+_MOST = 2**20
+_OWN = ("tiers", "cost", "price")
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Machines that are alike.
+
+    Attributes:
+        count: how many.
+        tiers: tiers of each, fastest first.
+        price: what a token takes to compute.
+        cost: what managers take that price for.
+        rent: what each costs per hour.
+    """
+
+    count: int
+    tiers: tuple[Tier, ...]
+    price: Price
+    cost: Cost | str
+    rent: Rent | None = None
+
+
+def machines_of(
+    given: object,
+    shared: Mapping[str, Any],
+    model: ModelShape,
+    lanes: Mapping[str, Lane],
+    folder: Path,
+) -> tuple[Machines, ...]:
+    """Return the machines, of which those of an item are alike.
+
+    Args:
+        given: a number, or a list of tables with `count`, `tiers`, `cost` and `price`.
+        shared: `tiers`, `cost` and `price` of the machines that state none.
+        model: the model on each machine.
+        lanes: as of `tiers_of`.
+        folder: as of `cost_of`.
+
+    Raises:
+        ConfigError: a number or a table that cannot be, or tiers of other kinds or layouts than
+            those of the first machine.
+    """
+    several = isinstance(given, list)
+    stated = cast("list[Any]", given) if several else [{"count": given}]
+    if not stated:
+        raise ConfigError("machines is [], a number or tables of at least one machine wanted")
+    found: list[Machines] = []
+    for at, one in enumerate(few("machines", stated, _MOST)):
+        name = f"machines.{at}"
+        table = Table(name, one)
+        count = whole(f"{name}.count" if several else "machines", table.take("count", 1), 1, _MOST)
+        own = {key: (f"{name}.{key}", table.take(key)) for key in _OWN}
+        table.close()
+        own = {key: (key, shared.get(key)) if own[key][1] is None else own[key] for key in _OWN}
+        tiers = tiers_of(*own["tiers"], lanes)
+        price, cost = cost_of(_table(*own["cost"]), model, folder)
+        found.append(Machines(count, tiers, price, cost, rent_of(_table(*own["price"]))))
+        _check(name, found)
+    whole("machines", sum(one.count for one in found), 1, _MOST)
+    return tuple(found)
+
+
+def _table(name: str, given: object) -> Table:
+    return Table(name, {} if given is None else given)
+
+
+def _check(name: str, found: list[Machines]) -> None:
+    """Refuse tiers that blocks of the first machine cannot go to."""
+    wanted, own = (
+        [(tier.kind, tier.layout) for tier in one.tiers] for one in (found[0], found[-1])
+    )
+    if own != wanted:
+        kinds = ([kind for kind, _ in of] for of in (own, wanted))
+        given, first = (", ".join(each) for each in kinds)
+        raise ConfigError(
+            f"{name}.tiers are {given}: the kinds and layouts of the first machine, {first}, wanted"
+        )
