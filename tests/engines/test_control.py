@@ -231,3 +231,19 @@ def test_no_bytes_end_the_server(served, data):
         raw.sendall(sent)
         raw.close()  # the client disconnects, in the middle of a request
     assert ask(control, "GET", "/limits")[0] == 200
+
+
+def test_clients_that_leave_in_the_middle_of_a_body_are_not_logged(tmp_path, caplog):
+    engine = make_engine()
+    control = ControlSocket(str(tmp_path / "kv.sock"), engine)
+    for _ in range(4):
+        raw = socket.socket(socket.AF_UNIX)
+        raw.connect(control.path)
+        raw.sendall(b"POST /retain HTTP/1.1\r\nhost: a\r\ncontent-length: 999\r\n\r\n{")
+        assert ask(control, "GET", "/limits")[0] == 200  # the body is being read
+        raw.close()
+    assert ask(control, "GET", "/limits")[0] == 200
+    control.close()
+    assert not caplog.records
+    assert len(engine.commands) == 0
+    engine.why.close()

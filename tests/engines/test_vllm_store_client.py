@@ -232,8 +232,10 @@ def test_a_store_that_hangs_ends_no_request_later_than_the_deadline(tmp_path, mo
     lost = two.scheduler.counters.lost
     assert lost["store lookup: no answer" if fault == "find" else "store too slow"] == 1
     assert two.found == 0
+    assert two.scheduler.busy or fault == "find"  # a read that hangs is still under way
     released.set()
     two.drain()
+    assert two.scheduler.manager.stats().moves == 0  # without a further request
     close(one, two)
 
 

@@ -132,7 +132,9 @@ def test_a_failed_move_takes_along_what_waits_for_it_and_a_hung_one_reports_twic
     manager, dispatch, lease, down = full()
     hung = MoveReport((down[0],), error="no end", hung=True)
     assert len(dispatch.on_reports(0, [hung], 1)) == 2
+    assert dispatch.pending == 3  # an engine goes on with its steps until the second report
     assert not dispatch.on_reports(0, [MoveReport((down[0],), error="ended late")], 1) - {down[0]}
+    assert dispatch.pending == 2
     assert not dispatch.on_reports(0, [MoveReport((down[0],))], 1)  # nothing is left to report
     dispatch.on_reports(0, [MoveReport((down[1],))], 1)
     lease.release(now=1)

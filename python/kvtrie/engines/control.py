@@ -229,6 +229,8 @@ class _Api:
 
     async def command(self, request: Request) -> Response:
         """Queue a command."""
+        from starlette.requests import ClientDisconnect
+
         body, commands = bytearray(), self._engine.commands
         try:
             async with asyncio.timeout(_WAIT_S):
@@ -238,6 +240,8 @@ class _Api:
                         return _answer({"error": f"a body of more than {_MOST_BODY} bytes"}, 413)
         except TimeoutError:
             return _answer({"error": f"the body did not arrive in {_WAIT_S} s"}, 408)
+        except ClientDisconnect:
+            return _answer({"error": "the client left before the end of the body"}, 400)
         try:
             checked = read_command(request.url.path[1:], json.loads(bytes(body)))
         except (KvtrieError, ValueError, RecursionError) as error:

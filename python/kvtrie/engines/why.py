@@ -16,6 +16,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.at_exit import end_at_exit
 from kvtrie.engines.miss_report import (
     Ranges,
     Spans,
@@ -190,6 +191,7 @@ class MissCounter:
                         target=self._run, name="kvtrie why", daemon=True
                     )
                     self._thread.start()
+                    end_at_exit(self._thread, self._end)
 
     def uncached(self, count: int) -> None:
         """Count computed tokens of a request whose blocks are not cached."""
@@ -246,12 +248,16 @@ class MissCounter:
 
     def close(self) -> None:
         """End the thread after the comparisons that are queued."""
+        self._end()
         with self._lock:
-            self._closed = True
-            self._lock.notify_all()
             thread = self._thread
         if thread is not None:
             thread.join()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
 
     def _may_compare(self, now: int) -> bool:
         """Whether the rate allows one more comparison, which it then counts."""

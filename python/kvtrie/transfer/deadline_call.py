@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from kvtrie.at_exit import end_at_exit
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -37,7 +39,9 @@ class DeadlineCall:
         self._over.acquire()
         self._error: BaseException | None = None
         self.running = True
-        threading.Thread(target=self._run, name="kvtrie-deadline", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="kvtrie-deadline", daemon=True)
+        thread.start()
+        end_at_exit(thread)
 
     @property
     def seconds(self) -> float:

@@ -42,8 +42,9 @@ class Dispatch:
 
     @property
     def pending(self) -> int:
-        """Moves that have not ended on every rank."""
-        return len(self._waiting) + len(self._out)
+        """Moves that have not ended on every rank, those that hang included."""
+        hung = {ident for ident, _ in self._hung if ident not in self._out}
+        return len(self._waiting) + len(self._out) + len(hung)
 
     def waiting(self) -> list[Moves]:
         """Moves that wait for another one, which has not ended on every rank."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 
+from kvtrie.at_exit import end_at_exit
 from kvtrie.errors import ConfigError, KvtrieError, TransferError
 from kvtrie.tiers import DiskStorage, GroupDisk, GroupPools, HasBlockFormat, KeptPool, Pool, agree
 from kvtrie.tiers.failure_log import FailureLog
@@ -170,6 +171,7 @@ class Runner:
         self._threads_of = counts
         for thread in self.threads:
             thread.start()
+            end_at_exit(thread, self._end_at_exit)
 
     def __enter__(self) -> Self:
         return self
@@ -256,6 +258,12 @@ class Runner:
         with self.section.lock:
             return self.schedule.left()
 
+    @property
+    def hangs(self) -> bool:
+        """Whether all moves that have not ended hang."""
+        with self.section.lock:
+            return self.schedule.left() == self.schedule.late()
+
     def cancel(
         self,
         ids: Collection[int] | NDArray[np.uint64] | None = None,
@@ -303,6 +311,10 @@ class Runner:
         for thread in self.threads:
             if thread not in hanging:
                 thread.join()
+
+    def _end_at_exit(self) -> None:
+        if self.section.here:
+            self.shut("the process ends")
 
     def shut(self, why: str) -> None:
         """Cancel what has not started; the threads end when they have nothing left to do."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvtrie.at_exit import end_at_exit
 from kvtrie.errors import TransferError
 from kvtrie.transfer.section import Section
 
@@ -88,6 +89,7 @@ class Stream:
             target=_work, args=(weakref.ref(self),), name=name, daemon=True
         )
         self._thread.start()
+        end_at_exit(self._thread, self._end)
 
     def __del__(self) -> None:
         """End the thread: a stream without a reference gets no more calls."""
@@ -188,6 +190,9 @@ class Stream:
             self._section.notify_all()
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _end(self) -> None:
+        self.close(wait=False)
 
     def attend(self) -> Ticket | None:
         """Make, as the stream's thread, the calls that are there.

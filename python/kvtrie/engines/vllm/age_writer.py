@@ -13,6 +13,7 @@ from collections import deque
 from typing import Protocol
 
 from kvtrie import Index
+from kvtrie.at_exit import end_at_exit
 from kvtrie.errors import KvtrieError
 
 __all__ = ["AgeWriter", "Aged"]
@@ -49,6 +50,7 @@ class AgeWriter:
         self._news, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="kvtrie-ages", daemon=True)
         self._thread.start()
+        end_at_exit(self._thread, self._end)
 
     def write(self, rows: _Rows) -> None:
         """Have rows of the disk's index written down soon."""
@@ -59,10 +61,13 @@ class AgeWriter:
 
     def close(self) -> None:
         """Write what waits and end the thread; one that hangs is left behind."""
+        self._end()
+        self._thread.join(self._deadline_s)
+
+    def _end(self) -> None:
         with self._news:
             self._closed = True
             self._news.notify()
-        self._thread.join(self._deadline_s)
 
     def _work(self) -> None:
         while True:

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvtrie._kvtrie import ValueFormat
+from kvtrie.at_exit import end_at_exit
 from kvtrie.printable import MESSAGE, printable
 from kvtrie.tiers.remote import Found, RemoteStorage
 from kvtrie.tiers.remote.open import read_secret
@@ -82,6 +83,7 @@ class StoreClient:
         ]
         for thread in self._threads:
             thread.start()
+            end_at_exit(thread, self._end)
 
     @classmethod
     def of_server(
@@ -156,10 +158,13 @@ class StoreClient:
 
     def close(self) -> None:
         """End the threads, and give the connections back."""
-        for _ in self._threads:
-            self._questions.put(None)
+        self._end()
         for storage, _ in self._parts:
             storage.close()
+
+    def _end(self) -> None:
+        for _ in self._threads:
+            self._questions.put(None)
 
     def _work(self) -> None:
         while (question := self._questions.get()) is not None:

@@ -53,6 +53,7 @@ __all__ = ["WorkerConnector"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _IDLE_S = 0.002  # that a step without anything to compute waits for news, so as not to spin
+_HUNG_S = 0.02  # that it waits if all that is left hangs, which may last
 
 
 class WorkerConnector:
@@ -256,7 +257,7 @@ class WorkerConnector:
         if self._kept is not None and self._kept.settle(reports):
             self.runner.wake()
         if idle and (self.runner.pending or self._proving) and not reports:
-            self._news.wait(_IDLE_S)
+            self._news.wait(_HUNG_S if self.runner.hangs and not self._proving else _IDLE_S)
         self._news.clear()
         reports += self.runner.reports()
         answer, self._answer = self._answer, None

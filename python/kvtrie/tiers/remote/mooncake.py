@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from kvtrie.argument import whole
+from kvtrie.at_exit import end_at_exit
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers.remote.protocol import Result
 
@@ -290,7 +291,9 @@ def _by(call: Callable[[], _T], seconds: float) -> _T | None:
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             ends.put((None, error))
 
-    threading.Thread(target=work, name="kvtrie mooncake", daemon=True).start()
+    thread = threading.Thread(target=work, name="kvtrie mooncake", daemon=True)
+    thread.start()
+    end_at_exit(thread)
     try:
         found, error = ends.get(timeout=seconds)
     except Empty:
