@@ -131,3 +131,14 @@ def test_random_requests_beside_vllms_own_policies(seed):
             found += manager.serve(f"{at}", [*head, *(draw.randrange(2) for _ in range(3))])
         hits[policy] = found
     assert hits["kvtrie"] >= hits["lru"]
+
+
+def test_a_manager_of_no_chunks_holds_and_stores_nothing():
+    manager = Manager(0)
+    for name in "abc":
+        assert manager.serve(name, [1, 2, 3], retain=[{"priority": 90}]) == 0
+    context, keys = manager.request("d", [1, 2, 3])
+    out = manager.manager.prepare_store(keys, context)
+    assert out is None or not out.keys_to_store
+    manager.manager.on_request_finished(context)
+    assert manager.manager._policy.boundary.failures == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import kvtrie
+from kvtrie.errors import ConfigError
 from kvtrie.tiers.key_order import KeyOrder
 
 SECOND = 10**9
@@ -51,6 +52,22 @@ def test_eviction_is_all_or_nothing_and_a_block_that_stays_keeps_those_before_it
     assert names(order.evict(2, [key("c"), b"unknown"])) == "ed"
     assert order.evict(1, [key("c")]) is None
     assert names(order.evict(3)) == "cba"
+
+
+def test_a_capacity_of_0_holds_nothing():
+    order = made("abc", blocks=0)
+    order.keep([key("a")], 80)
+    order.release(key("a"))
+    order.restore([(key("a"), 1, 1)])
+    assert (len(order), key("a") in order) == (0, False)
+    assert (order.evict(0), order.evict(1)) == ([], None)
+    order.clear()
+
+
+@pytest.mark.parametrize("blocks", [-1, 2**32, "three", None])
+def test_a_capacity_that_cannot_be_is_named(blocks):
+    with pytest.raises(ConfigError, match=r"^the capacity is .*0 to 4294967294 wanted"):
+        KeyOrder(blocks)
 
 
 def test_priorities_come_first_and_end():

@@ -11,6 +11,8 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
+from kvtrie.printable import MESSAGE, printable
+
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
@@ -51,4 +53,5 @@ class FailureLog:
             if len(self._logged) > _MOST:
                 del self._logged[next(iter(self._logged))]
         if again:
-            self._log.warning("%s: %s (failures of this kind are logged once a day)", place, reason)
+            why = printable(reason, MESSAGE)  # a text of a server, or of a file
+            self._log.warning("%s: %s (failures of this kind are logged once a day)", place, why)

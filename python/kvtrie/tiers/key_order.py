@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie._kvtrie import BlockManager, Index
+from kvtrie.argument import whole
 from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.hint import Release, Retain
 from kvtrie.shape import ModelShape
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["KeyOrder"]
 
 _SHAPE = ModelShape(layers=1, kv_heads=1, head_dim=16, fingerprint="keys")
+_MOST = 2**32 - 2
 _WEIGHT = 2  # tokens of an engine's block per four bytes of its key, about
 _FIGURES = struct.Struct("<QQI12x")  # age, no time to live, uses, neither session nor priority
 
@@ -39,14 +41,19 @@ class KeyOrder:
 
     Args:
         blocks: the most keys that there are at once; the caller evicts or removes others first.
+            With 0 no key is ever there.
         width: bytes of a key, a multiple of 4 up to 64; of other keys a digest of this size counts.
         clock: nanoseconds, monotone.
+
+    Raises:
+        ConfigError: no whole number of blocks, or one that is too large.
     """
 
     def __init__(
         self, blocks: int, *, width: int = 32, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        tier = Tier("gpu", blocks=blocks, owner="none", retained_share=1)
+        self._blocks = whole("the capacity", blocks, 0, _MOST)
+        tier = Tier("gpu", blocks=max(self._blocks, 1), owner="none", retained_share=1)
         self._manager = BlockManager(_SHAPE, [tier], block_tokens=width // 4, token_weight=_WEIGHT)
         self._width, self._clock = width, clock
         self._handles: dict[bytes, int] = {}
@@ -141,6 +148,8 @@ class KeyOrder:
 
     def restore(self, rows: Iterable[tuple[bytes, int, int]]) -> None:
         """Add keys, to none, with ages and uses; each is a sequence of one key."""
+        if not self._blocks:
+            return
         self.request([b""])
         (form, *_), *_ = self._manager.index(0, now=self._clock())
         self.clear()
@@ -164,7 +173,7 @@ class KeyOrder:
 
     def _serve(self, path: list[bytes]) -> None:
         """Use a path, and add what it lacks at its end."""
-        if not path:
+        if not path or not self._blocks:
             return
         now, tokens = self._clock(), self._tokens(path)
         with self._manager.acquire(tokens, now=now, keep=0) as lease:

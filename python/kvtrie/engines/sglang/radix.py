@@ -96,7 +96,7 @@ class KvtrieRadixCache(RadixCache):
 
     Raises:
         ConfigError: what the cache does not serve: speculative decoding by EAGLE, sliding windows,
-            state layers, hierarchical caches.
+            state layers, hierarchical caches; a pool of less than a page.
     """
 
     def __init__(
@@ -112,6 +112,11 @@ class KvtrieRadixCache(RadixCache):
             raise ConfigError("kvtrie keeps plain tokens: EAGLE's pairs are not supported")
         allocator = params.token_to_kv_pool_allocator
         self._blocks = blocks or int(allocator.size) // int(params.page_size)
+        if self._blocks < 1:
+            raise ConfigError(
+                f"SGLang's KV pool has {allocator.size} tokens, at least a page of "
+                f"{params.page_size} wanted"
+            )
         word("policy", policy, tuple(BlockManager.policies()))
         word("objective", objective, ("cost", "balanced", "hits"))
         self._policy: str = policy
