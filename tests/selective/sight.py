@@ -27,10 +27,14 @@ class Sight:
         """Look at the layer after a step of `new` tokens."""
         layer, pos, columns = self.layer, self.layer.token_pos, torch.arange(self.total)
         now = torch.arange(layer.input_pos - new, layer.input_pos)[:, None]
-        mask = torch.zeros(*pos.shape[:2], 1, self.total, dtype=torch.bool)
-        mask = mask.scatter_(3, pos[:, :, None], value=True) & (columns <= now)
+        if layer.span is None:
+            mask = torch.zeros(*pos.shape[:2], 1, self.total, dtype=torch.bool)
+            mask = mask.scatter_(3, pos[:, :, None], value=True) & (columns <= now)
+        else:  # what leaves a window within a step was seen by the step's first queries
+            mask = (columns <= now) & (columns > now - layer.span)
+            mask = mask.expand(*pos.shape[:2], *mask.shape)
         if layer.first is not None:
-            mask &= columns >= layer.first[:, None, None, None]
+            mask = mask & (columns >= layer.first[:, None, None, None])
         self.masks.append(mask)
         self.own.append((columns >= now[0]) & (columns <= now[-1]) & torch.ones_like(now > 0))
         if not self.exact:
@@ -68,6 +72,17 @@ def under(model, attention, run):
         model.config._attn_implementation = before
 
 
+def weighed(scores, mask, softcap, sinks):
+    """The softmax of scaled products, with what Gemma 2 and gpt-oss add to it."""
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    column = sinks[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+
+
 @torch.no_grad()
 def dense(model, ids, seen, position_ids=None):
     """Logits of one pass under the masks, over what was kept where that is not exact.
@@ -79,7 +94,7 @@ def dense(model, ids, seen, position_ids=None):
     shown = [mask.any(dim=2)[..., None] for mask in masks]  # no query sees padding
     own = torch.cat(seen[0].own)
 
-    def masked(module, query, key, value, _, scaling=None, **__):
+    def masked(module, query, key, value, _, scaling=None, softcap=None, s_aux=None, **__):
         sight, each = seen[module.layer_idx], query.shape[1] // key.shape[1]
         old = (key, value) if sight.exact else sight.kept
         for mine, kept in zip((key, value), old, strict=True):
@@ -90,7 +105,7 @@ def dense(model, ids, seen, position_ids=None):
             x.repeat_interleave(each, dim=1) for x in (key, value, *old, masks[module.layer_idx])
         )
         scores = torch.where(own, query @ key.mT, query @ old_key.mT) * scaling
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
+        weights = weighed(scores, mask, softcap, s_aux).nan_to_num(0.0)
         out = (weights * own) @ value + (weights * ~own) @ old_value
         return out.transpose(1, 2).contiguous(), None
 

@@ -6,13 +6,13 @@ import random
 
 import torch
 from tests.selective import decoders
-from tests.selective.decoders import CODED, KINDS, POLICIES
-from tests.selective.sight import under, watch
+from tests.selective.decoders import CODED, KINDS, POLICIES, WINDOWED
+from tests.selective.sight import under, watch, weighed
 
 from kvtrie.selective import CacheSettings, SelectiveCache
 from kvtrie.train import IGNORED, GradientSettings, LongContextGradients, make_head
 
-__all__ = ["CODED", "KINDS", "POLICIES"]
+__all__ = ["CODED", "KINDS", "POLICIES", "WINDOWED"]
 
 SMALL = {"vocab_size": 97, "intermediate_size": 48, "pad_token_id": None}
 
@@ -48,7 +48,7 @@ def plain(model, ids, found, mask=None, *, hidden=False):
     def spread(x, query):
         return x.repeat_interleave(query.shape[1] // x.shape[1], dim=1)
 
-    def masked(module, query, key, value, _, scaling=None, **__):
+    def masked(module, query, key, value, _, scaling=None, softcap=None, s_aux=None, **__):
         view = spread(masks[module.layer_idx], query)
         pair = []
         for x in (key, value):
@@ -57,7 +57,9 @@ def plain(model, ids, found, mask=None, *, hidden=False):
             pair.append((exact, coded))
         (key, old_key), (value, old_value) = pair
         scores = torch.where(beside, query @ key.mT, query @ old_key.mT) * scaling
-        weights = scores.masked_fill(~view, -1e30).softmax(dim=-1)
+        # Padding, which sees nothing, sees itself instead of nothing at all, without effect.
+        blind = ~view.any(dim=-1, keepdim=True) & torch.eye(view.shape[2], dtype=torch.bool)
+        weights = weighed(scores, view | blind, softcap, s_aux)
         weights = weights * view.any(dim=-1, keepdim=True)
         out = (weights * beside) @ value + (weights * ~beside) @ old_value
         return out.transpose(1, 2).contiguous(), None

@@ -18,9 +18,11 @@ from kvtrie.kernels.attention import (
 from kvtrie.kernels.attention_backward import attend_backward
 from kvtrie.kernels.cubin import ARCHS, compiled
 from kvtrie.kernels.int4 import Packed, pack, unpack
+from kvtrie.kernels.ordered import attend_ordered
 from kvtrie.kernels.pages import Pages, Plane
 from kvtrie.kernels.rope import Rope
 from kvtrie.kernels.rows import copy_rows
+from kvtrie.kernels.terms import Terms
 from kvtrie.kernels.verbs import Recomputed, gather, recompute, rerotate, scatter
 
 __all__ = [
@@ -30,10 +32,12 @@ __all__ = [
     "Plane",
     "Recomputed",
     "Rope",
+    "Terms",
     "attend",
     "attend_backward",
     "attend_causal",
     "attend_masked",
+    "attend_ordered",
     "attend_padded",
     "attend_unweighed",
     "compiled",

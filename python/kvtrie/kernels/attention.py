@@ -25,6 +25,8 @@ from kvtrie.kernels.padding import pays
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvtrie.kernels.terms import Terms
+
 __all__ = ["attend", "attend_causal", "attend_masked", "attend_padded", "attend_unweighed"]
 
 _SLICE_BYTES = 1 << 20
@@ -40,6 +42,7 @@ def attend(
     input_pos: int,
     first: torch.Tensor | None = None,
     scale: float | None = None,
+    terms: Terms | None = None,
     return_attn_weights: bool = False,
     tmp_array_limit_gb: float = 3.0,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -55,6 +58,7 @@ def attend(
         first: integers `(batch,)`, the first position of each batch row that is no padding; None
             where nothing is padded.
         scale: of the products; None takes `dim ** -0.5`.
+        terms: additions to the softmax, which the kernels do not know: the twin runs with them.
         return_attn_weights: whether the weights are wanted.
         tmp_array_limit_gb: bound of the twin's temporary arrays, in 10^9 bytes.
 
@@ -70,7 +74,7 @@ def attend(
     groups, rows = keys.shape[1], keys.shape[2]
     each = heads // groups
     factor: float = dim**-0.5 if scale is None else scale
-    if ready(query.device) and takes(query, keys, values):
+    if terms is None and ready(query.device) and takes(query, keys, values):
         flash = Flash(
             query,
             keys,
@@ -92,8 +96,9 @@ def attend(
     for lo, hi in _slices(new, 4 * batch * heads * rows, query.device, tmp_array_limit_gb):
         part = grouped[:, :, :, lo:hi].flatten(2, 3)
         weights = torch.matmul(part, across).unflatten(2, (each, hi - lo))
+        weights = weights if terms is None else terms.capped(weights)
         weights.masked_fill_(sight.hidden(lo, hi), -torch.inf)
-        weights = torch.softmax(weights, dim=-1)
+        weights = torch.softmax(weights, dim=-1) if terms is None else terms.softmax(weights)
         if sight.blind:
             weights.nan_to_num_(0.0)  # padding sees nothing
         if total is not None:
@@ -212,14 +217,28 @@ def attend_unweighed(
     input_pos: int,
     first: torch.Tensor | None = None,
     scale: float | None = None,
+    terms: Terms | None = None,
     tmp_array_limit_gb: float = 3.0,
 ) -> torch.Tensor:
     """As `attend` without weights, to rows that the queries' own tokens were just written to.
 
     It is `attend_padded` where that was measured to be faster on this kind of device
     (`padding.json`), nothing is padding and its arrays stay below the limit, `attend_masked`
-    elsewhere.
+    elsewhere. With terms it is `attend`.
     """
+    if terms is not None:
+        out, _ = attend(
+            query,
+            keys,
+            values,
+            token_pos=token_pos,
+            input_pos=input_pos,
+            first=first,
+            scale=scale,
+            terms=terms,
+            tmp_array_limit_gb=tmp_array_limit_gb,
+        )
+        return out
     # Padded queries and their output, and K and V in order.
     square = 4 * query.shape[0] * query.shape[1] * keys.shape[2] * query.shape[3]
     small = square * query.element_size() <= tmp_array_limit_gb * 1e9

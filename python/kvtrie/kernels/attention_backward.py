@@ -13,6 +13,8 @@ temporary arrays stay below a limit.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from kvtrie.errors import ConfigError
@@ -23,6 +25,9 @@ from kvtrie.kernels.attention import (
 )
 from kvtrie.kernels.flash import Flash, ready
 from kvtrie.kernels.flash_backward import FlashBackward, takes_back
+
+if TYPE_CHECKING:
+    from kvtrie.kernels.terms import Terms
 
 __all__ = ["attend_backward"]
 
@@ -39,12 +44,15 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
     input_pos: int,
     first: torch.Tensor | None = None,
     scale: float | None = None,
+    terms: Terms | None = None,
+    sink_grads: torch.Tensor | None = None,
     tmp_array_limit_gb: float = 3.0,
 ) -> torch.Tensor:
     """The gradient of the queries; those of rows are added to `key_grads` and `value_grads`.
 
     With P the weights and T = grad Vᵀ: dV = Pᵀ grad, E = P (T - rowsum(P T)), dQ = scale E K,
-    dK = scale Eᵀ Q, the latter two sums over each KV head's query heads.
+    dK = scale Eᵀ Q, the latter two sums over each KV head's query heads. A softcap's slope is a
+    factor of E; a sink has the weight 1 - sum(P) and the gradient -rowsum(P T) times that.
 
     Args:
         grad: of the output, `(batch, query_heads, m, width of V)`.
@@ -57,6 +65,8 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
         input_pos: as `attend` was given.
         first: as `attend` was given.
         scale: as `attend` was given.
+        terms: as `attend` was given.
+        sink_grads: fp32 `(query_heads,)`, to which those of the sinks are added; None drops them.
         tmp_array_limit_gb: bound of the twin's temporary arrays, in 10^9 bytes.
 
     Raises:
@@ -77,7 +87,8 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
     groups, rows = keys.shape[1], keys.shape[2]
     each = heads // groups
     factor: float = dim**-0.5 if scale is None else scale
-    if ready(query.device) and takes_back(query, keys, values, key_grads, value_grads):
+    known = terms is None and ready(query.device)
+    if known and takes_back(query, keys, values, key_grads, value_grads):
         flash = Flash(
             query,
             keys,
@@ -100,15 +111,25 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
     for lo, hi in _slices(new, 8 * batch * heads * rows, query.device, tmp_array_limit_gb):
         size = (each, hi - lo)
         part, back = grouped[:, :, :, lo:hi].flatten(2, 3), given[:, :, :, lo:hi].flatten(2, 3)
-        weights = torch.matmul(part, plain.mT)
-        weights.unflatten(2, size).masked_fill_(sight.hidden(lo, hi), -torch.inf)
-        weights = torch.softmax(weights, dim=-1)
+        products = torch.matmul(part, plain.mT).unflatten(2, size)
+        products = products if terms is None else terms.capped(products)
+        hidden = sight.hidden(lo, hi)
+        slope = None if terms is None else terms.slope(products)
+        products = products.masked_fill_(hidden, -torch.inf)
+        weights = torch.softmax(products, dim=-1) if terms is None else terms.softmax(products)
         if sight.blind:
             weights.nan_to_num_(0.0)  # padding sees nothing
+        left = 1 - weights.sum(dim=-1) if sink_grads is not None else None
+        weights = weights.flatten(2, 3)
         value_grads += torch.matmul(weights.mT, back)
         error = torch.matmul(back, stated.mT)
-        error -= (back * torch.matmul(weights, stated)).sum(dim=-1, keepdim=True)
+        mean = (back * torch.matmul(weights, stated)).sum(dim=-1, keepdim=True)
+        if sink_grads is not None and left is not None:
+            sink_grads -= (mean.view_as(left) * left).sum(dim=(0, 3)).flatten()
+        error -= mean
         error *= weights
+        if slope is not None:
+            error *= slope.flatten(2, 3)
         key_grads += torch.matmul(error.mT, part)
         found[:, :, :, lo:hi] = torch.matmul(error, plain).mul_(factor).unflatten(2, size)
     return found.flatten(1, 2).to(query.dtype)

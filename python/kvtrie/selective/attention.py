@@ -20,6 +20,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from kvtrie.errors import ConfigError
+from kvtrie.kernels import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +31,7 @@ __all__ = ["Layers", "Passing"]
 
 _NAME = "kvtrie"
 # Additions of some models to attention that rows in any order do not support.
-_STRANGE = ("softcap", "s_aux", "position_bias", "sliding_window")
+_STRANGE = ("position_bias",)
 _running = local()
 # Of each configuration, which threads of a model share, the lock of its passes.
 _locks: dict[int, Lock] = {}
@@ -119,7 +120,14 @@ def _attention(
         )
     index: Any = module.layer_idx
     cache = layers.caches[index]
+    window = given.get("sliding_window")
+    if window is not None and window != cache.span:
+        raise ConfigError(
+            f"layer {index} has a window of {window}, its configuration says {cache.span}"
+        )
+    softcap, sinks = given.get("softcap"), given.get("s_aux")
     cache.scale = given.get("scaling")
+    cache.terms = None if softcap is None and sinks is None else Terms(softcap, sinks)
     return cache.forward(query, key, value).transpose(1, 2).contiguous(), None
 
 

@@ -29,6 +29,7 @@ from kvtrie.selective.cache import KVCacheWithBuffers
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvtrie.kernels import Terms
     from kvtrie.selective.arguments import CacheArguments
     from kvtrie.selective.replay import AttnWeightsReplayLog
 
@@ -55,6 +56,7 @@ class Rows:
         input_pos: the position of the next token.
         each: query heads per KV head.
         scale: of the products of queries and keys.
+        terms: additions of the layer to the softmax.
     """
 
     keys: torch.Tensor
@@ -67,6 +69,7 @@ class Rows:
     input_pos: int
     each: int
     scale: float
+    terms: Terms | None = None
 
     def weights_of_queries(self) -> torch.Tensor:
         """Weights that the last queries give these rows, summed, fp32 `(batch, kv_heads, n)`."""
@@ -81,6 +84,7 @@ class Rows:
             token_pos=(~self.real).long() * _BEYOND,
             input_pos=0,
             scale=self.scale,
+            terms=self.terms,
             return_attn_weights=True,
         )
         assert weights is not None  # noqa: S101 - they were asked for
@@ -189,6 +193,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
             input_pos=self.input_pos,
             each=self.query_heads // self.kv_heads,
             scale=self.head_dim**-0.5 if self.scale is None else self.scale,
+            terms=self.terms,
         )
 
     @property
@@ -273,6 +278,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
             input_pos=self.prefill_length - last,
             first=self.first,
             scale=self.scale,
+            terms=self.terms,
             return_attn_weights=True,
             tmp_array_limit_gb=self.tmp_array_limit_gb,
         )

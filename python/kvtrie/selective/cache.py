@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.kernels import attend, attend_causal, attend_unweighed
+from kvtrie.kernels import attend, attend_causal, attend_ordered, attend_unweighed
 from kvtrie.kernels.attention import fits
 from kvtrie.selective.arguments import CacheArguments
 from kvtrie.selective.buffers import take_rows
@@ -26,6 +26,7 @@ from kvtrie.selective.buffers import take_rows
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvtrie.kernels import Terms
     from kvtrie.selective.buffers import KVCacheBuffers, Place
     from kvtrie.selective.replay import AttnWeightsReplayLog
 
@@ -37,12 +38,19 @@ class KVCache(ABC):
 
     Attributes:
         input_pos: tokens that were given so far, padding included: the next one's position.
+        first: where each batch row begins, int64 `(batch,)`; None where nothing is padded.
         scale: of the products of queries and keys; None takes `dim ** -0.5`.
+        terms: additions of the model's layer to the softmax; None where it has none.
+        span: tokens that a query sees in a layer with a window, its own included; None where it
+            sees all rows that are kept.
         replay_log: where decisions are noted; None, as from the start, notes nothing.
     """
 
     input_pos: int
     scale: float | None
+    first: torch.Tensor | None
+    terms: Terms | None = None
+    span: int | None = None
     replay_log: AttnWeightsReplayLog | None
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -78,6 +86,29 @@ class KVCache(ABC):
     @abstractmethod
     def keys_values(self) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V `(batch, kv_heads, n, dim)` of the filled rows, as attention sees them next."""
+
+    def attended_first(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, limit_gb: float
+    ) -> torch.Tensor:
+        """Return the output of the first step, plain causal attention to its own tokens."""
+        if self.terms is None:
+            return attend_causal(
+                query,
+                key,
+                value,
+                first=self.first,
+                scale=self.scale,
+                tmp_array_limit_gb=limit_gb,
+            )
+        return attend_ordered(
+            query,
+            key,
+            value,
+            first=self.first,
+            scale=self.scale,
+            terms=self.terms,
+            tmp_array_limit_gb=limit_gb,
+        )
 
     @property
     @abstractmethod
@@ -132,7 +163,7 @@ class DefaultKVCache(KVCache):
         self.filled = 0
         self.evicted = False
         self.prefill_length = 0
-        self.first: torch.Tensor | None = None
+        self.first = None
         self._token_pos = torch.zeros(place.shape[:3], dtype=torch.int64, device=place.device)
 
     # ------------------------------------------------------------------ what subclasses supply
@@ -179,14 +210,7 @@ class DefaultKVCache(KVCache):
             self._log(new, rows)
         if prefill:
             self.prefill_length = new
-            out = attend_causal(
-                query,
-                key,
-                value,
-                first=self.first,
-                scale=self.scale,
-                tmp_array_limit_gb=self.tmp_array_limit_gb,
-            )
+            out = self.attended_first(query, key, value, self.tmp_array_limit_gb)
             weights = None
         else:
             out, weights = self._attend(query)
@@ -207,6 +231,7 @@ class DefaultKVCache(KVCache):
                 input_pos=self.input_pos,
                 first=self.first,
                 scale=self.scale,
+                terms=self.terms,
                 tmp_array_limit_gb=self.tmp_array_limit_gb,
             )
             return out, None
@@ -218,6 +243,7 @@ class DefaultKVCache(KVCache):
             input_pos=self.input_pos,
             first=self.first,
             scale=self.scale,
+            terms=self.terms,
             return_attn_weights=True,
             tmp_array_limit_gb=self.tmp_array_limit_gb,
         )

@@ -29,7 +29,7 @@ from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.selective.attention import Passing, running
 from kvtrie.selective.buffers import WorkingCopy
 from kvtrie.selective.continuation import ReadTokens, unwatch, watch
-from kvtrie.selective.names import make_cache
+from kvtrie.selective.names import make_cache, windows_of
 from kvtrie.selective.padding import first_columns
 from kvtrie.selective.park import Blocks, park_blocks
 from kvtrie.selective.rope import FixedRope
@@ -56,8 +56,8 @@ class SelectiveCache(Cache):
     """The rows of a batch of sequences in every layer of a model.
 
     Args:
-        model: a decoder like Llama's, Mistral's, Qwen2's or Qwen3's: rotary positions, full
-            attention in every layer.
+        model: a decoder with rotary positions like Llama's, Mistral's, Qwen2's, Qwen3's, Gemma's or
+            gpt-oss's. Layers with full attention get the policy; those with a window keep it.
         settings: policy, buffers, rows and steps.
         batch: batch rows.
         yarn_rope: whether RoPE is scaled for sequences longer than the model was trained for, once,
@@ -93,6 +93,7 @@ class SelectiveCache(Cache):
             raise ConfigError(f"{len(lengths)} cache lengths for a model of {shape.layers} layers")
         working = WorkingCopy()
         self.settings = settings
+        windows = windows_of(shape)
         self.caches: list[KVCacheWithBuffers] = [
             make_cache(
                 settings.name,
@@ -103,11 +104,12 @@ class SelectiveCache(Cache):
                 head_dim=shape.head_dim,
                 dtype=model.dtype,
                 device=model.device,
+                span=windows.get(at),
                 working=working,
                 tmp_array_limit_gb=attention_forward_temp_size_gb,
                 **settings.cache_kwargs,
             )
-            for length in lengths
+            for at, length in enumerate(lengths)
         ]
         self._model = model
         self._guard = Guard(model)
@@ -330,8 +332,9 @@ class SelectiveCache(Cache):
         if self._rope is None or not running(self) or len(given_to_it) != 3:  # noqa: PLR2004
             return None
         args, kwargs, _out = given_to_it
-        given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
-        return self._rope.rotation(given["x"], given["position_ids"])
+        names = ("x", "position_ids", "layer_type")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        return self._rope.rotation(given["x"], given["position_ids"], given.get("layer_type"))
 
     def update(
         self,
@@ -459,6 +462,8 @@ class SelectiveCache(Cache):
     def shrink(self, cache_length: int | Sequence[int]) -> None:
         """Have fewer rows from now on, one number or one per layer; the least worth go.
 
+        A layer with a window keeps it.
+
         Raises:
             ConfigError: more rows than there are, or too few.
         """
@@ -585,20 +590,20 @@ def _shape(model: PreTrainedModel) -> ModelShape:
     except ConfigError as error:
         raise ConfigError(
             f"{type(model).__name__} is no decoder that selective caches take, such as Llama's, "
-            f"Mistral's, Qwen2's and Qwen3's: {error}"
+            f"Mistral's, Qwen's, Gemma's and gpt-oss's: {error}"
         ) from error
-    kinds = sorted({group.kind for group in shape.groups} - {"full"})
+    kinds = sorted({group.kind for group in shape.groups} - {"full", "sliding"})
     decoder: Any = cast("Any", model).get_decoder()
     name = type(decoder).__name__
     if kinds or shape.latent:
         raise ConfigError(
             f"{name} has layers of kind {', '.join(kinds) or 'latent'}: selective caches choose "
-            "among all tokens of layers with full attention"
+            "among all tokens of layers with full attention, and keep windows"
         )
     if not hasattr(decoder, "rotary_emb") or not getattr(model, "_supports_attention_backend", 0):
         raise ConfigError(
             f"{name} has no rotary_emb, or attention that cannot be exchanged: selective caches "
-            "take decoders like Llama's, Mistral's, Qwen2's and Qwen3's"
+            "take decoders like Llama's, Mistral's, Qwen's, Gemma's and gpt-oss's"
         )
     return shape
 

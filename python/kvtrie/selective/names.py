@@ -20,11 +20,14 @@ from kvtrie.selective.cache import KVCacheWithBuffers
 from kvtrie.selective.coded import PagedBuffers, TorchQuantized
 from kvtrie.selective.foreign import BitsAndBytes, TorchAo
 from kvtrie.selective.mix import mixed
+from kvtrie.selective.window import WindowKVCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BUFFERS", "make_cache", "parse", "policy_names", "register"]
+    from kvtrie.shape import ModelShape
+
+__all__ = ["BUFFERS", "make_cache", "parse", "policy_names", "register", "windows_of"]
 
 _POLICIES: dict[str, type[KVCacheWithBuffers]] = {
     "dense": policies.DenseKVCache,
@@ -116,6 +119,16 @@ def _policy(name: str) -> type[KVCacheWithBuffers]:
     raise ConfigError(f"no policy {name!r}: {', '.join(_POLICIES)} and mix-A+B are known")
 
 
+def windows_of(shape: ModelShape) -> dict[int, int]:
+    """Tokens of the window of each layer that has one."""
+    return {
+        layer: group.window
+        for group in shape.groups
+        if group.kind == "sliding"
+        for layer in group.layers
+    }
+
+
 def make_cache(
     name: str,
     *,
@@ -127,6 +140,7 @@ def make_cache(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     scale: float | None = None,
+    span: int | None = None,
     working: WorkingCopy | None = None,
     tmp_array_limit_gb: float = 3.0,
     **cache_kwargs: Any,  # noqa: ANN401 - of many kinds, each looked at
@@ -143,6 +157,8 @@ def make_cache(
         dtype: of K and V.
         device: where the rows are.
         scale: of the products of queries and keys; None takes `head_dim ** -0.5`.
+        span: tokens of the window of a layer that has one, which is kept instead of
+            `cache_length` rows of the policy; None for full attention.
         working: the copy that layers of a model share; None makes one.
         tmp_array_limit_gb: bound of attention's temporary arrays, in 10^9 bytes.
         cache_kwargs: arguments of the policy; see `CacheArguments`.
@@ -170,6 +186,10 @@ def make_cache(
         where = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device is {shown(device)}: {str(error).splitlines()[0]}") from error
+    if span is not None:
+        rows = whole("span", span, 1, 2**31 - 1)
+        window = Place((*shape[:2], rows, shape[3]), dtype, where)
+        return WindowKVCache(window, query_heads, tmp_array_limit_gb=tmp_array_limit_gb)
     place = Place(shape, dtype, where)
     made = {**_BUFFERS, **_ON_CARDS}[buffers](place, WorkingCopy() if working is None else working)
     return kind(made, query_heads, arguments, scale=scale, tmp_array_limit_gb=tmp_array_limit_gb)

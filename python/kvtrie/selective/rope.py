@@ -21,8 +21,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvtrie.engines.rope import RopeLimits
 from kvtrie.errors import ConfigError
+from kvtrie.model_config import groups_of
 
 __all__ = ["FixedRope"]
+
+_FULL = "full_attention"
 
 
 class FixedRope:
@@ -52,7 +55,12 @@ class FixedRope:
         yarn: bool,
     ) -> None:
         limits = RopeLimits.of(config)
-        stated = dict(config.rope_parameters or {})
+        stated: dict[str, Any] = dict(config.rope_parameters or {})
+        # Windows keep their own rotation: within them positions are as near as in training.
+        self._apart = isinstance(stated.get(_FULL), dict)
+        if self._apart:
+            stated = dict(stated[_FULL])
+        yarn = yarn and not _windows_alone(config)
         trained = config.max_position_embeddings
         own = stated.get("rope_type", "default") != "default"
         self._total = total
@@ -88,17 +96,30 @@ class FixedRope:
             )
 
     def rotation(
-        self, x: torch.Tensor, position_ids: torch.Tensor
+        self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Cosines and sines `(batch, m, dim)` in the type of `x`; None for the model's own."""
+        """Cosines and sines `(batch, m, dim)` in the type of `x`; None for the model's own.
+
+        Args:
+            x: says the type.
+            position_ids: `(batch, m)`.
+            layer_type: of the layers that are rotated so, where a model has tables by it.
+        """
         if self._rotary is not None:
             # transformers chooses frequencies by the largest position of a call: the last one.
             last = torch.full_like(position_ids[..., :1], self._total - 1)
             rotary = self._rotary.to(position_ids.device)
-            cos, sin = rotary(x, torch.cat((position_ids, last), dim=-1))
+            kind = () if layer_type is None else (layer_type,)
+            cos, sin = rotary(x, torch.cat((position_ids, last), dim=-1), *kind)
             return cos[..., :-1, :], sin[..., :-1, :]
-        if self._frequencies is None:
+        if self._frequencies is None or (self._apart and layer_type != _FULL):
             return None
         angles = position_ids[..., None].float() * self._frequencies.to(position_ids.device)
         both = torch.cat((angles, angles), dim=-1)
         return (both.cos() * self._scale).to(x.dtype), (both.sin() * self._scale).to(x.dtype)
+
+
+def _windows_alone(config: Any) -> bool:  # noqa: ANN401 - a PretrainedConfig
+    """Whether every layer has a window."""
+    groups = groups_of(config, config.num_hidden_layers)
+    return bool(groups) and all(group.kind == "sliding" for group in groups)

@@ -30,6 +30,7 @@ class CacheSettings:
     Attributes:
         name: `{policy}-{buffers}`, such as "h2o-torch-quantized8" or "lastrec-default".
         cache_length: rows per layer, of each batch row and KV head; one number, or one per layer.
+            That of a layer with a window is not used: it keeps its window.
         chunk_size: tokens of each step after the first one, which fills the cache.
         randomize_chunk_sizes: draw each such step from five sizes around `chunk_size`.
         seed: of those draws.

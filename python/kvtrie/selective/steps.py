@@ -1,7 +1,8 @@
 """Steps: how a sequence is cut so that every layer's cache can take each step.
 
 The first step fills the shortest cache, no step goes beyond the filling of any, all others are of
-`chunk_size` tokens or of sizes drawn around it.
+`chunk_size` tokens or of sizes drawn around it. Windows limit no step; where every layer has one,
+the first step is like the others.
 Invariant: the cut from a position depends on the settings and the position alone.
 Cost: one comparison per step and layer.
 """
@@ -39,9 +40,10 @@ def cut(
         sizes = [draw.randint(size - size // 2, size + size // 2) for _ in range(_SIZES)]
     steps: list[int] = []
     at = start
+    windows = all(cache.span is not None for cache in caches)
     while at < total:
         wanted = total - at
-        if at:
+        if at or windows:
             draw = random.Random(f"{settings.seed} {at}")  # noqa: S311
             wanted = min(wanted, max(1, draw.choice(sizes)))
         most = min(cache.step_at(at) for cache in caches)

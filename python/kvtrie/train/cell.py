@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.kernels import attend, attend_backward, attend_causal, attend_masked
+from kvtrie.kernels import attend, attend_backward, attend_masked
 from kvtrie.selective import KVCache, KVCacheWithBuffers
 from kvtrie.selective.buffers import put_rows, take_rows
 
@@ -109,17 +109,15 @@ class CellCache(KVCache):
         if self.input_pos == 0:
             apply = _Prefill.apply
             self.chain = apply(key, value, self.chain, self)
-            return attend_causal(
-                query,
-                key,
-                value,
-                first=self.first,
-                scale=self.scale,
-                tmp_array_limit_gb=self._forward_gb,
-            )
+            return self.attended_first(query, key, value, self._forward_gb)
         apply = _Step.apply
-        out, self.chain = apply(query, key, value, self.chain, self)
+        sinks = None if self.terms is None else self.terms.sinks
+        out, self.chain = apply(query, key, value, sinks, self.chain, self)
         return out
+
+    def ends(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return roots of the backward pass with their gradients: every step's operator runs."""
+        return [(self.chain, torch.zeros_like(self.chain))]
 
     def advance(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Write the next step's tokens; what `recede` needs to undo it."""
@@ -197,11 +195,13 @@ class CellCache(KVCache):
         }
         keys, values = self.keys_values()
         given["tmp_array_limit_gb"] = self._forward_gb
-        if self._weighted:
-            return attend(query, keys, values, **given)[0]
+        if self._weighted or self.terms is not None:
+            return attend(query, keys, values, terms=self.terms, **given)[0]
         return attend_masked(query, keys, values, **given)
 
-    def attended_back(self, grad: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    def attended_back(
+        self, grad: torch.Tensor, query: torch.Tensor, sink_grads: torch.Tensor | None
+    ) -> torch.Tensor:
         """The queries' gradient; that of rows is added to the pair of gradient buffers."""
         keys, values = self.keys_values()
         key_grads, value_grads = self.grads
@@ -216,6 +216,8 @@ class CellCache(KVCache):
             input_pos=self.input_pos - query.shape[2],
             first=self.first,
             scale=self.scale,
+            terms=self.terms,
+            sink_grads=sink_grads,
             tmp_array_limit_gb=self._backward_gb,
         )
 
@@ -344,6 +346,7 @@ class _Step(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        sinks: torch.Tensor | None,
         chain: torch.Tensor,
         cell: CellCache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -354,6 +357,7 @@ class _Step(torch.autograd.Function):
         exact = (key, value) if cell.rounds else ()
         ctx.save_for_backward(query, *exact, *undo)
         ctx.cell, ctx.exact = cell, len(exact)
+        ctx.sinks = None if sinks is None else sinks.dtype
         return out, chain.clone()
 
     @staticmethod
@@ -365,13 +369,16 @@ class _Step(torch.autograd.Function):
         query, *saved = ctx.saved_tensors
         cell: CellCache = ctx.cell
         exact, undo = saved[: ctx.exact], tuple(saved[ctx.exact :])
-        queries = None
+        queries = sinks = None
         if grad is not None:
             if exact:
                 cell.rewrite(*exact)
-            queries = cell.attended_back(grad, query)
+            if ctx.needs_input_grad[3]:
+                sinks = torch.zeros(query.shape[1], device=query.device)
+            queries = cell.attended_back(grad, query, sinks)
+            sinks = None if sinks is None else sinks.to(ctx.sinks)
         keys, values = (each.to(query.dtype) for each in cell.recede(query.shape[2], undo))
-        return queries, keys, values, chain, None
+        return queries, keys, values, sinks, chain, None
 
 
 class _Prefill(torch.autograd.Function):

@@ -12,11 +12,13 @@ the same however often it runs. Cost: that of the parts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
 from kvtrie.errors import ConfigError
+from kvtrie.kernels import Terms
 from kvtrie.selective.rope import FixedRope
 
 if TYPE_CHECKING:
@@ -24,14 +26,16 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "Rotation"]
+
+Rotation: TypeAlias = "Mapping[str | None, tuple[torch.Tensor, torch.Tensor]]"
+"""Cosines and sines by the kind of a layer; by None where all layers are rotated alike."""
 
 # Settings of some models that act between the parts that are run here.
 _BETWEEN = (
     "embedding_multiplier",
     "logit_scale",
     "logits_scaling",
-    "final_logit_softcapping",
     "scale_emb",
 )
 
@@ -65,6 +69,13 @@ class Decoder:
         self.embedding: torch.nn.Module = parts.embed_tokens
         self.norm: torch.nn.Module = parts.norm
         self.to_logits: torch.nn.Module = cast("Any", self.model).get_output_embeddings()
+        self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        # Gemma 3 has tables of rotation by the kind of a layer.
+        stated = (getattr(self.config, "rope_parameters", None) or {}).values()
+        apart = any(isinstance(each, Mapping) for each in stated)
+        self._kinds: list[str | None] = (
+            list(self.config.layer_types) if apart else [None] * len(self.layers)
+        )
         self._rope: FixedRope | None = None
         self._seed: int | None = None
 
@@ -79,17 +90,25 @@ class Decoder:
         """Inputs of the first layer, `(batch, m, hidden)`."""
         return self.embedding(input_ids)
 
-    def rotation(self, x: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of positions `(batch, m)`, in the format of `x`."""
-        scaled = None if self._rope is None else self._rope.rotation(x, columns)
-        return self._parts.rotary_emb(x, position_ids=columns) if scaled is None else scaled
+    def rotation(self, x: torch.Tensor, columns: torch.Tensor) -> Rotation:
+        """Cosines and sines of positions `(batch, m)`, in the format of `x`, by kind of layer."""
+        return {kind: self._rotation(x, columns, kind) for kind in dict.fromkeys(self._kinds)}
+
+    def _rotation(
+        self, x: torch.Tensor, columns: torch.Tensor, kind: str | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scaled = None if self._rope is None else self._rope.rotation(x, columns, kind)
+        if scaled is not None:
+            return scaled
+        more = {} if kind is None else {"layer_type": kind}
+        return self._parts.rotary_emb(x, position_ids=columns, **more)
 
     def run(
         self,
         layer: int,
         step: int,
         hidden: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        rotation: Rotation,
     ) -> torch.Tensor:
         """One layer over one step, `(batch, m, hidden)` each way."""
         if self._seed is None:
@@ -105,18 +124,22 @@ class Decoder:
         finally:
             source.set_state(before)
 
-    def _layer(
-        self, layer: int, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
+    def _layer(self, layer: int, hidden: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         out: Any = self.layers[layer](
-            hidden, attention_mask=None, position_embeddings=rotation, past_key_values=None
+            hidden,
+            attention_mask=None,
+            position_embeddings=rotation[self._kinds[layer]],
+            past_key_values=None,
         )
         return out[0] if isinstance(out, tuple) else out
 
     def outputs(self, hidden: torch.Tensor, *, logits: bool) -> torch.Tensor:
         """Inputs of a head: logits, or outputs of the last norm."""
         normed = self.norm(hidden)
-        return self.to_logits(normed) if logits else normed
+        if not logits:
+            return normed
+        found: torch.Tensor = self.to_logits(normed)
+        return found if self._softcap is None else Terms(self._softcap).capped(found)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """All parameters of the model."""

@@ -29,12 +29,14 @@ from kvtrie.train.host_pool import HostPool
 from kvtrie.train.residence import Residence
 from kvtrie.train.settings import GradientSettings
 from kvtrie.train.spill import Spill
+from kvtrie.train.window_cell import WindowCell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from transformers import PreTrainedModel
 
+    from kvtrie.train.decoder import Rotation
     from kvtrie.train.head import HeadModel
 
 __all__ = ["LongContextGradients"]
@@ -175,7 +177,7 @@ class LongContextGradients:
 class _Row:
     """Caches that attention uses while a row of cells runs, by layer."""
 
-    def __init__(self, layers: range, cells: Sequence[CellCache]) -> None:
+    def __init__(self, layers: range, cells: Sequence[CellCache | WindowCell]) -> None:
         self._caches = dict(zip(layers, cells, strict=True))
 
     @property
@@ -233,7 +235,8 @@ class _Batch:
             lengths = cache.steps(total)
             ends = [sum(lengths[: at + 1]) for at in range(len(lengths))]
             self._steps = [range(hi - n, hi) for hi, n in zip(ends, lengths, strict=True)]
-            fewest = min(each.cache_length for each in cache.caches)
+            chosen = [each.cache_length for each in cache.caches if each.span is None]
+            fewest = min(chosen or [each.cache_length for each in cache.caches])
             self._cells = columns(lengths, fewest, self._grad)
             for each in cache.caches:
                 each.replay_log = AttnWeightsReplayLog()
@@ -324,15 +327,7 @@ class _Batch:
 
     def go_back(self, layers: range) -> None:
         """One row of cells: its parameters' gradients, and the gradients of its inputs."""
-        cells = [
-            CellCache(
-                self._models[layer],
-                self._owner.logs[layer],
-                forward_gb=self._owner.forward_gb,
-                backward_gb=self._owner.backward_gb,
-            )
-            for layer in layers
-        ]
+        cells = [self._cell(layer) for layer in layers]
         row = _Row(layers, cells)
         starts = self._find_starts(layers, cells, row)
         self._note_bytes(sum(each.nbytes for start in starts for each in start if each is not None))
@@ -354,8 +349,15 @@ class _Batch:
         self._seeds = seeds
         self._note_bytes(0)
 
+    def _cell(self, layer: int) -> CellCache | WindowCell:
+        owner, model = self._owner, self._models[layer]
+        if model.span is not None:
+            return WindowCell(model, forward_gb=owner.forward_gb)
+        log = owner.logs[layer]
+        return CellCache(model, log, forward_gb=owner.forward_gb, backward_gb=owner.backward_gb)
+
     def _find_starts(
-        self, layers: range, cells: Sequence[CellCache], row: _Row
+        self, layers: range, cells: Sequence[CellCache | WindowCell], row: _Row
     ) -> list[list[_KeptStart | None]]:
         """Per cell and layer, K and V where it starts; None for the first."""
         starts: list[list[_KeptStart | None]] = [[None] * len(cells)]
@@ -385,7 +387,7 @@ class _Batch:
     def _run_cell(
         self,
         layers: range,
-        cells: Sequence[CellCache],
+        cells: Sequence[CellCache | WindowCell],
         column: range,
         seeds: list[Checkpoint | None],
     ) -> None:
@@ -406,11 +408,11 @@ class _Batch:
                 roots.append(hidden)
                 grads.append(seed.read())
                 self._give_up(self._seeds, at)
-        # The chains are roots as well, so that every step's operator runs, the last one first.
-        chains = [cell.chain for cell in cells]
-        torch.autograd.backward(
-            [*roots, *chains], [*grads, *(torch.zeros_like(each) for each in chains)]
-        )
+        for cell in cells:
+            for root, grad in cell.ends():
+                roots.append(root)
+                grads.append(grad)
+        torch.autograd.backward(roots, grads)
         for at, hidden in inputs.items():
             if hidden.grad is not None:
                 seeds[at] = Checkpoint(hidden.grad, self._pool)
@@ -444,7 +446,7 @@ class _Batch:
 
     # ------------------------------------------------------------------------------- in common
 
-    def _rotation(self, at: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rotation(self, at: int, hidden: torch.Tensor) -> Rotation:
         step = self._steps[at]
         if self._columns is not None:
             places = self._columns[:, step.start : step.stop]

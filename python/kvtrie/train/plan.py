@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,13 +22,15 @@ from kvtrie.selective import AttnWeightsReplayLog, make_cache
 from kvtrie.selective.arguments import CacheArguments
 from kvtrie.selective.attention import Passing
 from kvtrie.selective.buffers import DefaultBuffers, Place
-from kvtrie.selective.names import parse
+from kvtrie.selective.names import parse, windows_of
 from kvtrie.selective.steps import cut
+from kvtrie.selective.window import WindowKVCache
 from kvtrie.shape import ModelShape
 from kvtrie.train.cell import CellCache
 from kvtrie.train.cells import columns, rows
 from kvtrie.train.checkpoint import coded_bytes
 from kvtrie.train.decoder import Decoder
+from kvtrie.train.window_cell import WindowCell
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,8 +97,11 @@ def figures(
     hidden, itemsize = model.config.hidden_size, model.dtype.itemsize
     lengths = run.kv_cache.cache_length
     lengths = [lengths] * layers if isinstance(lengths, int) else list(lengths)
+    windows = windows_of(shape)
+    lengths = [windows.get(at, length) for at, length in enumerate(lengths)]
     steps = cut(_caches(run, shape, lengths), run.kv_cache, 0, total)
-    cells = columns(steps, min(lengths), run.grad)
+    chosen = [length for at, length in enumerate(lengths) if at not in windows]
+    cells = columns(steps, min(chosen or lengths), run.grad)
     tiles = rows(layers, run.grad)
     heads, dim = shape.kv_heads, shape.head_dim
     coded = make_cache(
@@ -107,14 +113,19 @@ def figures(
         head_dim=dim,
         dtype=model.dtype,
     )
-    reading = batch * sum(length * coded.buffers.nbytes // 64 for length in lengths)
-    if not coded.buffers.exact:
-        reading += batch * heads * max(lengths) * 2 * dim * itemsize
+    exact = heads * 2 * dim * itemsize  # bytes of a row that is kept as it is
+    reading = batch * sum(length * coded.buffers.nbytes // 64 for length in chosen)
+    reading += batch * exact * sum(windows.values())
+    if chosen and not coded.buffers.exact:
+        reading += batch * exact * max(chosen)
     each = 2 * dim * (itemsize + _SINGLE) + _POSITION
     working = max(sum(lengths[at] for at in layer) for layer in tiles) * batch * heads * each
     widest = max(sum(steps[at] for at in column) for column in cells)
     found = _per_token(decoder, shape) if per_token is None else per_token
     graph = found * widest * batch * max(len(layer) for layer in tiles)
+    # Each step's graph keeps the rows of a window once.
+    most = max(sum(windows.get(at, 0) for at in layer) for layer in tiles)
+    graph += batch * exact * most * max(map(len, cells))
     inputs, starts, worst = _checkpoints(
         run, tiles, cells, steps, lengths, (batch, heads, dim, hidden, itemsize), targets
     )
@@ -180,20 +191,26 @@ def _caches(run: Run, shape: ModelShape, lengths: list[int]) -> list[Any]:
     kind, _, _ = parse(run.kv_cache.name)
     arguments = CacheArguments.of(run.kv_cache.cache_kwargs)
     made: list[Any] = []
-    for length in lengths:
+    heads, windows = shape.query_heads or shape.kv_heads, windows_of(shape)
+    for at, length in enumerate(lengths):
         place = Place(
             (1, shape.kv_heads, length, shape.head_dim), torch.float32, torch.device("meta")
         )
-        made.append(kind(DefaultBuffers(place), shape.query_heads or shape.kv_heads, arguments))
+        if at in windows:
+            made.append(WindowKVCache(place, heads))
+        else:
+            made.append(kind(DefaultBuffers(place), heads, arguments))
     return made
 
 
 def _per_token(decoder: Decoder, shape: ModelShape) -> int:
     """Bytes that a layer's graph keeps of a token, measured."""
     weight = next(decoder.parameters())
-    heads = shape.query_heads or shape.kv_heads
+    heads, windows = shape.query_heads or shape.kv_heads, windows_of(shape)
+    layer = next((at for at in range(shape.layers) if at not in windows), 0)
     made = make_cache(
         "dense-default",
+        span=windows.get(layer),
         batch=1,
         kv_heads=shape.kv_heads,
         query_heads=heads,
@@ -202,7 +219,8 @@ def _per_token(decoder: Decoder, shape: ModelShape) -> int:
         dtype=weight.dtype,
         device=weight.device,
     )
-    cell = CellCache(made, AttnWeightsReplayLog([_TOKENS], [None]))
+    log = AttnWeightsReplayLog([_TOKENS], [None])
+    cell = CellCache(made, log) if made.span is None else WindowCell(made)
     cell.differentiate()
     storages: dict[int, int] = {}
     own = {each.untyped_storage().data_ptr() for each in decoder.parameters()}
@@ -214,7 +232,7 @@ def _per_token(decoder: Decoder, shape: ModelShape) -> int:
         return x
 
     class _OneLayer:
-        caches: Any = (cell,)
+        caches: Any = MappingProxyType({layer: cell})
 
     passing = Passing(decoder.config)
     x = torch.zeros(1, _TOKENS, decoder.config.hidden_size, dtype=weight.dtype).to(weight.device)
@@ -223,7 +241,7 @@ def _per_token(decoder: Decoder, shape: ModelShape) -> int:
     passing.begin(_OneLayer(), grad=True)
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
-            outputs = decoder.run(0, 0, x.requires_grad_(), rotation)
+            outputs = decoder.run(layer, 0, x.requires_grad_(), rotation)
     finally:
         passing.end()
     del outputs
