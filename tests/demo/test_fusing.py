@@ -7,6 +7,7 @@ import torch
 
 from kvtrie.cli import main
 from kvtrie.demo import fusing
+from kvtrie.fuse import DeviationProfile
 
 pytestmark = pytest.mark.engine
 
@@ -79,3 +80,26 @@ def test_the_controller_monitor_and_tier_of_the_command_act(tmp_path, capsys, mo
     assert found["log"]["ratio"] == 1  # passes of no time: all is recomputed while it loads
     assert main([*words, "--controller", "p.toml", "--tier", "gpu"]) in {0, 1}
     assert json.loads(capsys.readouterr().out)["log"]["ratio"] == 0.15  # nothing loads
+
+
+def test_a_profile_that_one_run_measures_chooses_the_tokens_of_the_next(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    path, words = (
+        tmp_path / "p.json",
+        ["fuse", "--demo", "--tiny", "--json", "--answer-tokens", "1"],
+    )
+    assert main([*words, "--measure", str(path)]) in {0, 1}
+    capsys.readouterr()
+    profile = DeviationProfile.read(path)
+    assert main([*words, "--deviation", str(path)]) in {0, 1}
+    found = json.loads(capsys.readouterr().out)["log"]
+    assert found["ratio"] == profile.shares[0]
+    assert found["shares"] == pytest.approx(profile.shares, abs=0.01)
+    assert main([*words, "--deviation", str(path), "--ratio", "0.2"]) in {0, 1}
+    assert json.loads(capsys.readouterr().out)["log"]["ratio"] == 0.2
+    assert main([*words, "--deviation", str(path), "--select", "first"]) == 2
+    assert "leave --select out" in capsys.readouterr().err
+    assert main([*words, "--deviation", str(tmp_path / "none")]) == 2
+    assert "cannot read the deviation profile" in capsys.readouterr().err

@@ -25,10 +25,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiny", action="store_true", help="a random model, and seconds")
     parser.add_argument(
         "--select",
-        default="first+question",
         metavar="WAY",
         help="none, all, random, first, keys, values, question, or several joined by + "
-        "(default: %(default)s)",
+        "(default: first+question)",
     )
     parser.add_argument(
         "--ratio",
@@ -41,6 +40,18 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="PROFILE",
         help="choose the ratio by a file of `kvtrie profile`",
+    )
+    parser.add_argument(
+        "--deviation",
+        type=Path,
+        metavar="FILE",
+        help="choose the tokens, and without --ratio their share, by a profile of --measure",
+    )
+    parser.add_argument(
+        "--measure",
+        type=output_file,
+        metavar="FILE",
+        help="write by how much KV deviates when all tokens are computed again",
     )
     parser.add_argument(
         "--monitor", action="store_true", help="probe the fusion and compare it with a full prefill"
@@ -65,6 +76,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> int:
     if given.demo == bool(given.passages) or bool(given.question) != bool(given.passages):
         raise ConfigError("give files with a --question, or --demo")
+    if given.select is not None and given.deviation is not None:
+        raise ConfigError("--deviation chooses the tokens: leave --select out")
     try:
         from kvtrie.demo.fusing import FuseOptions, fuse
     except ImportError as error:
@@ -72,7 +85,7 @@ def _run(given: argparse.Namespace) -> int:
             f"{error.name} is not installed; fusion needs: pip install 'kvtrie[hf,cli]'"
         ) from error
     names = ("passages", "question", "tiny", "select", "ratio", "plot", "answer_tokens", "json")
-    names += ("controller", "monitor", "tier")
+    names += ("controller", "deviation", "measure", "monitor", "tier")
     chosen = {name: getattr(given, name) for name in names}
     if given.demo and given.plot is None:
         chosen["plot"] = Path("kvtrie-fuse.png")

@@ -27,7 +27,15 @@ from kvtrie.demo.model import Speaker, smollm, tiny
 from kvtrie.demo.passages import FAMILIAR, PASSAGES, QUESTION, SYSTEM
 from kvtrie.engines.transformers import Decoder, fingerprint
 from kvtrie.errors import KvtrieError
-from kvtrie.fuse import CacheStore, Context, Controller, Fused, Fusor, Monitor
+from kvtrie.fuse import (
+    CacheStore,
+    Context,
+    Controller,
+    DeviationProfile,
+    Fused,
+    Fusor,
+    Monitor,
+)
 from kvtrie.fuse.chunker import Given
 from kvtrie.fuse.gate import divergence
 from kvtrie.input import read_text
@@ -57,6 +65,9 @@ class FuseOptions:
         select: how tokens are chosen; see `kvtrie.fuse.select`.
         ratio: share of the passages' tokens to compute again; None is for the controller, or .15.
         controller: a profile by which a controller chooses the ratio.
+        deviation: a file of a measured `DeviationProfile`: its rankings choose the tokens instead
+            of `select`, its shares are the ratios unless `ratio` is given, or the controller's.
+        measure: where to write the profile of a fusion that computes all tokens; None for nowhere.
         monitor: compare the fusion with a full prefill.
         tier: where the passages are before they are fused.
         plot: where to draw which tokens were computed at which layers; None for nowhere.
@@ -70,6 +81,8 @@ class FuseOptions:
     select: str = "first+question"
     ratio: float | None = None
     controller: Path | None = None
+    deviation: Path | None = None
+    measure: Path | None = None
     monitor: bool = False
     tier: Literal["gpu", "host"] = "host"
     plot: Path | None = None
@@ -124,15 +137,7 @@ def _run(
     runner = _Runner(speaker, context, store, options.answer_tokens)
     decoder = Decoder(speaker.model)
     reuse = Fusor(decoder, store, ratio=0.0)
-    profile = None if options.controller is None else load_profile(options.controller)
-    fusion = Fusor(
-        decoder,
-        store,
-        select=options.select,
-        ratio=options.ratio,
-        controller=None if profile is None else Controller(profile, store),
-        monitor=Monitor(rate=1.0) if options.monitor else None,
-    )
+    fusion = _fusion(options, decoder, store)
     # The cache has the passages' KV from an earlier request that had them in another order.
     before = FAMILIAR if len(context.chunks) == len(FAMILIAR) else range(len(context.chunks))
     with console.status("computing each passage alone, once"):
@@ -152,6 +157,9 @@ def _run(
             way, fused = runner.fused(name, fusor, truth)
         results.append(way)
     assert fused is not None  # noqa: S101 - fusion came last
+    if options.measure is not None:
+        with Fusor(decoder, store, select="all", ratio=1.0).fuse(context) as whole:
+            DeviationProfile.measured(whole).write(options.measure)
     store.executor.close()
     ok = results[2].kl < results[1].kl
     if options.plot is not None:
@@ -178,6 +186,26 @@ def _run(
     if options.plot is not None:
         console.print(f"Which tokens were computed at which layers: {escape(str(options.plot))}")
     return 0 if ok else 1
+
+
+def _fusion(options: FuseOptions, decoder: Decoder, store: CacheStore) -> Fusor:
+    """The fusor that is asked for."""
+    measured = None if options.deviation is None else DeviationProfile.read(options.deviation)
+    shares = measured if measured is not None and measured.shares else None
+    controller = None
+    if options.controller is not None:
+        controller = Controller(load_profile(options.controller), store, deviation=shares)
+    ratio = options.ratio
+    if ratio is None and controller is None:
+        ratio = shares
+    return Fusor(
+        decoder,
+        store,
+        select=measured if measured is not None and measured.rankings else options.select,
+        ratio=ratio,
+        controller=controller,
+        monitor=Monitor(rate=1.0) if options.monitor else None,
+    )
 
 
 def _store(speaker: Speaker, context: Context) -> CacheStore:

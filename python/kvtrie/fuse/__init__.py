@@ -2,6 +2,7 @@
 
 from kvtrie.fuse.context import Chunk, Context
 from kvtrie.fuse.controller import Controller
+from kvtrie.fuse.deviation import DeviationProfile
 from kvtrie.fuse.fetch import Fetch
 from kvtrie.fuse.fusor import Fused, Fusor
 from kvtrie.fuse.layers import DecoderLayers
@@ -15,6 +16,7 @@ __all__ = [
     "Context",
     "Controller",
     "DecoderLayers",
+    "DeviationProfile",
     "Fetch",
     "Fused",
     "Fusor",

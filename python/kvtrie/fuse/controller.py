@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kvtrie.argument import instance, real, whole
 from kvtrie.errors import ConfigError
+from kvtrie.fuse.deviation import DeviationProfile
 from kvtrie.fuse.store import CacheStore
 from kvtrie.tiers import Pool
 from kvtrie.transfer.profile import Profile
@@ -68,12 +69,15 @@ class Controller:
         profile: of this machine and model. `passes` is required; `device` gives the time of laying
             out a layer; its lanes replace those that the tiers declare.
         store: whose chunks; `store.tier` is set by each call of `saw`.
-        floor: r*, the least ratio; .15 by CacheBlend.
+        floor: r*, the least ratio; .15 by CacheBlend. With `deviation` the mean of its shares,
+            where that is larger.
         ceiling: the largest ratio.
         layers_full: first layers at which all of the chunks' tokens are computed; None takes what
             the last fusion did, and none until then.
         slack: a tier still hides where what is expected to stick out, times the share of chunks
             that are found again, is at most this share of recomputation.
+        deviation: a measured profile with shares: the ratio of a request is their mean, and each
+            layer has its part of it.
 
     Attributes:
         tier: kind of the tier for new chunks; that of the first tier leaves them there.
@@ -90,6 +94,7 @@ class Controller:
     ceiling: float = 1.0
     layers_full: int | None = None
     slack: float = 0.05
+    deviation: DeviationProfile | None = None
     tier: Kind = field(init=False)
     pace: float = field(init=False, default=1.0)
     estimate: Estimate | None = field(init=False, default=None)
@@ -106,6 +111,10 @@ class Controller:
             raise ConfigError("the profile has no passes: write it with `kvtrie profile --model`")
         for name in ("floor", "ceiling"):
             setattr(self, name, real(name, getattr(self, name), 0, 1))
+        if self.deviation is not None:
+            if not instance("deviation", self.deviation, DeviationProfile).shares:
+                raise ConfigError("deviation is a profile without shares, which ratios come from")
+            self.floor = min(self.ceiling, max(self.floor, self.deviation.share(layers)))
         if self.floor > self.ceiling:
             raise ConfigError(f"floor is {self.floor}, above the ceiling {self.ceiling}")
         self.slack = real("slack", self.slack, 0, math.inf)

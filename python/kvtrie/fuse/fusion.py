@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie.fuse.backing import Leased, Tensors
+    from kvtrie.fuse.deviation import DeviationProfile
     from kvtrie.fuse.layers import DecoderLayers
     from kvtrie.fuse.log import Stopwatch
     from kvtrie.fuse.select import Select
@@ -89,6 +90,7 @@ class Settings(NamedTuple):
     rank_layers: Sequence[int]
     probe: int
     seed: int
+    profile: DeviationProfile | None = None
 
 
 class Deviation(NamedTuple):
@@ -194,7 +196,7 @@ class Fusion:
         watched = among.positions[probed]
         for layer in range(self._cursor, decoder.layers):
             if len(ratios) > 1:
-                self._narrow(ratios[min(layer, len(ratios) - 1)])
+                self._narrow(layer, ratios[min(layer, len(ratios) - 1)])
             self._compute(layer, watched)
         self._cursor = decoder.layers
 
@@ -276,7 +278,7 @@ class Fusion:
         where, which, place = (
             torch.cat(each or nothing).to(self._device) for each in (positions, chunks, within)
         )
-        return Candidates(where, which, place, self._deviate, self._attend, generator)
+        return Candidates(where, which, place, self._deviate, self._attend, generator, self._first)
 
     def _exact(self, piece: Piece, at: int) -> bool:
         """Whether a full prefill gives the same K and V: same prefix, same position.
@@ -391,12 +393,17 @@ class Fusion:
         """Return the number of candidates that a share of all chunks' tokens makes."""
         return min(len(self._candidates), round(ratio * (self._reused - self._first)))
 
-    def _narrow(self, ratio: float) -> None:
-        """Keep the share of candidates that deviated most at the layer before."""
-        count = self._count(ratio)
-        if not self.deviation or count >= self._mine:
+    def _narrow(self, layer: int, ratio: float) -> None:
+        """Keep the share of candidates that deviated most: as measured, or at the layer before."""
+        count, profile = self._count(ratio), self._settings.profile
+        if count >= self._mine or not (self.deviation or profile):
             return
-        worst = self.deviation[-1].positions[:count].sort().values
+        if profile is not None:
+            mine = self._rows[: self._mine]
+            worst = mine[profile.order(mine - self._first, layer)]
+        else:
+            worst = self.deviation[-1].positions
+        worst = worst[:count].sort().values
         self._become(torch.cat([worst, self._query(last=False)]))
 
     def _compute(self, layer: int, watched: torch.Tensor) -> None:

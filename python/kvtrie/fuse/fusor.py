@@ -26,6 +26,7 @@ from kvtrie.argument import few, instance, real, shown, whole
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.backing import Leased, Tensors
 from kvtrie.fuse.context import Context
+from kvtrie.fuse.deviation import DeviationProfile
 from kvtrie.fuse.fusion import Fusion, Settings
 from kvtrie.fuse.gate import divergence, pass_gate
 from kvtrie.fuse.log import Stopwatch
@@ -127,11 +128,13 @@ class Fusor:
     Args:
         decoder: the model, layer by layer.
         store: where chunks are found and kept; None where all come with their K and V.
-        select: a way to choose tokens, by name or a function: see `kvtrie.fuse.select`.
+        select: a way to choose tokens: a name or a function, see `kvtrie.fuse.select`, or a
+            measured `DeviationProfile`, whose rankings also say which tokens further layers keep.
         ratio: share of the chunks' tokens to recompute; the first chunk after the prefix is exact,
             its share goes to the others. Several, falling: one per layer from layer 0 on, the last
             one for all further layers; each layer keeps those tokens of the layer before that
-            deviated most. By default the controller chooses, and .15 without one.
+            deviated most. A `DeviationProfile` gives its shares. By default the controller
+            chooses, and .15 without one.
         at: the layer at which "keys" and "values" look; all below it are computed in full. 2 by
             default, or the last one.
         rank_layers: the layers whose attention "question" ranks by, those from 0.4 to 0.65 of the
@@ -153,8 +156,8 @@ class Fusor:
         decoder: DecoderLayers,
         store: CacheStore | None = None,
         *,
-        select: str | Select = "first+question",
-        ratio: float | Sequence[float] | None = None,
+        select: str | Select | DeviationProfile = "first+question",
+        ratio: float | Sequence[float] | DeviationProfile | None = None,
         at: int | None = None,
         rank_layers: Sequence[int] | None = None,
         controller: Controller | None = None,
@@ -176,6 +179,13 @@ class Fusor:
         if controller is not None and not hasattr(controller, "saw"):
             raise ConfigError(f"controller is {shown(controller)}, a Controller wanted")
         self._select = way(select)
+        self._profile = select if isinstance(select, DeviationProfile) else None
+        given = (select, ratio, getattr(controller, "deviation", None))
+        self._profiles = [each for each in given if isinstance(each, DeviationProfile)]
+        if isinstance(ratio, DeviationProfile):
+            if not ratio.shares:
+                raise ConfigError("ratio is a deviation profile without shares")
+            ratio = ratio.shares
         self._ratios = _ratios(_RATIO if ratio is None and controller is None else ratio)
         self._at = min(2, layers - 1) if at is None else whole("at", at, 0, layers - 1)
         self._rank_layers = _default_rank_layers(layers)
@@ -221,6 +231,9 @@ class Fusor:
                     f"{vocabulary} tokens"
                 )
         ids = np.concatenate([prefix, *(one.tokens for one in context.chunks), context.query])
+        tokens = sum(len(chunk.tokens) for chunk in context.chunks)
+        for profile in self._profiles:
+            profile.check(tokens, self.decoder.layers)
         pass_gate(self.decoder, torch.as_tensor(ids, device=self.decoder.device))
         if self.store is None:
             return self._fuse(InMemory(context.chunks), self._tensors(len(ids)), context)
@@ -277,6 +290,7 @@ class Fusor:
                 rank_layers=self._rank_layers,
                 probe=0 if monitor is None else monitor.probe,
                 seed=self._seed,
+                profile=self._profile,
             )
             fusion = Fusion(
                 decoder,
@@ -318,7 +332,12 @@ class Fusor:
         if not ratios:
             if self.controller is None or isinstance(fetch, InMemory):
                 raise ConfigError("a controller chooses ratios for chunks of a store: give a ratio")
-            ratios = (self.controller.ratio(fetch, len(context.query), waits=self._waits),)
+            ratio = self.controller.ratio(fetch, len(context.query), waits=self._waits)
+            measured = getattr(self.controller, "deviation", None)
+            if measured is None:
+                ratios = (ratio,)
+            else:
+                ratios = measured.scaled(ratio, self.decoder.layers, self.controller.ceiling)
         if self.monitor is not None:
             ratios = tuple(self.monitor.ratio(one) for one in ratios)
         return ratios

@@ -17,6 +17,7 @@ import torch
 
 from kvtrie.argument import text
 from kvtrie.errors import ConfigError
+from kvtrie.fuse.deviation import DeviationProfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ class Candidates:
         attention: gives fp32 `(m,)`: the query's attention to each candidate over the reused
             cache, summed over the chosen layers, query heads and the query's tokens.
         generator: draws whatever is drawn.
+        first: position of the first chunk's first token.
     """
 
     positions: torch.Tensor
@@ -46,6 +48,7 @@ class Candidates:
     deviation: Callable[[str], torch.Tensor]
     attention: Callable[[], torch.Tensor]
     generator: torch.Generator
+    first: int = 0
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -103,12 +106,18 @@ WAYS: dict[str, Select] = {
 """Ways by name; names joined by "+" share the count evenly, in that order."""
 
 
-def way(named: str | Select) -> Select:
-    """Return the selection of a name such as "first+question"; a function is returned as it is.
+def way(named: str | Select | DeviationProfile) -> Select:
+    """Return the selection of a name such as "first+question", or of a measured profile.
+
+    A function is returned as it is.
 
     Raises:
-        ConfigError: a name that is not known.
+        ConfigError: a name that is not known, or a profile without rankings.
     """
+    if isinstance(named, DeviationProfile):
+        if not named.rankings:
+            raise ConfigError("select is a deviation profile without rankings: give it as ratio")
+        return named.select
     if callable(named):
         return named
     text("select", named)

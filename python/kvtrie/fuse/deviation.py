@@ -1,0 +1,184 @@
+"""DeviationProfile: by how much reused KV was measured to deviate, layer by layer.
+
+A fusion that computes all tokens measures it; later fusions take tokens by its rankings and ratios
+by its shares, and compare nothing by themselves to choose.
+Invariant: a ranking names a token once; shares fall from layer to layer. Cost: a number per token
+and ranked layer.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (torch leaves parts untyped)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvtrie.argument import few, instance, put, real, whole
+from kvtrie.errors import ConfigError
+from kvtrie.input import json_of, read_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Self
+
+    from kvtrie.fuse.fusor import Fused
+    from kvtrie.fuse.select import Candidates
+
+__all__ = ["DeviationProfile"]
+
+_MOST = 2**32 - 1
+_COVER = 0.5
+"""Share of a layer's deviation that the tokens to recompute have, where nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviationProfile:
+    """A measured profile, as input to `Fusor` and `Controller`.
+
+    Attributes:
+        rankings: by layer, tokens of a context's chunks, those that deviate most first. Tokens are
+            counted from 0 over all chunks in their order, so a ranking belongs to one context;
+            tokens that it leaves out come last.
+        shares: per layer from layer 0 on, the share of the chunks' tokens to recompute. They fall,
+            and the last one is for all further layers.
+
+    Raises:
+        ConfigError: a layer, token or share that cannot be, or a profile without either.
+    """
+
+    rankings: Mapping[int, Sequence[int]] = field(default_factory=dict[int, Sequence[int]])
+    shares: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        rankings: dict[int, tuple[int, ...]] = {}
+        for layer, given in sorted(instance("rankings", self.rankings, Mapping).items()):
+            name = f"rankings[{layer!r}]"
+            tokens = tuple(whole(name, each, 0, _MOST) for each in few(name, given, _MOST))
+            if len(set(tokens)) < len(tokens):
+                raise ConfigError(f"{name} names {len(tokens) - len(set(tokens))} tokens twice")
+            at = whole("a layer of rankings", layer, 0, _MOST)
+            if tokens:
+                rankings[at] = tokens
+        shares = tuple(
+            real(f"shares[{at}]", each, 0, 1)
+            for at, each in enumerate(few("shares", self.shares, _MOST))
+        )
+        if any(one < other for one, other in pairwise(shares)):
+            raise ConfigError(f"shares are {shares}: they fall from layer to layer")
+        if not shares and not rankings:
+            raise ConfigError("a deviation profile has rankings or shares, or both")
+        put(self, rankings=rankings, shares=shares)
+
+    @classmethod
+    def measured(cls, fused: Fused, *, cover: float = _COVER) -> Self:
+        """Return the profile of a fusion, at best of one with `ratio=1.0`.
+
+        Args:
+            fused: its computed tokens are ranked at each layer that computed any.
+            cover: the share of a layer is that of the fewest tokens that have this part of its
+                measured deviation, or that of a later layer which needs more.
+
+        Raises:
+            ConfigError: a fusion that computed no token of its chunks.
+        """
+        cover = real("cover", cover, 0, 1)
+        first, stop = fused.log.span
+        layers = [at for at, row in enumerate(fused.log.grid) if row.any()]
+        rankings: dict[int, Sequence[int]] = {}
+        needed: dict[int, float] = {}
+        for layer, found in zip(layers, fused.deviation, strict=True):
+            if len(found.positions):
+                rankings[layer] = (found.positions - first).tolist()
+                sums = (found.keys + found.values).double().cumsum(dim=0).cpu().numpy()
+                count = int(np.searchsorted(sums, cover * sums[-1])) + 1 if sums[-1] > 0 else 0
+                needed[layer] = count / (stop - first)
+        if not rankings:
+            raise ConfigError("a fusion that computed no token of its chunks measures no deviation")
+        each = [needed.get(layer, 0.0) for layer in range(len(fused.log.grid))]
+        return cls(rankings, tuple(accumulate(reversed(each), max))[::-1])
+
+    def share(self, layers: int) -> float:
+        """Return the mean of the shares over a number of layers."""
+        return sum(self._each(layers)) / layers
+
+    def scaled(self, ratio: float, layers: int, most: float = 1.0) -> tuple[float, ...]:
+        """Return a share per layer, multiplied so that the mean is a ratio; none above `most`."""
+        mean = self.share(layers)
+        return tuple(min(most, each * ratio / mean if mean else 0) for each in self._each(layers))
+
+    def _each(self, layers: int) -> tuple[float, ...]:
+        return (*self.shares, *[self.shares[-1]] * (layers - len(self.shares)))[:layers]
+
+    def ranking(self, layer: int) -> Sequence[int]:
+        """Return the ranking of the first layer from this one on that has one, or of the last."""
+        later = [at for at in self.rankings if at >= layer]
+        return self.rankings[later[0] if later else max(self.rankings)]
+
+    def order(self, tokens: torch.Tensor, layer: int) -> torch.Tensor:
+        """Return indices into tokens, int64 `(n,)` each, those that deviate most at a layer first.
+
+        Args:
+            tokens: of a context's chunks, counted over all of them.
+            layer: whose ranking, see `ranking`.
+        """
+        ranked = torch.as_tensor(self.ranking(layer), dtype=torch.int64)
+        size = 1 + max(int(ranked.max()), int(tokens.max()) if len(tokens) else 0)
+        places = torch.full((size,), len(ranked))
+        places[ranked] = torch.arange(len(ranked))
+        return torch.argsort(places.to(tokens.device)[tokens], stable=True)
+
+    def select(self, among: Candidates, count: int) -> torch.Tensor:
+        """Choose tokens by the first ranking: a way as those of `kvtrie.fuse.select`."""
+        return self.order(among.positions - among.first, 0)[:count]
+
+    def check(self, tokens: int, layers: int) -> None:
+        """Refuse a profile of another context or model.
+
+        Raises:
+            ConfigError: it ranks a token or a layer that is not there.
+        """
+        most = max((max(each, default=-1) for each in self.rankings.values()), default=-1)
+        if most >= tokens:
+            raise ConfigError(
+                f"the deviation profile ranks token {most}, the context's chunks have {tokens}: "
+                "a ranking belongs to the context that it was measured on"
+            )
+        named = max(max(self.rankings, default=-1) + 1, len(self.shares))
+        if named > layers:
+            raise ConfigError(f"the deviation profile has {named} layers, the model {layers}")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the profile in a file that `write` wrote.
+
+        Raises:
+            ConfigError: it cannot be read, or is no such file.
+        """
+        what = f"{path} is no deviation profile"
+        given = json_of(read_text(path, "the deviation profile"), what)
+        try:
+            rankings = {int(layer): tokens for layer, tokens in given["rankings"].items()}
+            shares = given["shares"]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{what}: {error!r}") from error
+        return cls(rankings, shares)
+
+    def write(self, path: Path) -> None:
+        """Write the profile to a file, as JSON.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        document = {"rankings": dict(self.rankings), "shares": list(self.shares)}
+        try:
+            path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
+            raise ConfigError(f"cannot write the deviation profile {path}: {error}") from error
