@@ -22,10 +22,10 @@ def run(capsys, *arguments):
 
 
 def test_gc_removes_what_is_old(tmp_path, capsys):
-    for name, age in ((f"ab/{'0' * 62}", 1000), (f"ab/{'1' * 62}", 0)):
-        file = tmp_path / name
+    for rest, age in (("0" * 62, 1000), ("1" * 62, 0)):
+        file = tmp_path / "ab" / rest
         file.parent.mkdir(exist_ok=True)
-        file.write_bytes(bytes(100))
+        file.write_bytes(b"kvtrieV1" + bytes(40) + bytes.fromhex(f"ab{rest}") + bytes(20))
         os.utime(file, (file.stat().st_mtime - age,) * 2)
     url = f"folder:{tmp_path}?ttl=500"
     status, out, _ = run(capsys, "gc", url, "--json")
@@ -52,7 +52,20 @@ def test_check_prints_operations_and_speeds_and_writes_lanes(tmp_path, capsys, m
     assert {name: lane.bytes_per_s for name, lane in lanes.items()} == {
         name: lane["bytes_per_s"] for name, lane in document["lanes"].items()
     }
-    assert [file for file in (tmp_path / "kv").rglob("*") if file.is_file()] == []
+    left = [file.name for file in (tmp_path / "kv").rglob("*") if file.is_file()]
+    assert left == ["kvtrie-values"]
+
+
+def test_gc_refuses_a_folder_of_others_and_removes_nothing(tmp_path, capsys):
+    file = tmp_path / "ef" / ("0" * 62)
+    file.parent.mkdir()
+    file.write_text("an object of another store")
+    os.utime(file, (0, 0))
+    for words in (["gc", f"folder:{tmp_path}?ttl=1"], ["check", f"folder:{tmp_path}"]):
+        status, out, err = run(capsys, *words)
+        assert (status, out) == (2, "")
+        assert f"kvtrie did not write {file}" in err
+    assert [*tmp_path.rglob("*")] == [file.parent, file]
 
 
 def test_a_check_of_a_store_that_does_not_answer_is_one_line(tmp_path, capsys):

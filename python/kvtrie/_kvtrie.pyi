@@ -1709,7 +1709,10 @@ class KeptFile:
         blocks: int,
         replace: bool = False,
     ) -> tuple[KeptFile | None, int | None, bool]:
-        """Opens a file for its only writer, or creates it.
+        """Opens a file for its only writer, or takes the room for it.
+
+        One that is new, or whose blocks cannot be used, is made when the first slot is written;
+        closed before that, it is as it was.
 
         Returns:
             The file; None if another process has its lock, then with the id of that process, if
@@ -2479,6 +2482,27 @@ class ValueFolder:
         ttl: int | None = None,
         io: str = "direct",
     ) -> Self: ...
+    @staticmethod
+    def collect(
+        folder: str | PathLike[str], *, expired: int | None, stale: int
+    ) -> tuple[int, int, int, int]:
+        """Remove values last refreshed before `expired` and staging files older than `stale`.
+
+        Args:
+            folder: a folder of values, which others may be using.
+            expired: nanoseconds of the wall clock; None removes no value.
+            stale: nanoseconds of the wall clock.
+
+        Returns:
+            Values and staging files that were removed, the bytes of both, and values left.
+
+        Raises:
+            ConfigError: the folder is none of values.
+        """
+
+    def sweep(self, before: int) -> int:
+        """Remove staging files older than nanoseconds of the wall clock; return how many."""
+
     def path(self, name: bytes) -> Path:
         """The file of a value."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -171,14 +173,15 @@ def test_gc_removes_expired_values_and_stale_staging_files(tmp_path):
         compute(executor, PROMPT)
     folder = tmp_path / "kv"
     now = time.time()
-    stale, fresh = folder / "staging" / "1-1-0", folder / "staging" / "2-2-0"
+    stale, fresh = folder / "staging" / "value-1-1-0", folder / "staging" / "value-2-2-0"
     for file, age in ((stale, 7200), (fresh, 10), (values(folder)[0], 100)):
-        file.touch()
+        if not file.exists():
+            file.write_bytes(b"kvtrieV1")
         os.utime(file, (now - age, now - age))
     (folder / "README").write_text("kept")
     size = values(folder)[0].stat().st_size
     plain = RemoteUrl.parse("url", url)
-    assert collect(plain, now=now) == Removed(expired=0, staged=1, bytes=1, kept=6)
+    assert collect(plain, now=now) == Removed(expired=0, staged=1, bytes=8, kept=6)
     found = collect(RemoteUrl.parse("url", f"{url}?ttl=50"), now=now)
     assert (found.expired, found.staged, found.bytes, found.kept) == (1, 0, size, 5)
     assert fresh.exists()
@@ -190,12 +193,112 @@ def test_gc_removes_expired_values_and_stale_staging_files(tmp_path):
 def test_opening_removes_staging_files_of_writers_that_ended(tmp_path):
     staging = tmp_path / "kv" / "staging"
     staging.mkdir(parents=True)
-    ended, busy = staging / "1-1-0", staging / "2-2-0"
+    ended, busy = staging / "value-1-1-0", staging / "value-2-2-0"
     for file, age in ((ended, 7200), (busy, 60)):
         file.touch()
         os.utime(file, (time.time() - age,) * 2)
     world(f"folder:{tmp_path}/kv").close()
     assert sorted(staging.iterdir()) == [busy]
+
+
+def foreign_files(folder, outside):
+    """Files of others, some days old, where kvtrie has its own or behind a link there."""
+    name = "0" * 62
+    files = ["staging/thesis.docx", "staging/value-1-2-3", f"ef/{name}", "ef/notes.txt"]
+    made = [*(folder / file for file in files), outside / name]
+    for file in made:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("not of kvtrie")
+        os.utime(file, (0, 0))
+    (folder / "ee").symlink_to(outside)
+    return made
+
+
+def test_a_folder_with_files_of_others_is_refused_and_nothing_is_removed(tmp_path):
+    folder = tmp_path / "kv"
+    made = foreign_files(folder, tmp_path / "outside")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        ConfigError, match=f"{folder} has no file kvtrie-values, and kvtrie did not"
+    ):
+        world(f"folder:{folder}")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert all(file.read_text() == "not of kvtrie" for file in made)
+
+
+def test_files_of_others_in_a_store_stay(tmp_path):
+    url = f"folder:{tmp_path}/kv"
+    with world(url) as executor:
+        compute(executor, PROMPT)
+    made = foreign_files(tmp_path / "kv", tmp_path / "outside")
+    for value in values(tmp_path / "kv"):
+        os.utime(value, (0, 0))
+    world(url).close()
+    found = collect(RemoteUrl.parse("url", f"{url}?ttl=1"))
+    assert (found.expired, found.staged) == (6, 0)
+    assert all(file.read_text() == "not of kvtrie" for file in made)
+
+
+def test_a_store_of_an_earlier_version_is_taken_over(tmp_path):
+    url, marker = f"folder:{tmp_path}/kv", tmp_path / "kv" / "kvtrie-values"
+    with world(url) as executor:
+        compute(executor, PROMPT)
+    marker.unlink()
+    assert collect(RemoteUrl.parse("url", url)).kept == 6
+    assert not marker.exists()
+    with world(url) as executor:
+        assert executor.prefetch(PROMPT, deadline_s=30.0).found == 6
+    assert marker.exists()
+    marker.write_text("kvtrie folder of values 2\n")
+    with pytest.raises(ConfigError, match="this version does not read the folder"):
+        world(url)
+
+
+@contextmanager
+def user(number, mask=0o022, group=54321):
+    """Another user of a group, for the calls within."""
+    before = os.umask(mask)
+    os.setegid(group)
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.umask(before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+@pytest.mark.parametrize("mask", [0o077, 0o022, 0o002])
+@pytest.mark.parametrize("mode", [0o2777, 0o2770, 0o770])
+def test_users_share_a_folder_by_its_mode(mask, mode):
+    with tempfile.TemporaryDirectory(dir="/tmp") as top:  # whose folders all users may pass
+        Path(top).chmod(0o755)
+        folder = Path(top) / "kv"
+        folder.mkdir()
+        os.chown(folder, 0, 54321)
+        folder.chmod(mode)
+        prompts = PROMPT, [token + 1 for token in PROMPT]
+        for number, prompt in zip((12345, 12346), prompts, strict=True):
+            with user(number, mask), world(f"folder:{folder}") as executor:
+                compute(executor, prompt)
+        with user(12346), world(f"folder:{folder}") as executor:
+            for prompt in prompts:
+                assert executor.prefetch(prompt, deadline_s=30.0).found == 6
+                executor.drain()
+                assert fetch(executor, prompt) == len(prompt)
+        assert {file.stat().st_gid for file in values(folder)} == {54321}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+def test_a_folder_that_is_not_shared_is_refused_with_its_owner_and_mode():
+    with tempfile.TemporaryDirectory(dir="/tmp") as top:
+        Path(top).chmod(0o777)
+        with user(12345), world(f"folder:{top}/kv") as executor:
+            compute(executor, PROMPT)
+        said = f"{top}/kv/staging belongs to user 12345 and group 54321 with mode 755, and this is"
+        with user(12346), pytest.raises(ConfigError, match=f"{said} user 12346.*chmod -R g.rwX"):
+            world(f"folder:{top}/kv")
 
 
 def test_blocks_are_written_ahead_of_need_with_write_back(tmp_path):

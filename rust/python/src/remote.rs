@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::{BlockKey, Record};
@@ -56,6 +56,11 @@ fn contiguous() -> PyErr {
 
 fn key(bytes: &[u8]) -> PyResult<BlockKey> {
     bytes.try_into().map_err(|_| bad(format!("a name has 32 bytes, not {}", bytes.len())))
+}
+
+/// A time of the wall clock.
+fn wall(nanoseconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_nanos(nanoseconds)
 }
 
 fn result(outcome: Outcome) -> Result {
@@ -194,6 +199,29 @@ impl ValueFolder {
             Folder::open(device, &folder, value_bytes, ttl.map(Duration::from_nanos))
         });
         Ok(Self { folder: opened.map_err(raise)?, header_bytes })
+    }
+
+    /// Removes files that expired and staging files of a folder that others may be using; times are
+    /// nanoseconds of the wall clock. Returns values that expired, staging files, the bytes of both,
+    /// and values that are left.
+    #[staticmethod]
+    #[pyo3(signature = (folder, *, expired, stale))]
+    fn collect(
+        py: Python<'_>,
+        folder: PathBuf,
+        expired: Option<u64>,
+        stale: u64,
+    ) -> PyResult<(u64, u64, u64, u64)> {
+        let found = py
+            .detach(|| kvtrie_store::collect(&folder, expired.map(wall), wall(stale)))
+            .map_err(raise)?;
+        let bytes = found.expired.bytes + found.staged.bytes;
+        Ok((found.expired.files, found.staged.files, bytes, found.kept))
+    }
+
+    /// Removes staging files of writers that ended before a time; returns how many.
+    fn sweep(&self, py: Python<'_>, before: u64) -> u64 {
+        py.detach(|| self.folder.sweep(wall(before))).files
     }
 
     /// The path of a value.

@@ -9,8 +9,8 @@
 //! `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` on `regular`, `ring` and
 //! `threads`, `faults`, `quarantine`, `segment`), indexes (`table`, `scan`, `manifest`), and the
 //! store with its operations (`open`, `read`, `write`, `rows`, `verify`, `gc`). The values of a
-//! shared store are apart: `value` is their format, `value_folder` keeps them in files. So is
-//! `kept`, the table of a host pool in shared memory, which needs no device.
+//! shared store are apart: `value` is their format, `value_folder` keeps them in the files of
+//! `value_place`, and `value_gc` removes old ones. So is `kept`, the table of a host pool in shared memory, which needs no device.
 
 mod claim;
 mod device;
@@ -41,6 +41,8 @@ mod table;
 mod threads;
 mod value;
 mod value_folder;
+mod value_gc;
+mod value_place;
 mod verify;
 mod work;
 mod write;
@@ -61,6 +63,7 @@ pub use store::Store;
 pub use system::{QueueKind, System};
 pub use value::ValueFormat;
 pub use value_folder::{Outcome, ValueFolder, ValueRead, ValueWrite};
+pub use value_gc::{Collected, Removed, collect};
 pub use verify::{Finding, Progress};
 pub use work::{Bytes, Op, Work};
 pub use write::BlockWrite;

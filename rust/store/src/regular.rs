@@ -65,6 +65,14 @@ pub(crate) fn check_folder(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Refuses anything but a regular file.
+pub(crate) fn check_regular(found: &Stat) -> io::Result<()> {
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::RegularFile => Ok(()),
+        other => Err(not_regular(format!("{}, not a file", kind(other)))),
+    }
+}
+
 /// A handle of the folder at `path`, for names in it.
 pub(crate) fn folder(path: &Path) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
@@ -80,13 +88,13 @@ pub(crate) fn folder(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Whether `path` still leads to the folder of a handle.
-pub(crate) fn leads_to(path: &Path, folder: impl AsFd) -> bool {
+/// Whether `path` still leads to the folder or the file of a handle.
+pub(crate) fn leads_to(path: &Path, held: impl AsFd) -> bool {
     let place = |stat: Stat| (stat.st_dev, stat.st_ino);
-    let Ok(known) = rustix::fs::fstat(folder) else { return true };
+    let Ok(known) = rustix::fs::fstat(held) else { return true };
     match rustix::fs::stat(path) {
         Ok(found) => place(found) == place(known),
-        // Other errors may pass: a network that is away says nothing about the folder.
+        // Other errors may pass: a network that is away says nothing about it.
         Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP),
     }
 }

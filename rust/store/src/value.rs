@@ -19,14 +19,22 @@ use crate::error::{Error, Result};
 use crate::page::{half, word};
 use crate::settings::{PAGE, RECORD_ROOM, hex, small};
 
-const MAGIC: [u8; 8] = *b"kvtrieV1";
+pub(crate) const MAGIC: [u8; 8] = *b"kvtrieV1";
 const VERSION: u32 = 1;
 
 /// Bytes before the checksums of the layers.
 const FIXED: usize = 80;
 
+/// Bytes from which [`name_in`] finds the name.
+pub(crate) const HEAD: usize = FIXED;
+
 /// Bytes of a checksum.
 const SUM: usize = 16;
+
+/// The name that the first bytes of a value of any format have; `None` if they are not a value's.
+pub(crate) fn name_in(head: &[u8]) -> Option<&[u8]> {
+    head.get(48..HEAD).filter(|_| head.starts_with(&MAGIC))
+}
 
 /// Format of the values and names of one deployment, layout and rank.
 #[derive(Clone)]

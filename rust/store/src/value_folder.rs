@@ -11,23 +11,21 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, IoSlice, Write};
 use std::path::{Path, PathBuf};
-use std::process;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::BlockKey;
+use rustix::fs::Stat;
 
 use crate::device::{Access, Device};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::pages::{Pages, paged};
 use crate::read::PIECE;
-use crate::settings::hex;
+use crate::regular::{forbidden, is_not_regular};
+use crate::value_gc::{Removed, length, modified, sweep};
+use crate::value_place::Places;
 use crate::work::{Bytes, Op, Transferred, Work};
-
-/// Folder of values that are not complete.
-const STAGING: &str = "staging";
 
 /// Values that one call reads at once.
 const DEPTH: usize = 16;
@@ -58,9 +56,7 @@ impl Outcome {
             io::ErrorKind::NotFound => Self::Missing,
             io::ErrorKind::UnexpectedEof => Self::Damaged("the file ends early".into()),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full(text),
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                Self::Refused(text)
-            }
+            _ if forbidden(error) || is_not_regular(error) => Self::Refused(text),
             _ => Self::Unreachable(text),
         }
     }
@@ -94,55 +90,43 @@ pub struct ValueWrite<'a> {
 #[derive(Debug)]
 pub struct ValueFolder {
     device: Arc<dyn Device>,
-    folder: PathBuf,
+    places: Places,
     value_bytes: u64,
     /// Half of the time to live: a hit of an older file refreshes it.
     refresh: Option<Duration>,
-    staged: AtomicU64,
 }
 
 impl ValueFolder {
     /// Opens a folder; creates it and checks that it can be written.
     ///
     /// # Errors
-    /// [`Error::Config`] if it cannot be made or written, or is no folder.
+    /// [`Error::Config`] if it cannot be made or written, is no folder, or has files of others in
+    /// the places of values; nothing was changed then.
     pub fn open(
         device: Arc<dyn Device>,
         folder: &Path,
         value_bytes: u64,
         ttl: Option<Duration>,
     ) -> Result<Self> {
-        let staged = AtomicU64::new(0);
-        let refresh = ttl.map(|ttl| ttl / 2);
-        let folder = folder.to_owned();
-        let this = Self { device, folder, value_bytes, refresh, staged };
-        let staging = this.folder.join(STAGING);
-        let probe = || {
-            this.device.make_folder(&staging)?;
-            let (path, mut file) = this.stage()?;
-            let written = file.write_all(b"probe");
-            fs::remove_file(path)?;
-            written
-        };
-        match probe() {
-            Ok(()) => Ok(this),
-            Err(error) => {
-                let folder = this.folder.display();
-                Err(Error::config(format!("folder {folder} cannot be written: {error}")))
-            }
-        }
+        let places = Places::claim(folder)?;
+        Ok(Self { device, places, value_bytes, refresh: ttl.map(|ttl| ttl / 2) })
     }
 
     /// The folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.places.root()
     }
 
     /// The path of a value.
     #[must_use]
     pub fn path(&self, name: &BlockKey) -> PathBuf {
-        self.folder.join(hex(&name[..1])).join(hex(&name[1..]))
+        self.places.path(name)
+    }
+
+    /// Removes staging files of writers that ended before a time.
+    pub fn sweep(&self, before: SystemTime) -> Removed {
+        sweep(&self.places, before)
     }
 
     /// Whether there are values, by their files' lengths.
@@ -153,8 +137,8 @@ impl ValueFolder {
             if Instant::now() >= until {
                 return Outcome::Late;
             }
-            match fs::metadata(self.path(name)) {
-                Ok(found) => self.check(found.len()),
+            match self.places.find(name) {
+                Ok(found) => self.check(length(&found)),
                 Err(error) => self.failed(&error),
             }
         };
@@ -195,7 +179,7 @@ impl ValueFolder {
     /// Removes values.
     #[must_use]
     pub fn remove_many(&self, names: &[BlockKey]) -> Vec<Outcome> {
-        let remove = |name| match fs::remove_file(self.path(name)) {
+        let remove = |name| match self.places.remove(name) {
             Ok(()) => Outcome::Ok,
             Err(error) => Outcome::of(&error),
         };
@@ -213,8 +197,8 @@ impl ValueFolder {
     fn failed(&self, error: &io::Error) -> Outcome {
         let outcome = Outcome::of(error);
         // Without the folder, a value is not known to be missing.
-        if outcome == Outcome::Missing && !self.folder.is_dir() {
-            return Outcome::Unreachable(format!("{} is no folder", self.folder.display()));
+        if outcome == Outcome::Missing && !self.folder().is_dir() {
+            return Outcome::Unreachable(format!("{} is no folder", self.folder().display()));
         }
         outcome
     }
@@ -223,47 +207,30 @@ impl ValueFolder {
         if Instant::now() >= until {
             return Ok(Outcome::Late);
         }
-        let path = self.path(&value.name);
-        match fs::metadata(&path) {
-            Ok(found) if found.len() == self.value_bytes => {
-                self.touch(&path, &found);
+        match self.places.find(&value.name) {
+            Ok(found) if length(&found) == self.value_bytes => {
+                self.touch(&value.name, &found);
                 return Ok(Outcome::Ok);
             }
             // No reader accepts it, and a link does not replace it.
-            Ok(_) => fs::remove_file(&path)?,
+            Ok(_) => self.places.remove(&value.name)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        let (staged, file) = self.stage()?;
-        let written = write(file, value, until);
-        let linked = match written {
-            Ok(true) => link(&staged, &path).map(|()| Outcome::Ok),
-            Ok(false) => Ok(Outcome::Late),
-            Err(error) => Err(error),
-        };
-        // After a rename there is none.
-        let _ = fs::remove_file(staged);
-        linked
-    }
-
-    /// A new staging file. Its name has this process and the time, because other machines write here
-    /// too.
-    fn stage(&self) -> io::Result<(PathBuf, fs::File)> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let number = self.staged.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}-{}-{number}", process::id(), now.as_nanos());
-        let path = self.folder.join(STAGING).join(name);
-        let file = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
-        Ok((path, file))
+        let (staged, file) = self.places.stage()?;
+        if !write(file, value, until)? {
+            return Ok(Outcome::Late);
+        }
+        self.places.link(&staged, &value.name).map(|()| Outcome::Ok)
     }
 
     /// Refreshes the time to live of a file, at most once per half of it. A failure costs only
     /// retention.
-    fn touch(&self, path: &Path, found: &fs::Metadata) {
+    fn touch(&self, name: &BlockKey, found: &Stat) {
         let Some(refresh) = self.refresh else { return };
-        let age = found.modified().ok().and_then(|at| at.elapsed().ok());
+        let age = modified(found).elapsed().ok();
         if age.is_some_and(|age| age >= refresh) {
-            let _ = fs::File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
+            let _ = self.places.touch(name);
         }
     }
 }
@@ -290,23 +257,6 @@ fn write(mut file: fs::File, value: &ValueWrite<'_>, until: Instant) -> io::Resu
         }
     }
     Ok(true)
-}
-
-/// Gives a complete file its name, unless there is one of that name.
-fn link(staged: &Path, path: &Path) -> io::Result<()> {
-    let linked = match fs::hard_link(staged, path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir_all(path.parent().unwrap_or(path))?;
-            fs::hard_link(staged, path)
-        }
-        other => other,
-    };
-    match linked {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        // A file system without hard links: a value of this name has these bytes.
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => fs::rename(staged, path),
-        other => other,
-    }
 }
 
 /// Values being read.
@@ -340,9 +290,9 @@ impl<'a> Gets<'_, 'a> {
             return found;
         }
         if self.folder.refresh.is_some()
-            && let Ok(found) = fs::metadata(&path)
+            && let Ok(found) = self.folder.places.find(&name)
         {
-            self.folder.touch(&path, &found);
+            self.folder.touch(&name, &found);
         }
         let before = self.ready.len();
         let pages = file.paged() && !paged(header);
@@ -409,8 +359,9 @@ mod tests {
 
     use kvtrie_core::record::BlockKey;
 
-    use super::{Outcome, STAGING, ValueFolder, ValueRead, ValueWrite};
+    use super::{Outcome, ValueFolder, ValueRead, ValueWrite};
     use crate::system::{QueueKind, System};
+    use crate::value_place::STAGING;
 
     const HEADER: usize = 4096;
     const BYTES: usize = 3 * 4096 + 100;

@@ -4,15 +4,16 @@
 own when it is complete, so several machines use a folder on NFS, Lustre or Weka without locks.
 Opening removes staging files that are an hour old: their writers have ended. With `ttl`, a hit
 refreshes a file's time at most once per half of it, and `kvtrie remote gc` removes files that are
-older. Invariant: no file is changed after it was linked. Cost: one open per block; bytes go
-straight between the file and pool memory, without the interpreter's lock.
+older. Files and subfolders get the mode of the folder, so all users that may write to it share it.
+Invariant: no file is changed after it was linked; no file is removed that kvtrie did not write, by
+its first bytes and its name, and no link below the folder is followed. Cost: one open per block;
+bytes go straight between the file and pool memory, without the interpreter's lock.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from kvtrie._kvtrie import ValueFolder
@@ -23,6 +24,7 @@ from kvtrie.tiers.remote.protocol import Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from kvtrie._kvtrie import ValueFormat
     from kvtrie.tiers.remote.protocol import Get, Outcome, Put
@@ -32,9 +34,7 @@ __all__ = ["FolderStore", "Removed", "collect"]
 
 _NS = 1_000_000_000
 _YEARS = 100 * 365 * 86_400.0
-_STAGING = "staging"
 _STALE_S = 3_600.0  # a writer that has not linked its file for an hour has ended
-_NAME = 64
 _TTL = "ttl"
 
 
@@ -46,7 +46,8 @@ class FolderStore:
         form: the format of the values.
 
     Raises:
-        ConfigError: no path, an unknown option, a folder that cannot be written.
+        ConfigError: no path, an unknown option, a folder that cannot be written or has files of
+            others where values are.
     """
 
     def __init__(self, url: RemoteUrl, form: ValueFormat) -> None:
@@ -61,7 +62,7 @@ class FolderStore:
             ttl=None if ttl is None else int(ttl * _NS),
             io=io,
         )
-        _sweep(Path(folder_of(url)), time.time() - _STALE_S)
+        self._files.sweep(_ns(time.time() - _STALE_S))
 
     def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
         """Whether there are files of these names with the length of a value."""
@@ -147,37 +148,18 @@ def collect(url: RemoteUrl, *, now: float | None = None, stale_s: float = _STALE
         stale_s: age from which a staging file is stale.
 
     Raises:
-        ConfigError: no such folder.
+        ConfigError: no such folder, or one that is no store of kvtrie's.
     """
     url.only((_TTL, "io"))
-    root, ttl = Path(folder_of(url)), _ttl(url)
-    if not root.is_dir():
-        raise ConfigError(f"{root} is no folder")
+    ttl = _ttl(url)
     now = time.time() if now is None else now
-    expired, size = 0, 0
-    kept = 0
-    for file in root.glob("[0-9a-f][0-9a-f]/*"):
-        if len(file.parent.name + file.name) != _NAME:
-            continue
-        gone = 0 if ttl is None else _remove(file, now - ttl)
-        expired, size, kept = expired + (gone > 0), size + gone, kept + (gone == 0)
-    stale = _sweep(root, now - stale_s)
-    return Removed(expired, len(stale), size + sum(stale), kept)
+    expired, staged, size, kept = ValueFolder.collect(
+        folder_of(url),
+        expired=None if ttl is None else _ns(now - ttl),
+        stale=_ns(now - stale_s),
+    )
+    return Removed(expired, staged, size, kept)
 
 
-def _sweep(root: Path, before: float) -> list[int]:
-    """Remove staging files of writers that ended before a time; the bytes of each."""
-    gone = [_remove(file, before) for file in root.glob(f"{_STAGING}/*")]
-    return [size for size in gone if size]
-
-
-def _remove(file: Path, before: float) -> int:
-    """Remove a file last refreshed before a time; its bytes, at least 1, or 0 if it stays."""
-    try:
-        found = file.stat()
-        if found.st_mtime >= before:
-            return 0
-        file.unlink()
-    except OSError:  # another process removes too, or owns it
-        return 0
-    return max(1, found.st_size)
+def _ns(seconds: float) -> int:
+    return max(0, int(seconds * _NS))
