@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
+use std::path::Path;
 
 /// Size of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,6 +65,11 @@ pub trait File: Any + Send + Sync + Debug {
     /// # Errors
     /// The device's errors.
     fn try_lock(&self) -> io::Result<bool>;
+
+    /// Whether a path still leads to this file.
+    fn is_at(&self, _path: &Path) -> bool {
+        true
+    }
 
     /// Whether queued operations need memory, length and offset in full pages.
     fn paged(&self) -> bool {

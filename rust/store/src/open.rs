@@ -27,6 +27,9 @@ const PAIR: &str = "pair";
 /// Name of the file that the writer locks.
 pub(crate) const LOCK: &str = "lock";
 
+/// How often a lock may be replaced while it is taken.
+const TRIES: usize = 8;
+
 /// A store in a folder, as its manifest describes it.
 #[derive(Debug)]
 pub struct Listed {
@@ -103,8 +106,18 @@ fn take_lock(
         *device = held;
     }
     let device = &**device;
-    let file = device.open(&folder.join(LOCK), Access::Write)?;
-    if file.try_lock()? {
+    let path = folder.join(LOCK);
+    let mut file = device.open(&path, Access::Write)?;
+    let mut free = file.try_lock()?;
+    // Its last holder may have removed it with the store, and another process made it again.
+    for _ in 0..TRIES {
+        if !free || file.is_at(&path) {
+            break;
+        }
+        file = device.open(&path, Access::Write)?;
+        free = file.try_lock()?;
+    }
+    if free {
         // A writer must be able to create files here: a rewrite needs one.
         match quarantine::create(device, folder, manifest::NEXT) {
             Err(error) if forbidden(&error) => return Err(error),

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::file::File;
 use crate::frame;
 use crate::manifest::Manifest;
+use crate::open::LOCK;
 use crate::segment::Segments;
 use crate::settings::{Durability, Settings};
 use crate::table::Table;
@@ -73,13 +74,19 @@ impl Store {
         self.refusal.as_deref().or(self.lost.get().map(String::as_str))
     }
 
-    /// Checks whether the path of a writer's folder still leads to it; notes the first failure as
-    /// a reason.
+    /// Checks whether the paths of a writer's folder and of its lock still lead to them; notes the
+    /// first failure as a reason. Without its lock file another process may write here.
     fn check_folder(&self) {
-        if self.read_only() || self.device.leads_to(&self.folder) {
+        let Some(guard) = self.guard.as_ref().filter(|_| !self.read_only()) else { return };
+        let lock = self.folder.join(LOCK);
+        let gone = if !self.device.leads_to(&self.folder) {
+            &self.folder
+        } else if !guard.is_at(&lock) {
+            &lock
+        } else {
             return;
-        }
-        let why = format!("{} was removed or replaced while open", self.folder.display());
+        };
+        let why = format!("{} was removed or replaced while open", gone.display());
         if self.lost.set(why.clone()).is_ok() {
             self.note(format!("{why}; nothing more is written"));
         }

@@ -395,6 +395,10 @@ impl File for SystemFile {
         }
     }
 
+    fn is_at(&self, path: &Path) -> bool {
+        regular::leads_to(path, &self.plain)
+    }
+
     fn paged(&self) -> bool {
         self.direct.is_some() && !self.refused.once.load(Ordering::Acquire)
     }

@@ -106,3 +106,27 @@ fn a_reader_reads_the_folder_that_it_opened() {
     assert_eq!(read(&reader, &one.key, 0, ALL).unwrap(), bytes(&settings, &one, ALL, 1));
     assert_eq!(read(&other, &two.key, 0, ALL).unwrap(), bytes(&settings, &two, ALL, 2));
 }
+
+#[test]
+fn a_store_whose_lock_was_removed_stops_writing_and_the_next_one_writes() {
+    let home = tempfile::tempdir().unwrap();
+    let settings = settings(4, 700, Durability::Fsync);
+    let [one, two] = blocks();
+    let store = open(home.path(), &settings);
+    write(&store, &one, 0, ALL, 1).unwrap();
+    let lock = store.folder().join("lock");
+    fs::remove_file(&lock).unwrap();
+    let newer = open(home.path(), &settings);
+    assert!(!newer.read_only());
+    write(&newer, &two, 1, ALL, 2).unwrap();
+    let before = files(newer.folder());
+    for result in every_write(&store, &two) {
+        assert!(matches!(result, Err(Error::ReadOnly(_))), "{result:?}");
+    }
+    let refusal = store.refusal().unwrap().to_string();
+    assert!(refusal.contains(&lock.display().to_string()), "{refusal}");
+    assert_eq!(store.reasons().len(), 1);
+    store.close().unwrap();
+    assert_eq!(files(newer.folder()), before);
+    assert_eq!((newer.blocks(), newer.read_only()), (2, false));
+}
