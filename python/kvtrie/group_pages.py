@@ -9,6 +9,7 @@ same place to all of them. Cost: arithmetic.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["GroupPages"]
+__all__ = ["LAYER_DIGEST", "GroupPages", "layer_digests", "slot_start"]
+
+LAYER_DIGEST = 16
+"""Bytes of the digest of a layer that tables of kept memory have."""
 
 _MANY = 1 << 16  # blocks of which the bytes of one are the average
 
@@ -96,3 +100,16 @@ class GroupPages:
     def per_page(self) -> tuple[int, ...]:
         """Slots that each group cuts a page into."""
         return tuple(self.page // slot for slot in self.slots)
+
+
+def slot_start(slot: int, page_bytes: int, slot_bytes: int) -> int:
+    """Offset of a slot in pages that its group cuts into slots of some bytes."""
+    page, place = divmod(slot, page_bytes // slot_bytes)
+    return page * page_bytes + place * slot_bytes
+
+
+def layer_digests(block: bytes | memoryview, layers: int) -> bytes:
+    """Return the digests of a number of layers of one size, one after the other."""
+    each = len(block) // layers
+    parts = (block[at * each : (at + 1) * each] for at in range(layers))
+    return b"".join(hashlib.blake2b(part, digest_size=LAYER_DIGEST).digest() for part in parts)

@@ -1,5 +1,6 @@
 """Host memory of groups of layers that outlives the process: found whole, or a miss."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -131,6 +132,91 @@ def test_what_cannot_be_taken_over_is_refused_or_made_again(path):
     outside = Tier("host", bytes=400_000, keep="/var/tmp/kvtrie-kept")  # noqa: S108 - no tmpfs
     with pytest.raises(ConfigError, match="which is not memory"):
         open_pools(model, (tiers[0], outside), SIZE, resume=ResumePoints())
+
+
+@pytest.mark.parametrize("host", [300_000, 500_000])
+def test_files_are_changed_with_the_first_block_and_not_before(path, host, tmp_path):
+    groups = MODELS["windows"]
+    with World(groups, **ROOM, keep=str(path)) as world:
+        world.serve(prompt(1, 6), [])
+        world.executor.save()
+        tiers, model = world.tiers, world.model
+    before = {file: file.read_bytes() for file in path.parent.iterdir()}
+    with World(groups, gpu=60_000, host=host, keep=str(path)) as other:
+        assert other.executor.restore() == 0
+    (tmp_path / "disk").write_text("no folder")
+    other = Tier("host", bytes=host, keep=str(path))
+    disk = Tier("disk", bytes=400_000, path=str(tmp_path / "disk"))
+    with pytest.raises((ConfigError, TransferError)):
+        open_pools(model, (tiers[0], other, disk), SIZE, resume=ResumePoints())
+    after = {file: file.read_bytes() for file in path.parent.iterdir()}
+    assert {file: data[: len(before[file])] for file, data in after.items()} == before
+    with World(groups, **ROOM, keep=str(path)) as world:
+        assert world.executor.restore() > 0
+    with World(groups, gpu=60_000, host=host, keep=str(path)) as other:
+        other.serve(prompt(1, 6), [])
+        other.executor.save()
+    with World(groups, gpu=60_000, host=host, keep=str(path)) as other:
+        assert other.executor.restore() > 0
+
+
+def test_a_refused_call_leaves_no_files(path, tmp_path):
+    with World(MODELS["windows"], **ROOM) as world:
+        tiers, model = world.tiers, world.model
+    (tmp_path / "disk").write_text("no folder")
+    kept = Tier("host", bytes=400_000, keep=str(path))
+    disk = Tier("disk", bytes=400_000, path=str(tmp_path / "disk"))
+    with pytest.raises((ConfigError, TransferError)):
+        open_pools(model, (tiers[0], kept, disk), SIZE, resume=ResumePoints())
+    assert not [*path.parent.iterdir()]
+
+
+def damaged(path, capsys):
+    """Exit status of `kvtrie disk verify`, and its findings."""
+    status = main(["disk", "verify", str(path), "--json"])
+    stores = json.loads(capsys.readouterr().out)["stores"]
+    return status, [row for store in stores for row in store["findings"]]
+
+
+def test_the_disk_command_proves_the_pages_of_all_groups(path, capsys):
+    with World(MODELS["windows"], **ROOM, keep=str(path)) as world:
+        world.serve(prompt(1, 6), [])
+        world.executor.save()
+        blocks = [len(pool.file.blocks(WALL)) for pool in world.pools[1].kept]
+        slots = [pool.file.blocks(WALL)[0][0] for pool in world.pools[1].kept]
+        starts = [
+            pool.block(slot).data_ptr() - world.pools[1].memory.data_ptr()
+            for pool, slot in zip(world.pools[1].kept, slots, strict=True)
+        ]
+        pages = path.with_name("kv-pages")
+        flip(pages, starts[0])
+        status, rows = damaged(path, capsys)
+        assert (status, [row["slot"] for row in rows]) == (1, slots[:1])
+        assert not rows[0]["removed"]
+        flip(pages, starts[0])
+    assert main(["disk", "ls", str(path)]) == 0
+    assert capsys.readouterr().out.count("kv-group") == 2
+    assert damaged(path.parent, capsys) == (0, [])
+    for start in starts:
+        flip(pages, start)
+    status, rows = damaged(path, capsys)
+    assert (status, [row["slot"] for row in rows]) == (1, slots)
+    assert {row["reason"] for row in rows} == {"its bytes are damaged"}
+    assert all(row["removed"] for row in rows)
+    assert damaged(path, capsys) == (0, [])
+    pages.unlink()
+    status, rows = damaged(path, capsys)
+    assert (status, len(rows)) == (1, sum(blocks) - len(slots))
+
+
+def test_the_disk_command_leaves_files_that_an_engine_has(path, capsys):
+    with World(MODELS["windows"], **ROOM, keep=str(path)) as world:
+        world.serve(prompt(1, 6), [])
+        world.executor.save()
+        before = sorted(path.parent.iterdir())
+        assert main(["disk", "gc", str(path), "--older-than", "0"]) == 0
+        assert capsys.readouterr().out.count("left alone: process") == 2
+        assert sorted(path.parent.iterdir()) == before
 
 
 def test_the_disk_command_removes_the_pages_with_the_last_table(path, capsys):

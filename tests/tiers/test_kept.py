@@ -19,7 +19,7 @@ from keeping import SHAPE, SIZE, ask, prompt
 from kept import ENTRY, HEADER, MEMORY, flip, kept_serving, memory_folder
 
 from kvtrie import BlockManager, Layout, Tier
-from kvtrie.errors import ConfigError
+from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import KeptPool, Recalled, open_pools
 from kvtrie.tiers.kept import kept_pool
 from kvtrie.transfer import Executor
@@ -194,6 +194,54 @@ def test_another_size_is_a_cold_start(kept, caplog):
     assert "it was made for 16 blocks, now 20" in caplog.text
 
 
+@pytest.mark.parametrize("host", [8, 20])
+def test_a_file_is_changed_with_the_first_block_and_not_before(kept, tmp_path, host):
+    before = kept.read_bytes()
+    with kept_serving(kept, host=host) as executor:
+        assert executor.restore() == 0
+        executor.save()
+    assert kept.read_bytes()[: len(before)] == before
+    (tmp_path / "disk").write_text("no folder")
+    tiers = [
+        Tier("gpu", blocks=4),
+        Tier("host", blocks=host, keep=str(kept)),
+        Tier("disk", blocks=4, path=str(tmp_path / "disk")),
+    ]
+    with pytest.raises((ConfigError, TransferError)):
+        open_pools(SHAPE, tiers, SIZE)
+    assert kept.read_bytes()[: len(before)] == before
+    assert cached(kept)[0] == [2 * SIZE] * len(PROMPTS)
+    with kept_serving(kept, host=host) as executor:
+        ask(executor, PROMPTS[0])
+        executor.save()
+    assert cached(kept, host=host)[0] == [2 * SIZE] + [0] * (len(PROMPTS) - 1)
+    assert cached(kept)[0] == [0] * len(PROMPTS)
+
+
+def test_a_refused_call_leaves_no_new_file(path, tmp_path):
+    (tmp_path / "disk").write_text("no folder")
+    tiers = [
+        Tier("gpu", blocks=4),
+        Tier("host", blocks=4, keep=str(path)),
+        Tier("disk", blocks=4, path=str(tmp_path / "disk")),
+    ]
+    with pytest.raises((ConfigError, TransferError)):
+        open_pools(SHAPE, tiers, SIZE)
+    assert not [*path.parent.iterdir()]
+    path.write_bytes(b"x" * 100)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError), kept_serving(path):
+        pass
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"x" * 100, 0o644)
+
+
+def test_a_file_that_was_replaced_while_open_is_not_removed(path):
+    with kept_serving(path):
+        path.rename(path.with_name("moved"))
+        fill(path)
+    assert cached(path)[0] == [2 * SIZE] * len(PROMPTS)
+
+
 def test_other_weights_are_refused_by_name_and_replaced_if_asked(kept):
     other = replace(SHAPE, fingerprint="other weights")
     with (
@@ -281,27 +329,37 @@ def test_a_file_system_without_room_is_an_error_with_the_numbers(tmp_path):
         pytest.skip("no mount namespace of its own: unshare -rm does not work here")
     (tmp_path / "memory").mkdir()
     script = f"""
-        import sys
-        sys.path.insert(0, {str(KILLS.parents[1])!r})
+        import pathlib, sys
+        sys.path[:0] = [{str(KILLS.parent)!r}, {str(KILLS.parents[1])!r}]
         from kept import kept_serving
         from kvtrie.errors import KvtrieError
-        try:
-            with kept_serving("{tmp_path}/memory/pool", host=200):
-                pass
-        except KvtrieError as error:
-            print(error)
+        from test_kept import PROMPTS, SIZE, cached, fill
+        path = pathlib.Path("{tmp_path}/memory/pool")
+        for _ in range(2):  # without a file, and over the one of an earlier process
+            try:
+                with kept_serving(path, host=200):
+                    pass
+            except KvtrieError as error:
+                print(error)
+            if not path.exists():
+                print("no file")
+                fill(path)
+        assert cached(path)[0] == [2 * SIZE] * len(PROMPTS)
+        print("found")
     """
     (tmp_path / "script.py").write_text(textwrap.dedent(script))
     command = (
-        f"mount -t tmpfs -o size=64k none {tmp_path}/memory && "
-        f"{sys.executable} {tmp_path}/script.py && ls {tmp_path}/memory"
+        f"mount -t tmpfs -o size=128k none {tmp_path}/memory && "
+        f"{sys.executable} {tmp_path}/script.py"
     )
     ended = subprocess.run(
         [unshare, "-rm", "sh", "-c", command], check=True, capture_output=True, text=True
     )
-    assert "65536 free of 65536" in ended.stdout
-    assert "--shm-size" in ended.stdout
-    assert "pool\n" not in ended.stdout.splitlines(keepends=True)[1:]
+    first, none, second, found = ended.stdout.splitlines()
+    assert "131072 free of 131072" in first
+    assert "--shm-size" in first
+    assert "free of 131072" in second
+    assert (none, found) == ("no file", "found")
 
 
 def test_a_disk_is_no_memory(tmp_path):

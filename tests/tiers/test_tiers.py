@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import keeping
 import pytest
 import torch
 
@@ -87,3 +88,22 @@ def test_storage_is_a_protocol_that_a_disk_can_meet():
 
     assert isinstance(Shelf(), Storage)
     assert not isinstance(object(), Storage)
+
+
+def test_a_refused_tier_leaves_the_blocks_of_a_disk_and_no_lock(tmp_path):
+    prompts = [keeping.prompt(seed) for seed in range(6)]
+    keeping.fill(tmp_path / "kv", prompts)
+    before = keeping.rows(tmp_path / "kv")
+    (tmp_path / "file").write_text("no folder")
+    tiers = [
+        Tier("gpu", blocks=4),
+        Tier("host", blocks=4),
+        Tier("disk", blocks=1, path=str(tmp_path / "kv")),
+        Tier("remote", blocks=4, path=f"folder:{tmp_path}/file"),
+    ]
+    with pytest.raises(ConfigError, match="cannot be written"):
+        open_pools(keeping.SHAPE, tiers, keeping.SIZE)
+    assert keeping.rows(tmp_path / "kv") == before
+    with keeping.serving(tmp_path / "kv") as executor:
+        assert not executor.pools[2].read_only
+        assert executor.restore() == len(before)

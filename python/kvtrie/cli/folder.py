@@ -44,13 +44,15 @@ __all__ = [
 ]
 
 _REMOVED = re.compile(r"[0-9a-f]{16}\.removed")
+_LOCK = "lock"
 _LINE = 64  # bytes of a lock that are read: it names a process
 
 
 def stores(folder: Path) -> tuple[list[Path], list[str]]:
     """The stores in a folder that can be read, and why others cannot be.
 
-    A file of a kept host tier counts as a store, in a folder or named itself.
+    A file of a kept host tier counts as a store, in a folder, named itself, or named as in `keep`
+    where each rank or group of layers has one.
 
     Raises:
         ConfigError: there is no such folder, or no store in it.
@@ -60,6 +62,8 @@ def stores(folder: Path) -> tuple[list[Path], list[str]]:
         KeptFile.inspect(folder).close()
         return [folder], []
     if not folder.is_dir():
+        if tables := kept_file.kept_at(folder):
+            return tables, []
         raise ConfigError(f"there is no folder {folder}")
     found = DiskStore.stores(folder)
     kept = [path for path in sorted(folder.iterdir()) if kept_file.is_kept(path)]
@@ -143,7 +147,7 @@ def clean(
         ConfigError: it has no good manifest.
         TransferError: it cannot be read or written.
     """
-    if kept_file.is_file(store):
+    if not store.is_dir():
         return kept_file.clean(store, wall, older_than)
     with closing(DiskStore.inspect(store)) as seen:
         before = seen.disk_bytes
@@ -186,16 +190,25 @@ def finish_removals(folder: Path) -> int:
     Raises:
         TransferError: something of it cannot be removed.
     """
-    if kept_file.is_file(folder):
+    if not folder.is_dir():
         return 0
     left = [path for path in folder.iterdir() if _REMOVED.fullmatch(path.name)]
     return sum(_remove(path) for path in left if _is_folder(path))
 
 
 def _remove(path: Path) -> int:
+    """Remove a store that was renamed, its lock last; a folder without a lock is not one."""
+    files = sorted(path.iterdir(), key=lambda file: file.name == _LOCK)
+    if files and files[-1].name != _LOCK:
+        return 0
     try:
-        freed = sum(512 * file.lstat().st_blocks for file in path.iterdir())
-        shutil.rmtree(path)
+        freed = sum(512 * file.lstat().st_blocks for file in files)
+        for file in files:
+            if _is_folder(file):
+                shutil.rmtree(file)
+            else:
+                file.unlink()
+        path.rmdir()
     except OSError as error:
         raise TransferError(f"removing {path}: {error.strerror}") from error
     return freed
@@ -225,7 +238,7 @@ def _open(store: Path) -> DiskStore:
 
 def _refusal(store: Path) -> str | None:
     """The reason why a store may not be written: another process does, or none may."""
-    lock = store / "lock"
+    lock = store / _LOCK
     try:
         found = lock.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:

@@ -20,8 +20,15 @@ from kvtrie.engines.layer_trial import model_shape, no_cache
 from kvtrie.engines.startup import OpenTier, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.sizes import free_memory, path_and_size, size
-from kvtrie.tiers import DiskStorage, GroupDisk, GroupKept, GroupPools, KeptPool, open_pools
-from kvtrie.tiers.remote import RemoteStorage
+from kvtrie.tiers import (
+    DiskStorage,
+    GroupDisk,
+    GroupKept,
+    GroupPools,
+    KeptPool,
+    close_pools,
+    open_pools,
+)
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
@@ -111,7 +118,7 @@ def open_executor(
         _check_written(pools)
         executor = Executor(manager, pools)
     except BaseException:
-        _close(pools)
+        close_pools(pools)
         raise
     try:
         executor.restore()
@@ -125,7 +132,7 @@ def open_executor(
 def close_executor(executor: Executor) -> None:
     """End the threads of an executor and give its folders back. Closing twice does nothing."""
     executor.close()
-    _close(executor.pools)
+    close_pools(executor.pools)
 
 
 def _shape(model: PreTrainedModel, *, by_layer: bool) -> ModelShape:
@@ -146,12 +153,6 @@ def _check_written(pools: Sequence[TierBytes | None]) -> None:
     for pool in pools:
         if isinstance(pool, DiskStorage | GroupDisk) and pool.read_only:
             raise ConfigError(f"the folder {pool.folder} cannot be written: {pool.refusal}")
-
-
-def _close(pools: Sequence[TierBytes | None]) -> None:
-    for pool in pools:
-        if isinstance(pool, DiskStorage | GroupDisk | GroupKept | KeptPool | RemoteStorage):
-            pool.close()
 
 
 def ask_store(

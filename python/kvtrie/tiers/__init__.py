@@ -7,7 +7,8 @@ Invariant: everything here obeys slot numbers that the manager chose and chooses
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 
@@ -29,7 +30,7 @@ from kvtrie.tiers.pool import Pool, all_of_device
 from kvtrie.tiers.remote.storage import RemoteStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvtrie import Index
     from kvtrie.resume import ResumePoints
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from kvtrie.tier import Tier
 
 _MEMORY = ("gpu", "host")
+
+_Opened = TypeVar("_Opened")
 
 __all__ = [
     "Batched",
@@ -57,6 +60,7 @@ __all__ = [
     "Storage",
     "TierBytes",
     "agree",
+    "close_pools",
     "default_device",
     "gpu_pool",
     "host_pool",
@@ -221,27 +225,40 @@ def open_pools(
     agree([*first, *((name, fmt, False) for name, fmt, _ in named[: len(first)])])
     agree(named)
     _check_together(tiers, lambda tier: tier.room_bytes(model, block_tokens))
-    pools: list[Pool | Storage | None] = []
-    for tier in tiers:
+
+    def open_tier(at: int, tier: Tier) -> Pool | Storage | None:
         if tier.owner == "kvtrie" and tier.kind == "disk" and tier.path is not None:
-            storage = DiskStorage.of_tier(
-                model, tier, block_tokens, above=above.get(len(pools)), rank=rank, ranks=ranks
+            return DiskStorage.of_tier(
+                model, tier, block_tokens, above=above.get(at), rank=rank, ranks=ranks
             )
-            pools.append(storage)
-        elif tier.owner == "kvtrie" and tier.kind == "remote" and tier.path is not None:
-            remote = RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
-            pools.append(remote)
-        elif tier.owner != "kvtrie" or tier.kind in ("disk", "remote"):
-            pools.append(None)
-        elif tier.kind == "gpu":
-            pools.append(gpu_pool(model, tier, block_tokens))
-        elif tier.kind == "host":
-            pools.append(
-                host_pool(model, tier, block_tokens, spare=staging, rank=rank, ranks=ranks)
-            )
-        else:
-            raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
-    return tuple(pools)
+        if tier.owner == "kvtrie" and tier.kind == "remote" and tier.path is not None:
+            return RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
+        if tier.owner != "kvtrie" or tier.kind in ("disk", "remote"):
+            return None
+        if tier.kind == "gpu":
+            return gpu_pool(model, tier, block_tokens)
+        if tier.kind == "host":
+            return host_pool(model, tier, block_tokens, spare=staging, rank=rank, ranks=ranks)
+        raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
+
+    return _open_each(tiers, open_tier)
+
+
+def _open_each(
+    tiers: Sequence[Tier], open_tier: Callable[[int, Tier], _Opened]
+) -> tuple[_Opened, ...]:
+    """Open each tier; if one cannot be opened, close the others.
+
+    Disks come last: a smaller budget frees blocks as soon as a disk is opened.
+    """
+    pools: dict[int, _Opened] = {}
+    try:
+        for at in sorted(range(len(tiers)), key=lambda at: tiers[at].kind == "disk"):
+            pools[at] = open_tier(at, tiers[at])
+    except BaseException:
+        close_pools(pools.values())
+        raise
+    return tuple(pools[at] for at in range(len(tiers)))
 
 
 def _check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
@@ -259,6 +276,14 @@ def _check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
         check_exists(
             f"tiers {' and '.join(rooms)} together", sum(rooms.values()), there, "the memory"
         )
+
+
+def close_pools(pools: Iterable[object]) -> None:
+    """Give back the files, locks and connections of pools and storages that have some."""
+    with ExitStack() as closing:
+        for pool in pools:
+            if isinstance(pool, DiskStorage | GroupDisk | GroupKept | KeptPool | RemoteStorage):
+                closing.callback(pool.close)
 
 
 def _memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, BlockFormat]:
@@ -293,19 +318,17 @@ def _open_groups(
     _agree_in_format(tiers)
     gpu, pinned = default_device(), torch.cuda.is_available()
     _check_together(tiers, lambda tier: GroupPages.of(model, tier, block_tokens).bytes)
-    pools: list[GroupPools | GroupDisk | None] = []
-    for tier in tiers:
+
+    def open_tier(_: int, tier: Tier) -> GroupPools | GroupDisk | None:
         if tier.owner != "kvtrie" or (tier.kind == "disk" and tier.path is None):
-            pools.append(None)
-        elif tier.kind == "disk":
-            pools.append(GroupDisk(model, tier, block_tokens))
-        else:
-            device, host = gpu if tier.kind == "gpu" else "cpu", tier.kind == "host"
-            kept = None if tier.keep is None else group_kept(model, tier, block_tokens)
-            pools.append(
-                kept or GroupPools(model, tier, block_tokens, device=device, pinned=pinned and host)
-            )
-    return tuple(pools)
+            return None
+        if tier.kind == "disk":
+            return GroupDisk(model, tier, block_tokens)
+        device, host = gpu if tier.kind == "gpu" else "cpu", tier.kind == "host"
+        kept = None if tier.keep is None else group_kept(model, tier, block_tokens)
+        return kept or GroupPools(model, tier, block_tokens, device=device, pinned=pinned and host)
+
+    return _open_each(tiers, open_tier)
 
 
 def _agree_in_format(tiers: Sequence[Tier]) -> None:

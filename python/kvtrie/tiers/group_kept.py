@@ -19,31 +19,30 @@ from group to group.
 
 from __future__ import annotations
 
-import hashlib
+import json
 import logging
 import mmap
-import os
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from kvtrie import Index
-from kvtrie.errors import ConfigError, TransferError
-from kvtrie.group_pages import GroupPages
+from kvtrie.group_pages import LAYER_DIGEST, GroupPages, layer_digests
 from kvtrie.shape import require_fingerprint
 from kvtrie.tiers.block_format import BlockFormat
 from kvtrie.tiers.disk import meaning
 from kvtrie.tiers.group_pools import GroupPool, GroupPools
 from kvtrie.tiers.kept import KeptPool, check_memory, open_kept_file
+from kvtrie.tiers.pages_file import PagesFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from kvtrie._kvtrie import KeptFile
@@ -55,7 +54,6 @@ __all__ = ["GroupKept", "GroupKeptPool", "group_kept"]
 _LOG = logging.getLogger(__name__)
 _NO_KEY = bytes(32)
 _NONE = -1
-_DIGEST = 16
 
 
 class GroupKeptPool(GroupPool, KeptPool):
@@ -88,7 +86,7 @@ class GroupKeptPool(GroupPool, KeptPool):
         self._group, self._take = group, take
         start, length = file.pool
         mapped = mmap.mmap(file.descriptors[0], length - start, offset=start)
-        size = file.slots * self.layers * _DIGEST
+        size = file.slots * self.layers * LAYER_DIGEST
         self._sums = np.frombuffer(mapped, np.uint8)[:size].reshape(file.slots, self.layers, -1)
         self._keep_in(file, clock)
 
@@ -109,12 +107,10 @@ class GroupKeptPool(GroupPool, KeptPool):
 
     def _bytes(self, place: int, layers: tuple[int, int]) -> NDArray[np.uint8]:
         """The digests of some layers of a slot, which the table has then."""
-        block, each = self.block(place).numpy().data, self.unit_bytes
-        for layer in range(*layers):
-            digest = hashlib.blake2b(
-                block[layer * each : (layer + 1) * each], digest_size=_DIGEST
-            ).digest()
-            self._sums[place, layer] = np.frombuffer(digest, np.uint8)
+        block, each = self.block(place).numpy(), self.unit_bytes
+        lo, hi = layers
+        digests = layer_digests(block[lo * each : hi * each].data, hi - lo)
+        self._sums[place, lo:hi] = np.frombuffer(digests, np.uint8).reshape(hi - lo, -1)
         return self._sums[place, layers[0] : layers[1]]
 
 
@@ -125,7 +121,7 @@ class GroupKept(GroupPools):
         model: the shape whose KV is kept.
         tier: its budget.
         block_tokens: tokens of a block.
-        memory: uint8, all pages.
+        memory: all pages.
         files: the table of each group.
         clock: the wall clock in nanoseconds.
 
@@ -138,19 +134,27 @@ class GroupKept(GroupPools):
         model: ModelShape,
         tier: Tier,
         block_tokens: int,
-        memory: torch.Tensor,
+        memory: PagesFile,
         *,
         files: Sequence[KeptFile],
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        super().__init__(model, tier, block_tokens, memory=memory)
+        super().__init__(model, tier, block_tokens, memory=memory.memory)
+        self._file = memory
         pages = GroupPages.of(model, tier, block_tokens)
         self._per_page = pages.per_page
         self._owner = np.full(pages.count, _NONE, dtype=np.int16)
         self._lock = threading.Lock()
         self.kept = tuple(
             GroupKeptPool(
-                model, at, block_tokens, tier, memory, file=file, take=self._take, clock=clock
+                model,
+                at,
+                block_tokens,
+                tier,
+                memory.memory,
+                file=file,
+                take=self._take,
+                clock=clock,
             )
             for at, file in enumerate(files)
         )
@@ -179,6 +183,7 @@ class GroupKept(GroupPools):
         with ExitStack() as closing:
             for pool in self.kept:
                 closing.callback(pool.close)
+            closing.callback(self._file.close)  # first: the tables are locked yet
 
     def _by_group(self, index: Index) -> list[tuple[GroupKeptPool, Index]]:
         rows = [*index]
@@ -191,6 +196,7 @@ class GroupKept(GroupPools):
     def _take(self, group: int, slots: NDArray[np.integer]) -> None:
         """Empty what groups other than one have in the pages of some slots of that group."""
         with self._lock:
+            self._file.settle()
             for page in {int(slot) // self._per_page[group] for slot in slots}:
                 # A slot beyond the pages is refused by the table.
                 if page >= len(self._owner) or self._owner[page] == group:
@@ -237,8 +243,8 @@ def group_kept(
             fmt = BlockFormat.of_group(model, group, block_tokens, tier.layout)
             file = open_kept_file(
                 _part(base, f"group{group}"),
-                meaning(model, fmt.layout, block_tokens, 0, group),
-                (fmt.layers, _DIGEST, block_tokens, pages.count * per_page),
+                _meaning(meaning(model, fmt.layout, block_tokens, 0, group), pages, group),
+                (fmt.layers, LAYER_DIGEST, block_tokens, pages.count * per_page),
                 replace=tier.keep_replace,
             )
             if file is None:
@@ -247,41 +253,19 @@ def group_kept(
             files.append(file)
             if file.cold is not None:
                 _LOG.warning("%s: starts without blocks: %s", file.path, file.cold)
-        memory = _pages(_part(base, "pages"), size)
-        if not any(file.found for file in files):
-            memory.zero_()  # touch every page now; the first copy would pay for it otherwise
+        touch = not any(file.found for file in files)
+        memory = PagesFile(_part(base, "pages"), size, touch=touch)
+        opened.callback(memory.close)
         kept = GroupKept(model, tier, block_tokens, memory, files=files, clock=clock)
         opened.pop_all()
     return kept
 
 
+def _meaning(about: str, pages: GroupPages, group: int) -> str:
+    """The meaning of a group's blocks with the sizes by which a tool finds them in the pages."""
+    sizes = {"page_bytes": pages.page, "slot_bytes": pages.slots[group]}
+    return json.dumps({**json.loads(about), **sizes}, sort_keys=True)
+
+
 def _part(base: Path, name: str) -> Path:
     return base.with_name(f"{base.name}-{name}")
-
-
-def _pages(path: Path, size: int) -> torch.Tensor:
-    """The memory of a file of some bytes, which is made or cut if it has others.
-
-    Another content than that of the tables' blocks is found when they are proved.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        file = os.open(path, flags, 0o600)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be opened: {error.strerror}") from error
-    try:
-        if os.fstat(file).st_uid != os.geteuid():
-            raise ConfigError(f"{path} is another user's file")
-        whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        if os.fstat(file).st_size != whole:
-            os.ftruncate(file, whole)
-        os.posix_fallocate(file, 0, whole)
-        mapped = mmap.mmap(file, whole)
-    except OSError as error:
-        raise TransferError(f"{path} takes {size} bytes: {error.strerror}") from error
-    finally:
-        os.close(file)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(mapped, dtype=torch.uint8)[:size]

@@ -27,7 +27,7 @@ import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.group_layout import group_bytes
-from kvtrie.group_pages import GroupPages
+from kvtrie.group_pages import GroupPages, slot_start
 from kvtrie.kernels import copy_rows
 from kvtrie.layout import DTYPE_BYTES
 from kvtrie.sizes import check_exists
@@ -129,8 +129,7 @@ class GroupPool(Pool):
         """
         if not 0 <= slot < self.blocks:
             raise ConfigError(f"slot {slot} is outside a pool of {self.blocks} blocks")
-        page, place = divmod(slot, self._per_page)
-        start = page * self._page + place * self._slot
+        start = slot_start(slot, self._page, self._slot)
         return self._memory[start : start + self._slot]
 
     def view(self, unit: int) -> tuple[torch.Tensor, torch.Tensor]:

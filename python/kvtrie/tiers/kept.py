@@ -47,13 +47,21 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["KeptPool", "check_memory", "kept_pool", "open_kept_file", "open_kept_memory"]
+__all__ = [
+    "KeptPool",
+    "advise",
+    "check_memory",
+    "kept_pool",
+    "open_kept_file",
+    "open_kept_memory",
+]
 
 _LOG = logging.getLogger(__name__)
 _NO_KEY = bytes(32)
 _PATIENCE_S = 10.0  # that the system takes at most to free the memory of a killed process
 _PAUSE_S = 0.02
 _AT_ONCE = 16
+_POPULATE_WRITE = 23  # of Linux, from 5.14 on
 
 _open: weakref.WeakSet[KeptPool] = weakref.WeakSet()
 
@@ -384,7 +392,7 @@ def kept_pool(
     clock: Callable[[], int] = time.time_ns,
     patience_s: float = _PATIENCE_S,
 ) -> KeptPool | None:
-    """Open the file of a tier with `keep`, or make it.
+    """Open the file of a tier with `keep`, or make it with the first block that is written.
 
     Args:
         model: the shape whose KV is kept; its `fingerprint` may not be empty.
@@ -428,25 +436,36 @@ def kept_pool(
     if file.cold is not None:
         _LOG.warning("%s: starts without blocks: %s", path, file.cold)
     start, length = file.pool
-    mapped = mmap.mmap(file.descriptors[0], length - start, offset=start)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            mapped.madvise(mmap.MADV_HUGEPAGE)
     size = (blocks + spare) * model.layers * planes[0]
-    memory = torch.frombuffer(mapped, dtype=torch.uint8)[:size]
-    if not file.found:
-        memory.zero_()  # touch every page now; the first copy would pay for it otherwise
-    return KeptPool(
-        file,
-        memory,
-        model,
-        blocks,
-        block_tokens,
-        layout=layout or tier.layout,
-        pinned=pinned,
-        spare=spare,
-        clock=clock,
-    )
+    try:
+        mapped = mmap.mmap(file.descriptors[0], length - start, offset=start)
+        advise(mapped, touch=not file.found)
+        return KeptPool(
+            file,
+            torch.frombuffer(mapped, dtype=torch.uint8)[:size],
+            model,
+            blocks,
+            block_tokens,
+            layout=layout or tier.layout,
+            pinned=pinned,
+            spare=spare,
+            clock=clock,
+        )
+    except BaseException:
+        file.close()
+        raise
+
+
+def advise(mapped: mmap.mmap, *, touch: bool) -> None:
+    """Ask for huge pages and, with `touch`, for all pages now; first copies would wait for them.
+
+    The bytes of a file that is not made yet stay.
+    """
+    wanted = [getattr(mmap, "MADV_HUGEPAGE", None), _POPULATE_WRITE if touch else None]
+    for advice in wanted:
+        with suppress(OSError):  # a kernel without it
+            if advice is not None:
+                mapped.madvise(advice)
 
 
 def open_kept_memory(process: int, file: int, start: int, size: int) -> torch.Tensor:
@@ -495,7 +514,10 @@ def open_kept_file(
     replace: bool,
     patience_s: float = _PATIENCE_S,
 ) -> KeptFile | None:
-    """Open a file of layers, bytes of a layer, tokens of a block and blocks, or make it.
+    """Open a file of layers, bytes of a layer, tokens of a block and blocks.
+
+    One that is new, or whose blocks cannot be used, is made when the first block is written; closed
+    before that, it is as it was.
 
     Args:
         path: the file.

@@ -6,7 +6,7 @@ Cost: that of `KeptSlots`, and at opening a pass over the labels of the file.
 
 from __future__ import annotations
 
-import os
+import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,8 +78,8 @@ def _opened(path: Path, about: str, size: int, blocks: int, *, replace: bool) ->
     file = open_kept_file(path, about, numbers, replace=replace)
     if file is not None:
         return KeptSlots(file, kept=True)
-    own = path.with_name(f"{path.name}.{os.getpid()}")
-    file = open_kept_file(own, about, numbers, replace=True)
+    own = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    file = open_kept_file(own, about, numbers, replace=False)
     if file is None:
         raise ConfigError(f"{own} is in use by another process")
     own.unlink()

@@ -125,7 +125,7 @@ fn array<'a>(numbers: Option<&'a PyReadonlyArray1<'_, i64>>) -> PyResult<Option<
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted, not lent")]
 #[pymethods]
 impl KeptFile {
-    /// Opens a file for its only writer, or creates it. None if another process has its lock; then
+    /// Opens a file for its only writer, or takes the room for it. None if another process has its lock; then
     /// with the id of that process, if known, and whether it has died.
     #[staticmethod]
     #[pyo3(signature = (

@@ -52,11 +52,11 @@ const BAD: u8 = 2;
 /// The result of opening.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// No file: a new one was made.
+    /// No file: a new one is to be made.
     Nothing,
     /// The file of an earlier process.
     Blocks,
-    /// A file whose blocks cannot be used, and the reason: it was made again.
+    /// A file whose blocks cannot be used, and the reason: it is to be made again.
     Cold(String),
 }
 
@@ -97,6 +97,8 @@ pub struct KeptFile {
     lock: Option<File>,
     map: Map,
     found: Found,
+    /// The file before room was taken in it, until it is made.
+    before: Mutex<Option<open::Before>>,
     trust: Vec<AtomicU8>,
     slots: Mutex<Slots>,
     sealed: AtomicU32,
@@ -105,11 +107,12 @@ pub struct KeptFile {
 }
 
 impl KeptFile {
-    /// Opens a file for its only writer, and makes it if there is none.
+    /// Opens a file for its only writer. One whose blocks cannot be used, or that is new, is made
+    /// before its first block is written; closed before that, it is as it was.
     ///
     /// # Errors
     /// [`Error::Config`]: no memory file system, another user's file, or one with other content
-    /// unless `replace`; [`Error::Full`]: no room; the system's errors.
+    /// unless `replace`; [`Error::Full`]: no room; the system's errors. The file stays as it is.
     pub fn open(path: &Path, settings: Settings, replace: bool) -> Result<Opened> {
         open::open(&open::absolute(path), settings, replace)
     }
@@ -141,6 +144,7 @@ impl KeptFile {
             lock,
             map,
             found,
+            before: Mutex::default(),
             trust,
             slots: Mutex::default(),
             sealed: AtomicU32::new(0),
@@ -278,6 +282,7 @@ impl KeptFile {
     pub fn begin(&self, slot: u32, key: &BlockKey, layers: Layers) -> Result<()> {
         self.check_slot(slot)?;
         self.writable()?;
+        self.make()?;
         let Slots { pending, bad } = &mut *lock(&self.slots);
         let (generation, state) = split(self.word(slot).load(Ordering::Relaxed));
         let whole = layers == Layers::new(0, self.settings.layers);

@@ -122,20 +122,22 @@ class WorkerConnector:
         pools: list[Pool | Storage] = [self.gpu, self.host]
         self.disk: DiskStorage | None = None
         self.remote: RankStore | None = None
-        for tier, room in zip(tiers[1:], self._rooms[1:], strict=True):
-            if self.replicas.place:
-                break
-            if tier.kind == "disk":
-                self.disk = _disk(tier, room, model, self.host, rank, wall=wall)
-                pools.append(self.disk)
+        # A disk comes last: a smaller budget frees blocks as soon as it is opened.
+        below = sorted(
+            zip(tiers[1:], self._rooms[1:], strict=True), key=lambda row: row[0].kind == "disk"
+        )
+        for tier, room in () if self.replicas.place else below:
+            if tier.kind != "disk":
+                self.remote = RankStore(tier, model, self.host.layout, rank)
                 continue
             try:
-                self.remote = RankStore(tier, model, self.host.layout, rank)
+                self.disk = _disk(tier, room, model, self.host, rank, wall=wall)
             except BaseException:
-                if self.disk is not None:
-                    self.disk.close()
+                if self.remote is not None:
+                    self.remote.storage.close()
                 raise
-            pools.append(self.remote.storage)
+        pools += [] if self.disk is None else [self.disk]
+        pools += [] if self.remote is None else [self.remote.storage]
         self._ages, self._host_ages = (
             None if tier is None else AgeWriter(tier, settings.deadline_s)
             for tier in (self.disk, None if self._kept is None else self._kept.pool)

@@ -24,6 +24,8 @@ pub(super) const VERSION: u32 = 1;
 const FIXED: usize = 160;
 const SUMMED: usize = 128;
 pub(super) const OWNER: usize = 128;
+/// Where the checksum is, of eight bytes.
+pub(super) const SUM: usize = 8;
 
 /// Bytes of a slot's entry before its record.
 pub(super) const ENTRY_FIXED: usize = 96;

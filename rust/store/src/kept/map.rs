@@ -35,6 +35,11 @@ impl Map {
         Ok(Self { start, length })
     }
 
+    /// Bytes that are mapped.
+    pub(super) fn length(&self) -> usize {
+        self.length
+    }
+
     fn check(&self, at: usize, length: usize) {
         let end = at.checked_add(length);
         assert!(end.is_some_and(|end| end <= self.length), "{at} + {length} of {}", self.length);

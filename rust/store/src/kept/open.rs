@@ -3,29 +3,35 @@
 //! ```text
 //!   open, lock -- held by another process --> Busy
 //!     |- header of the same settings, whole file --> Kept, blocks found
-//!     |- empty, damaged, cut or of another size  --> Kept, cold
+//!     |- empty, damaged, cut or of another size  --> Kept, cold --make--> no blocks
 //!     '- another model's, version's or no kept file --> refused, or Kept and cold with `replace`
 //! ```
 //!
-//! Invariant: nothing is changed before the lock is held, and what is refused stays as it is. The
-//! header is written last, so a process that dies on the way leaves a file without blocks. The lock
+//! Invariant: nothing is changed before the lock is held, and what is refused stays as it is. A cold
+//! file keeps its old bytes until `make`, before the first block; closed before, it is as it was.
+//! The header is written last, so a process that dies on the way leaves a file without blocks. The lock
 //! belongs to a descriptor that no mapping shares: a fork gives it up by closing it. Cost: reading
 //! one word per slot, or the allocation of the file.
 
 use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{Ordering, fence};
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate, fstatfs, fstatvfs, ftruncate, unlinkat};
+use rustix::fs::{
+    AtFlags, FallocateFlags, OFlags, fallocate, fstatfs, fstatvfs, ftruncate, unlinkat,
+};
 
 use super::head::{self, Head, OWNER, Owner, Places, VERSION};
 use super::map::Map;
 use super::{Found, KeptFile};
+use crate::claim::lock;
 use crate::device::Access;
 use crate::error::{Error, Result};
+use crate::pages::SIZE;
 use crate::regular;
 use crate::settings::Settings;
 
@@ -80,10 +86,14 @@ impl<'a> Place<'a> {
             .map_err(|error| self.fail("opening", error))
     }
 
+    /// Whether there is something of the name.
+    fn taken(&self) -> bool {
+        rustix::fs::statat(&self.folder, self.name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
     /// Whether the name leads to this open file.
     fn leads_to(&self, file: &File) -> bool {
-        let found =
-            rustix::fs::statat(&self.folder, self.name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
+        let found = rustix::fs::statat(&self.folder, self.name, AtFlags::SYMLINK_NOFOLLOW);
         match (found, file.metadata()) {
             (Ok(found), Ok(data)) => (found.st_dev, found.st_ino) == (data.dev(), data.ino()),
             _ => false,
@@ -115,6 +125,7 @@ pub(super) fn open(path: &Path, settings: Settings, replace: bool) -> Result<Ope
     let at = Place::of(path)?;
     check_memory(&at)?;
     for _ in 0..TRIES {
+        let new = !at.taken();
         let lock = at.open(Access::Write)?;
         check_owner(&at, &lock)?;
         match lock.try_lock() {
@@ -126,7 +137,16 @@ pub(super) fn open(path: &Path, settings: Settings, replace: bool) -> Result<Ope
         }
         // It was replaced before the lock was there.
         if at.leads_to(&lock) {
-            return locked(&at, lock, settings, replace).map(|kept| Opened::Kept(Box::new(kept)));
+            let length = lock.metadata().map_err(|error| at.fail("looking at", error))?.len();
+            let before = Before { length, new };
+            let undo = lock.try_clone().map_err(|error| at.fail("opening", error))?;
+            return match locked(&at, lock, settings, replace, before) {
+                Ok(kept) => Ok(Opened::Kept(Box::new(kept))),
+                Err(error) => {
+                    restore(&at, &undo, before, None);
+                    Err(error)
+                }
+            };
         }
     }
     Err(Error::config(format!("{} is replaced again and again", path.display())))
@@ -157,13 +177,19 @@ pub(super) fn inspect(path: &Path) -> Result<KeptFile> {
 fn check_owner(at: &Place<'_>, file: &File) -> Result<()> {
     let data = file.metadata().map_err(|error| at.fail("looking at", error))?;
     let me = rustix::process::geteuid().as_raw();
-    if data.uid() != me {
-        return Err(Error::config(format!(
-            "{} belongs to user {}, and this process runs as {me}",
-            at.path.display(),
-            data.uid()
-        )));
+    if data.uid() == me {
+        return Ok(());
     }
+    Err(Error::config(format!(
+        "{} belongs to user {}, and this process runs as {me}",
+        at.path.display(),
+        data.uid()
+    )))
+}
+
+/// Keeps other users from the bytes of a file that is accepted.
+fn make_private(at: &Place<'_>, file: &File) -> Result<()> {
+    let data = file.metadata().map_err(|error| at.fail("looking at", error))?;
     if data.permissions().mode() & 0o777 != 0o600 {
         let only_mine = std::fs::Permissions::from_mode(0o600);
         file.set_permissions(only_mine).map_err(|error| at.fail("changing", error))?;
@@ -203,11 +229,17 @@ fn cut(length: u64, wanted: u64) -> String {
     format!("the file has {length} bytes of {wanted}")
 }
 
-/// Takes a locked file over, or makes it again.
-fn locked(at: &Place<'_>, lock: File, settings: Settings, replace: bool) -> Result<KeptFile> {
+/// Takes a locked file over, or takes the room to make it again.
+fn locked(
+    at: &Place<'_>,
+    lock: File,
+    settings: Settings,
+    replace: bool,
+    before: Before,
+) -> Result<KeptFile> {
     let page = fstatvfs(&lock).map_err(|error| at.fail("looking at", error.into()))?.f_bsize;
     let wanted = Places::of(&settings, page);
-    let length = lock.metadata().map_err(|error| at.fail("looking at", error))?.len();
+    let length = before.length;
     let reason = match head::decode(&start_of(at, &lock)?) {
         Head::Empty => None,
         Head::Damaged => Some("its header is damaged".to_owned()),
@@ -220,6 +252,7 @@ fn locked(at: &Place<'_>, lock: File, settings: Settings, replace: bool) -> Resu
             } else {
                 let file = at.open(Access::Write)?;
                 let map = map(at, &file, &wanted, true)?;
+                make_private(at, &lock)?;
                 map.write(OWNER, &Owner::this().encode());
                 let lock = Some(lock);
                 return Ok(KeptFile::new(at.path, found, wanted, file, lock, map, Found::Blocks));
@@ -244,49 +277,110 @@ fn locked(at: &Place<'_>, lock: File, settings: Settings, replace: bool) -> Resu
         }
         Head::Good(_) | Head::Version(_) | Head::Foreign => Some("it was replaced".to_owned()),
     };
-    make(at, lock, settings, wanted, reason)
+    take_room(at, lock, settings, wanted, reason, before)
 }
 
-/// Makes the file again: allocated, with no block in it.
-fn make(
+/// Takes the room of a file that is to be made again; its old bytes stay.
+fn take_room(
     at: &Place<'_>,
     lock: File,
     settings: Settings,
     places: Places,
     reason: Option<String>,
+    before: Before,
 ) -> Result<KeptFile> {
-    let made = (|| {
-        ftruncate(&lock, 0).map_err(|error| at.fail("emptying", error.into()))?;
-        check_room(at, &lock, &places)?;
-        fallocate(&lock, FallocateFlags::empty(), 0, places.length).map_err(|error| {
-            let what = format!("allocating {} bytes of", places.length);
-            at.fail(&what, error.into())
-        })?;
-        let file = at.open(Access::Write)?;
-        let map = map(at, &file, &places, true)?;
-        Ok((file, map))
-    })();
-    let (file, map) = match made {
-        Ok(made) => made,
-        Err(error) => {
-            // Without blocks it only takes room.
-            let _ = unlinkat(&at.folder, at.name, rustix::fs::AtFlags::empty());
-            return Err(error);
-        }
-    };
-    let head = head::encode(&settings, &places);
-    map.write(8, &head[8..]);
-    map.write(OWNER, &Owner::this().encode());
-    map.write(0, &head[..8]);
+    check_room(at, &lock, &places)?;
+    fallocate(&lock, FallocateFlags::empty(), 0, places.length).map_err(|error| {
+        let what = format!("allocating {} bytes of", places.length);
+        at.fail(&what, error.into())
+    })?;
+    let file = at.open(Access::Write)?;
+    let map = map(at, &file, &places, true)?;
     let found = reason.map_or(Found::Nothing, Found::Cold);
-    Ok(KeptFile::new(at.path, settings, places, file, Some(lock), map, found))
+    let mut kept = KeptFile::new(at.path, settings, places, file, Some(lock), map, found);
+    kept.before = Mutex::new(Some(before));
+    Ok(kept)
 }
 
-fn check_room(at: &Place<'_>, file: impl AsFd, places: &Places) -> Result<()> {
+/// A file before room was taken in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Before {
+    length: u64,
+    /// Whether there was no file.
+    new: bool,
+}
+
+/// Gives a file back as it was before room was taken in it. One that was mapped keeps its length,
+/// as an access beyond the end would end the process.
+fn restore(at: &Place<'_>, lock: &File, before: Before, mapped: Option<u64>) {
+    if before.new {
+        if at.leads_to(lock) {
+            let _ = unlinkat(&at.folder, at.name, AtFlags::empty());
+        }
+        return;
+    }
+    let _ = match mapped {
+        None => ftruncate(lock, before.length),
+        Some(length) if length > before.length => {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(lock, hole, before.length, length - before.length)
+        }
+        Some(_) => Ok(()),
+    };
+}
+
+impl KeptFile {
+    /// Makes a file that is not that of earlier blocks, before the first block is written: its old
+    /// bytes are lost. Nothing happens to a file whose blocks were found, or that was made.
+    pub(super) fn make(&self) -> Result<()> {
+        let mut waiting = lock(&self.before);
+        let (Some(before), Some(file)) = (*waiting, &self.lock) else { return Ok(()) };
+        make_private(&Place::of(&self.path)?, file)?;
+        *waiting = None;
+        let head = head::encode(&self.settings, &self.places);
+        let (sum, rest) = (head::SUM, head::SUM + 8);
+        // Without its checksum the header is damaged, whatever of the rest is written.
+        self.map.write(sum, &[0; 8]);
+        if before.length > 0 {
+            let (table, end) = (self.places.table, self.map.length());
+            let zeros = [0; SIZE];
+            for place in (table..end).step_by(SIZE) {
+                self.map.write(place, &zeros[..SIZE.min(end - place)]);
+            }
+        }
+        self.map.write(0, &head[..sum]);
+        self.map.write(rest, &head[rest..]);
+        self.map.write(OWNER, &Owner::this().encode());
+        fence(Ordering::SeqCst);
+        self.map.write(sum, &head[sum..rest]);
+        // Bytes beyond the end only take room.
+        if before.length > self.places.length {
+            let _ = ftruncate(file, self.places.length);
+        }
+        Ok(())
+    }
+
+    /// Whether the bytes of the table are those of another file yet.
+    pub(super) fn unmade(&self) -> bool {
+        lock(&self.before).is_some()
+    }
+}
+
+impl Drop for KeptFile {
+    fn drop(&mut self) {
+        let before = lock(&self.before).take();
+        if let (Some(before), Some(lock), Ok(at)) = (before, &self.lock, Place::of(&self.path)) {
+            restore(&at, lock, before, Some(self.places.length));
+        }
+    }
+}
+
+fn check_room(at: &Place<'_>, file: &File, places: &Places) -> Result<()> {
     let found = fstatvfs(file).map_err(|error| at.fail("looking at", error.into()))?;
+    let has = file.metadata().map_err(|error| at.fail("looking at", error))?.blocks() * 512;
     let (free, all) = (found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize);
     // A tmpfs without a limit says 0 blocks.
-    if all == 0 || places.length <= free {
+    if all == 0 || places.length <= free + has {
         return Ok(());
     }
     Err(Error::Full(format!(

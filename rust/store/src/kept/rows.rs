@@ -19,6 +19,9 @@ impl KeptFile {
     /// All blocks that an earlier process sealed, and none of them is proved yet.
     #[must_use]
     pub fn rows(&self, wall_now: u64) -> Vec<StoredBlock> {
+        if self.unmade() {
+            return Vec::new();
+        }
         let slots = self.settings.blocks;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let each = slots.div_ceil(u32::try_from(cores).unwrap_or(1)).max(FEW);
@@ -72,6 +75,9 @@ impl KeptFile {
     /// [`crate::Error::ReadOnly`], or a slot that does not exist.
     pub fn note_uses(&self, used: &[UsedBlock<'_>], wall_now: u64) -> Result<usize> {
         self.writable()?;
+        if self.unmade() {
+            return Ok(0);
+        }
         let mut noted = 0;
         for used in used {
             self.check_slot(used.slot)?;
