@@ -7,9 +7,11 @@ import platform
 
 import pytest
 
-from kvtrie.cli import doctor, main
+from kvtrie.cli import control, doctor, main
 from kvtrie.cli.doctor import Check, checks
 from kvtrie.errors import ConfigError
+from kvtrie.tiers.remote.folder import FolderStore
+from kvtrie.tiers.remote.protocol import Result
 
 GB = 10**9
 
@@ -106,6 +108,39 @@ def test_engines_that_are_not_installed_are_left_out_unless_they_are_wanted(mach
     assert "vllm" in {check.name for check in checks()}
     (check,) = [check for check in checks("sglang") if check.name == "sglang"]
     assert (check.state, check.fix) == ("error", "pip install 'sglang==0.5.23'")
+
+
+def test_a_shared_store_is_written_to_and_read(machine, tmp_path, capsys):
+    machine()
+    url = f"folder:{tmp_path}/kv"
+    assert main(["doctor", "--engine", "vllm", "--remote", url]) == 0
+    assert f"{url} writes and reads" in capsys.readouterr().out
+    (tmp_path / "file").write_text("")
+    assert main(["doctor", "--engine", "vllm", "--remote", f"folder:{tmp_path}/file"]) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error")]
+    assert f"folder:{tmp_path}/file: folder {tmp_path}/file cannot be written" in line
+
+
+def test_a_store_that_takes_no_value_is_an_error_with_the_reason(
+    machine, tmp_path, capsys, monkeypatch
+):
+    machine()
+    full = Result("full", "no space left")
+    monkeypatch.setattr(FolderStore, "put_many", lambda _, rows, __: [full] * len(rows))
+    assert main(["doctor", "--engine", "vllm", "--remote", f"folder:{tmp_path}/kv"]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error")]
+    assert f"folder:{tmp_path}/kv: write: full: no space left; fix: kvtrie remote check" in lines[0]
+
+
+@pytest.mark.parametrize(("failed", "state"), [(0, "ok"), (2, "warning"), (5, "error")])
+def test_failed_moves_of_a_server_are_reported(machine, capsys, monkeypatch, failed, state):
+    machine()
+    tiers = {"host": {"failed": 0, "moves": 9}, "disk": {"failed": failed, "moves": 5}}
+    monkeypatch.setattr(control, "ask", lambda *_: {"manager": {"tiers": tiers}})
+    assert main(["doctor", "--engine", "vllm", "--control", "/x"]) == (state == "error")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"{state} ")
+    assert f"{failed} of 5 moves into it failed" in last or not failed
 
 
 def test_a_folder_that_cannot_be_is_refused_in_one_line(capsys):

@@ -255,6 +255,11 @@ REMOTE_METRICS = (
         "1 while the circuit breaker of the shared store is open or probes",
         "breaker", _BY_MANAGER,
     ),
+    Metric(
+        "kvtrie_remote_write_breaker_open", "gauge",
+        "1 while the circuit breaker of puts is open or probes: no block is stored",
+        "writes", _BY_MANAGER,
+    ),
 )  # fmt: skip
 """What a `Collector` exports of the pools of an executor, for a remote tier with a path."""
 
@@ -360,7 +365,7 @@ def _add_remote(families: dict[str, _Family], stats: Any, machine: str) -> None:
     """Add the counters of a `RemoteStorage`, which this module does not import."""
     for metric in REMOTE_METRICS:
         value: Any = getattr(stats, metric.of)
-        if metric.of == "breaker":
+        if metric.of in {"breaker", "writes"}:
             value = int(value != "closed")
         rows: dict[Any, float] = value if len(metric.labels) > 1 else {(): value}
         for labels, count in rows.items():

@@ -127,6 +127,68 @@ def test_the_breaker_stops_calls_and_a_probe_closes_it(outcome):
     assert storage.stats().breaker == "closed"
 
 
+@pytest.mark.parametrize("outcome", ["full", "refused", "unreachable", "late"])
+def test_puts_that_all_fail_stop_puts_and_not_lookups(outcome, caplog):
+    store, clock = Shelf(), Clock()
+    storage = storage_of(store, clock)
+    (key, other), labels = labelled(TOKENS)
+    block, keys = (key, 0, (0, 3), kv(1), labels[0]), np.frombuffer(other, np.uint8)[None]
+
+    wait = 60 * NS
+    put = storage._store._store.put_many
+    store.put_many = lambda rows, _: [Result(outcome, f"error {clock.now}")] * len(rows)
+    for _ in range(3):
+        assert storage.stats().writes == "closed"
+        assert storage.write_many([block])[0].startswith(f"{outcome}: error")
+        assert storage.find(keys, 2**62).late == 0
+        storage.forget()
+    assert (storage.stats().writes, storage.stats().breaker) == ("open", "closed")
+    assert storage.write_many([block]) == ["unreachable: the circuit breaker of writes is open"]
+    assert storage.find(keys, 2**62).late == 0
+    clock.now += wait
+    assert storage.write_many([block])[0].startswith(f"{outcome}: error")
+    assert storage.stats().writes == "open"
+    store.put_many = put
+    clock.now += wait
+    assert storage.write_many([block]) == [None]
+    assert storage.stats().writes == "closed"
+    lines = [line.getMessage() for line in caplog.records]
+    (said,) = [line for line in lines if "put: " in line]
+    assert said.startswith(f"{storage.url}: put: {outcome}: error {10 * NS} (")
+    assert [line for line in lines if "breaker" in line] == [
+        f"{storage.url}: the circuit breaker of writes is open after a put",
+        f"{storage.url}: the circuit breaker of writes is closed after a put",
+    ]
+
+
+def test_a_fault_is_logged_again_when_it_changes_or_after_a_day(caplog):
+    store, clock = Shelf(), Clock()
+    storage = storage_of(store, clock)
+    keys, labels = labelled(TOKENS)
+    block = (keys[0], 0, (0, 3), kv(1), labels[0])
+    day = 86_400 * NS
+    for fails, after, lines in (
+        ("full", 0, 1), ("full", day - 1, 0), ("refused", 0, 1), ("full", 1, 1), ("full", 0, 0)
+    ):  # fmt: skip
+        caplog.clear()
+        store.fails, clock.now = fails, clock.now + after
+        storage._store.writes.note(ok=True)
+        storage.write_many([block])
+        found = [line.getMessage() for line in caplog.records if "breaker" not in line.getMessage()]
+        assert len(found) == lines
+        assert all(str(storage.url) in line and f"put: {fails}" in line for line in found)
+
+
+def test_blocks_of_some_layers_are_no_fault_of_the_store(caplog):
+    storage = storage_of(Shelf())
+    keys, labels = labelled(TOKENS)
+    for _ in range(4):
+        told = storage.write_many([(keys[0], 0, (0, 2), kv(1)[:2], labels[0])])
+        assert told == ["refused: only whole blocks are stored"]
+    assert storage.stats().writes == "closed"
+    assert not caplog.records
+
+
 def test_a_store_that_raises_is_unreachable():
     store = Shelf()
     store.get_many = lambda *_: 1 // 0

@@ -1,8 +1,8 @@
 """`kvtrie doctor`: whether a machine and its packages can run a server with kvtrie.
 
 Each check is one line: `ok`, `warning` or `error`, and for the last two the command that fixes it.
-Invariant: nothing is changed; a file that tests direct writes is removed. Cost: milliseconds; no
-engine is imported.
+Invariant: nothing is changed; a file that tests direct writes is removed, and so are the blocks
+that test a shared store. Cost: milliseconds; no engine is imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kvtrie.argument import folder as read_folder
-from kvtrie.errors import ConfigError
+from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.machine import (
     IN_MEMORY,
     ON_NETWORK,
@@ -70,6 +70,8 @@ class Check:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disk", metavar="PATH", help="check the folder of a disk tier too")
+    parser.add_argument("--remote", metavar="URL", help="write to and read from a shared store too")
+    parser.add_argument("--control", metavar="SOCKET", help="failed writes of a running server too")
     parser.add_argument("--engine", choices=tuple(ENGINES), help="an engine that has to be there")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_run)
@@ -78,6 +80,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> int:
     disk = None if given.disk is None else Path(read_folder("--disk", given.disk))
     found = list(checks(given.engine, disk))
+    if given.remote is not None:
+        found += _remote(given.remote)
+    if given.control is not None:
+        found += _server(given.control)
     if given.json:
         sys.stdout.write(json.dumps([asdict(check) for check in found]) + "\n")
     else:
@@ -202,6 +208,40 @@ def _disk(disk: Path) -> Iterator[Check]:
         yield Check("warning", "io_uring", f"{refused}: threads are used, which are slower", fix)
     else:
         yield Check("ok", "io_uring", "available")
+
+
+def _remote(url: str) -> list[Check]:
+    """The operations of a shared store, each once."""
+    from kvtrie.tiers.remote.check import check_store
+    from kvtrie.tiers.remote.url import RemoteUrl
+
+    parsed = RemoteUrl.parse("--remote", url)
+    try:
+        report = check_store(parsed, sizes=())
+    except KvtrieError as error:
+        return [Check("error", "remote", f"{parsed}: {error}", "make the store reachable")]
+    failed = [step for step in report.steps if not step.ok]
+    if not failed:
+        return [Check("ok", "remote", f"{parsed} writes and reads")]
+    fix = f"kvtrie remote check {parsed}"
+    return [Check("error", "remote", f"{parsed}: {one.name}: {one.detail}", fix) for one in failed]
+
+
+def _server(socket: str) -> list[Check]:
+    """Writes into the tiers of a running server that failed."""
+    from kvtrie.cli.control import ask
+
+    tiers = ask(socket, "/stats")["manager"]["tiers"]
+    found: list[Check] = []
+    for name, tier in tiers.items():
+        failed, moves = tier["failed"], tier["moves"]
+        if failed:
+            text = f"{failed} of {moves} moves into it failed"
+            fix = "the reason is in the server's log, once a day: grep kvtrie"
+            found.append(
+                Check("error" if failed >= moves else "warning", f"tier {name}", text, fix)
+            )
+    return found or [Check("ok", "server", "no move into a tier has failed")]
 
 
 def _space(disk: Path) -> Check:

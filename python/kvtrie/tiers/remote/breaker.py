@@ -76,6 +76,11 @@ class Breaker:
             self._probing = False
             return not was_open
 
+    def skip(self) -> None:
+        """Note that a call which was allowed was not made."""
+        with self._lock:
+            self._probing = False
+
     def open(self) -> None:
         """Open it at once: the store did not answer when it was opened."""
         with self._lock:

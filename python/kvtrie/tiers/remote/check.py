@@ -196,8 +196,8 @@ def _steps(world: _World) -> Generator[Step]:
     store, form, keys, names, values = world
     before = _words(store.exists_many(names, _until())), _words(_get(world, 0)[1])
     yield Step("missing name", set(before) == {"missing"}, ", ".join(before))
-    wrote = _words(store.put_many(values[:1], _until()))
-    yield Step("write", wrote == "ok", wrote)
+    (wrote,) = store.put_many(values[:1], _until())
+    yield Step("write", wrote.outcome == "ok", ": ".join(filter(None, wrote)))
     row, found = _get(world, 0)
     proof = form.verify([(keys[0], row.header, row.layers, row.memory)])[0]
     same = np.array_equal(row.memory, values[0].memory)

@@ -17,6 +17,7 @@ import numpy as np
 from kvtrie.tiers.remote.beliefs import Beliefs
 from kvtrie.tiers.remote.counts import Counts
 from kvtrie.tiers.remote.guarded import GuardedStore
+from kvtrie.tiers.remote.protocol import Result
 from kvtrie.tiers.remote.search import known_blocks, search
 from kvtrie.tiers.remote.values import get_values, put_values
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from kvtrie._kvtrie import ValueFormat
     from kvtrie.tiers.remote.counts import RemoteStats
-    from kvtrie.tiers.remote.protocol import RemoteStore, Result
+    from kvtrie.tiers.remote.protocol import RemoteStore
     from kvtrie.tiers.remote.search import Answer, Found
     from kvtrie.tiers.remote.url import RemoteUrl
     from kvtrie.tiers.remote.values import ReadBlock, WrittenBlock
@@ -58,7 +59,7 @@ class RemoteClient:
     Attributes:
         form: names and checksums.
         url: where the store is.
-        breaker: the circuit breaker.
+        breaker: the circuit breaker of all calls.
 
     Raises:
         ConfigError: a bad URL; a store that is unreachable, with `strict=1` in the URL.
@@ -131,16 +132,19 @@ class RemoteClient:
         Returns:
             For each block the reason of its failure, or None.
         """
-        names = self._names([key for key, *_ in blocks])
+        # Blocks of some layers are no fault of the store, so no breaker counts them.
+        whole = [at for at, block in enumerate(blocks) if tuple(block[2]) == (0, self._layers)]
+        given = [blocks[at] for at in whole]
+        names = self._names([key for key, *_ in given])
         until = self._until(deadline)
 
-        layers = self._layers
-
         def put(store: RemoteStore) -> list[Result]:
-            return put_values(store, self.form, names, blocks, layers=layers, deadline=until)
+            return put_values(store, self.form, names, given, deadline=until)
 
-        found = self._store.call("put", len(blocks), put)
-        for name, block, result in zip(names, blocks, found, strict=True):
+        found = [Result("refused", "only whole blocks are stored")] * len(blocks)
+        stored = self._store.call("put", len(given), put)
+        for at, name, block, result in zip(whole, names, given, stored, strict=True):
+            found[at] = result
             if result.outcome == "ok":
                 self._beliefs.confirm(name)
                 self._counts.transferred(written=block[3].nbytes)
@@ -188,7 +192,7 @@ class RemoteClient:
 
     def stats(self) -> RemoteStats:
         """The counters now."""
-        return self._counts.stats(self.breaker)
+        return self._counts.stats(self.breaker, self._store.writes)
 
     def close(self) -> None:
         """Release the store's connections. Closing twice does nothing."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Counts", "Operation", "RemoteStats"]
 
+BreakerState: TypeAlias = Literal["closed", "open", "probing"]
 Operation: TypeAlias = Literal["get", "put", "exists", "remove"]
 
 
@@ -29,7 +30,8 @@ class RemoteStats:
         results: blocks by operation ("get", "put", "exists") and outcome.
         bytes_read: bytes of verified layers.
         bytes_written: bytes of values that are in the store after a put.
-        breaker: state of the circuit breaker.
+        breaker: state of the circuit breaker of all calls.
+        writes: state of the circuit breaker of puts.
         refuted: beliefs that turned out to be wrong.
         dropped: blocks that were evicted before the store had them, by the outcome of the latest
             put that failed, or `late` if none did.
@@ -38,7 +40,8 @@ class RemoteStats:
     results: dict[tuple[str, Outcome], int]
     bytes_read: int
     bytes_written: int
-    breaker: Literal["closed", "open", "probing"]
+    breaker: BreakerState
+    writes: BreakerState
     refuted: int
     dropped: dict[Outcome, int]
 
@@ -77,9 +80,9 @@ class Counts:
         with self._lock:
             self._dropped[self._not_written] += blocks
 
-    def stats(self, breaker: Breaker) -> RemoteStats:
+    def stats(self, breaker: Breaker, writes: Breaker) -> RemoteStats:
         """Return the counters now."""
-        state = breaker.state
+        states = breaker.state, writes.state
         with self._lock:
             results, dropped = dict(self._results), dict(self._dropped)
-            return RemoteStats(results, self._read, self._written, state, self._refuted, dropped)
+            return RemoteStats(results, self._read, self._written, *states, self._refuted, dropped)

@@ -1,7 +1,10 @@
-"""GuardedStore: a store that is opened by the first call that reaches it, under a circuit breaker.
+"""GuardedStore: a store that is opened by the first call that reaches it, under circuit breakers.
 
-Invariant: a call returns a result per block, whatever the back end raises; while the breaker is
-open no call reaches the store. Cost: a lock per call.
+One breaker is for all calls: it opens when the store does not answer. Another one is for puts: it
+opens when no block is stored, for whatever reason, while lookups and gets go on.
+Invariant: a call returns a result per block, whatever the back end raises; while a breaker is open
+no call of its kind reaches the store. A fault is logged once per reason and day, not per block.
+Cost: a lock per call.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.printable import MESSAGE, printable
+from kvtrie.tiers.failure_log import FailureLog
 from kvtrie.tiers.remote.breaker import Breaker
 from kvtrie.tiers.remote.open import open_store
 from kvtrie.tiers.remote.protocol import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvtrie._kvtrie import ValueFormat
     from kvtrie.tiers.remote.counts import Operation
@@ -38,6 +42,10 @@ class GuardedStore:
         clock: nanoseconds, monotone.
         store: the store, if it is open already.
 
+    Attributes:
+        breaker: that of all calls.
+        writes: that of puts.
+
     Raises:
         ConfigError: a bad URL; a store that is unreachable, with `strict=1` in the URL.
     """
@@ -50,7 +58,8 @@ class GuardedStore:
         store: RemoteStore | None = None,
     ) -> None:
         self._url, self._form = url, form
-        self.breaker = Breaker(clock)
+        self.breaker, self.writes = Breaker(clock), Breaker(clock)
+        self._failures = FailureLog(_LOG, clock)
         self._opening = threading.Lock()
         self._closed = False
         self._store = store
@@ -78,20 +87,41 @@ class GuardedStore:
         """
         if not count:
             return []
-        if self._closed or not self.breaker.allows():
-            why = "closed" if self._closed else "the circuit breaker is open"
+        why = self._refusal(operation)
+        if why is not None:
             return [Result("unreachable", why)] * count
-        ok = False
+        found: list[Result] = []
         try:
             found = call(self._open())
-            ok = any(one.outcome not in {"late", "unreachable"} for one in found)
         except Exception as error:  # noqa: BLE001 - a back end's library may raise anything
             found = [Result("unreachable", f"{type(error).__name__}: {error}")] * count
         finally:
-            if self.breaker.note(ok=ok):
-                now = self.breaker.state
-                _LOG.warning("%s: the circuit breaker is %s after a %s", self._url, now, operation)
+            self._note(operation, found)
         return found
+
+    def _refusal(self, operation: Operation) -> str | None:
+        """The reason why a call may not be made now."""
+        if self._closed:
+            return "closed"
+        if not self.breaker.allows():
+            return "the circuit breaker is open"
+        if operation == "put" and not self.writes.allows():
+            self.breaker.skip()
+            return "the circuit breaker of writes is open"
+        return None
+
+    def _note(self, operation: Operation, found: Sequence[Result]) -> None:
+        """Note the end of a call in the breakers and, if it failed, in the log."""
+        puts, outcomes = operation == "put", {one.outcome for one in found}
+        for one in {one.outcome: one for one in found if _is_failure(operation, one)}.values():
+            self._failures.warn(self._url, f"{operation}: {one.outcome}: {one.reason}")
+        breakers = [("circuit breaker", self.breaker, outcomes - {"late", "unreachable"})]
+        if puts:
+            breakers.append(("circuit breaker of writes", self.writes, outcomes & {"ok"}))
+        for name, breaker, ok in breakers:
+            if breaker.note(ok=bool(ok)):
+                state = breaker.state
+                _LOG.warning("%s: the %s is %s after a %s", self._url, name, state, operation)
 
     def close(self) -> None:
         """Release the store's connections. Closing twice does nothing."""
@@ -112,3 +142,10 @@ class GuardedStore:
                 if store is None:
                     store = self._store = open_store(self._url, self._form)
         return store
+
+
+def _is_failure(operation: Operation, result: Result) -> bool:
+    """Whether a result is a fault: lookups are late, and blocks missing, without one."""
+    if operation == "put":
+        return result.outcome != "ok"
+    return result.outcome in {"unreachable", "refused", "full"}

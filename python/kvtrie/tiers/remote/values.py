@@ -55,21 +55,15 @@ def put_values(
     names: Sequence[bytes],
     blocks: Sequence[WrittenBlock],
     *,
-    layers: int,
     deadline: int,
 ) -> list[Result]:
-    """Write whole blocks of `layers` layers under their names, each with its header."""
-    found = [Result("refused", "only whole blocks are stored")] * len(blocks)
-    rows = [
-        (at, key, label, memory.numpy())
-        for at, (key, _, written, memory, label) in enumerate(blocks)
-        if tuple(written) == (0, layers)
-    ]
-    headers = form.headers([(key, label, memory) for _, key, label, memory in rows])
+    """Write whole blocks under their names, each with its header."""
+    rows = [(key, label, memory.numpy()) for key, _, _, memory, label in blocks]
+    found = [Result("ok")] * len(blocks)
     puts: list[tuple[int, Put]] = []
-    for (at, _, _, memory), (header, why) in zip(rows, headers, strict=True):
+    for at, (header, why) in enumerate(form.headers(rows)):
         if why is None:
-            puts.append((at, Put(names[at], header, memory)))
+            puts.append((at, Put(names[at], header, rows[at][2])))
         else:
             found[at] = Result("refused", why)
     if puts:
