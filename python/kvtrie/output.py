@@ -101,8 +101,9 @@ def writing(path: Path, *, durable: bool = False) -> Generator[BinaryIO]:
 def _replacing(path: Path, *, durable: bool) -> Generator[BinaryIO]:
     """A file that takes the path's name, and its permissions, when the block ends well."""
     part = path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(4)}.part")
+    opened = part.open("xb")
     try:
-        with part.open("xb") as file:
+        with opened as file:
             with suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             yield file

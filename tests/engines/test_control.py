@@ -5,6 +5,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from kvtrie.engines.why import Admitted, MissCounter
 pytest.importorskip("uvicorn", reason="the control socket needs uvicorn and starlette")
 
 from kvtrie.engines.commands import CommandQueue, read_command
-from kvtrie.engines.control import Controlled, ControlSocket, control_path, socket_path
+from kvtrie.engines.control import Controlled, ControlSocket, _alone, control_path, socket_path
 
 
 class UnixConnection(HTTPConnection):
@@ -142,6 +143,43 @@ def test_a_live_socket_is_refused_and_a_dead_one_is_replaced(served, tmp_path):
     assert ask(again, "GET", "/limits")[0] == 200
     again.close()
     again.close()
+
+
+def test_an_ended_server_leaves_the_socket_of_its_successor(tmp_path):
+    first = ControlSocket(str(tmp_path / "kv.sock"), make_engine())
+    Path(first.path).unlink()
+    second = ControlSocket(first.path, make_engine())
+    first.close()
+    assert ask(second, "GET", "/limits")[0] == 200
+    second.close()
+    assert not Path(second.path).exists()
+
+
+def test_a_socket_that_begins_to_listen_meanwhile_is_not_taken_for_a_dead_one(tmp_path):
+    path = str(tmp_path / "kv.sock")
+    made = []
+
+    def begin():
+        made.append(ControlSocket(path, make_engine()))
+
+    with _alone(path):
+        other = threading.Thread(target=begin)
+        other.start()
+        assert not Path(path).exists()
+    other.join()
+    with pytest.raises(ConfigError, match="another process listens"):
+        begin()
+    made[0].close()
+
+
+def test_a_server_that_cannot_listen_leaves_no_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "no space")
+
+    monkeypatch.setattr(Path, "chmod", full)
+    with pytest.raises(ConfigError, match="no space"):
+        ControlSocket(str(tmp_path / "kv.sock"), make_engine())
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_path_that_cannot_be_a_socket_is_refused(tmp_path):

@@ -31,3 +31,14 @@ def test_its_file_is_removed(tmp_path):
     board.close()
     board.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_the_file_of_a_successor_stays(tmp_path):
+    first = Board("e", 1, tmp_path)
+    (made,) = tmp_path.iterdir()
+    made.unlink()
+    second = Board("e", 1, tmp_path)
+    first.close()
+    assert [*tmp_path.iterdir()] == [made]
+    second.close()
+    assert not [*tmp_path.iterdir()]

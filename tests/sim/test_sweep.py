@@ -85,6 +85,11 @@ def test_results_are_gone_on_from(config, tmp_path, monkeypatch):
     results.write_text("[]\n")
     with pytest.raises(ConfigError, match="line 1: no result of a sweep"):
         sweep(configs, results=results)
+    for other in ("thesis without a last line end", written + "thesis"):
+        results.write_text(other)
+        with pytest.raises(ConfigError, match="no result of a sweep"):
+            sweep(configs, results=results)
+        assert results.read_text() == other
 
 
 def test_equal_configs_run_once_and_other_traces_have_other_digests(config, tmp_path):

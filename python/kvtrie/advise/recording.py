@@ -13,6 +13,7 @@ import json
 import math
 import os
 import secrets
+from contextlib import suppress
 from hashlib import blake2b
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -57,7 +58,13 @@ class Recorder:
                 f"cannot write the recording {path}: {error.strerror}; a new file wanted"
             ) from error
         self._file: IO[str] = os.fdopen(made, "w", encoding="utf-8")
-        self._write({"recording": _FORMAT, "version": _VERSION, "tokens": keep_tokens})
+        try:
+            self._write({"recording": _FORMAT, "version": _VERSION, "tokens": keep_tokens})
+        except ConfigError:
+            with suppress(OSError):  # closing writes again
+                self._file.close()
+            path.unlink()
+            raise
 
     def batch(self, batch: Batch) -> None:
         """Write the events of a step."""

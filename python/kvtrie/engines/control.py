@@ -3,17 +3,21 @@
 `pip install 'kvtrie[control]'`; vLLM and SGLang install both libraries. The server runs in a thread
 of the engine's scheduler process. It reads counters and queues commands; only `/stats` takes the
 manager's lock.
-Invariant: no request, of any size or content, ends or blocks the engine. The socket has mode 0600.
+Invariant: no request, of any size or content, ends or blocks the engine. The socket has mode 0600;
+its file is removed only by the server that made it, or by the next one once that has ended.
 Cost: a thread that sleeps until a request comes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import socket
 import stat
 import threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +27,7 @@ from kvtrie.engines.commands import COMMANDS, MOST_PER_STEP, CommandQueue, read_
 from kvtrie.errors import ConfigError, KvtrieError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -107,7 +111,7 @@ class ControlSocket:
         except ImportError as error:
             raise ConfigError("control needs: pip install 'kvtrie[control]'") from error
         self.path, self._closed = path, False
-        self._socket = _listening(path)
+        self._socket, self._place = _listening(path)
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -130,45 +134,76 @@ class ControlSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """End the server and remove the socket's file. Closing twice does nothing."""
+        """End the server and remove the socket's file. Closing twice does nothing.
+
+        A file that another server has put there stays.
+        """
         if self._closed:
             return
         self._closed = self._server.should_exit = True
         self._thread.join(_WAIT_S)
         self._socket.close()
-        Path(self.path).unlink(missing_ok=True)
+        with suppress(OSError), _alone(self.path):
+            _remove(self.path, self._place)
 
 
-def _listening(path: str) -> socket.socket:
-    """A socket that listens at a path, in place of one whose process has ended."""
+def _listening(path: str) -> tuple[socket.socket, os.stat_result]:
+    """A socket that listens at a path, in place of one whose process has ended, and its file."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _clear(path)
-        made.bind(path)
-        Path(path).chmod(0o600)  # before anything can connect
-        made.listen()
+        with _alone(path):
+            _clear(path)
+            made.bind(path)
+            try:
+                Path(path).chmod(0o600)  # before anything can connect
+                made.listen()
+                place = Path(path).lstat()
+            except OSError:
+                Path(path).unlink()
+                raise
     except OSError as error:
         made.close()
         raise ConfigError(f"control is {path}: {error.strerror or error}") from error
     except ConfigError:
         made.close()
         raise
-    return made
+    return made, place
+
+
+@contextmanager
+def _alone(path: str) -> Generator[None]:
+    """Keep other servers from making or removing sockets in the folder of a path."""
+    folder = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a network file system that has none
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _remove(path: str, place: os.stat_result) -> None:
+    """Remove a file, if it is the one that was there."""
+    with suppress(FileNotFoundError):
+        found = Path(path).lstat()
+        # A new file may get the number of one that is gone.
+        if os.path.samestat(found, place) and found.st_ctime_ns == place.st_ctime_ns:
+            Path(path).unlink()
 
 
 def _clear(path: str) -> None:
     try:
-        mode = Path(path).lstat().st_mode
+        place = Path(path).lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(mode):
+    if not stat.S_ISSOCK(place.st_mode):
         raise ConfigError(f"control is {path}, a file that is no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_WAIT_S)
         try:
             probe.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
-            Path(path).unlink(missing_ok=True)
+            _remove(path, place)
             return
     raise ConfigError(f"control is {path}, where another process listens")
 

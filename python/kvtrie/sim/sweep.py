@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["digest_of", "iter_sweep", "sweep"]
 
+_ROW = '{"key": "'  # how each line of results begins
+
 
 def sweep(
     configs: Sequence[SimulationConfig],
@@ -130,7 +132,9 @@ def _stored(path: Path) -> dict[str, dict[str, Any]]:
     stored: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
         if not line.endswith("\n"):
-            _cut(path, len("".join(lines[:-1]).encode()))
+            if not (line.startswith(_ROW) or _ROW.startswith(line)):
+                raise ConfigError(f"{path}, line {number}: no result of a sweep")
+            _cut(path, len("".join(lines[:-1]).encode()), len("".join(lines).encode()))
             break
         try:
             row: Any = json.loads(line)
@@ -140,10 +144,14 @@ def _stored(path: Path) -> dict[str, dict[str, Any]]:
     return stored
 
 
-def _cut(path: Path, size: int) -> None:
-    """Remove an incomplete last line, so that the next result starts a new line."""
+def _cut(path: Path, size: int, seen: int) -> None:
+    """Remove an incomplete last line, so that the next result starts a new line.
+
+    A file that another sweep has appended to since `seen` bytes were read stays as it is.
+    """
     with path.open("r+b") as file:
-        file.truncate(size)
+        if os.fstat(file.fileno()).st_size == seen:
+            file.truncate(size)
 
 
 def _append(path: Path, key: str, figures: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["Board"]
@@ -34,11 +35,12 @@ class Board:
 
     def __init__(self, engine: str, ranks: int, root: Path = _ROOT) -> None:
         self._path, self._ranks = root / f"kvtrie_weights_{engine}", ranks
-        file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+        file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             size = _NUMBER.size + ranks * _RANK
             os.ftruncate(file, size)
             self._memory = mmap.mmap(file, size)
+            self._place = os.fstat(file)
         finally:
             os.close(file)
 
@@ -67,5 +69,7 @@ class Board:
         return digests
 
     def close(self) -> None:
-        """Remove the file; mappings stay valid."""
-        self._path.unlink(missing_ok=True)
+        """Remove the file, unless another engine's has its name; mappings stay valid."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._path.lstat(), self._place):
+                self._path.unlink()
