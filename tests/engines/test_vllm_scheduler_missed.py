@@ -187,3 +187,17 @@ def test_the_minutes_line_names_the_first_breaker(caplog):
     assert "100" not in line.partition("top breaker")[2]
     engine.close()
     engine.scheduler.close()
+
+
+def test_neither_statistics_nor_logs_have_a_text_of_a_client(caplog):
+    evil = "\x1b[2J\nforged"
+    hints = {"session": evil, evil: 1, "end": evil, "retain": [{evil: 2}, evil], "why": True}
+    engine, exporter = make_engine(why_clients=True), MetricsExporter()
+    answer = run(engine, evil, [*range(24)], kv_transfer_params={"kvtrie": hints}, cache_salt=evil)
+    run(engine, "refused", [*range(24)], cache_salt="\ud800" + evil)
+    assert caplog.records
+    assert all(message.isprintable() for message in caplog.messages)
+    scheduler = engine.scheduler
+    seen = answer, scheduler.counters.as_dict(), scheduler.counts(exporter)
+    assert "forged" not in repr(seen)
+    engine.close()
