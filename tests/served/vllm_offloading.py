@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -53,3 +54,19 @@ def test_ignored_hints_and_contained_errors_are_exported():
     assert named == {name: {(): count} for name, count in zip(_COUNTED, (2, 1), strict=True)}
     assert stats() is None
     assert set(_COUNTED) <= set(KvtrieOffloadingSpec.build_metric_definitions({}))
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_server_has_no_names_in_shared_memory_that_a_kill_would_leave(
+    model, tmp_path, disk, caplog
+):
+    names = ("vllm_offload_*", "kvtrie_weights_*")
+    before = {file for name in names for file in Path("/dev/shm").glob(name)}  # noqa: S108 - vLLM's
+    prompt = servers.prompt(1, 200)
+    with servers.offload(model, servers.offloading(tmp_path if disk else None)) as server:
+        assert {file for name in names for file in Path("/dev/shm").glob(name)} == before  # noqa: S108
+        first = server.answers([prompt])
+        server.settle()
+        server.llm.reset_prefix_cache()
+        assert server.answers([prompt]) == first
+    assert "Failed to unlink" not in caplog.text

@@ -4,6 +4,8 @@
 own manager of host memory decides with `KvtrieCachePolicy`; `disk` puts a `KvtrieDiskTier` below.
 vLLM has no copy kernels for CPUs, so copies there are plain torch copies.
 Workers write the digest of their weights on a `Board`, where the disk tier reads it.
+vLLM makes the scheduler's part after all workers have opened host memory, so that part removes
+the names of the board and, on CPUs, of this memory: no end of the server leaves them.
 Invariant: copies into and out of vLLM's memory have ended when they are submitted, on CPUs.
 Cost: a copy per chunk and tensor.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -95,7 +98,16 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
             owned = (getattr(part, "boundary", None) for part in parts)
             self._boundaries = [each for each in owned if isinstance(each, Boundary)]
             manager.get_stats = partial(_stats, manager.get_stats, self._boundaries, Counter())
+            self._remove_names()
         return manager
+
+    def _remove_names(self) -> None:
+        """Remove the names of memory that every process of the server has opened."""
+        region = self._scheduler_mmap
+        if current_platform.is_cpu() and region is not None and not region._creator:  # noqa: SLF001 - a worker made it
+            Path(region.mmap_path).unlink(missing_ok=True)
+        if self._disk:  # which has read what all workers wrote
+            self.board().close()
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """Return the worker that copies between vLLM's memory and the host's.
@@ -241,6 +253,8 @@ class PlainWorker(OffloadingWorker):
     def shutdown(self) -> None:
         """Give host memory back."""
         self._there = []
+        if not Path(self._region.mmap_path).exists():
+            self._region._creator = False  # noqa: SLF001 - vLLM would report that it has no name
         self._region.cleanup()
 
     def _pairs(self, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec) -> list[tuple[int, int, int]]:

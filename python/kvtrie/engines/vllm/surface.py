@@ -164,6 +164,8 @@ USED = {
         "__init__",
         "create_next_worker_view",
         "cleanup",
+        "mmap_path",
+        "_creator",
     ),
     (f"{_OFFLOAD}.tiering.base", "SecondaryTierManager"): (
         "__init__",
@@ -208,6 +210,7 @@ USED = {
         "get_worker",
         "build_metric_definitions",
         "_engine_id",
+        "_scheduler_mmap",
         "num_chunks",
         "replicated_layout",
         "kv_bytes_per_chunk",
