@@ -69,6 +69,15 @@ def test_files_that_change_after_loading_are_neither_the_old_adapter_nor_the_new
     assert identity.name(request(again)) == before
 
 
+def test_the_name_of_an_adapter_is_logged_without_control_characters(tmp_path, caplog):
+    lora = adapter(tmp_path / "none\x1b[2J")
+    lora.lora_name = "mine\nforged\x07" * 99
+    assert opened().name(request(lora)) is None
+    (message,) = caplog.messages
+    assert message.isprintable()
+    assert len(message) < 1000
+
+
 def test_an_adapter_that_was_removed_is_read_from_its_files_again(tmp_path):
     identity, lora = opened(), request(adapter(saved(tmp_path / "a")))
     before = identity.name(lora)

@@ -46,6 +46,16 @@ def key(pages, tail=0, salt=None, extra=None):
     return RadixKey(array("q", ids + [7] * tail), extra, cache_salt=salt)
 
 
+def test_a_pool_of_less_than_a_page_is_refused_in_words_of_sglang():
+    pool = Pool(1)
+    pool.size = PAGE - 1
+    params = CacheInitParams(
+        disable=False, req_to_token_pool=None, token_to_kv_pool_allocator=pool, page_size=PAGE
+    )
+    with pytest.raises(ConfigError, match=f"SGLang's KV pool has {PAGE - 1} tokens"):
+        KvtrieRadixCache(params)
+
+
 def test_the_plug_in_registers_the_name(monkeypatch):
     lines = []
     monkeypatch.setattr(radix._LOG, "info", lambda line, *more: lines.append(line % more))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.weights import files_digest
+from kvtrie.printable import printable
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -43,8 +44,8 @@ class Adapters:
             self._reported.add((adapter.lora_int_id, now))
             _LOG.warning(
                 "kvtrie: KV of adapter %s is neither found nor kept: its files in %s %s",
-                adapter.lora_name,
-                adapter.lora_path,
+                printable(adapter.lora_name, in_ascii=True),
+                printable(adapter.lora_path, in_ascii=True),
                 "have changed since it was loaded" if now else "cannot be read",
             )
         return None
