@@ -294,8 +294,8 @@ def configuration() -> str:
     tier = _fields(Tier, "kvtrie.tier")
     settings = _fields(Settings, _SETTINGS)
     tier["format"] = settings["format"]
-    keys = _constant(_SETTINGS, "_KEYS")
-    tier_keys = _constant(_SETTINGS, "_TIER_KEYS")
+    keys = _constant(_SETTINGS, "KEYS")
+    tier_keys = _constant(_SETTINGS, "TIER_KEYS")
     head = ("Key", "Default", "Meaning")
     disk = _chosen(_parameters(_DISK, "KvtrieDiskTier"), _constant(_OFFLOADING, "_DISK_KEYS"))
     radix = _chosen(_parameters(_RADIX, "KvtrieRadixCache"), _constant(_RADIX, "_KEYS"))

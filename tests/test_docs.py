@@ -232,7 +232,7 @@ def test_llms_txt_has_the_first_sentence_of_a_page():
 
 def test_the_configuration_page_has_every_key(generated):
     rows = set(re.findall(r"^\| `(\w+)` \|", generated["reference/configuration.md"], re.MULTILINE))
-    assert {*vllm_settings._KEYS, *vllm_settings._TIER_KEYS} <= rows
+    assert {*vllm_settings.KEYS, *vllm_settings.TIER_KEYS} <= rows
     assert {"policy", "objective", "path", "bytes", "blocks", "durability", "threads"} <= rows
 
 

@@ -78,6 +78,107 @@ def test_vllm_gets_the_settings_of_the_connector(capsys, tmp_path):
     assert (host.bytes, disk.bytes) == (8 * 10**9, 20 << 20)
 
 
+def test_vllm_takes_a_store_a_format_and_any_other_setting(capsys, tmp_path):
+    words = printed(
+        capsys, "vllm", "m", "--host", "8GB", "--disk", f"{tmp_path}/kv:20MiB",
+        "--remote", f"folder:{tmp_path}/shared", "--format", "int8", "--layerwise",
+        "--set", "calibration=made.json", "--set", "deadline_s=5", "--set", "native_first=16",
+        "--set", "why=false", "--set", "disk.durability=fsync", "--set", "disk.format=int4",
+        "--set", "remote.trust_s=2.5", "--set", "remote.workers=4", "--set", "host.admit_after=2",
+        "--set", "remote.write_limit=50MB", "--set", "policy=lru",
+    )  # fmt: skip
+    settings = extra(words)
+    assert settings == {
+        "tiers": [
+            {"kind": "host", "bytes": "8GB", "format": "int8", "admit_after": 2},
+            {
+                "kind": "disk", "bytes": "20MiB", "path": f"{tmp_path}/kv", "durability": "fsync",
+                "format": "int4",
+            },
+            {
+                "kind": "remote", "path": f"folder:{tmp_path}/shared", "trust_s": 2.5,
+                "workers": 4, "write_limit": "50MB",
+            },
+        ],
+        "use_layerwise": True,
+        "calibration": "made.json",
+        "deadline_s": 5.0,
+        "native_first": 16,
+        "why": False,
+        "policy": "lru",
+    }  # fmt: skip
+    del settings["native_first"]  # needs one format in all tiers
+    read = Settings.read(settings)
+    assert (read.format, read.disk_format, read.use_layerwise) == ("int8", "int4", True)
+    assert read.tiers[2].trust_s == 2.5
+    shared = extra(printed(capsys, "vllm", "m", "--remote", "redis://h:1", "--", "-dp", "2"))
+    assert shared["tiers"][1] == {"kind": "remote", "path": "redis://h:1"}
+
+
+def test_sglang_takes_a_store_and_any_other_setting(capsys, tmp_path):
+    def storage(*words):
+        command = printed(capsys, "sglang", "m", "--host", "9GB", *words)
+        found = json.loads(value(command, "--hicache-storage-backend-extra-config"))
+        return {name: found[name] for name in found if name not in launch._STORAGE}
+
+    sets = ("--set", "trust_s=5", "--set", "lookup=local", "--set", "deadline_s=2")
+    assert storage("--remote", "redis://h:1/0", "--layerwise", *sets) == {
+        "path": "redis://h:1/0",
+        "trust_s": 5.0,
+        "lookup": "local",
+        "deadline_s": 2.0,
+    }
+    assert storage("--disk", f"{tmp_path}/kv:10MB", "--set", "durability=none") == {
+        "path": f"{tmp_path}/kv",
+        "bytes": "10MB",
+        "durability": "none",
+    }
+    kept = storage(
+        "--set", f"keep={tmp_path}/kv", "--set", "bytes=1GB", "--set", "keep_replace=true"
+    )
+    assert kept == {"keep": f"{tmp_path}/kv", "bytes": "1GB", "keep_replace": True}
+    words = printed(capsys, "sglang", "m", "--set", "policy=lru", "--objective", "hits")
+    assert json.loads(value(words, "--radix-eviction-policy-config")) == {
+        "policy": "lru",
+        "objective": "hits",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("vllm m --set x=1", "--set has no 'x': policy, objective, use_layerwise, deadline_s,"),
+        ("vllm m --set tiers=[]", "--set has no 'tiers'"),
+        ("vllm m --set host.kind=disk", "--set has no 'host.kind'"),
+        ("vllm m --set deadline_s", "--set takes NAME=VALUE, not 'deadline_s'"),
+        ("vllm m --set =1", "--set takes NAME=VALUE"),
+        ("vllm m --set deadline_s=soon", "--set deadline_s is 'soon', a number wanted"),
+        ("vllm m --set native_first=1.5", "--set native_first is '1.5', a number wanted"),
+        ("vllm m --set why=yes", "--set why is 'yes', true or false wanted"),
+        ("vllm m --set objective=all", "--set objective is 'all', cost or balanced or hits wanted"),
+        ("vllm m --set why=true --set why=false", "--set why is given twice"),
+        ("vllm m --policy lru --set policy=fifo", "another option gives policy"),
+        ("vllm m --set host.bytes=1GB", "another option gives bytes"),
+        ("vllm m --set disk.io=buffered", "there is no disk tier: --disk makes it"),
+        ("vllm m --remote kv", "a URL wanted: 'folder:kv' is a folder"),
+        ("vllm m --format int9", "invalid choice: 'int9'"),
+        ("sglang m --format int8", "keeps pages as SGLang has them"),
+        ("sglang m --layerwise", "the radix cache loads nothing"),
+        (
+            "sglang m --disk kv:1GB --remote redis://h",
+            "--disk and --remote: the hierarchical cache",
+        ),
+        ("sglang m --disk kv:1GB --set keep=/x", "--disk and --set keep: the hierarchical cache"),
+        ("sglang m --set durability=none", "--set has no 'durability': policy, objective"),
+        ("sglang m --disk kv:1GB --set bytes=1", "--set has no 'bytes'"),
+        ("sglang m --remote redis://h --set trust_s=x", "--set trust_s is 'x', a number wanted"),
+        ("sglang m --policy lru --set policy=lru", "--set policy and --policy"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(capsys, words, message):
+    assert message in refused(capsys, *words.split())
+
+
 def test_without_a_host_a_quarter_of_the_free_memory_is_taken(capsys):
     assert extra(printed(capsys, "vllm", "m"))["tiers"] == [{"kind": "host", "bytes": FREE // 4}]
 

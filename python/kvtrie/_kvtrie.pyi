@@ -2544,7 +2544,7 @@ class Simulation:
             tuple[Sequence[int], Sequence[int], Sequence[Sequence[int]]],
             tuple[Sequence[int], Sequence[int], Sequence[Sequence[int]]],
         ],
-        machines: int = 1,
+        machines: int | Sequence[tuple[Sequence[Tier], object, Cost | str]] | None = None,
         block_tokens: int = 16,
         token_weight: int = 1,
         policy: str = "learned",
@@ -2586,7 +2586,8 @@ class Simulation:
                 of context, or ascending pairs `(context, price)`, linear between them. Or `(base,
                 prefill, decode)` in ns: of a step without tokens, and beyond it `(contexts, counts,
                 rows)` by tokens of a prefill and by requests that decode.
-            machines: how many machines.
+            machines: how many machines (1), or `(tiers, price, cost)` of each, whose tiers are of
+                the same kinds as `tiers`. A tier 'remote' goes with one machine.
             block_tokens: tokens of one block.
             token_weight: real tokens for each given one.
             policy: which copies leave first.
@@ -2613,8 +2614,8 @@ class Simulation:
             prefetch: whether a request's blocks are loaded from when it comes in, as a hint asks,
                 or when it begins.
             peers: the lane between two machines, over which one fetches what another one's host or
-                disk holds. Each ordered pair has one; with `shares` all stand in one queue. None
-                fetches nothing.
+                disk holds. Each ordered pair has one; with `shares` all are one queue, which lanes
+                of tiers that share that name enter too. None fetches nothing.
             engine: how requests are computed: one after the other, or all together in steps, or
                 so with prompts on the first machines and answers on the others.
             token_budget: the most tokens of a step of the continuous engine.

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvtrie import BlockManager
-from kvtrie.argument import word
+from kvtrie.argument import url, word
+from kvtrie.cli.set_option import set_values, types_of
 from kvtrie.engines.control import socket_path
 from kvtrie.errors import ConfigError
+from kvtrie.layout import FORMATS
 from kvtrie.sizes import (
     all_disk,
     all_memory,
@@ -33,6 +35,7 @@ from kvtrie.sizes import (
     path_and_size,
     size,
 )
+from kvtrie.tier import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,6 +103,27 @@ def _arguments(engine: str, parser: argparse.ArgumentParser) -> None:
             "that the next server finds the blocks; needs --host with a size",
         )
     add("--disk", action=_Once, metavar="PATH:SIZE", help="folder and size of the disk tier")
+    add("--remote", action=_Once, metavar="URL", help="store that several servers share")
+    add(
+        "--format",
+        action=_Once,
+        choices=tuple(FORMATS),
+        help="number format of the tiers below the GPU; needs --set calibration=FILE",
+    )
+    add(
+        "--layerwise",
+        action="store_true",
+        help="load each layer just before a step reads it",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other setting, as deadline_s=5 or of a tier disk.durability=fsync"
+        if engine == "vllm"
+        else "any other setting of the storage, as durability=fsync",
+    )
     add("--policy", action=_Once, metavar="NAME", help="policy that ranks blocks for eviction")
     add(
         "--objective",
@@ -163,11 +187,17 @@ def _vllm(given: argparse.Namespace, args: list[str]) -> list[str]:
     tiers: list[dict[str, Any]] = [{"kind": "host", "bytes": sizes.host, **_keep(given, servers)}]
     if sizes.path is not None:
         tiers.append({"kind": "disk", "bytes": sizes.disk, "path": sizes.path})
+    if given.remote is not None:
+        tiers.append({"kind": "remote", "path": url("--remote", given.remote)})
+    if given.format is not None:
+        tiers[0]["format"] = given.format
     extra: dict[str, Any] = {"tiers": tiers, **_ranking(given)}
-    if given.events:
-        extra["events"] = True
+    for name, stated in (("events", given.events), ("use_layerwise", given.layerwise)):
+        if stated:
+            extra[name] = True
     if given.control is not None:
         extra["control"] = _control(given.control, servers)
+    _set_vllm(given.set, extra)
     config = {
         "kv_connector": "KvtrieConnector",
         "kv_role": "kv_both",
@@ -181,27 +211,86 @@ def _vllm(given: argparse.Namespace, args: list[str]) -> list[str]:
     return [*command, *_events(given, args, events), *args]
 
 
+def _set_vllm(stated: Sequence[str], extra: dict[str, Any]) -> None:
+    """Put `--set` into the settings of the connector.
+
+    Raises:
+        ConfigError: as `set_values`; a tier that the server does not have, or a setting that
+            another option gives.
+    """
+    if not stated:
+        return
+    from kvtrie.engines.vllm.settings import KEYS, TIER_KEYS, Settings
+
+    types = types_of((key for key in KEYS if key != "tiers"), Settings)
+    tiers = {row["kind"]: row for row in extra["tiers"]}
+    for kind in ("host", "disk", "remote"):
+        own = (key for key in TIER_KEYS if key not in {"kind", "path"})
+        types |= {f"{kind}.{key}": each for key, each in types_of(own, Tier).items()}
+    for name, value in set_values(stated, types).items():
+        kind, dot, key = name.rpartition(".")
+        if dot and kind not in tiers:
+            raise ConfigError(f"--set {name}, and there is no {kind} tier: --{kind} makes it")
+        row = tiers[kind] if dot else extra
+        if key in row:
+            raise ConfigError(
+                f"--set {name}, and another option gives {key}: leave one of them out"
+            )
+        row[key] = value
+
+
 def _sglang(given: argparse.Namespace, args: list[str]) -> list[str]:
-    """The command of an SGLang server: the radix cache, or the disk of its hierarchical cache."""
+    """The command of an SGLang server: the radix cache, or a storage of its hierarchical cache."""
     if given.control is not None:
         raise ConfigError("--control: SGLang servers have no control socket, vLLM servers have one")
+    if given.format is not None:
+        raise ConfigError(
+            "--format: the storage keeps pages as SGLang has them; -- --kv-cache-dtype fp8_e4m3 "
+            "halves their bytes"
+        )
+    storage = _storage(given)
     _refuse(args, ("--model-path", "--model", *_RADIX_SETS, *_HICACHE_SETS))
     command = ["sglang", "serve", "--model-path", given.model]
     events = _events(given, args, {"publisher": "zmq"})
-    if given.disk is None:
-        if given.host is not None:
-            raise ConfigError(
-                f"--host is {given.host} without --disk: the radix cache keeps blocks in GPU "
-                "memory only; SGLang's hierarchical cache, which has host memory, takes both"
-            )
-        command += ["--radix-cache-backend", "kvtrie"]
-        if ranking := _ranking(given):
-            command += ["--radix-eviction-policy-config", json.dumps(ranking)]
-        return [*command, *events, *args]
+    flags = _radix(given) if storage is None else _hicache(given, args, storage)
+    return [*command, *flags, *events, *args]
+
+
+def _radix(given: argparse.Namespace) -> list[str]:
+    """The flags of the radix cache.
+
+    Raises:
+        ConfigError: a setting of host memory, which it does not have.
+    """
+    if given.layerwise:
+        raise ConfigError(
+            "--layerwise without --disk or --remote: the radix cache loads nothing; SGLang's "
+            "hierarchical cache loads layer by layer by itself"
+        )
+    if given.host is not None:
+        raise ConfigError(
+            f"--host is {given.host} without --disk or --remote: the radix cache keeps blocks in "
+            "GPU memory only; SGLang's hierarchical cache, which has host memory, takes both"
+        )
+    ranking = _ranking(given)
+    for name, value in set_values(given.set, dict.fromkeys(("policy", "objective"), str)).items():
+        if name in ranking:
+            raise ConfigError(f"--set {name} and --{name}: leave one of them out")
+        ranking[name] = value
+    flags = ["--radix-cache-backend", "kvtrie"]
+    return [*flags, "--radix-eviction-policy-config", json.dumps(ranking)] if ranking else flags
+
+
+def _hicache(given: argparse.Namespace, args: list[str], storage: dict[str, Any]) -> list[str]:
+    """The flags of the hierarchical cache over a storage.
+
+    Raises:
+        ConfigError: a setting that it does not have, or too little host memory.
+    """
     if ranking := _ranking(given):
         raise ConfigError(
-            f"--{next(iter(ranking))} and --disk: the disk of SGLang's hierarchical cache has no "
-            "such setting; leave one of the two out"
+            f"--{next(iter(ranking))} and --disk or --remote: the storage of SGLang's hierarchical "
+            "cache has no such setting; leave one of the two out"
         )
     ranks = _number(args, "--tp-size", "--tensor-parallel-size", "--tp")
     ranks *= _number(args, "--pp-size", "--pipeline-parallel-size", "--pp")
@@ -212,11 +301,38 @@ def _sglang(given: argparse.Namespace, args: list[str]) -> list[str]:
             f"--host is {host} bytes for {ranks} ranks: SGLang takes whole gigabytes per rank, at "
             f"least {ranks}GB wanted"
         )
-    storage = json.dumps(_STORAGE | {"path": sizes.path, "bytes": sizes.disk})
-    command += ["--enable-hierarchical-cache", "--hicache-size", str(gigabytes)]
-    command += ["--hicache-storage-backend", "dynamic"]
-    command += ["--hicache-storage-backend-extra-config", storage]
-    return [*command, *events, *args]
+    if sizes.path is not None:
+        storage |= {"path": sizes.path, "bytes": sizes.disk}
+    flags = ["--enable-hierarchical-cache", "--hicache-size", str(gigabytes)]
+    flags += ["--hicache-storage-backend", "dynamic"]
+    return [*flags, "--hicache-storage-backend-extra-config", json.dumps(_STORAGE | storage)]
+
+
+def _storage(given: argparse.Namespace) -> dict[str, Any] | None:
+    """The settings of a storage but for its size; None without one, which is the radix cache.
+
+    Raises:
+        ConfigError: two places, or as `set_values`.
+    """
+    kept = any(one.startswith("keep=") for one in given.set)
+    places = [name for name in ("disk", "remote") if getattr(given, name) is not None]
+    places += ["set keep"] if kept else []
+    if not places:
+        return None
+    if len(places) > 1:
+        raise ConfigError(
+            f"--{' and --'.join(places)}: the hierarchical cache has one storage, leave one out"
+        )
+    storage: dict[str, Any] = {}
+    if given.remote is not None:
+        storage["path"] = url("--remote", given.remote)
+    if given.set:
+        from kvtrie.engines.sglang.pages import KEYS, PageSettings
+
+        taken = {"path", "bytes"} if given.disk is not None else {"path"}
+        types = types_of((key for key in KEYS if key not in taken), Tier, PageSettings)
+        storage |= set_values(given.set, types)
+    return storage
 
 
 def _sizes(given: argparse.Namespace, servers: int) -> _Sizes:

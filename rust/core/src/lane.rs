@@ -160,6 +160,12 @@ impl Lanes {
         self.queues[self.lanes[lane].queue].free_at
     }
 
+    /// Keeps the lane's queue busy until a time, for transmissions outside these lanes.
+    pub fn hold(&mut self, lane: LaneId, until: Nanos) {
+        let free_at = &mut self.queues[self.lanes[lane].queue].free_at;
+        *free_at = until.max(*free_at);
+    }
+
     /// Empties all queues; counters stay.
     pub fn reset(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.free_at = 0);
@@ -212,6 +218,17 @@ mod tests {
 
     fn spec(name: &str, bytes_per_s: u64, latency_ns: u64, shares: Option<&str>) -> LaneSpec {
         LaneSpec { name: name.into(), bytes_per_s, latency_ns, shares: shares.map(String::from) }
+    }
+
+    #[test]
+    fn a_job_waits_for_a_queue_that_is_held() {
+        let mut lanes = Lanes::default();
+        let lane = lanes.add(spec("down", 1_000_000_000, 5, None));
+        lanes.hold(lane, 40);
+        lanes.hold(lane, 30);
+        assert_eq!(lanes.free_at(lane), 40);
+        assert_eq!(lanes.transmit(lane, 10, 20, 1).end, 55);
+        assert_eq!((lanes.waited(lane), lanes.predicted(lane)), (20, 15));
     }
 
     #[test]

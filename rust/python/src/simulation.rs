@@ -4,6 +4,7 @@
 //! conversion per request and one per record.
 
 mod calls;
+mod machines;
 mod price;
 
 use std::collections::BTreeMap;
@@ -35,6 +36,7 @@ use crate::settings;
 use crate::text::{choice, text};
 use crate::tokens::Tokens;
 use calls::{call_row, row};
+use machines::machines_of;
 use price::prices;
 
 /// `(arrival_ns, tokens, input_tokens, output_tokens, session)`.
@@ -73,7 +75,7 @@ impl Simulation {
 impl Simulation {
     #[new]
     #[pyo3(signature = (
-        model, tiers, *, price, machines=1, block_tokens=16, token_weight=1,
+        model, tiers, *, price, machines=None, block_tokens=16, token_weight=1,
         policy=String::from("learned"), cost=None, structure=Structure::LeafOnly,
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
@@ -90,7 +92,7 @@ impl Simulation {
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
         price: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::machine)] machines: u32,
+        machines: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::block_tokens)] block_tokens: u32,
         #[pyo3(from_py_with = number::token_weight)] token_weight: u32,
         #[pyo3(from_py_with = settings::policy)] policy: String,
@@ -132,6 +134,11 @@ impl Simulation {
             cost: given.cost.with_objective(objective),
             ..given
         };
+        let (machines, hardware) = machines_of(machines, |tiers, cost| {
+            let own = settings::Given { model, tiers, block_tokens, token_weight, cost, resume };
+            let own = settings::settings(&own)?;
+            Ok((own.tiers, own.cost.with_objective(objective)))
+        })?;
         let word = |given: Option<&Bound<'_, PyAny>>, name: &str, known: [&'static str; 2]| {
             let known = [(known[0], false), (known[1], true)];
             given.map_or(Ok(false), |given| choice(given, name, &known))
@@ -153,7 +160,8 @@ impl Simulation {
         };
         let (peers, network) = (peers.map(between).transpose()?, network.map(between).transpose()?);
         let config = Config {
-            machines: machines as usize,
+            machines,
+            hardware,
             load: load.map_or(Ok(LoadMode::All), load_mode)?,
             service: Service {
                 kind: engine.map_or(Ok(Kind::Serial), |given| choice(given, "engine", &kinds))?,
@@ -198,6 +206,7 @@ impl Simulation {
         let config = Config {
             settings,
             machines: 1,
+            hardware: Vec::new(),
             load: load.map_or(Ok(LoadMode::All), load_mode)?,
             service: Service {
                 kind: Kind::Serial,

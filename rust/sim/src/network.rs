@@ -1,9 +1,12 @@
-//! The network between machines: a lane for each ordered pair of them, or one queue for all.
+//! The network between machines: a lane for each ordered pair of them, or one queue for all, which
+//! lanes of tiers with the queue's name enter too.
 //!
 //! Invariant: transmissions enter a lane in order. Cost: O(log machines) per
 //! transmission.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvtrie_core::lane::{LaneId, LaneSpec, Lanes, Transmission};
 use kvtrie_core::time::Nanos;
@@ -21,8 +24,26 @@ pub struct PeerSpec {
     pub bytes_per_s: u64,
     /// Latency of each transmission.
     pub latency_ns: u64,
-    /// The queue that all pairs of machines stand in; each ordered pair has its own if `None`.
+    /// The queue of all pairs of machines, and of all lanes of their tiers with this queue; each
+    /// ordered pair has its own if `None`.
     pub shares: Option<String>,
+}
+
+/// The queue that the network shares with lanes of machines: when it is free.
+#[derive(Clone, Debug, Default)]
+pub struct SharedQueue(Arc<AtomicU64>);
+
+impl SharedQueue {
+    /// Time from which on the queue is idle.
+    #[must_use]
+    pub fn free_at(&self) -> Nanos {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// A transmission has entered that ends at `end`, after all others.
+    pub fn take_until(&self, end: Nanos) {
+        self.0.store(end, Ordering::Relaxed);
+    }
 }
 
 /// The network and what it has carried.
@@ -31,13 +52,21 @@ pub struct Network {
     spec: PeerSpec,
     lanes: Lanes,
     pairs: BTreeMap<(MachineId, MachineId), LaneId>,
+    queue: SharedQueue,
 }
 
 impl Network {
     /// A network that has carried nothing.
     #[must_use]
     pub fn new(spec: PeerSpec) -> Self {
-        Self { spec, lanes: Lanes::default(), pairs: BTreeMap::new() }
+        let (lanes, pairs) = (Lanes::default(), BTreeMap::new());
+        Self { spec, lanes, pairs, queue: SharedQueue::default() }
+    }
+
+    /// The queue that all pairs of machines share, with its name.
+    #[must_use]
+    pub fn queue(&self) -> Option<(&str, &SharedQueue)> {
+        self.spec.shares.as_deref().map(|name| (name, &self.queue))
     }
 
     /// How long an answer without bytes takes.
@@ -78,13 +107,15 @@ impl Network {
     ) -> (Nanos, Nanos) {
         let lane = self.lane(way);
         let start = now.max(self.lanes.free_at(lane));
-        (start, self.lanes.transmit(lane, bytes, now, layers).end)
+        let end = self.lanes.transmit(lane, bytes, now, layers).end;
+        self.queue.take_until(end);
+        (start, end)
     }
 
-    /// The lane from one machine to another.
+    /// The lane from one machine to another, after all that is in its queue.
     fn lane(&mut self, way: (MachineId, MachineId)) -> LaneId {
         let (spec, lanes) = (&self.spec, &mut self.lanes);
-        *self.pairs.entry(way).or_insert_with(|| {
+        let lane = *self.pairs.entry(way).or_insert_with(|| {
             let own = || format!("{LANE} {} {}", way.0, way.1);
             lanes.add(LaneSpec {
                 name: LANE.into(),
@@ -92,6 +123,10 @@ impl Network {
                 latency_ns: spec.latency_ns,
                 shares: Some(spec.shares.clone().unwrap_or_else(own)),
             })
-        })
+        });
+        if spec.shares.is_some() {
+            lanes.hold(lane, self.queue.free_at());
+        }
+        lane
     }
 }

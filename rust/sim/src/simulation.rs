@@ -12,8 +12,10 @@ mod route;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use kvtrie_core::cost::CostModel;
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::manager::{BlockEvent, LoadMode, Manager, Settings};
+use kvtrie_core::tier::{Kind as TierKind, TierSpec};
 use kvtrie_core::time::Nanos;
 use kvtrie_locked::Locked;
 
@@ -29,10 +31,21 @@ use crate::record::Record;
 use crate::request::Request;
 use crate::router::Router;
 use crate::timeline::{Sample, Timeline, Track};
-use crate::transfer::Transfer;
+use crate::transfer::{Mode, Transfer};
 use arrivals::Arrivals;
 use fetch::{FIRST_FETCH, Fetching};
 use handoffs::Handoffs;
+
+/// Hardware of one machine, where machines differ.
+#[derive(Clone, Debug)]
+pub struct Hardware {
+    /// Its tiers, of the same kinds as those of the others.
+    pub tiers: Vec<TierSpec>,
+    /// How long tokens take on its engine.
+    pub price: Arc<dyn Cost>,
+    /// What its manager takes that for.
+    pub cost: CostModel,
+}
 
 /// Configuration of a run.
 #[derive(Debug)]
@@ -41,6 +54,9 @@ pub struct Config {
     pub settings: Settings,
     /// How many machines.
     pub machines: usize,
+    /// Hardware of each machine, which takes the place of that in `settings` and `service`; empty if
+    /// machines do not differ.
+    pub hardware: Vec<Hardware>,
     /// Whether leases load.
     pub load: LoadMode,
     /// Settings of the engines.
@@ -64,6 +80,8 @@ pub struct Config {
 struct Server {
     machine: Machine,
     engine: Box<dyn Engine>,
+    /// How long tokens take on the engine.
+    cost: Arc<dyn Cost>,
     fetch: Fetching,
 }
 
@@ -81,7 +99,6 @@ pub struct Simulation {
     decisions: Option<usize>,
     /// Work of the machines, if the router uses it or its decisions are reported.
     backlog: Option<Backlog>,
-    cost: Arc<dyn Cost>,
     keep: u64,
     events: Events,
     now: Nanos,
@@ -117,7 +134,7 @@ impl Simulation {
     /// As [`Simulation::new`], and those of `open`.
     pub fn with(config: Config, open: impl Fn(Settings) -> Result<Arc<Locked>>) -> Result<Self> {
         let Config { mut settings, machines, load, service, transfer, router, .. } = config;
-        let Config { peers, network, directory: learning, logged, .. } = config;
+        let Config { hardware, peers, network, directory: learning, logged, .. } = config;
         if machines == 0 || transfer.moves_per_job == 0 {
             return Err(Error::config(format!(
                 "machines is {machines} and moves_per_job {}, at least 1 wanted",
@@ -131,6 +148,7 @@ impl Simulation {
                 "max_running is {max_running}, 1 to the {token_budget} of token_budget wanted"
             )));
         }
+        check_machines(&settings, machines, &hardware)?;
         let network = peers.clone().or(network).map(Network::new);
         if let (Some(groups), true) = (&settings.groups, network.is_some()) {
             return Err(Error::config(format!(
@@ -169,8 +187,23 @@ impl Simulation {
         }
         let backlog = router.looks().then(|| Backlog::new(machines));
         let server = |number| {
-            let machine = Machine::new(number, open(settings.clone())?, load, transfer, logged);
-            Ok(Server { machine, engine: service.open(number), fetch: Fetching::None })
+            let (mut settings, mut service) = (settings.clone(), service.clone());
+            if let Some(Hardware { tiers, price, cost }) = hardware.get(number) {
+                (settings.tiers, settings.cost) = (tiers.clone(), cost.clone());
+                service.cost = Arc::clone(price);
+            }
+            let (cost, engine) = (Arc::clone(&service.cost), service.open(number));
+            let mut machine = Machine::new(number, open(settings)?, load, transfer, logged);
+            if let Some((name, queue)) = network.as_ref().and_then(Network::queue)
+                && machine.executor.share(name, queue)
+                && transfer.mode == Mode::Predicted
+            {
+                return Err(Error::config(format!(
+                    "lanes of a tier and the network share {name}, and predicted moves do not wait \
+                     for the network: transfer 'executor' wanted"
+                )));
+            }
+            Ok(Server { machine, engine, cost, fetch: Fetching::None })
         };
         Ok(Self {
             servers: (0..machines).map(server).collect::<Result<_>>()?,
@@ -180,7 +213,6 @@ impl Simulation {
             updates: vec![VecDeque::new(); if delay.is_some() { machines } else { 0 }],
             decisions: None,
             backlog,
-            cost: Arc::clone(&service.cost),
             keep,
             events: Events::default(),
             now: 0,
@@ -367,4 +399,31 @@ impl Simulation {
             self.timeline.samples.push(Sample { at, machine: machine.number, resident });
         }
     }
+}
+
+/// Refuses tiers that several machines cannot have.
+fn check_machines(settings: &Settings, machines: usize, hardware: &[Hardware]) -> Result<()> {
+    if !hardware.is_empty() && hardware.len() != machines {
+        return Err(Error::config(format!(
+            "machines is {machines}, and the hardware of {} is given",
+            hardware.len()
+        )));
+    }
+    let kinds = |tiers: &[TierSpec]| tiers.iter().map(|tier| tier.kind.name()).collect::<Vec<_>>();
+    let wanted = kinds(&settings.tiers);
+    for (at, one) in hardware.iter().enumerate() {
+        let found = kinds(&one.tiers);
+        if found != wanted {
+            return Err(Error::config(format!(
+                "machine {at} has tiers {found:?}: those of all machines, {wanted:?}, wanted"
+            )));
+        }
+    }
+    if machines > 1 && settings.tiers.iter().any(|tier| tier.kind == TierKind::Remote) {
+        return Err(Error::config(format!(
+            "machines is {machines}, and a tier is 'remote': a simulated store is not shared, each \
+             machine would have one; 1 machine wanted"
+        )));
+    }
+    Ok(())
 }

@@ -18,6 +18,7 @@ use rustc_hash::FxHashMap;
 
 use crate::call::Handed;
 use crate::event::MachineId;
+use crate::network::SharedQueue;
 use crate::timeline::{Span, Track};
 use job::{Job, Urgency};
 
@@ -59,6 +60,8 @@ pub struct Entered {
 pub struct Executor {
     transfer: Transfer,
     lanes: Lanes,
+    /// The lanes whose queue is also that of the network, and that queue.
+    shared: (Vec<LaneId>, SharedQueue),
     /// Transmissions, if they are kept.
     spans: Option<Vec<Span>>,
     /// Per tier, the lanes up from it and down to it.
@@ -103,6 +106,7 @@ impl Executor {
         Self {
             transfer,
             lanes,
+            shared: Default::default(),
             spans: None,
             read,
             store,
@@ -133,6 +137,17 @@ impl Executor {
         &self.lanes
     }
 
+    /// Lanes whose queue has the name of one of the network enter that one. Returns whether there
+    /// are any.
+    pub(crate) fn share(&mut self, name: &str, queue: &SharedQueue) -> bool {
+        let own = |lane: &LaneId| {
+            let spec = self.lanes.spec(*lane);
+            spec.shares.as_ref().unwrap_or(&spec.name) == name
+        };
+        self.shared = ((0..self.lanes.len()).filter(own).collect(), queue.clone());
+        !self.shared.0.is_empty()
+    }
+
     /// A read of `bytes` bytes from a tier by another machine: it queues like any other.
     pub fn read_for_peer(&mut self, tier: usize, bytes: u64, now: Nanos, layers: u16) -> Nanos {
         self.transmit(self.read[tier], bytes, now, layers).end
@@ -149,8 +164,15 @@ impl Executor {
     }
 
     fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
+        let shared = self.shared.0.contains(&lane);
+        if shared {
+            self.lanes.hold(lane, self.shared.1.free_at());
+        }
         let start = now.max(self.lanes.free_at(lane));
         let times = self.lanes.transmit(lane, bytes, now, layers);
+        if shared {
+            self.shared.1.take_until(times.end);
+        }
         if let Some(spans) = &mut self.spans {
             spans.push(Span { machine: 0, track: Track::Lane(lane), start, end: times.end, bytes });
         }

@@ -22,7 +22,7 @@ from kvtrie.tiers.keyed_kept import KeyedKept
 from kvtrie.tiers.remote.keyed import KeyedRemote
 from kvtrie.tiers.remote.open import read_secret
 
-__all__ = ["PageSettings", "Pages"]
+__all__ = ["KEYS", "PageSettings", "Pages"]
 
 Pages: TypeAlias = "KeyedDisk | KeyedRemote"
 
@@ -39,6 +39,9 @@ _TIER_KEYS = (
     "secret_file",
 )
 _KEYS = ("deadline_s", "lookup_s")
+KEYS = (*_TIER_KEYS, *_KEYS)
+"""Keys of the settings of a storage."""
+
 _OF_DISK = ("bytes", "blocks", "durability")
 _OF_MEMORY = ("bytes", "blocks", "keep", "keep_replace")
 _OF_STORE = ("trust_s", "lookup", "secret_file", *_KEYS)
@@ -86,7 +89,7 @@ class PageSettings:
                 cannot be.
         """
         instance("the storage's settings", extra, Mapping)
-        ours = (*_TIER_KEYS, *_KEYS)
+        ours = KEYS
         # The same section has SGLang's own keys of prefetching.
         strange = [
             shown(key)

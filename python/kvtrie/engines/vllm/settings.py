@@ -20,9 +20,9 @@ from kvtrie.layout import FORMATS
 from kvtrie.sizes import free_disk, free_memory, is_share, size
 from kvtrie.tier import DEFAULT_POLICY, Tier
 
-__all__ = ["Settings"]
+__all__ = ["KEYS", "TIER_KEYS", "Settings"]
 
-_KEYS = (
+KEYS = (
     "tiers",
     "policy",
     "objective",
@@ -41,7 +41,9 @@ _KEYS = (
     "native_first",
     "native_last",
 )
-_TIER_KEYS = (
+"""Keys of the settings of a server."""
+
+TIER_KEYS = (
     "kind",
     "blocks",
     "bytes",
@@ -63,6 +65,8 @@ _TIER_KEYS = (
     "secret_file",
     "format",
 )
+"""Keys of the settings of a tier."""
+
 _KINDS = ("host", "disk", "remote")
 _ORDERS = (["host"], ["host", "disk"], ["host", "remote"], ["host", "disk", "remote"])
 _TRACKED = 10_000_000  # blocks of a shared store
@@ -153,7 +157,7 @@ class Settings:
         """
         instance("kv_connector_extra_config", extra or {}, Mapping)
         given = _renamed(dict(extra or {}))
-        _check_keys("kv_connector_extra_config", given, _KEYS)
+        _check_keys("kv_connector_extra_config", given, KEYS)
         words = {
             "policy": tuple(BlockManager.policies()),
             "objective": ("cost", "balanced", "hits"),
@@ -253,7 +257,7 @@ def _tiers(given: object, ranks: int) -> tuple[tuple[Tier, ...], list[str]]:
             raise ConfigError(f"tier {at} is {shown(row)}, an object wanted")
         last = at == len(rows) - 1
         fields = dict(cast("Mapping[str, Any]", row))
-        _check_keys(f"tier {at}", fields, _TIER_KEYS)
+        _check_keys(f"tier {at}", fields, TIER_KEYS)
         formats.append(_format(at, fields, formats))
         tiers.append(_tier(at, fields, ranks, last=last))
     order = [tier.kind for tier in tiers]

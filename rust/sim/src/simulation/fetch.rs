@@ -40,7 +40,7 @@ impl Simulation {
             if matches!(self.servers[here].fetch, Fetching::None) {
                 self.fetch(here)?;
             }
-            let Server { machine, engine, fetch } = &mut self.servers[here];
+            let Server { machine, engine, fetch, .. } = &mut self.servers[here];
             let fetched = match std::mem::take(fetch) {
                 Fetching::None => 0..0,
                 Fetching::Done(fetched) => fetched,
@@ -106,7 +106,7 @@ impl Simulation {
 
     /// Blocks enter the network, and the request that wants them may begin.
     pub(super) fn send(&mut self, here: MachineId, fetch: Fetch) -> Result<()> {
-        let Server { machine, engine, fetch: state } = &mut self.servers[here];
+        let Server { machine, engine, fetch: state, .. } = &mut self.servers[here];
         let (Some(peers), Some(network), Some(request)) =
             (&self.peers, &mut self.network, engine.next())
         else {

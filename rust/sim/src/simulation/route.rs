@@ -60,7 +60,7 @@ impl Simulation {
         let hits = self.hits(request, &Exact)?.into_iter().take(self.fronts()).enumerate();
         let choice = |(machine, hit): (MachineId, u64)| {
             let Work { tokens: queued, compute } = backlog.of(machine);
-            let own = self.cost.span(hit, request.input - hit);
+            let own = self.servers[machine].cost.span(hit, request.input - hit);
             Choice { machine, hit, queued, cost: compute.saturating_add(own) }
         };
         Ok(hits.map(choice).collect())

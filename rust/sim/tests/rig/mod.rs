@@ -72,6 +72,7 @@ pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config 
     Config {
         settings,
         machines,
+        hardware: Vec::new(),
         load: LoadMode::All,
         service: Service {
             kind: engine::Kind::Serial,
