@@ -48,6 +48,58 @@ def test_passages_of_ones_own_and_a_ratio_of_one(tmp_path, capsys):
     assert table[0][5] == "0.0000"  # KL
 
 
+def test_a_disk_keeps_the_passages_for_the_next_run(tmp_path, capsys):
+    def run(*more):
+        words = ["fuse", "--demo", "--tiny", "--json", "--answer-tokens", "1", *more]
+        assert main([*words, "--plot", str(tmp_path / "x.png")]) in {0, 1}
+        return json.loads(capsys.readouterr().out)
+
+    disk = f"disk:{tmp_path}/kv:20MB"
+    first, again = run("--tier", disk), run("--tier", disk)
+    assert (first["known"], again["known"]) == (0, 6)
+    assert [chunk["state"] for chunk in again["log"]["chunks"]] == ["hit"] * 6
+    assert [way["kl"] for way in again["ways"]] == [way["kl"] for way in first["ways"]]
+    assert again["log"]["load_ns"] > 0
+    assert run()["known"] == 0
+
+
+def test_one_file_is_cut_into_passages(tmp_path, capsys):
+    path = tmp_path / "all.txt"
+    path.write_text(" ".join(f"word{at}" for at in range(300)))
+    words = ["fuse", str(path), "--question", "ten eleven", "--tiny", "--json"]
+
+    def passages(*more):
+        assert main([*words, "--answer-tokens", "1", *more]) in {0, 1}
+        return json.loads(capsys.readouterr().out)["tokens"]
+
+    usual, small = passages(), passages("--split", "100")
+    assert sum(usual) == sum(small) == 300
+    assert (len(usual), max(usual) <= 256) == (2, True)
+    assert len(small) >= 3
+    assert max(small) <= 100
+    disk = f"disk:{tmp_path}/kv:9MB"
+    for known in (0, len(small)):
+        assert main([*words, "--split", "100", "--answer-tokens", "1", "--tier", disk]) in {0, 1}
+        assert json.loads(capsys.readouterr().out)["known"] == known
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--tier", "tape"], "--tier is one of gpu, host, disk, not 'tape'"),
+        (["--tier", "host:x:1GB"], "--tier is 'host:x:1GB', gpu, host or disk:PATH:SIZE wanted"),
+        (["--tier", "disk:"], "--tier disk: is '', PATH:SIZE wanted"),
+        (["--tier", "disk:kv:9"], "did you mean '9GB'"),
+        (["--split", "0"], "size is 0"),
+    ],
+)
+def test_a_tier_or_size_that_cannot_be_is_refused(tmp_path, capsys, monkeypatch, more, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fuse", "--demo", "--tiny", *more]) == 2
+    assert said in capsys.readouterr().out.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_does_not_go_together_is_refused(tmp_path, capsys):
     for given in ([], ["--demo", "x.txt", "--question", "?"], ["x.txt"], ["--question", "?"]):
         assert main(["fuse", *given]) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from playing import SIZES
@@ -21,6 +23,59 @@ def test_what_is_no_policy_has_no_name():
             register("nothing", what)
     with pytest.raises(ConfigError, match="'h2o' cannot be a policy's name"):
         register("h2o", AttnWeightsKVCache)
+
+
+OWN = """
+from kvtrie.selective import AttnWeightsKVCache
+from kvtrie.selective.policies import H2OKVCache
+
+class Mine(H2OKVCache):
+    pass
+
+class Half(AttnWeightsKVCache):
+    pass
+
+number = 5
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A package of a user with a policy."""
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "rules.py").write_text(OWN)
+    (tmp_path / "own_package" / "broken.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_package.rules:Mine"
+    for name in [name for name in sys.modules if name.startswith("own_package")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("buffers", ["default", "int8"])
+def test_a_policy_of_ones_own_is_named_by_its_import_path(own, buffers):
+    made = make_cache(f"{own}-{buffers}", cache_length=16, dtype=torch.float32, **SIZES)
+    assert type(made).__name__ == "Mine"
+    assert isinstance(made, AttnWeightsKVCache)
+    make_cache(f"mix-h2o+{own}-{buffers}", cache_length=16, dtype=torch.float32, **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_package.rules:Other", "cannot be imported: AttributeError"),
+        ("own_package.none:Mine", "cannot be imported: ModuleNotFoundError"),
+        ("own_package.broken:Mine", "cannot be imported: ZeroDivisionError"),
+        (":Mine", "cannot be imported: ValueError"),
+        ("own_package.rules:", "cannot be imported: AttributeError"),
+        ("own_package.rules:number", "is 5, a subclass of KVCacheWithBuffers wanted"),
+        ("own_package.rules:Half", "with all abstract methods"),
+        ("builtins:int", "a subclass of KVCacheWithBuffers wanted"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_an_import_path_without_a_policy_is_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        make(name)
 
 
 REFUSED = {

@@ -11,7 +11,12 @@ def add_cache(parser: Any) -> None:  # noqa: ANN401 - a jsonargparse parser
     """Add the keys that say what a selective cache is."""
     cache = parser.add_argument_group("kv_cache", "rows that are kept, and how")
     add = cache.add_argument
-    add("--kv_cache.name", type=str, default="h2o-torch-quantized8", help="{policy}-{buffers}")
+    add(
+        "--kv_cache.name",
+        type=str,
+        default="h2o-torch-quantized8",
+        help="{policy}-{buffers}; a policy of yours is package.module:Name",
+    )
     add(
         "--kv_cache.cache_length",
         type=int | list[int],

@@ -16,7 +16,11 @@ __all__ = ["COMMAND"]
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "passages", nargs="*", type=Path, metavar="FILE", help="a text file for each passage"
+        "passages",
+        nargs="*",
+        type=Path,
+        metavar="FILE",
+        help="a text file for each passage, or one that is cut into passages",
     )
     parser.add_argument("--question", metavar="TEXT", help="the question about the files")
     parser.add_argument(
@@ -58,9 +62,17 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tier",
-        choices=("gpu", "host"),
         default="host",
-        help="tier of the passages before they are fused (default: %(default)s)",
+        metavar="TIER",
+        help="tier of the passages before they are fused: gpu, host, or disk:PATH:SIZE, where the "
+        "next run finds their KV (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--split",
+        type=int,
+        metavar="N",
+        help="cut files into passages of at most N tokens, at ends of sentences (default: 256 for "
+        "a single file; several files are a passage each)",
     )
     parser.add_argument(
         "--plot",
@@ -85,7 +97,7 @@ def _run(given: argparse.Namespace) -> int:
             f"{error.name} is not installed; fusion needs: pip install 'kvtrie[hf,cli]'"
         ) from error
     names = ("passages", "question", "tiny", "select", "ratio", "plot", "answer_tokens", "json")
-    names += ("controller", "deviation", "measure", "monitor", "tier")
+    names += ("controller", "deviation", "measure", "monitor", "tier", "split")
     chosen = {name: getattr(given, name) for name in names}
     if given.demo and given.plot is None:
         chosen["plot"] = Path("kvtrie-fuse.png")

@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -22,11 +22,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.argument import word
 from kvtrie.demo.fusion_picture import draw_fusion
 from kvtrie.demo.model import Speaker, smollm, tiny
 from kvtrie.demo.passages import FAMILIAR, PASSAGES, QUESTION, SYSTEM
+from kvtrie.engines.opening import check_written, close_executor
 from kvtrie.engines.transformers import Decoder, fingerprint
-from kvtrie.errors import KvtrieError
+from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.fuse import (
     CacheStore,
     Context,
@@ -36,10 +38,11 @@ from kvtrie.fuse import (
     Fusor,
     Monitor,
 )
-from kvtrie.fuse.chunker import Given
+from kvtrie.fuse.chunker import BySize, Given
 from kvtrie.fuse.gate import divergence
 from kvtrie.input import read_text
 from kvtrie.printable import MESSAGE, printable
+from kvtrie.sizes import path_and_size
 from kvtrie.tiers import default_device, open_pools
 from kvtrie.transfer import Executor
 from kvtrie.transfer.profile import load_profile
@@ -48,9 +51,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from kvtrie.fuse.store import Kind
+
 __all__ = ["FuseOptions", "Way", "fuse"]
 
 _BLOCK_TOKENS = 16
+_PASSAGE = 256  # tokens of a passage of a single file
 _PLAIN_WIDTH = 120
 
 
@@ -69,7 +77,10 @@ class FuseOptions:
             of `select`, its shares are the ratios unless `ratio` is given, or the controller's.
         measure: where to write the profile of a fusion that computes all tokens; None for nowhere.
         monitor: compare the fusion with a full prefill.
-        tier: where the passages are before they are fused.
+        tier: where the passages are before they are fused: "gpu", "host", or `disk:PATH:SIZE`, a
+            folder in which the next run finds their KV.
+        split: the most tokens of a passage, into which a file is cut at ends of sentences; None
+            cuts a single file into passages of 256, and takes each of several as one.
         plot: where to draw which tokens were computed at which layers; None for nowhere.
         answer_tokens: tokens of each answer.
         json: print one JSON document instead of a table.
@@ -84,7 +95,8 @@ class FuseOptions:
     deviation: Path | None = None
     measure: Path | None = None
     monitor: bool = False
-    tier: Literal["gpu", "host"] = "host"
+    tier: str = "host"
+    split: int | None = None
     plot: Path | None = None
     answer_tokens: int = 6
     json: bool = False
@@ -114,6 +126,7 @@ def fuse(options: FuseOptions) -> int:
     console = Console(
         stderr=options.json,
         highlight=False,
+        emoji=False,  # of a path such as a:x:b
         width=None if sys.stdout.isatty() else _PLAIN_WIDTH,
     )
     try:
@@ -132,8 +145,43 @@ def fuse(options: FuseOptions) -> int:
 def _run(
     options: FuseOptions, speaker: Speaker, texts: Sequence[str], question: str, console: Console
 ) -> int:
-    context = Context([speaker.tokens(text) for text in texts], speaker.tokens(question))
-    store = _store(speaker, context)
+    context = Context(_passages(options, speaker, texts), speaker.tokens(question))
+    store, kind = _store(speaker, context, options.tier)
+    try:
+        return _compare(options, speaker, context, store, kind, console=console)
+    finally:
+        close_executor(store.executor)
+
+
+def _passages(
+    options: FuseOptions, speaker: Speaker, texts: Sequence[str]
+) -> list[NDArray[np.int64]]:
+    """The tokens of each passage.
+
+    Raises:
+        ConfigError: a size below 1.
+    """
+    whole = Given()([speaker.tokens(text) for text in texts])
+    size = _PASSAGE if options.split is None and len(whole) == 1 else options.split
+    if size is None:
+        return whole
+    ends = (speaker.tokens(mark)[-1:] for mark in (".", "!", "?", "\n"))
+    cut = BySize(size, frozenset(token for last in ends for token in last))
+    return [passage for text in whole for passage in cut(text)]
+
+
+def _compare(
+    options: FuseOptions,
+    speaker: Speaker,
+    context: Context,
+    store: CacheStore,
+    kind: Kind,
+    *,
+    console: Console,
+) -> int:
+    """Answer in the three ways, and print them."""
+    chunks = [chunk.tokens for chunk in context.chunks]
+    known = len(store.lookup(chunks).found)
     runner = _Runner(speaker, context, store, options.answer_tokens)
     decoder = Decoder(speaker.model)
     reuse = Fusor(decoder, store, ratio=0.0)
@@ -150,9 +198,10 @@ def _run(
     results = [first]
     fused: Fused | None = None
     for name, fusor in (("plain reuse", reuse), ("fusion", fusion)):
-        store.place([chunk.tokens for chunk in context.chunks], options.tier)
-        store.executor.poll()
-        store.executor.drain()
+        for _ in store.executor.manager.tiers:  # a tier per step
+            store.place(chunks, kind)
+            store.executor.poll()
+            store.executor.drain()
         with console.status(name):
             way, fused = runner.fused(name, fusor, truth)
         results.append(way)
@@ -160,7 +209,7 @@ def _run(
     if options.measure is not None:
         with Fusor(decoder, store, select="all", ratio=1.0).fuse(context) as whole:
             DeviationProfile.measured(whole).write(options.measure)
-    store.executor.close()
+    store.executor.save()
     ok = results[2].kl < results[1].kl
     if options.plot is not None:
         tokens = sum(len(chunk.tokens) for chunk in context.chunks)
@@ -175,6 +224,7 @@ def _run(
             "tokens": [len(chunk.tokens) for chunk in context.chunks],
             "query": len(context.query),
             "alone_s": isolated_s,
+            "known": known,
             "ways": [{name: getattr(way, name) for name in Way.__slots__} for way in results],
             "quality": fused.quality._asdict(),
             "log": fused.log.as_dict(),
@@ -182,7 +232,7 @@ def _run(
         }
         sys.stdout.write(json.dumps(document) + "\n")
         return 0 if ok else 1
-    _show(console, runner, results, fused, isolated_s)
+    _show(console, runner, results, fused, isolated_s=isolated_s, known=known)
     if options.plot is not None:
         console.print(f"Which tokens were computed at which layers: {escape(str(options.plot))}")
     return 0 if ok else 1
@@ -208,8 +258,15 @@ def _fusion(options: FuseOptions, decoder: Decoder, store: CacheStore) -> Fusor:
     )
 
 
-def _store(speaker: Speaker, context: Context) -> CacheStore:
-    """A store with room for the passages and one fused cache, and for the passages below it."""
+def _store(speaker: Speaker, context: Context, place: str) -> tuple[CacheStore, Kind]:
+    """A store with room for the passages and one fused cache, and for the passages below it.
+
+    Returns:
+        The store, with the passages that a disk has, and the kind of tier that `place` names.
+
+    Raises:
+        ConfigError: no such tier, or a folder that cannot be written.
+    """
     model = speaker.model
     dtype = str(model.dtype).removeprefix("torch.")
     shape = ModelShape.from_config(model.config, dtype=dtype, fingerprint=fingerprint(model))
@@ -217,9 +274,22 @@ def _store(speaker: Speaker, context: Context) -> CacheStore:
     tokens = sum(len(chunk.tokens) for chunk in context.chunks) + len(context.query) + len(prefix)
     each = -(-tokens // _BLOCK_TOKENS) + 2 * len(context.chunks)
     tiers = [Tier("gpu", blocks=2 * each + 4), Tier("host", blocks=each + 4)]
+    name, _, disk = place.partition(":")
+    kind = cast("Kind", word("--tier", name, ("gpu", "host", "disk")))
+    if kind == "disk":
+        path, room = path_and_size("--tier disk:", disk)
+        tiers.append(Tier("disk", bytes=room, path=path))
+    elif disk:
+        raise ConfigError(f"--tier is {place!r}, gpu, host or disk:PATH:SIZE wanted")
     manager = BlockManager(shape, tiers, block_tokens=_BLOCK_TOKENS)
     executor = Executor(manager, list(open_pools(shape, tiers, _BLOCK_TOKENS)))
-    return CacheStore(executor, Given(), prefix=prefix)
+    try:
+        check_written(executor.pools)
+        executor.restore()
+    except BaseException:
+        close_executor(executor)
+        raise
+    return CacheStore(executor, Given(), prefix=prefix), kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,14 +342,20 @@ class _Runner:
 
 
 def _show(
-    console: Console, runner: _Runner, ways: Sequence[Way], fused: Fused, isolated_s: float
+    console: Console,
+    runner: _Runner,
+    ways: Sequence[Way],
+    fused: Fused,
+    *,
+    isolated_s: float,
+    known: int,
 ) -> None:
     context = runner.context
     tokens = sum(len(chunk.tokens) for chunk in context.chunks)
     console.print(
         f"{runner.speaker.name}: a question of {len(context.query)} tokens over "
         f"{len(context.chunks)} passages of {tokens}, each computed alone before "
-        f"({isolated_s:.1f} s, once)\n"
+        f"({isolated_s:.1f} s, once; {known} were known)\n"
     )
     table = Table("way", "first token", "of full", "computed", "KL", "answer", box=None)
     for way in ways:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kvtrie import Scope
     from kvtrie.tiers import TierBytes
 
-__all__ = ["LOOKUP_S", "ask_store", "close_executor", "open_executor"]
+__all__ = ["LOOKUP_S", "ask_store", "check_written", "close_executor", "open_executor"]
 
 LOOKUP_S = 0.05
 """Seconds that opening a cache asks a shared store, by default."""
@@ -115,7 +115,7 @@ def open_executor(
     )
     pools = open_pools(shape, tiers, block_tokens, resume=resume)
     try:
-        _check_written(pools)
+        check_written(pools)
         executor = Executor(manager, pools)
     except BaseException:
         close_pools(pools)
@@ -149,7 +149,12 @@ def _shape(model: PreTrainedModel, *, by_layer: bool) -> ModelShape:
     return model_shape(model, fingerprint=name)
 
 
-def _check_written(pools: Sequence[TierBytes | None]) -> None:
+def check_written(pools: Sequence[TierBytes | None]) -> None:
+    """Refuse disks that this process may not write.
+
+    Raises:
+        ConfigError: one of the pools is a disk that another process writes to.
+    """
     for pool in pools:
         if isinstance(pool, DiskStorage | GroupDisk) and pool.read_only:
             raise ConfigError(f"the folder {pool.folder} cannot be written: {pool.refusal}")

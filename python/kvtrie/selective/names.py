@@ -1,11 +1,15 @@
 """Names of caches: `{policy}-{buffers}`, and what makes one layer's cache of a name.
 
+A policy is one of ours, or a class of the user's by its import path `package.module:Name`.
+
 Invariant: any policy goes with any buffers, but for those that need codes. Cost: none.
 """
 
 from __future__ import annotations
 
 import math
+from importlib import import_module
+from inspect import isabstract
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,13 +114,39 @@ def parse(name: str) -> tuple[type[KVCacheWithBuffers], str, str]:
 def _policy(name: str) -> type[KVCacheWithBuffers]:
     if name in _POLICIES:
         return _POLICIES[name]
+    if ":" in name and not name.startswith("mix-"):
+        return _imported(name)
     if name.startswith("mix-") and name.count("+") == 1:
         parts = [_policy(each) for each in name.removeprefix("mix-").split("+")]
         if all(issubclass(part, AttnWeightsKVCache) for part in parts):
             one, other = parts
             return mixed(name, one, other)  # pyright: ignore[reportArgumentType]
         raise ConfigError(f"{name} mixes policies that score, dense and lastrec do not")
-    raise ConfigError(f"no policy {name!r}: {', '.join(_POLICIES)} and mix-A+B are known")
+    raise ConfigError(
+        f"no policy {name!r}: {', '.join(_POLICIES)} and mix-A+B are known, and "
+        "'package.module:Name' is a class of yours"
+    )
+
+
+def _imported(path: str) -> type[KVCacheWithBuffers]:
+    """The class at `package.module:Name`.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no policy.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found: Any = getattr(import_module(module), name)
+    except Exception as error:  # a module of the user's may raise anything
+        raise ConfigError(
+            f"policy {path!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, KVCacheWithBuffers)) or isabstract(found):
+        raise ConfigError(
+            f"policy {path!r} is {shown(found)}, a subclass of KVCacheWithBuffers wanted, with all "
+            "abstract methods"
+        )
+    return found
 
 
 def windows_of(shape: ModelShape) -> dict[int, int]:
