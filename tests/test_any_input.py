@@ -27,6 +27,7 @@ from kvtrie.engines.format_figure import FormatFigure
 from kvtrie.engines.sglang.pages import PageSettings
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.errors import KvtrieError
+from kvtrie.fuse import DeviationProfile
 from kvtrie.sim.calibrate import read_seen
 from kvtrie.sim.config import config_of, read_config
 from kvtrie.sim.config.document import change, read_document
@@ -44,6 +45,7 @@ from kvtrie.transfer.profile import load_profile
 
 FEW, MANY = 150, 10_000
 ANY = st.one_of(st.sampled_from(EXTREMES), st.text(max_size=9), st.integers(), st.floats())
+DEVIATION = {"rankings": {"0": [4, 2, 3], "2": [2]}, "shares": [0.5, 0.25]}
 LANE = {"bytes_per_s": 1e9, "latency_ns": 10}
 CONFIG = {
     "seed": 1,
@@ -313,6 +315,10 @@ PARSERS = {
     "reports": (
         st.one_of(changed(REPORT).map(json.dumps), edited(json.dumps(REPORT))),
         lambda folder, text: read_report(written(folder, text)),
+    ),
+    "deviation profiles": (
+        st.one_of(changed(DEVIATION).map(json.dumps), edited(json.dumps(DEVIATION))),
+        lambda folder, text: DeviationProfile.read(written(folder, text)),
     ),
     "settings of vLLM": (changed(SERVER), lambda _, document: Settings.read(document)),
     "settings of SGLang": (changed(PAGES), lambda _, document: PageSettings.read(document)),
