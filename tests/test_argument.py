@@ -79,6 +79,7 @@ def test_paths(monkeypatch, tmp_path, given, path):
         ("file://[", "Invalid IPv6 URL"),
         ("file://", "a path wanted"),
         ("file:///a%00b", "a path wanted"),
+        ("~\0/kv", "a path wanted"),
         ("~nobody-of-that-name/kv", "no such user"),
     ],
 )

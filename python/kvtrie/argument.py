@@ -192,6 +192,8 @@ def folder(name: str, given: object) -> str:
         found = os.fsdecode(os.fsencode(path))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name} is {shown(given)!a}, a path wanted: {error}") from error
+    if "\0" in found:
+        raise ConfigError(f"{name} is {shown(given)}, a path wanted")
     if scheme := _SCHEME.match(found):
         found = _local(name, found, scheme[1])
     elif "$" in found:
