@@ -862,6 +862,9 @@ class Lease:
     def slots(self, tier: _Tier = 0, group: int = 0) -> NDArray[np.uint32]:
         """The block table in logical order; on the first tier, reserved slots follow.
 
+        Between two calls of the lease it changes on the first tier only for blocks whose loads have
+        failed, and what follows them: a slot that the lease has is never taken back.
+
         Args:
             tier: index or kind of the tier.
             group: which group of layers, where they are kept apart. After the first one a slot on

@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import itertools
 import json
+import random
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ import torch
 from kvtrie.demo import run
 from kvtrie.demo.run import Options, demo
 from kvtrie.demo.turn import Turn
+from kvtrie.errors import TransferError
+from kvtrie.tiers import DiskStorage
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -75,6 +79,35 @@ def test_without_a_disk_tier_dropped_tokens_are_recomputed(structure, capsys):
     assert {turn["verdict"] for turn in document["turns"]} <= {"equal", "tie"}
     holes = sum(turn["holes"] for turn in document["turns"])
     assert (holes > 0) == (structure == "holes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, random.Random(0).randrange(2, 40)])
+def test_every_answer_is_as_without_kvtrie_on_a_disk_that_fails(
+    first, tmp_path, capsys, monkeypatch, caplog
+):
+    write, write_many, seen = DiskStorage.write, DiskStorage.write_many, itertools.count(1)
+
+    def one(self, *given):
+        if next(seen) >= first:
+            raise TransferError("no space left on the device")
+        write(self, *given)
+
+    def many(self, blocks):
+        good = [block for block in blocks if next(seen) < first]
+        return write_many(self, good) + ["no space left"] * (len(blocks) - len(good))
+
+    monkeypatch.setattr(DiskStorage, "write", one)
+    monkeypatch.setattr(DiskStorage, "write_many", many)
+    options = Options(tiny=True, json=True, answer_tokens=4, picture=None, disk=tmp_path / "disk")
+    status = demo(options)
+    document = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert {turn["verdict"] for turn in document["turns"]} <= {"equal", "tie"}
+    assert next(seen) > first + 1
+    lines = [row.getMessage() for row in caplog.records if "not stored" in row.getMessage()]
+    assert len(lines) == len(set(lines)) <= 2  # one per call of the storage
+    assert lines
 
 
 @pytest.mark.slow

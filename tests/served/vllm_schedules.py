@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -71,6 +72,45 @@ def test_random_schedules(model, tmp_path, kind, blocks, deep):
         rejected += engine.rejected
     assert found > 10 * SIZE
     assert (rejected > 0) == (kind == "drafts")
+
+
+def fail_writes(monkeypatch, first):
+    """Let every write of a disk fail from the `first`th on."""
+    from kvtrie.errors import TransferError
+    from kvtrie.tiers import DiskStorage
+
+    write, write_many, seen = DiskStorage.write, DiskStorage.write_many, itertools.count(1)
+
+    def one(self, *given):
+        if next(seen) >= first:
+            raise TransferError("no space left on the device")
+        write(self, *given)
+
+    def many(self, blocks):
+        good = [block for block in blocks if next(seen) < first]
+        return write_many(self, good) + ["no space left"] * (len(blocks) - len(good))
+
+    monkeypatch.setattr(DiskStorage, "write", one)
+    monkeypatch.setattr(DiskStorage, "write_many", many)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_schedules_over_a_disk_that_fails(model, tmp_path, kind, monkeypatch, caplog):
+    draw, ranks = random.Random(kind), KINDS[kind].get("ranks", 1)
+    for seed in range(3):
+        caplog.clear()
+        with monkeypatch.context() as patches:
+            fail_writes(patches, draw.randrange(1, 40))
+            extra = tiers(tmp_path / str(seed // 2), host=12)
+            engine = Engine(model, extra, blocks=16, seed=seed, **KINDS[kind])
+            play(engine, seed)
+            failed = engine.kv_scheduler.manager.stats().tiers["disk"].failed
+            engine.close()
+        assert engine.right > 15
+        assert not engine.wrong
+        assert failed > 0
+        lines = [row.getMessage() for row in caplog.records if "not stored" in row.getMessage()]
+        assert ranks <= len(lines) <= 2 * ranks  # one per rank, and call of the storage
 
 
 @pytest.mark.parametrize("policy", ["fail", "recompute"])

@@ -5,9 +5,11 @@ import threading
 
 import pytest
 import torch
-from rig import SIZE, Time, away, fetch, gated, prompt, store, working
+from rig import SHAPE, SIZE, Shelf, Time, away, fetch, gated, prompt, rows, store, working
 
+from kvtrie import BlockManager, Tier
 from kvtrie.errors import NoSpaceError, TransferError
+from kvtrie.tiers import Pool
 from kvtrie.transfer import Executor
 
 SECOND = 1_000_000_000
@@ -200,6 +202,46 @@ def test_a_clock_may_start_at_zero():
         host.open()
         executor.wait(lease)
         lease.release()
+
+
+class Gated(Shelf):
+    """A storage whose writes wait for a signal before they look at the memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.entered, self.leave = threading.Semaphore(0), threading.Event()
+
+    def write(self, key, slot, layers, memory, label):
+        self.entered.release()
+        assert self.leave.wait(30)
+        super().write(key, slot, layers, memory, label)
+
+
+@pytest.mark.parametrize("layer_slots", [False, True])
+def test_a_hung_write_does_not_get_the_bytes_of_the_next_holder_of_its_slot(layer_slots):
+    tiers = [Tier("gpu", blocks=3, layer_slots=layer_slots), Tier("disk", blocks=12)]
+    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
+    gpu, shelf, clock = Pool(SHAPE, 3, SIZE, layer_slots=layer_slots), Gated(), Time()
+    executor, ends = patient(manager, (gpu, shelf), clock)
+    with executor:
+        store(executor, prompt(1, 3), 1)
+        before = gpu.planes[0].clone()
+        lease = manager.acquire(prompt(2, 3), now=clock())
+        executor.poll()
+        hang(executor, shelf)
+        executor.wait(lease)
+        for where in rows(gpu, lease, 3 * SIZE):
+            gpu.scatter(*where, *torch.zeros(2, 3 * SIZE, 2, 4))
+        lease.commit(prompt(2, 3), now=clock())
+        lease.release()
+        assert not gpu.planes[0].any()
+        shelf.leave.set()
+        over(ends)
+        assert shelf.units
+        for unit in shelf.units.values():
+            assert (before == unit).all(1).any()
+        executor.drain()
+        manager.audit()
 
 
 def test_closing_fails_what_has_not_started_and_waits_for_what_runs():

@@ -2,7 +2,8 @@
 
 The KV of a token at a layer is a pure function of the tokens up to it, so every byte that a plan
 calls reused can be compared with what it must be. A request is what a real engine does: acquire,
-wait, compute what is missing, commit, decode, release.
+wait, compute what is missing, commit, decode, release. It takes the addresses of its slots as soon
+as it has a lease and writes there, also when others have made room amid its pass.
 Invariant: whatever fails, every request ends, nothing wrong is read and every invariant of the
 manager holds. Cost: a few milliseconds per request.
 """
@@ -176,6 +177,7 @@ class Engine:
         self.chats = [list(range(root, root + 2 * SIZE)) for root in (10, 30, 50, 70)] * 4
         self.serial = 100
         self.results = Results()
+        self.slots = {}  # by lease: tokens, holes and slots after its last call
 
     def close(self):
         """End the executor, whatever hangs; no slot may be lost by then."""
@@ -248,11 +250,13 @@ class Engine:
         """A lease on a prompt with room for its answer; None if there is no room now."""
         self.clock.now += 1000
         try:
-            return self.manager.acquire(
+            lease = self.manager.acquire(
                 prompt, now=self.clock(), reserve=answer, load=self.world.load
             )
         except NoSpaceError:
             return None
+        self.note_slots(lease)
+        return lease
 
     def patiently(self, prompt, answer):
         """As `acquire`, while nothing is leased: only moves that have not ended may refuse it."""
@@ -294,9 +298,12 @@ class Engine:
         """
         try:
             self.executor.wait(lease)
+            self.check_slots(lease)
             while lease.room < tokens - lease.tokens:
                 lease.reserve(tokens - lease.tokens, now=self.clock())
+                self.note_slots(lease)
                 self.executor.wait(lease)
+                self.check_slots(lease)
         except (NoSpaceError, TransferError):
             lease.release(now=self.clock())
             return False
@@ -312,7 +319,9 @@ class Engine:
         self.write(lease, [np.concatenate([positions, rest]) for positions in missing], expected)
         self.results.reused += matched - len(holes)
         self.results.computed += len(holes) + len(rest)
+        self.check_slots(lease)
         lease.commit(prompt[matched:], now=self.clock())
+        self.note_slots(lease)
         self.executor.poll()
 
     def decode(self, lease, prompt, answer):
@@ -325,7 +334,9 @@ class Engine:
             sequence.append(1 + hash(tuple(sequence)) % 50)
             last = np.array([len(sequence) - 1])
             self.write(lease, [last] * SHAPE.layers, kv(sequence))
+            self.check_slots(lease)
             lease.commit(sequence[-1:], now=self.clock())
+            self.note_slots(lease)
         none = [np.array([], dtype=np.int64)] * SHAPE.layers
         self.check(lease, kv(sequence), len(sequence), none)
         return sequence
@@ -338,10 +349,39 @@ class Engine:
         return torch.from_numpy(np.concatenate(units)), torch.from_numpy(np.concatenate(offsets))
 
     def write(self, lease, positions, expected):
-        """Write tokens, of which each layer has its own, in one call."""
+        """Write tokens, of which each layer has its own; amid them another request makes room."""
         kv = torch.cat([layer[at] for layer, at in zip(expected, positions, strict=True)])
         if len(kv):
-            self.pool.scatter(*self.rows(lease, positions), *kv.unbind(1))
+            (units, offsets), half = self.rows(lease, positions), len(kv) // 2
+            self.pool.scatter(units[:half], offsets[:half], *kv[:half].unbind(1))
+            self.make_room()
+            self.pool.scatter(units[half:], offsets[half:], *kv[half:].unbind(1))
+
+    def make_room(self):
+        """Another request of one block takes a slot, and gives it up again."""
+        self.serial += SIZE
+        prompt = range(self.serial - SIZE, self.serial)
+        lease = self.acquire(prompt, 0)
+        if lease is not None and self.ready(lease, SIZE):
+            lease.release(now=self.clock())
+
+    def note_slots(self, lease):
+        """After a call of a lease: its slots stay what they are until the next one."""
+        self.slots[lease.id] = lease.tokens, lease.plan.recompute() // SIZE, lease.slots(0)
+
+    def check_slots(self, lease):
+        """Compare the slots of a lease, but for those of blocks whose loads have failed."""
+        tokens, holes, before = self.slots[lease.id]
+        now = lease.slots(0)
+        if lease.tokens < tokens:
+            before = before[..., : lease.tokens // SIZE]
+        same = np.zeros(before.shape[-1], dtype=bool)
+        pairs = before == now[..., : len(same)] if now.shape[-1] >= len(same) else same
+        same |= pairs if pairs.ndim == 1 else pairs.all(0)
+        lost = np.setdiff1d(lease.plan.recompute() // SIZE, holes)
+        same[lost[lost < len(same)].astype(np.int64)] = True
+        if not same.all():
+            self.results.wrong.append(f"lease {lease.id} had slots {before}, has {now}")
 
     def check(self, lease, expected, tokens, missing):
         """Compare the first tokens, but for those that are missing, bit for bit."""

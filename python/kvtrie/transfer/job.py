@@ -101,6 +101,7 @@ class Job:
     worker: threading.Thread | None = None
     lease: int = 0
     there: int = 0
+    _copy: tuple[tuple[int, int], torch.Tensor] | None = None
 
     def go(self, state: JobState) -> None:
         """Change the state.
@@ -193,6 +194,18 @@ class Job:
         if isinstance(self.target, KeptPool) and len(self.ids):
             self.target.finish(self.slots[:, 1], self.keys, self.labels, ok=ok)
 
+    def copy_source(self) -> None:
+        """Copy what a storage is to get out of the first tier.
+
+        A lease writes that slot once the move was reported failed, also if it hangs: a storage that
+        read the slot by then would keep other bytes under the block's key.
+        """
+        if not self.store or self.tiers[0] or isinstance(self.target, Pool):
+            return
+        if isinstance(self.source, Pool):
+            layers, memory = self._from(self.source)
+            self._copy = layers, memory.to("cpu", copy=True)
+
     def run(self, layers_per_report: int) -> Iterator[int]:
         """Copy the bytes, front layers first.
 
@@ -235,7 +248,10 @@ class Job:
             raise TransferError("a move has a pool on at least one side")
         source, target = self.slots[0].tolist()
         layers = layers or self.layers
-        memory = _memory(pool, source if self.store else target, layers)
+        if self.store:
+            layers, memory = self._from(pool)
+        else:
+            memory = _memory(pool, target, layers)
         return self.keys[0], target if self.store else source, layers, memory
 
     def read_layer(self, layer: int) -> None:
@@ -257,19 +273,21 @@ class Job:
                 start = end
 
     def _through_storage(self) -> None:
-        source, target = self.slots[0].tolist()
-        key, label = self.keys[0], self.labels[0]
         if isinstance(self.source, Pool) and not isinstance(self.target, Pool):
-            if len(self.ids) == 1:
-                memory = _memory(self.source, source, self.layers)
-                self.target.write(key, target, self.layers, memory, label)
-            else:
-                layers, memory = self._joined(self.source)
-                self.target.write(key, target, layers, memory, label)
+            layers, memory = self._from(self.source)
+            self.target.write(self.keys[0], int(self.slots[0, 1]), layers, memory, self.labels[0])
         elif isinstance(self.target, Pool) and not isinstance(self.source, Pool):
             self._read(self.layers)
         else:
             raise TransferError("a move has a pool on at least one side")
+
+    def _from(self, pool: Pool) -> tuple[tuple[int, int], torch.Tensor]:
+        """The layers that a storage gets, and their bytes."""
+        if self._copy is not None:
+            return self._copy
+        if len(self.ids) > 1:
+            return self._joined(pool)
+        return self.layers, _memory(pool, int(self.slots[0, 0]), self.layers)
 
     def _joined(self, pool: Pool) -> tuple[tuple[int, int], torch.Tensor]:
         """Single layers of one block side by side, in memory that the next job uses again."""

@@ -597,7 +597,7 @@ class Runner:
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 if stream is not None and job.event is not None:
                     stream.wait_event(job.event)
-                for done in job.run(self._layers_per_report) if len(job.ids) else ():
+                for done in job.run(self._layers_per_report) if self._reads(job) else ():
                     if stream is not None:
                         stream.synchronize()
                     if done < job.layers[1] - job.layers[0]:
@@ -611,15 +611,27 @@ class Runner:
         kind = TransferError.__name__
         for job in jobs:
             self.admit(job)
-            if not len(job.ids):
+            if not self._reads(job):
                 self.end(job)
-        jobs = [job for job in jobs if len(job.ids)]
+        jobs = [job for job in jobs if not job.over]
         try:
             errors = run_together(jobs, self._deadline(jobs[0])) if jobs else []
         except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
             errors, kind = [str(caught)] * len(jobs), type(caught).__name__
         for job, why in zip(jobs, errors, strict=True):
             self.end(job, None if why is None else f"{kind}: {why}")
+
+    def _reads(self, job: Job) -> bool:
+        """Copy the source of an admitted job where its slot may get another holder.
+
+        Returns:
+            Whether there is anything left to do: a move is, and none was reported failed so far.
+        """
+        if not len(job.ids):
+            return False
+        job.copy_source()
+        with self.section.lock:
+            return job.state is not JobState.LATE
 
     def _deadline(self, job: Job) -> int | None:
         """When a running job is past its deadline, in nanoseconds of the monotonic clock."""

@@ -377,10 +377,15 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         space.end_row(from);
     }
 
-    /// Replaces a layer's slot in a row.
-    pub fn set_layer(&mut self, tier: TierId, row: u32, layer: u16, slot: Slot) {
-        self.generation += 1;
-        self.tiers[tier].space.set(row, layer, slot);
+    /// A row that has one slot, of the layer, or the slot itself without layer slots.
+    pub fn adopt(&mut self, tier: TierId, slot: Slot, layer: u16) -> u32 {
+        let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
+        if !*layer_slots {
+            return slot;
+        }
+        let row = space.new_row();
+        space.set(row, layer, slot);
+        row
     }
 
     /// The slot of one layer of a slot or row.
@@ -418,7 +423,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.tiers[tier].space.drained(slot);
     }
 
-    /// Undoes [`Blocks::drain`] after the store failed. Returns whether the slot was granted since.
+    /// Undoes [`Blocks::drain`], unless the slot was granted since; returns whether it did.
     pub fn undrain(&mut self, tier: TierId, slot: Slot) -> bool {
         self.tiers[tier].space.undrain(slot)
     }

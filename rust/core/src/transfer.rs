@@ -169,9 +169,17 @@ impl Moves {
         }
         match *flight.deps {
             [] => Some(NO_MOVE),
-            [dep] if !self.parked.contains(&dep) && !self.in_flight[dep].failed => Some(dep),
+            [dep] if self.fails_with(dep, flight) && !self.parked.contains(&dep) => Some(dep),
             _ => None,
         }
+    }
+
+    /// Whether a move fails with one that it depends on and that has not failed. A copy within the
+    /// first tier needs no more of a store than the slot, which stays granted if the store fails: it
+    /// is held back until then, since executors skip what follows a failed `after`.
+    fn fails_with(&self, dep: MoveId, flight: &InFlightMove) -> bool {
+        let dep = &self.in_flight[dep];
+        !dep.failed && !(flight.kind == MoveKind::Copy && dep.kind == MoveKind::Store)
     }
 
     /// Queues the parked moves whose turn has come by `now`.
@@ -211,18 +219,23 @@ impl Moves {
         }
     }
 
-    /// Marks a move as failed and takes it out of the queues. Returns it, and the moves that depend
-    /// on it and have not failed; `None` if it has ended or failed before.
+    /// Marks a move as failed and takes it out of the queues. Returns it, and the moves that fail
+    /// with it and have not failed; `None` if it has ended or failed before.
     pub(crate) fn fail(&mut self, id: MoveId) -> Option<(InFlightMove, Vec<MoveId>)> {
         // A move with two dependencies may have failed with the other one.
-        let known = self.in_flight.get_mut(id).filter(|known| !known.failed)?;
+        self.in_flight.get(id).filter(|known| !known.failed)?;
+        let waiters = self.waiters.get(&id).into_iter().flatten().copied();
+        let alive = |other: &MoveId| {
+            let other = self.in_flight.get(*other);
+            other.is_some_and(|other| !other.failed && self.fails_with(id, other))
+        };
+        let waiters = waiters.filter(alive).collect();
+        let known = self.in_flight.get_mut(id).expect("seen above");
         known.failed = true;
         let known = known.clone();
         self.queue.retain(|queued| *queued != id);
         self.parked.remove(&id);
-        let waiters = self.waiters.get(&id).into_iter().flatten().copied();
-        let alive = |id: &MoveId| self.in_flight.get(*id).is_some_and(|known| !known.failed);
-        Some((known, waiters.filter(alive).collect()))
+        Some((known, waiters))
     }
 
     /// Records how moves ended, and removes them from the dependencies of others.
@@ -232,14 +245,19 @@ impl Moves {
             return;
         }
         for id in ids {
-            for waiter in self.waiters.remove(id).unwrap_or_default() {
-                // The waiting move may have failed and ended first.
-                let Some(other) = self.in_flight.get_mut(waiter) else { continue };
-                other.deps.retain(|dep| dep != id);
-                // A move that was handed out keeps the `after` that the executor knows.
-                if other.after == *id && !other.issued {
-                    other.after = NO_MOVE;
-                }
+            self.let_go(*id);
+        }
+    }
+
+    /// Removes a move from the dependencies of others.
+    pub(crate) fn let_go(&mut self, id: MoveId) {
+        for waiter in self.waiters.remove(&id).unwrap_or_default() {
+            // The waiting move may have failed and ended first.
+            let Some(other) = self.in_flight.get_mut(waiter) else { continue };
+            other.deps.retain(|dep| *dep != id);
+            // A move that was handed out keeps the `after` that the executor knows.
+            if other.after == id && !other.issued {
+                other.after = NO_MOVE;
             }
         }
     }

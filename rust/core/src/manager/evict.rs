@@ -8,7 +8,7 @@
 //! resident --clean, drop------------------------------> free
 //! resident --demote--> draining (a store reads it) ----> free        once the store has ended
 //!                          | reclaimed by a request ----> resident   before a new holder has it
-//!                          | the store failed ----------> resident
+//!                          | the store failed ----------> resident   before that; then it is lost
 //! ```
 
 pub(super) mod leaving;

@@ -199,10 +199,14 @@ impl Space {
         drained && !unclaimed
     }
 
-    /// Cancels draining after the store failed: the slot is its block's again. Returns whether it
-    /// was granted in that time.
+    /// Takes a draining slot back for its block. Returns whether that is done: a slot that was
+    /// granted stays with its new holder.
     pub fn undrain(&mut self, slot: Slot) -> bool {
-        self.draining.remove(&slot).is_some() && !self.unclaimed.remove(&slot)
+        let unclaimed = self.unclaimed.remove(&slot);
+        if unclaimed {
+            self.draining.remove(&slot);
+        }
+        unclaimed
     }
 
     /// Whether a slot is draining and not granted.

@@ -34,10 +34,8 @@ pub(crate) struct InFlightMove {
     pub(crate) spec: Move,
     pub(crate) from: End,
     pub(crate) to: End,
-    /// The slot that becomes free when this move has ended well.
+    /// The slot that is free to write once this move has ended.
     pub(crate) leaves: Option<Leaves>,
-    /// Whether it failed and its block is resident again in that slot.
-    pub(crate) returned: bool,
     pub(crate) deps: MoveIds,
     /// When a marked source is there; 0 if a move brings it or it is resident.
     pub(crate) since: Nanos,
@@ -45,6 +43,8 @@ pub(crate) struct InFlightMove {
     pub(crate) failed: bool,
     /// Bit set of the ranks on which it has ended.
     pub(crate) done_ranks: u64,
+    /// Bit set of the ranks on which it was reported to hang.
+    pub(crate) hung_ranks: u64,
     /// Layers done by rank; empty before the first report.
     pub(crate) progress: SmallVec<[u16; 2]>,
     /// Layers that have arrived on all ranks.
@@ -224,12 +224,12 @@ mod tests {
             from: End::Here,
             to: End::Here,
             leaves: None,
-            returned: false,
             deps: MoveIds::new(),
             since: 0,
             issued: false,
             failed: false,
             done_ranks: 0,
+            hung_ranks: 0,
             progress: SmallVec::new(),
             landed: 0,
             started: 0,

@@ -552,8 +552,36 @@ impl Story {
         }
     }
 
+    /// The block tables of the leases that are held.
+    fn tables(&mut self) -> Vec<(LeaseId, Vec<Vec<Slot>>)> {
+        let Self { held, rig, groups, .. } = self;
+        let mut table = |id, group| rig.manager.group_table(id, GPU, group).unwrap().1;
+        let mut tables = |id| (0..groups.len()).map(|group| table(id, group)).collect();
+        held.iter().map(|&(id, _)| (id, tables(id))).collect()
+    }
+
+    /// The end of a move changes no lease's slots but those of blocks whose loads have failed.
+    fn check_slots(&mut self, before: &[(LeaseId, Vec<Vec<Slot>>)]) {
+        let lost = self.rig.call(|m, _| m.failed()).unwrap();
+        for ((id, before), (_, now)) in before.iter().zip(&self.tables()) {
+            let starts = lost.iter().filter(|row| row.lease == *id).map(|row| row.start);
+            let end =
+                starts.min().map_or(usize::MAX, |start| usize::try_from(start).unwrap() / SIZE);
+            for (before, now) in before.iter().zip(now) {
+                let same = before.iter().zip(now).take(end).all(|(before, now)| before == now);
+                assert!(same && now.len() >= before.len().min(end), "{before:?} {now:?} {lost:?}");
+            }
+        }
+    }
+
     /// Moves end, every `each`th of them badly.
     fn end_moves(&mut self, each: usize) {
+        let tables = self.tables();
+        self.end_moves_handed_out(each);
+        self.check_slots(&tables);
+    }
+
+    fn end_moves_handed_out(&mut self, each: usize) {
         for (at, known) in self.rig.hand_out().into_iter().enumerate() {
             // One that failed before it may have ended it.
             let ok = each == 0 || at % each > 0;

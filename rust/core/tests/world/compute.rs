@@ -13,6 +13,7 @@ impl World {
     pub(super) fn compute(&mut self, a: usize, b: usize) {
         let Some(at) = self.pick(a) else { return };
         let id = self.held[at].id;
+        self.held[at].known.clear();
         if self.held[at].suspended {
             self.attempt("commit", |m, now| m.commit(id, &[5], now));
             return;
@@ -49,6 +50,7 @@ impl World {
         let mut batch = Vec::new();
         for at in 0..self.held.len() {
             let id = self.held[at].id;
+            self.held[at].known.clear();
             if self.held[at].suspended {
                 continue;
             }

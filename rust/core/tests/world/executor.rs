@@ -26,7 +26,7 @@ impl World {
             }
             self.log.push(move_.clone());
             self.tally.handed(&move_, self.manager.now());
-            let fresh = Running { move_, started: false, hung: false };
+            let fresh = Running { move_, started: false, hung: false, elsewhere: false };
             assert!(self.running.insert(fresh.move_.id, fresh).is_none(), "handed out twice");
         }
     }
@@ -158,7 +158,8 @@ impl World {
             self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
             self.after_failure();
             if hung || elsewhere {
-                self.running.get_mut(&id).unwrap().hung = true;
+                let running = self.running.get_mut(&id).unwrap();
+                (running.hung, running.elsewhere) = (true, elsewhere);
                 return;
             }
             for rank in 1..ranks {
@@ -206,7 +207,9 @@ impl World {
             let Some(at) = self.held.iter().position(|held| held.id == row.lease) else { continue };
             self.count("lease replanned");
             let known = self.manager.lease_tokens(row.lease).unwrap();
+            let lost = usize::try_from(row.start).unwrap() / self.size();
             let held = &mut self.held[at];
+            held.known.iter_mut().for_each(|slots| slots.truncate(lost));
             if known < held.tokens.len() {
                 held.todo = held.tokens[known..].to_vec();
             }

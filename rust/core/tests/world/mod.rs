@@ -3,7 +3,8 @@
 //! The model stores for each slot the tokens it was computed from, and copies only when a move
 //! runs: a destination is garbage from the start of a move and written at its end. So a slot reused
 //! too early, a block evicted under a lease, or a copy used before its completion shows as wrong
-//! content. After every operation the manager is audited; after every error its snapshot must be
+//! content. The slots of a lease stay as they are between two of its calls, but for those of blocks
+//! whose loads have failed, and none is written while a move reads it. After every operation the manager is audited; after every error its snapshot must be
 //! unchanged.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
@@ -44,6 +45,8 @@ struct Running {
     move_: Move,
     started: bool,
     hung: bool,
+    /// It failed on one rank, and runs on the others.
+    elsewhere: bool,
 }
 
 struct Held {
@@ -53,6 +56,8 @@ struct Held {
     suspended: bool,
     /// The slots bound by the engine, block by block; empty if kvtrie owns them.
     table: Vec<Slot>,
+    /// The slots since its last call, row by row; empty just after a call.
+    known: Vec<Vec<Slot>>,
     /// Tokens after the match that the engine has still to compute.
     todo: Vec<Token>,
 }
@@ -337,8 +342,8 @@ impl World {
         assert!(matched == probe.tokens || shorter, "acquire and lookup match alike");
         let todo = tokens[matched..].to_vec();
         self.used(&tokens[..matched], &scope);
-        let table = Vec::new();
-        self.held.push(Held { id, scope: a / 60, tokens, suspended: false, table, todo });
+        let (table, known) = (Vec::new(), Vec::new());
+        self.held.push(Held { id, scope: a / 60, tokens, suspended: false, table, known, todo });
         if b.is_multiple_of(6) {
             self.bind_some(self.held.len() - 1, 1);
         } else {
@@ -357,7 +362,8 @@ impl World {
         if !self.engine() {
             return;
         }
-        let Held { id, table, .. } = &mut self.held[at];
+        let Held { id, table, known, .. } = &mut self.held[at];
+        known.clear();
         self.slots.grow(table, blocks);
         let (id, table) = (*id, table.clone());
         let bound = self.attempt("bind", |m, _| m.bind(id, 0, &table));
@@ -376,6 +382,13 @@ impl World {
     fn put(&mut self, tier: TierId, slot: Slot, layer: u16, content: Content) {
         assert_ne!(slot, NO_SLOT, "a write without a slot");
         let key = self.key(tier, slot, layer);
+        // An engine that owns its slots orders what it reads and writes there.
+        for Running { move_, .. } in self.running.values().filter(|running| {
+            running.started && (!running.hung || running.elsewhere) && !self.engine()
+        }) {
+            let read = self.key(move_.src, move_.src_slot, layer) == key;
+            assert!(!(read && move_.layers.contains(layer)), "{move_:?} reads what is written");
+        }
         self.bytes.insert(key, content);
     }
 
@@ -383,8 +396,26 @@ impl World {
         self.bytes.get(&self.key(tier, slot, layer)).cloned()
     }
 
+    /// The slots of every lease are those that it had after its last call.
+    fn check_slots(&mut self, raw: Raw) {
+        for held in self.held.iter_mut().filter(|held| !held.suspended) {
+            let (rows, table) = self.manager.slots(held.id, 0).unwrap();
+            let now = table.chunks((table.len() / rows).max(1)).map(<[Slot]>::to_vec);
+            let now: Vec<Vec<Slot>> = now.take(rows).collect();
+            for (before, now) in held.known.iter().zip(&now) {
+                assert!(
+                    now.starts_with(before),
+                    "after {raw:?}: lease {} had the slots {before:?}, now {now:?}",
+                    held.id
+                );
+            }
+            held.known = now;
+        }
+    }
+
     /// Every lease's path is resident, but for the blocks it has to compute.
     fn check_leases(&mut self, raw: Raw) {
+        self.check_slots(raw);
         let size = self.size();
         let layers = self.manager.settings().layers;
         for held in &self.held {
@@ -436,6 +467,7 @@ impl World {
         let Some(at) = self.pick(a) else { return };
         let id = self.held[at].id;
         let tokens = 1 + b % 6;
+        self.held[at].known.clear();
         if self.attempt("reserve", |m, now| m.reserve(id, tokens, now)).is_some() && !self.engine()
         {
             assert!(self.manager.room_left(id).unwrap() >= tokens);
@@ -457,14 +489,15 @@ impl World {
         }
         let id = self.held[at].id;
         let n = 1 + b % 2;
+        self.held[at].known.clear();
         let Some(forks) = self.attempt("fork", |m, now| m.fork(id, n, now)) else { return };
         let known = self.manager.lease_tokens(id).unwrap();
         let tokens = self.held[at].tokens[..known].to_vec();
         let scope = self.held[at].scope;
         for id in forks {
             let tokens = tokens.clone();
-            let (table, todo) = (Vec::new(), Vec::new());
-            self.held.push(Held { id, scope, tokens, suspended: false, table, todo });
+            let (table, known, todo) = (Vec::new(), Vec::new(), Vec::new());
+            self.held.push(Held { id, scope, tokens, suspended: false, table, known, todo });
         }
     }
 
@@ -476,6 +509,7 @@ impl World {
         let id = self.held[at].id;
         let known = self.manager.lease_tokens(id).unwrap();
         let to = b % (known + 2);
+        self.held[at].known.clear();
         if self.attempt("truncate", |m, now| m.truncate(id, to, now)).is_some() && to < known {
             self.held[at].tokens.truncate(to);
             self.held[at].todo.clear();
@@ -485,6 +519,7 @@ impl World {
     fn suspend(&mut self, a: usize) {
         let Some(at) = self.pick(a) else { return };
         let id = self.held[at].id;
+        self.held[at].known.clear();
         let held = &self.held[at];
         let known = self.manager.lease_tokens(id).unwrap();
         let to = self.manager.settings().tiers.get(1).map_or(Kind::Host, |tier| tier.kind);
@@ -520,6 +555,7 @@ impl World {
         let layers = [None, None, Some(Layers::new(0, 1)), Some(Layers::new(1, 3))][b % 4];
         let blocks = [None, Some(0..1), Some(1..2), Some(2..2)][b / 4 % 4].clone();
         let computed = self.tally.computed(&self.manager, id);
+        self.held[at].known.clear();
         if self.attempt("load", |m, now| m.load(id, layers, blocks, now)).is_some() {
             self.tally.loaded(&self.manager, id, computed);
         }

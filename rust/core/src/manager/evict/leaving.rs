@@ -1,7 +1,8 @@
 //! Copies that leave a tier: evicted, but valid until the write-back that reads them has ended.
 //!
 //! Their block is no longer resident on the tier, and their slots may be promised to a new holder,
-//! which awaits the store. Until then a request that finds the block reclaims them, without a copy.
+//! which awaits the store; nothing takes a promised slot back. Until then a request that finds the
+//! block reclaims them, without a copy.
 //! Invariant: a leaving copy is in flight one tier down, by the store that still reads it. Cost:
 //! O(moves of the block).
 

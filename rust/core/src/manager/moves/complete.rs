@@ -103,10 +103,7 @@ impl Manager {
         let Some(known) = self.moves.get_mut(id) else { return false };
         // Later reports of a failed move only say that a rank touches its slots no longer.
         if known.failed {
-            // A hung copy still touches its slots.
-            if !outcome.hung {
-                self.end_rank(id, outcome.rank, now);
-            }
+            self.end_rank(id, outcome, now);
         } else if outcome.ok {
             let len = known.layers.len();
             let rank = outcome.rank as usize;
@@ -133,9 +130,7 @@ impl Manager {
             let failure = Failure { id, reason, blame, silent: false, cause: None };
             self.consequences.push(Consequence::Fail(failure));
             self.carry_out();
-            if !outcome.hung {
-                self.end_rank(id, outcome.rank, now);
-            }
+            self.end_rank(id, outcome, now);
         }
         false
     }
@@ -246,10 +241,6 @@ impl Manager {
     fn finish(&mut self, id: MoveId, now: Nanos) {
         let known = self.moves.remove(id).expect("in flight");
         self.count_move(&known, now);
-        // The slot of the victim is free to write from here on.
-        if let Some(Leaves { tier, slot, .. }) = known.leaves {
-            self.blocks.drained(tier, slot);
-        }
         if known.kind == MoveKind::Store {
             self.refused.took(known.dst, 1);
         }
@@ -260,6 +251,10 @@ impl Manager {
     /// Frees both ends of a move that no longer runs, and settles their blocks.
     fn end(&mut self, known: &InFlightMove, now: Nanos) {
         let block = known.block.and_then(|handle| self.trie().resolve(handle));
+        // The slot of the victim is free to write from here on.
+        if let Some(Leaves { tier, slot, .. }) = known.leaves {
+            self.blocks.drained(tier, slot);
+        }
         for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
             match (end, block) {
                 (End::Here, Some(block)) => {
@@ -278,13 +273,6 @@ impl Manager {
                 self.blocks.end_group_read(known.src, usize::from(group) - 1, block, known.id);
             }
             _ => {}
-        }
-        // A reclaimed victim of a failed store was busy while that store hung.
-        if let (Some(Leaves { tier, .. }), true, Some(block)) =
-            (known.leaves, known.returned, block)
-        {
-            self.blocks.alter(tier, block, |here| here.busy -= 1);
-            self.refresh_on(tier, block);
         }
         if let (End::Here, Some(block)) = (known.to, block)
             && let Some(arrival) = self.arrival_mut(known.dst, block)
@@ -352,14 +340,33 @@ impl Manager {
         }
     }
 
-    /// Ends a failed move on one rank, which no longer touches its slots.
-    fn end_rank(&mut self, id: MoveId, rank: u32, now: Nanos) {
-        if let Some(known) = self.moves.get_mut(id) {
-            known.done_ranks |= 1 << rank;
-            if self.all_ranks(id) {
-                self.end_move(id, now);
-            }
+    /// Ends a failed move on one rank, which no longer touches its slots unless it hangs there.
+    fn end_rank(&mut self, id: MoveId, outcome: &Outcome<'_>, now: Nanos) {
+        let Some(known) = self.moves.get_mut(id) else { return };
+        let ranks = if outcome.hung { &mut known.hung_ranks } else { &mut known.done_ranks };
+        *ranks |= 1 << outcome.rank;
+        let reported = known.done_ranks | known.hung_ranks;
+        if self.all_ranks(id) {
+            self.end_move(id, now);
+        } else if reported.count_ones() == self.settings.ranks {
+            self.give_up_source(id);
         }
+    }
+
+    /// Lets the holder of a slot write it that a failed store still reads on ranks where it hangs:
+    /// such a store may never end, and nothing uses what it reads from then on.
+    fn give_up_source(&mut self, id: MoveId) {
+        let known = &self.moves[id];
+        match (known.leaves, known.from) {
+            (Some(Leaves { tier, slot, .. }), _) => {
+                self.blocks.drained(tier, slot);
+                self.moves.get_mut(id).expect("seen").leaves = None;
+            }
+            // Of several groups: leases have slots of the first tier alone.
+            (None, End::Leaving) if known.src == 0 => self.blocks.end_drain(0, id),
+            _ => return,
+        }
+        self.moves.let_go(id);
     }
 
     /// Ends a failed move on every rank.

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, TierId};
 use crate::private_slots::PrivateSlotId;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
@@ -20,8 +20,6 @@ use crate::manager::Manager;
 use crate::manager::consequence::{Consequence, FailedMove, Failure};
 use crate::manager::kinds::Ahead;
 use crate::manager::moves::complete::{Failed, MOST_FAILED};
-use crate::manager::request::lease::{Lease, TailFrom};
-use crate::manager::request::open_slot::OpenSlot;
 use crate::transfer::{End, MoveKind};
 use crate::transfer::{InFlightMove, Leaves};
 
@@ -32,7 +30,7 @@ impl Manager {
         while let Some(step) = self.consequences.next() {
             match step {
                 Consequence::Fail(failure) => self.fail(failure),
-                Consequence::Failed(failed) => self.failed_move(&failed, now),
+                Consequence::Failed(failed) => self.failed_move(&failed),
                 Consequence::End(id) => self.end_move(id, now),
                 Consequence::TakeBack(lease) => self.find_taken_back(lease),
                 Consequence::Recompute(lease, failed) => {
@@ -74,7 +72,7 @@ impl Manager {
     }
 
     /// Updates the block of a failed move, and lets the leases that awaited it recompute.
-    fn failed_move(&mut self, failed: &FailedMove, now: Nanos) {
+    fn failed_move(&mut self, failed: &FailedMove) {
         let (known, failure) = &**failed;
         let block = known.block.and_then(|handle| self.trie().resolve(handle));
         if let (End::Here, Some(block)) = (known.to, block)
@@ -97,7 +95,7 @@ impl Manager {
                 if failure.blame {
                     self.refused.failed(block, known.dst);
                 }
-                self.store_failed(known, block, failure, now);
+                self.store_failed(known, block);
             }
             (MoveKind::Load, Some(block)) if failure.blame => self.load_failed(known, block),
             (MoveKind::Load | MoveKind::Copy, _) => {}
@@ -191,41 +189,40 @@ impl Manager {
         }
     }
 
-    /// Makes the victim of a failed store resident again in its slot, if it can be.
-    fn store_failed(
-        &mut self,
-        known: &InFlightMove,
-        block: BlockId,
-        failure: &Failure,
-        now: Nanos,
-    ) {
+    /// Makes the victim of a failed store resident again in its slot, unless the slot was granted:
+    /// its holder may know the address, so the block is lost.
+    fn store_failed(&mut self, known: &InFlightMove, block: BlockId) {
         let Some(Leaves { tier, slot, held }) = known.leaves else { return };
-        let promised = self.blocks.undrain(tier, slot);
-        let mut back = self.can_return(tier, block, held);
-        if promised {
-            // The new holder has been promised the slot: it needs another one first.
-            back = back && self.replace_promised(tier, slot, block, failure, now);
-            if !back {
-                return;
-            }
-        }
-        // The block is resident or arriving in another slot by now.
-        if !back {
-            self.blocks.give_slot(tier, slot);
+        if !self.blocks.undrain(tier, slot) {
             return;
         }
-        // A move that still reads the slot keeps the copy busy until it ends: a store that hangs,
-        // or the first half of one that passes through host.
-        let first_half = known.deps.iter().copied().find(|&dep| {
-            self.moves.get(dep).is_some_and(|dep| {
-                dep.block == known.block && dep.src == tier && dep.from == End::Leaving
+        // A move that still reads the slot keeps it in use until it ends: a store that hangs, or
+        // the first half of one that passes through host.
+        let reads = |id: &MoveId| {
+            self.moves.get(*id).is_some_and(|known| {
+                known.block == Some(self.trie().handle(block))
+                    && known.src == tier
+                    && known.from == End::Leaving
             })
-        });
-        match first_half {
-            Some(load) => self.moves.get_mut(load).expect("found").from = End::Here,
-            None => self.moves.get_mut(known.id).expect("in flight").returned = true,
+        };
+        let reader = [known.id].into_iter().chain(known.deps.iter().copied()).find(reads);
+        self.moves.get_mut(known.id).expect("in flight").leaves = None;
+        // Otherwise the block is resident or arriving in another slot by now.
+        if self.can_return(tier, block, held) {
+            self.make_resident(block, Leaves { tier, slot, held });
+            match reader {
+                Some(id) => self.moves.get_mut(id).expect("found").from = End::Here,
+                None => self.blocks.alter(tier, block, |here| here.busy -= 1),
+            }
+        } else {
+            let slot = self.blocks.adopt(tier, slot, held.lo);
+            let private = self.private_slots.add(tier, slot, held);
+            if let Some(id) = reader {
+                self.private_slots.begin_move(private);
+                self.moves.get_mut(id).expect("found").from = End::PrivateSlot(private);
+            }
+            self.unref_copy(private);
         }
-        self.make_resident(block, Leaves { tier, slot, held });
     }
 
     /// Whether layers that were leaving form one range with those that are resident.
@@ -241,84 +238,6 @@ impl Manager {
                     && here.have.join(layers).is_some()
             }
             ResidencyState::Arriving | ResidencyState::Bad => false,
-        }
-    }
-
-    /// Finds another slot for the holder of one that returns to its block. Without room the holder
-    /// keeps it, and the block is lost.
-    fn replace_promised(
-        &mut self,
-        tier: TierId,
-        slot: Slot,
-        block: BlockId,
-        failure: &Failure,
-        now: Nanos,
-    ) -> bool {
-        let layer_slots = self.tiers[tier].spec.layer_slots;
-        // An open slot has no id by which its holder could be found.
-        if tier == 0 {
-            self.private_promised(slot);
-        }
-        let holder = self.private_slots.iter().find_map(|(id, private)| {
-            if private.tier != tier || private.slot == NO_SLOT {
-                return None;
-            }
-            if !layer_slots {
-                return (private.slot == slot).then_some((id, 0));
-            }
-            let at = self.blocks.space(tier).row(private.slot).iter().position(|&s| s == slot)?;
-            Some((id, u16::try_from(at).unwrap_or(u16::MAX)))
-        });
-        let Some((holder, layer)) = holder else { return false };
-        // The block must stay as it is, or its layers would not join again.
-        if self.make_room(&[(tier, 1)], &[(tier, block..block + 1)], now).is_err() {
-            return false;
-        }
-        let grant = self.blocks.take_slot(tier);
-        if layer_slots {
-            let row = self.private_slots[holder].slot;
-            self.blocks.set_layer(tier, row, layer, grant.slot);
-        } else {
-            self.private_slots.set_slot(holder, grant.slot);
-        }
-        self.report_moved(holder, failure);
-        true
-    }
-
-    /// Gives a slot that was promised as growth a private slot's id, so that its holder can be
-    /// changed.
-    fn private_promised(&mut self, slot: Slot) {
-        let place =
-            |lease: &Lease| lease.open.iter().position(|&open| open == OpenSlot::Plain(slot));
-        let found = self.leases.values().find_map(|lease| Some((lease.id, place(lease)?)));
-        if let Some((id, at)) = found {
-            self.share_open(id, at);
-        }
-    }
-
-    /// Reports a private slot that was exchanged to the leases that use it.
-    fn report_moved(&mut self, private: PrivateSlotId, failure: &Failure) {
-        let size = self.block_tokens();
-        let mut failed = Vec::new();
-        for lease in self.leases_in_order() {
-            let path = lease.path.steps().map(|step| step.private);
-            let tail = match lease.tail_from {
-                TailFrom::OpenSlot => None,
-                TailFrom::Shared(private) => Some(Some(private)),
-                TailFrom::Block(step) => Some(step.private),
-            };
-            let mut table = path.chain(tail).chain(lease.open.iter().map(|open| open.private()));
-            let Some(at) = table.position(|slot| slot == Some(private)) else { continue };
-            failed.push(Failed {
-                lease: lease.id,
-                block: lease.path.blocks().get(at).map(|&block| self.trie().handle(block)),
-                start: (at * size) as u64,
-                stop: ((at + 1) * size) as u64,
-                reason: format!("its slot is another one now: {}", failure.reason),
-            });
-        }
-        for row in failed {
-            self.push_failed(row, failure.silent);
         }
     }
 

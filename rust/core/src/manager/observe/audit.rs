@@ -15,7 +15,6 @@ use crate::manager::Manager;
 use crate::manager::kinds::Ahead;
 use crate::manager::request::lease::TailFrom;
 use crate::manager::request::open_slot::OpenSlot;
-use crate::transfer::Leaves;
 use crate::transfer::{End, MoveKind};
 
 impl Manager {
@@ -217,11 +216,6 @@ impl Manager {
         }
         for known in self.moves.values() {
             let block = known.block.and_then(|handle| self.trie().resolve(handle));
-            if let (Some(Leaves { tier, .. }), true, Some(block)) =
-                (known.leaves, known.returned, block)
-            {
-                *busy.entry((tier, block)).or_default() += 1;
-            }
             for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
                 match (end, block) {
                     (End::Here, Some(block)) => *busy.entry((tier, block)).or_default() += 1,
