@@ -260,7 +260,7 @@ impl Places {
         let number = self.staged.fetch_add(1, Ordering::Relaxed);
         let name = format!("{STAGED}{}-{}-{number}", process::id(), now.as_nanos());
         let folder = regular::folder(&self.root.join(STAGING))?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = fs::File::from(openat(&folder, &name, flags, Mode::from_raw_mode(0o666))?);
         self.share(&file, 0o666, 0o600);
         Ok((Staged { folder, name }, file))

@@ -1,7 +1,8 @@
 """Check of a shared store: each operation once with real blocks, then its speed by block size.
 
-Blocks have random tokens and their own meaning, so no other process finds them. Invariant: all that
-the check wrote is removed, also after an error. Cost: seconds; a few hundred MiB through the store.
+Blocks have random tokens and their own meaning, so no other process finds them. Invariant: all
+values that the check wrote are removed, also after an error; a folder keeps its marker. Cost:
+seconds; a few hundred MiB through the store.
 """
 
 from __future__ import annotations
