@@ -42,7 +42,9 @@ def changed(*documents, most=3):
                 if draw(st.integers(0, 9)) == 0:
                     document = copy.deepcopy(draw(_ANY))
                 elif isinstance(document, dict):
-                    document[draw(st.sampled_from(("x", "", "machines", "tokens")))] = draw(_ANY)
+                    document[draw(st.sampled_from(("x", "", "machines", "tokens")))] = (
+                        copy.deepcopy(draw(_ANY))
+                    )
                 continue
             above = document
             for key in place[:-1]:
