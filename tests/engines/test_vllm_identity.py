@@ -1,6 +1,5 @@
 """The weights and adapters that vLLM's requests compute with, in the scheduler's process."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -10,113 +9,127 @@ from kvtrie.engines.vllm.identity import Identity
 pytestmark = pytest.mark.engine
 
 
-def saved(folder, content=b"weights", config=b"{}"):
-    folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").write_bytes(config)
-    (folder / "adapter_model.safetensors").write_bytes(content)
-    return folder
-
-
-def adapter(folder, ident=1, *, inplace=False):
-    return SimpleNamespace(
-        lora_name="mine",
-        lora_int_id=ident,
-        lora_path=str(folder),
-        load_inplace=inplace,
-        is_3d_lora_weight=False,
-    )
-
-
-def request(lora=None):
-    return SimpleNamespace(lora_request=lora)
+def request(name=None, ident=1, *, inplace=False, request_id="r"):
+    lora = None
+    if name is not None:
+        lora = SimpleNamespace(lora_name=name, lora_int_id=ident, load_inplace=inplace)
+    return SimpleNamespace(lora_request=lora, request_id=request_id)
 
 
 def opened():
     return Identity({0: b"a", 1: b"b"}, slots=8)
 
 
-def test_adapters_of_one_content_share_and_of_another_do_not(tmp_path):
-    first = opened().name(request(adapter(saved(tmp_path / "a"))))
-    names = {
-        first,
-        opened().name(request(adapter(saved(tmp_path / "b"), ident=7))),
-    }
-    assert names == {first}
-    assert first
-    names |= {
-        opened().name(request(adapter(saved(tmp_path / "c", content=b"weightt")))),
-        opened().name(request(adapter(saved(tmp_path / "d", config=b"[]")))),
-    }
-    assert len(names) == 3
+def hold(identity, **held):
+    """Both workers report adapters of equal tensors, by their numbers `a1`, `a2` and so on."""
+    digests = {int(ident[1:]): digest for ident, digest in held.items()}
+    for rank in (0, 1):
+        identity.adapters.on_held(rank, identity.adapters.question, digests)
 
 
-def test_files_that_change_after_loading_are_neither_the_old_adapter_nor_the_new(tmp_path):
-    identity, lora = opened(), request(adapter(saved(tmp_path / "a")))
-    before = identity.name(lora)
-    saved(tmp_path / "a", content=b"WEIGHTS")
-    assert identity.name(lora) is None
-    # Read again from its files, it is the new one; its old blocks in vLLM's memory are stale.
-    again = adapter(tmp_path / "a", inplace=True)
-    identity.loaded(again)
-    after = identity.name(lora)
-    assert after == opened().name(lora) != before
-    assert identity.reads_stale(lora, [3])
+def loaded(identity, asked, **held):
+    """Have the workers load the adapter that a request waits for."""
+    assert identity.awaits(asked)
+    assert identity.awaits(asked)  # until all have answered
+    wanted = identity.adapters.take_wanted()
+    hold(identity, **held)
+    assert not identity.awaits(asked)
+    return wanted
+
+
+def test_request_waits_until_all_workers_have_named_its_adapter():
+    identity, asked = opened(), request("mine")
+    assert identity.awaits(asked)
+    assert identity.name(asked) is None
+    assert not identity.settled_for(asked)
+    assert identity.settled_for(request())
+    assert not identity.awaits(request())
+    assert identity.adapters.take_wanted() == [asked.lora_request]
+    assert identity.adapters.take_wanted() == []
+    identity.adapters.on_held(0, 1, {1: b"x"})
+    assert identity.awaits(asked)
+    identity.adapters.on_held(1, 1, {1: b"y"})
+    assert not identity.awaits(asked)
+    assert identity.name(asked)
+    assert identity.adapters.digests(1) == {0: b"x", 1: b"y"}
+
+
+def test_adapters_of_one_content_share_a_name_and_of_another_do_not():
+    def named(name, ident, content):
+        identity, asked = opened(), request(name, ident)
+        loaded(identity, asked, **{f"a{ident}": content})
+        return identity.name(asked)
+
+    assert named("mine", 1, b"x") == named("other", 7, b"x") != named("mine", 1, b"y")
+
+
+def test_adapter_that_cannot_be_loaded_has_no_name_and_does_not_wait():
+    identity, asked = opened(), request("mine")
+    loaded(identity, asked, a1=b"")
+    assert identity.name(asked) is None
+    assert not identity.awaits(asked)
+
+
+def test_replaced_adapter_has_another_name_and_its_old_blocks_are_stale():
+    identity, asked = opened(), request("mine")
+    loaded(identity, asked, a1=b"x")
+    before = identity.name(asked)
+    identity.doubt(weights=False)  # a call that failed
+    assert identity.name(asked) is None
+    hold(identity, a1=b"x")
+    assert identity.name(asked) == before
+    assert not identity.reads_stale(asked, [3])
+    hold(identity, a1=b"y")
+    assert identity.name(asked) not in {None, before}
+    assert identity.reads_stale(asked, [3])
     assert not identity.reads_stale(request(), [3])
     identity.written([3])
-    assert not identity.reads_stale(lora, [3])
-    assert identity.reads_stale(lora, [3, 4])
-    saved(tmp_path / "a")
-    assert identity.name(request(again)) == before
+    assert not identity.reads_stale(asked, [3])
+    assert identity.reads_stale(asked, [3, 4])
 
 
-def test_the_name_of_an_adapter_is_logged_without_control_characters(tmp_path, caplog):
-    lora = adapter(tmp_path / "none\x1b[2J")
-    lora.lora_name = "mine\nforged\x07" * 99
-    assert opened().name(request(lora)) is None
-    (message,) = caplog.messages
-    assert message.isprintable()
-    assert len(message) < 1000
+def test_evicted_adapter_is_loaded_and_named_again():
+    identity, asked = opened(), request("mine")
+    loaded(identity, asked, a1=b"x")
+    before = identity.name(asked)
+    hold(identity)
+    assert identity.name(asked) is None
+    loaded(identity, asked, a1=b"x")
+    assert identity.name(asked) == before
+    assert not identity.reads_stale(asked, [3])
+    hold(identity)
+    loaded(identity, asked, a1=b"z")  # its files had changed
+    assert identity.name(asked) not in {None, before}
+    assert identity.reads_stale(asked, [3])
 
 
-def test_an_adapter_that_was_removed_is_read_from_its_files_again(tmp_path):
-    identity, lora = opened(), request(adapter(saved(tmp_path / "a")))
-    before = identity.name(lora)
-    saved(tmp_path / "a", content=b"WEIGHTS")
-    identity.removed(1)
-    assert identity.name(lora) not in {None, before}
-
-
-def test_loading_again_without_replacing_changes_nothing(tmp_path):
-    identity, lora = opened(), request(adapter(saved(tmp_path / "a")))
-    identity.loaded(lora.lora_request)
-    before = identity.name(lora)
-    saved(tmp_path / "a", content=b"WEIGHTS")
-    identity.loaded(lora.lora_request)
-    assert identity.name(lora) is None
-    saved(tmp_path / "a")
-    assert identity.name(lora) == before
-
-
-def test_an_adapter_whose_files_are_not_here_has_no_name(tmp_path):
+def test_adapter_under_the_name_of_another_reads_stale_blocks():
     identity = opened()
-    assert identity.name(request(adapter(tmp_path / "none"))) is None
-    assert identity.name(request(adapter(saved(tmp_path / "here"), ident=2)))
-    (tmp_path / "empty").mkdir()
-    assert identity.name(request(adapter(tmp_path / "empty", ident=3))) is None
+    loaded(identity, request("mine"), a1=b"x")
+    identity.name(request("mine"))
+    hold(identity, a7=b"y")
+    assert identity.name(request("mine", 7))
+    assert identity.reads_stale(request("mine", 7), [0])
 
 
-def test_files_are_read_when_their_times_change_only(tmp_path, monkeypatch):
-    from kvtrie.engines.vllm import adapters
+def test_request_that_reloads_its_adapter_waits_for_that_once():
+    identity, first = opened(), request("mine", inplace=True)
+    assert loaded(identity, first, a1=b"x") == [first.lora_request]
+    assert not identity.awaits(first)
+    second = request("mine", inplace=True, request_id="s")
+    assert loaded(identity, second, a1=b"y") == [second.lora_request]
+    assert not identity.awaits(request("mine"))
+    identity.adapters.ended("s")
+    assert identity.awaits(second)
 
-    read, real = [], adapters.files_digest
-    monkeypatch.setattr(adapters, "files_digest", lambda files: read.append(1) or real(files))
-    identity, lora = opened(), request(adapter(saved(tmp_path / "a")))
-    before = identity.name(lora)
-    assert identity.name(lora) == before
-    assert len(read) == 1
-    os.utime(tmp_path / "a" / "adapter_model.safetensors", ns=(1, 1))
-    assert identity.name(lora) == before
-    assert len(read) == 2
+
+def test_answer_to_an_older_question_does_not_settle():
+    identity, asked = opened(), request("mine")
+    loaded(identity, asked, a1=b"x")
+    identity.doubt(weights=False)
+    for rank in (0, 1):
+        identity.adapters.on_held(rank, identity.adapters.question - 1, {1: b"x"})
+    assert identity.awaits(asked)
 
 
 def test_weights_are_settled_once_every_rank_has_answered():

@@ -17,7 +17,9 @@ def request(**more):
 
 def test_salt_identity_and_images_part_requests():
     def image(at, name):
-        return SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=at))
+        content = None if name is None else name.encode()
+        place = SimpleNamespace(offset=at)
+        return SimpleNamespace(identifier="same", mm_position=place, kvtrie_content=content)
 
     scopes = [
         scope_of(request(), ""),
@@ -31,4 +33,5 @@ def test_salt_identity_and_images_part_requests():
     assert scopes[0] == Scope()
     assert len(set(scopes)) == len(scopes)
     assert scope_of(request(prompt_embeds=object()), "") is None
+    assert scope_of(request(mm_features=[image(3, "x"), image(4, None)]), "") is None
     assert scope_of(request(), None) is None

@@ -136,13 +136,13 @@ def test_a_disk_below_vllms_offloading_is_refused_with_adapters_and_other_specs(
         KvtrieDiskTier(None, memoryview(bytearray(64)), "kvtrie", path=str(tmp_path), blocks=3)
 
 
-def adapter(folder, seed):
+def adapter(folder, seed, rank=4):
     """Save an adapter of random weights."""
     torch.manual_seed(seed)
     folder.mkdir(exist_ok=True)
     config = {
         "peft_type": "LORA",
-        "r": 4,
+        "r": rank,
         "lora_alpha": 16,
         "target_modules": ["v_proj"],
         "bias": "none",
@@ -153,8 +153,8 @@ def adapter(folder, seed):
     for layer in range(4):
         name = f"base_model.model.model.layers.{layer}.self_attn.v_proj"
         tensors |= {
-            f"{name}.lora_A.weight": torch.randn(4, 128),
-            f"{name}.lora_B.weight": torch.randn(64, 4),
+            f"{name}.lora_A.weight": torch.randn(rank, 128),
+            f"{name}.lora_B.weight": torch.randn(64, rank),
         }
     save_file(tensors, folder / "adapter_model.safetensors")
     return str(folder)
@@ -173,17 +173,27 @@ def test_an_adapter_that_is_trained_again_while_a_server_runs_and_before_it_star
         found, old = answers()
         assert found == ALL
         adapter(tmp_path / "mine", 2)  # which vLLM has not read
-        for _ in range(2):
-            found, unread = answers()
-            assert found == 0
-            same(unread, old)
+        found, unread = answers()
+        assert found == ALL
+        same(unread, old)
+        adapter(tmp_path / "mine", 3, rank=16)
+        with pytest.raises(Exception, match="16 is greater than max_lora_rank"):
+            server.llm.llm_engine.add_lora(LoRARequest("mine", 1, path, load_inplace=True))
+        found, kept = answers()
+        assert found == ALL  # vLLM goes on with the old adapter
+        same(kept, old)
+        adapter(tmp_path / "mine", 2)
         server.llm.llm_engine.add_lora(LoRARequest("mine", 1, path, load_inplace=True))
         found, new = answers()
         assert found == 0
         assert [tokens for tokens, _ in new] != [tokens for tokens, _ in old]
         assert answers()[0] == ALL
-    with servers.serve(model, kv, **more) as server:
+    with servers.serve(model, kv, **more | {"max_loras": 2, "max_lora_rank": 16}) as server:
         server.lora = LoRARequest("other", 7, path)
         found, again = ask(server)
         assert found == ALL
         same(again, new)
+        # Trained again with a larger rank while an earlier server had the old adapter.
+        server.lora = LoRARequest("mine", 8, adapter(tmp_path / "mine", 3, rank=16))
+        assert ask(server)[0] == 0
+        assert ask(server)[0] == ALL

@@ -6,6 +6,10 @@ from typing import Any
 def get_current_vllm_config() -> VllmConfig: ...
 
 @dataclass(init=False)
+class MultiModalConfig:
+    mm_processor_cache_type: Any
+
+@dataclass(init=False)
 class VllmConfig:
     parallel_config: ParallelConfig
     model_config: ModelConfig
@@ -14,6 +18,7 @@ class VllmConfig:
     lora_config: Any | None
     compilation_config: CompilationConfig
     device_config: DeviceConfig
+    ec_transfer_config: Any | None
 
 @dataclass(init=False)
 class DeviceConfig:
@@ -41,7 +46,7 @@ class ModelConfig:
     model: str
     revision: str | None
     dtype: Any | Any
-    multimodal_config: Any | None
+    multimodal_config: MultiModalConfig | None
     seed: int
 
 @dataclass(init=False)

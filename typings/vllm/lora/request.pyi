@@ -2,7 +2,5 @@
 
 class LoRARequest:
     lora_name: str
-    lora_path: str
     lora_int_id: int
     load_inplace: bool
-    is_3d_lora_weight: bool

@@ -24,6 +24,8 @@ class Request:
     kv_hints: KvHintsEnvelope | None
     session_id: str | None
     priority: int
+    @classmethod
+    def from_engine_core_request(cls, request: Any, block_hasher: Any | None) -> Request: ...
 
 class RequestStatus(Enum):
     PREEMPTED = ...

@@ -1,97 +1,93 @@
-"""Adapters: the content of each adapter as vLLM has loaded it, in the scheduler's process.
+"""Adapters: the content of each adapter as the workers hold it, in the scheduler's process.
 
-vLLM reads the files of an adapter when a request first names it, on a call that loads it, and
-with each request whose `load_inplace` is set. The digest of the files is taken then; later requests
-compare their sizes and times only.
-Invariant: a name is given only while the files are what was loaded. Once they have changed and vLLM
-has not reloaded them, it may compute with either, so no block of the adapter is found or stored.
-Cost: a `stat` of each file per request; a pass over the files when they are new.
+Workers report the digests of the tensors that they hold whenever these change. A request whose
+adapter no worker holds waits until the workers have loaded and named it, which takes a step.
+Invariant: a name is given only while all workers hold the adapter and have answered the last
+question. Cost: some dictionary look-ups per request and step.
 """
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtrie.engines.weights import files_digest
-from kvtrie.printable import printable
+from kvtrie.engines.vllm.weights import combined
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from vllm.lora.request import LoRARequest
 
 __all__ = ["Adapters"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
-_FILES = ("adapter_*", "new_embeddings*")
-
 
 class Adapters:
-    """Digests of loaded adapters, by vLLM's adapter ids."""
+    """Names of held adapters, by vLLM's numbers of adapters.
 
-    def __init__(self) -> None:
-        self._loaded: dict[int, str] = {}
-        self._files: dict[str, tuple[object, str]] = {}
-        self._reported: set[tuple[int, str]] = set()
+    Args:
+        ranks: the workers.
+
+    Attributes:
+        question: the number of times that workers were asked.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.question = 0
+        self._held: dict[int, dict[int, bytes]] = {rank: {} for rank in sorted(ranks)}
+        self._answered = set(self._held)
+        self._wanted: dict[int, LoRARequest] = {}
+        self._reloads: dict[str, int] = {}  # the question with which a request's adapter is read
+
+    @property
+    def settled(self) -> bool:
+        """Whether all workers have answered the last question."""
+        return len(self._answered) == len(self._held)
+
+    def doubt(self) -> None:
+        """Ask workers again."""
+        self.question += 1
+        self._answered = set()
+
+    def on_held(self, rank: int, question: int, held: Mapping[int, bytes]) -> None:
+        """Take in the adapters that a worker holds after it has seen the question of a number."""
+        self._held[rank] = dict(held)
+        if question == self.question:
+            self._answered.add(rank)
 
     def name(self, adapter: LoRARequest) -> str | None:
         """Return the name of an adapter's content; None if it is not known."""
-        now = self._digest(adapter)
-        loaded = self._loaded.setdefault(adapter.lora_int_id, now)
-        if now and now == loaded:
-            return now
-        if (adapter.lora_int_id, now) not in self._reported:
-            self._reported.add((adapter.lora_int_id, now))
-            _LOG.warning(
-                "kvtrie: KV of adapter %s is neither found nor kept: its files in %s %s",
-                printable(adapter.lora_name, in_ascii=True),
-                printable(adapter.lora_path, in_ascii=True),
-                "have changed since it was loaded" if now else "cannot be read",
-            )
-        return None
+        digests = self.digests(adapter.lora_int_id)
+        if not self.settled or not all(digests.values()):
+            return None
+        return combined(digests.values()).hex()
 
-    def reload(self, adapter: LoRARequest) -> bool:
-        """Note that a request has vLLM load its adapter, if it says so; whether it is another."""
-        return adapter.load_inplace and self.loaded(adapter)
+    def digests(self, ident: int) -> dict[int, bytes]:
+        """Return the digest of an adapter by rank; empty where a rank does not hold it."""
+        return {rank: held.get(ident, b"") for rank, held in self._held.items()}
 
-    def loaded(self, adapter: LoRARequest) -> bool:
-        """Note that vLLM loads an adapter; whether it replaces another of its number.
+    def awaits(self, request_id: str, adapter: LoRARequest) -> bool:
+        """Whether a request has to wait for the name of its adapter; asks for it if nobody has.
 
-        vLLM reads no files if an adapter of that id is loaded and need not be replaced.
+        vLLM reads the files of an adapter again for a request that says so, so the workers do that
+        before the request is matched.
         """
-        before = self._loaded.get(adapter.lora_int_id)
-        if before is None or adapter.load_inplace:
-            self._loaded[adapter.lora_int_id] = self._digest(adapter)
-        return before is not None and before != self._loaded[adapter.lora_int_id]
+        if not self.settled:
+            return True
+        fresh = not adapter.load_inplace or self._reloads.get(request_id, self.question + 1) <= (
+            self.question
+        )
+        if fresh and all(adapter.lora_int_id in held for held in self._held.values()):
+            return False
+        self.doubt()
+        self._wanted[adapter.lora_int_id] = adapter
+        if adapter.load_inplace:
+            self._reloads[request_id] = self.question
+        return True
 
-    def removed(self, ident: int) -> None:
-        """Forget an adapter: vLLM reads its files when it comes back."""
-        self._loaded.pop(ident, None)
+    def take_wanted(self) -> list[LoRARequest]:
+        """Return the adapters that workers have to load with the next orders."""
+        wanted, self._wanted = [*self._wanted.values()], {}
+        return wanted
 
-    def _digest(self, adapter: LoRARequest) -> str:
-        """The digest of the files now; empty if there are none that can be read."""
-        try:
-            folder = _folder(adapter.lora_path)
-            files = sorted({file for kind in _FILES for file in folder.glob(kind)})
-            stats = [file.stat() for file in files]
-            seen = [(one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats]
-            if not files:
-                return ""
-            cached = self._files.get(adapter.lora_path)
-            if cached is not None and cached[0] == seen:
-                return cached[1]
-            digest = f"{files_digest(files).hex()} {adapter.is_3d_lora_weight}"
-        except (OSError, ValueError):
-            return ""
-        self._files[adapter.lora_path] = (seen, digest)
-        return digest
-
-
-def _folder(path: str) -> Path:
-    """The folder of an adapter: on this machine, or a snapshot of the hub that is."""
-    folder = Path(path).expanduser()
-    if folder.is_dir() or folder.is_absolute():
-        return folder
-    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType] - its own
-
-    return Path(snapshot_download(path, local_files_only=True))
+    def ended(self, request_id: str) -> None:
+        """Forget a request."""
+        self._reloads.pop(request_id, None)

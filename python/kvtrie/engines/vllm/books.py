@@ -168,6 +168,7 @@ class Books:
         self._loads: dict[int, RunningRequest] = {}  # that have not been reported
         self._new_loads: dict[int, int] = {}  # of this step, and the slots they fill
         self._ready: list[Moves] = []  # for the next step
+        self._expected: list[tuple[int, dict[int, bytes], list[int]]] = []  # by loads of this step
         self._lost: list[int] = []
         self._most_pinned = tiers[HOST].blocks or 0
         # Whether stores may still read blocks that vLLM has taken back since the last orders.
@@ -306,7 +307,7 @@ class Books:
 
     def _commit(self, run: RunningRequest, now: int) -> None:
         """Commit the full blocks that finished steps have written; the rest stays due."""
-        if not self.identity.settled:
+        if not self.identity.settled_for(run.request):
             return
         run.stopped |= run.identity != self.identity.name(run.request)
         upto = min(run.committable(), len(run.table) * self._size) // self._size * self._size

@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvtrie.engines.control import Controlled, ControlSocket, control_path
 from kvtrie.engines.format_figure import FormatFigure
 from kvtrie.engines.vllm.kv_writer import writer_of
+from kvtrie.engines.vllm.media import name_media
 from kvtrie.engines.vllm.metrics import MetricsExporter
 from kvtrie.engines.vllm.model import ServedModel, window_cost
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     import torch
     from vllm.config import VllmConfig
-    from vllm.lora.request import LoRARequest
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -159,6 +159,9 @@ class KvtrieConnector(KVConnectorBase_V1):
         if self._settings.control is not None:
             self._control = self._open_control(self._settings.control, self._scheduler)
         watch(self)
+        # Servers that share encoder outputs find them by vLLM's names of inputs.
+        if self._vllm_config.ec_transfer_config is None:
+            name_media(self)
 
     def _format_figures(self) -> tuple[FormatFigure, ...]:
         model, load = self._vllm_config.model_config, self._vllm_config.load_config
@@ -206,15 +209,10 @@ class KvtrieConnector(KVConnectorBase_V1):
         if self._scheduler is not None:
             self._scheduler.identity.doubt()
 
-    def adapter_loaded(self, adapter: LoRARequest) -> None:
-        """Note that an adapter was loaded outside of a request."""
+    def doubt_adapters(self) -> None:
+        """Have the workers name their adapters before a request of one is matched."""
         if self._scheduler is not None:
-            self._scheduler.identity.loaded(adapter)
-
-    def adapter_removed(self, ident: int) -> None:
-        """Note that an adapter was removed."""
-        if self._scheduler is not None:
-            self._scheduler.identity.removed(ident)
+            self._scheduler.identity.doubt(weights=False)
 
     def get_num_new_matched_tokens(
         self,
@@ -338,6 +336,7 @@ class KvtrieConnector(KVConnectorBase_V1):
             engine=f"vllm {version} {device}",
             gather=gather,
             weights=weights.digest,
+            adapters=weights.adapters,
             writer=writer_of(self._vllm_config),
         )
 

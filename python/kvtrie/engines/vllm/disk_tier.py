@@ -29,6 +29,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvtrie.argument import whole
 from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.vllm.media import name_media
 from kvtrie.engines.vllm.offloading import KvtrieOffloadingSpec
 from kvtrie.engines.vllm.watch import watch
 from kvtrie.engines.vllm.weights import combined
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
-    from vllm.lora.request import LoRARequest
     from vllm.v1.kv_offload.base import ReqContext
     from vllm.v1.kv_offload.tiering.base import TransferJob
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
@@ -128,16 +128,14 @@ class KvtrieDiskTier(SecondaryTierManager):
         self._coming: dict[bytes, int] = {}  # keys whose store has not ended
         self._events: list[OffloadingEvent] = []
         watch(self)
+        name_media(self)
 
     def doubt_weights(self) -> None:
         """Find and write nothing until all workers have named their weights again."""
         self._board.ask()
         self._settled = False
 
-    def adapter_loaded(self, adapter: LoRARequest) -> None:
-        """Nothing: there are no adapters with a disk."""
-
-    def adapter_removed(self, ident: int) -> None:
+    def doubt_adapters(self) -> None:
         """Nothing: there are no adapters with a disk."""
 
     def _serves(self) -> bool:

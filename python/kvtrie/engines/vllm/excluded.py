@@ -123,6 +123,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
         "CompilationConfig.encoder_compilation_time",
         "CompilationConfig.traced_files",
         "CompilationConfig.static_forward_context",  # the layers; see `module_state`
+        "CacheConfig.effective_attention_block_size",  # follows from `block_size` and the kernel
         "ModelConfig.original_max_model_len",  # `max_model_len` is part of the name
     ),
     "how vLLM finds and keeps blocks of its own memory": (

@@ -3,8 +3,8 @@
 Workers name their weights at start, and again when they are asked because a call of vLLM's may have
 changed them. Until all have answered nothing is found and nothing is committed.
 Invariant: KV of two identities never matches. Blocks in vLLM's memory that were written before a
-change are stale until a request of the new identity writes them: vLLM's own prefix cache may still
-serve them, and a request that reads one stores nothing.
+change are stale until a request of the new identity writes them: vLLM's own prefix cache knows an
+adapter by its name only and may still serve them, and a request that reads one stores nothing.
 Cost: a comparison per request and step; with adapters, see `Adapters`.
 """
 
@@ -18,12 +18,11 @@ from kvtrie.engines.vllm.weights import combined
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
 
 __all__ = ["Identity"]
 
-_ALL = 0  # vLLM's numbers of adapters begin at 1
+_ALL = None  # instead of the name of an adapter
 
 
 class Identity:
@@ -34,8 +33,9 @@ class Identity:
         slots: blocks of vLLM's memory.
 
     Attributes:
-        question: the number of times that workers were asked.
-        settled: whether all have answered the last question.
+        question: the number of times that workers were asked for their weights.
+        settled: whether all have answered the last of these questions.
+        adapters: the adapters that they hold.
     """
 
     def __init__(self, digests: Mapping[int, bytes], slots: int) -> None:
@@ -44,12 +44,19 @@ class Identity:
         self._first = combined(digests[rank] for rank in self._ranks)
         self._weights = ""  # the name of other weights than the first
         self._answers: dict[int, bytes] = {}
-        self._adapters = Adapters()
-        self._stale: dict[int, set[int]] = {}
+        self.adapters = Adapters(self._ranks)
+        self._contents: dict[str, str] = {}  # the last content of each name of an adapter
+        self._stale: dict[str | None, set[int]] = {}
 
-    def doubt(self) -> None:
-        """Ask workers again."""
-        self.question, self.settled, self._answers = self.question + 1, False, {}
+    def settled_for(self, request: Request) -> bool:
+        """Whether all workers have answered the last questions that concern a request."""
+        return self.settled and (request.lora_request is None or self.adapters.settled)
+
+    def doubt(self, *, weights: bool = True) -> None:
+        """Ask workers again for the adapters that they hold, and for their weights."""
+        self.adapters.doubt()
+        if weights:
+            self.question, self.settled, self._answers = self.question + 1, False, {}
 
     def on_answer(self, rank: int, question: int, digest: bytes) -> None:
         """Take in a worker's answer to the question of a number."""
@@ -64,14 +71,10 @@ class Identity:
                 self._weights = weights
                 self._change(_ALL)
 
-    def loaded(self, adapter: LoRARequest) -> None:
-        """Note that vLLM loads an adapter."""
-        if self._adapters.loaded(adapter):
-            self._change(adapter.lora_int_id)
-
-    def removed(self, ident: int) -> None:
-        """Note that vLLM has removed an adapter."""
-        self._adapters.removed(ident)
+    def awaits(self, request: Request) -> bool:
+        """Whether a request has to wait until the workers have named its adapter."""
+        adapter = request.lora_request
+        return adapter is not None and self.adapters.awaits(request.request_id, adapter)
 
     def name(self, request: Request) -> str | None:
         """Return the name of what a request computes with; None if that is not known.
@@ -81,10 +84,13 @@ class Identity:
         adapter = request.lora_request
         if adapter is None:
             return self._weights
-        if self._adapters.reload(adapter):
-            self._change(adapter.lora_int_id)
-        name = self._adapters.name(adapter)
-        return None if name is None else f"{self._weights} {name}"
+        name = self.adapters.name(adapter)
+        if name is None:
+            return None
+        if self._contents.setdefault(adapter.lora_name, name) != name:
+            self._contents[adapter.lora_name] = name
+            self._change(adapter.lora_name)
+        return f"{self._weights} {name}"
 
     @property
     def weights(self) -> str:
@@ -95,16 +101,16 @@ class Identity:
         """Whether any of the slots that a request reads was written by something else."""
         if not self._stale:
             return False
-        ident = _ALL if request.lora_request is None else request.lora_request.lora_int_id
-        stale = [self._stale.get(key, set[int]()) for key in {_ALL, ident}]
+        adapter = _ALL if request.lora_request is None else request.lora_request.lora_name
+        stale = [self._stale.get(key, set[int]()) for key in {_ALL, adapter}]
         return not all(each.isdisjoint(slots) for each in stale)
 
     def written(self, slots: Iterable[int]) -> None:
         """Note that a request writes slots."""
-        for ident, stale in list(self._stale.items()):
+        for adapter, stale in list(self._stale.items()):
             stale.difference_update(slots)
             if not stale:
-                del self._stale[ident]
+                del self._stale[adapter]
 
-    def _change(self, ident: int) -> None:
-        self._stale[ident] = set(range(self._slots))
+    def _change(self, adapter: str | None) -> None:
+        self._stale[adapter] = set(range(self._slots))

@@ -43,6 +43,8 @@ class Matching(Books):
             local: tokens that vLLM has itself, whole blocks.
         """
         with self._contained(request.request_id):
+            if self.identity.awaits(request):
+                return None
             start = self._native.stretch(local)
             found = self._answer(request, start)
             return found and self._native.shrink(start + found) - local

@@ -7,6 +7,7 @@ Cost: a few hundred bytes per step, per move and per block whose age is written 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["Opened", "StepNews", "StepOrders"]
 
@@ -29,6 +30,10 @@ class StepOrders:
         taken_back: whether vLLM has taken blocks back that stores may still read.
         prove: slots and keys of blocks of an earlier server in host memory, to be proved.
         used_host: blocks in kept host memory whose ages are to be written down, as `used`.
+        adapters: the number of times that the held adapters were asked for.
+        load_adapters: vLLM's requests for adapters that workers load before they answer.
+        expected: for blocks that the step loads, the number of their adapter, its digest by rank,
+            and their slots of vLLM's memory.
     """
 
     step: int
@@ -47,6 +52,11 @@ class StepOrders:
     used_host: list[tuple[bytes, int, int, int]] = field(
         default_factory=list[tuple[bytes, int, int, int]]
     )
+    adapters: int = 0
+    load_adapters: list[Any] = field(default_factory=list[Any])
+    expected: list[tuple[int, dict[int, bytes], list[int]]] = field(
+        default_factory=list[tuple[int, dict[int, bytes], list[int]]]
+    )
 
 
 @dataclass(slots=True)
@@ -57,6 +67,8 @@ class StepNews:
         step: the step's number.
         reports: reports as `MoveReport.to_bytes` gave them; empty if there are none.
         weights: the number of the question and the digest, if the step asked for it.
+        adapters: the number of the last question and the digests of the held adapters, by vLLM's
+            number, if either has changed.
         proved: by slot of host memory, whether the block of an earlier server was proved.
         kept: blocks that the next server would find in this worker's host memory; None without
             `keep`, and for ranks that share the memory of another one.
@@ -72,6 +84,7 @@ class StepNews:
     kept: int | None = None
     lost: dict[str, int] = field(default_factory=dict[str, int])
     unstored: dict[str, int] = field(default_factory=dict[str, int])
+    adapters: tuple[int, dict[int, bytes]] | None = None
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from vllm.config import VllmConfig
     from vllm.v1.kv_offload.base import (
         BlockIDsLoadStoreSpec,
         CanonicalKVCaches,
@@ -113,18 +114,20 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         """Return the worker that copies between vLLM's memory and the host's.
 
         Raises:
-            ConfigError: a disk and adapters: a tier is not given the adapter of a request.
+            ConfigError: a disk and adapters: a tier is not given the adapter of a request. A disk
+                and media whose tensors do not come to the scheduler's process.
         """
         if not self._disk:
             return self._copier(kv_caches)
         if self._named is None:
             layers = [name for group in self.config.groups for name in group.layer_names]
             config = get_current_vllm_config()
+            _require_tensors_of_media(config)
             contexts = config.compilation_config.static_forward_context
             tensors = {name: contexts[name].kv_cache for name in layers if name in contexts}
             blocks = len(kv_caches.tensors[0].tensor)
             weights = WorkerWeights(config, tensors, blocks, config.cache_config.block_size)
-            if weights.adapters:
+            if weights.adapters is not None:
                 raise ConfigError(
                     "a disk below vLLM's OffloadingConnector and LoRA adapters: vLLM names chunks "
                     "by the adapter's name only, so KV of an adapter that was trained again would "
@@ -290,6 +293,19 @@ def _stats(
             stats.increase_counter(name, count - before[name])
             before[name] = count
     return stats
+
+
+def _require_tensors_of_media(config: VllmConfig) -> None:
+    """Refuse a disk where vLLM's chunks would have names of media that clients chose."""
+    media = config.model_config.multimodal_config
+    shared = media is not None and media.mm_processor_cache_type == "shm"
+    if shared or config.ec_transfer_config is not None:
+        raise ConfigError(
+            "a disk below vLLM's OffloadingConnector with "
+            f"{'mm_processor_cache_type shm' if shared else 'ec_transfer_config'}: the tensors of "
+            "images do not come to vLLM's scheduler, which would name their chunks by what a "
+            "client sent; use KvtrieConnector, or leave the disk out"
+        )
 
 
 def _with_tiers(extra: Mapping[str, Any]) -> dict[str, Any]:

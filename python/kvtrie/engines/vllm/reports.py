@@ -54,6 +54,8 @@ class Reports(Matching):
         """Apply what a worker reports of its weights, of kept host memory and of a shared store."""
         if news.weights is not None:
             self.identity.on_answer(rank, *news.weights)
+        if news.adapters is not None:
+            self.identity.adapters.on_held(rank, *news.adapters)
         if news.proved:
             self.proofs.on_answers(rank, news.proved)
         if news.unstored:
@@ -106,6 +108,7 @@ class Reports(Matching):
         """
         waiting, now = self._waiting.pop(request.request_id, None), self._clock()
         self._drop(request.request_id)
+        self.identity.adapters.ended(request.request_id)
         with self._contained(request.request_id):
             if waiting is not None:
                 self._unpin(waiting, now)

@@ -112,10 +112,18 @@ class SchedulerConnector(Reports):
             run.stopped = True
         host, disk, store = self.sources(request.request_id, loaded)
         self.counters.tokens.update(host=host, disk=disk, remote=store)
+        self._expect(request, table[first:last])
         for ident, slot in zip(ids, table[first:last], strict=False):
             run.loads.add(ident)
             self._loads[ident] = run
             self._new_loads[ident] = slot
+
+    def _expect(self, request: Request, slots: list[int]) -> None:
+        """Have the workers compare the adapter of loaded blocks with that of the step."""
+        adapter = request.lora_request
+        if adapter is not None:
+            digests = self.identity.adapters.digests(adapter.lora_int_id)
+            self._expected.append((adapter.lora_int_id, digests, slots))
 
     def _count_computed(
         self, request: Request, waiting: WaitingRequest, start: int, now: int
@@ -200,8 +208,11 @@ class SchedulerConnector(Reports):
             self._taken_back,
             self.proofs.questions((*parts, *ahead)),
             _ages(self._used_host.take(now, idle=not self._runs)) if self._used_host else [],
+            self.identity.adapters.question,
+            self.identity.adapters.take_wanted(),
+            self._expected,
         )
-        self._lost, self._forget, self._taken_back = [], False, False
+        self._lost, self._forget, self._taken_back, self._expected = [], False, False, []
         self._step += 1
         self.counters.line(now, None if self.why is None else self.why.line)
         return made
@@ -232,7 +243,7 @@ class SchedulerConnector(Reports):
             with self._contained(ident):
                 run.lease.bind(at, slots)
             run.table += slots
-            if not run.stopped:
+            if not run.stopped and run.identity == self.identity.name(run.request):
                 self.identity.written(new[0])
 
     def _plan(self, output: SchedulerOutput) -> list[tuple[RunningRequest, int]]:
@@ -263,7 +274,7 @@ class SchedulerConnector(Reports):
         for run, upto in rows:
             first, last = run.lease.tokens // self._size, upto // self._size
             with self._contained(run.request.request_id):
-                if run.stopped or not self.identity.settled:
+                if run.stopped or not self.identity.settled_for(run.request):
                     run.lease.drop_ahead(now=now)
                 elif first < (last := min(last, len(run.table))):
                     begun |= len(run.lease.store_ahead((first, last), now=now)) > 0

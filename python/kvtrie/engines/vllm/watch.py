@@ -2,7 +2,8 @@
 
 vLLM notifies connectors neither of `collective_rpc`, by which trainers update and reload weights,
 nor of adapters that are loaded and removed; both pass through its `EngineCore`. So these methods of
-the class are wrapped, once per process, and the wrapper calls the listeners after vLLM's method.
+the class are wrapped, once per process, and the wrapper calls the listeners after vLLM's method,
+which then have the workers name again what they hold.
 Invariant: a listener is called before the next step is scheduled. Cost: a walk over listeners
 per such call; steps are not touched.
 """
@@ -16,11 +17,10 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vllm.lora.request import LoRARequest
-
 __all__ = ["WATCHED", "Listener", "watch"]
 
 WATCHED = ("collective_rpc", "wake_up", "add_lora", "remove_lora")
+_OF_ADAPTERS = ("add_lora", "remove_lora")
 _LISTENERS: WeakSet[Listener] = WeakSet()
 
 
@@ -31,12 +31,8 @@ class Listener(Protocol):
         """Weights may have changed."""
         ...
 
-    def adapter_loaded(self, adapter: LoRARequest) -> None:
-        """An adapter was read from its files."""
-        ...
-
-    def adapter_removed(self, ident: int) -> None:
-        """An adapter was removed; its files are read again when it comes back."""
+    def doubt_adapters(self) -> None:
+        """An adapter may have been loaded, replaced or removed."""
         ...
 
 
@@ -56,18 +52,12 @@ def _watched(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     def outer(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own
         try:
             return inner(*args, **kwargs)
-        finally:
+        finally:  # a call that fails may have changed something on some workers
             for listener in list(_LISTENERS):
-                _report(listener, name, (*args[1:], *kwargs.values()))
+                if name in _OF_ADAPTERS:
+                    listener.doubt_adapters()
+                else:
+                    listener.doubt_weights()
 
     vars(outer)["kvtrie_watches"] = True
     return outer
-
-
-def _report(listener: Listener, name: str, args: tuple[Any, ...]) -> None:
-    if name == "add_lora":
-        listener.adapter_loaded(args[0])
-    elif name == "remove_lora":
-        listener.adapter_removed(args[0])
-    else:
-        listener.doubt_weights()

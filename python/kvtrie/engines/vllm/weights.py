@@ -22,6 +22,7 @@ from weakref import ref
 
 import torch
 
+from kvtrie.engines.vllm.held_adapters import HeldAdapters
 from kvtrie.engines.vllm.layout_check import layouts_digest
 from kvtrie.engines.vllm.module_state import modules_digest
 from kvtrie.engines.vllm.start_options import options_digest
@@ -48,7 +49,7 @@ class WorkerWeights:
         block_tokens: tokens of a block.
 
     Attributes:
-        adapters: whether the models take adapters.
+        adapters: the adapters of the models; None if they take none.
 
     Raises:
         ConfigError: none of the layers is known to vLLM.
@@ -69,7 +70,8 @@ class WorkerWeights:
                 "none of the layers that keep KV is in vLLM's static_forward_context: the weights "
                 "cannot be digested"
             )
-        self.adapters = config.lora_config is not None
+        takes_adapters = config.lora_config is not None
+        self.adapters = HeldAdapters(self._models) if takes_adapters else None
         self._config = config
         self._layout = layouts_digest(config, tensors, blocks, block_tokens)
         self._packed: bytes | None = None

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from kvtrie.engines.vllm.held_adapters import HeldAdapters
     from kvtrie.engines.vllm.kv_writer import Writer
     from kvtrie.engines.vllm.messages import StepOrders
     from kvtrie.engines.vllm.model import ServedModel
@@ -68,6 +69,7 @@ class WorkerConnector:
         gather: exchanges values with the ranks of its tensor-parallel group; latent KV is kept
             once for those of a machine then.
         weights: returns the digest of the weights that the rank computes with now.
+        adapters: the adapters that the rank holds; None if its models take none.
         writer: returns the kernel that writes tokens into the tensor of a layer; needed for tiers
             in another format.
         runners: threads that exchange blocks with a disk.
@@ -89,6 +91,7 @@ class WorkerConnector:
         engine: str,
         gather: Callable[[Any], list[Any]] | None = None,
         weights: Callable[[], bytes] = bytes,
+        adapters: HeldAdapters | None = None,
         writer: Writer | None = None,
         runners: int = 2,
         stream: Callable[[torch.device], CopyStream] = CopyStream,
@@ -153,6 +156,9 @@ class WorkerConnector:
         self._slots = model.blocks
         self._weights, self._question = weights, 0
         self._answer: tuple[int, bytes] | None = None
+        self._rank, self._adapters, self._asked_adapters = rank, adapters, 0
+        self._reported: tuple[int, dict[int, bytes]] = 0, {}  # of adapters
+        self._expected: list[tuple[int, dict[int, bytes], list[int]]] = []
         self._layerwise = settings.use_layerwise
         self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
         self._step = -1
@@ -197,6 +203,7 @@ class WorkerConnector:
         if orders.weights != self._question:
             self._question = orders.weights
             self._answer = self._question, self._weights()
+        self._ask_adapters(orders)
         self._copies.begin(orders.lost)
         for data in orders.ahead:
             self._copies.store_ahead(self._own(Moves.from_bytes(data)))
@@ -215,6 +222,35 @@ class WorkerConnector:
         if orders.taken_back:
             self._copies.await_stores()
 
+    def _ask_adapters(self, orders: StepOrders) -> None:
+        """Load the adapters that requests wait for, and note what the step's loads expect."""
+        self._expected = orders.expected
+        if self._adapters is None:
+            return
+        if orders.adapters != self._asked_adapters:
+            self._asked_adapters = orders.adapters
+            self._adapters.forget()
+        for request in orders.load_adapters:
+            self._adapters.load(request)
+
+    def _held(self) -> tuple[int, dict[int, bytes]] | None:
+        """The question and the held adapters, if they are not those that were reported last."""
+        held = {} if self._adapters is None else self._adapters.digests()
+        now = self._asked_adapters, held
+        if now == self._reported:
+            return None
+        self._reported = now
+        return now
+
+    def _refuse_other_adapters(self) -> None:
+        """Report blocks as not loaded whose adapter is not the one that this step computes with."""
+        held = {} if self._adapters is None else self._adapters.digests()
+        for ident, digests, slots in self._expected:
+            if held.get(ident) != digests.get(self._rank):
+                for slot in slots:
+                    self._copies.lose(slot)
+        self._expected = []
+
     def _start(self, moves: Moves) -> None:
         out: NDArray[np.bool_] = moves.src == 0
         into: NDArray[np.bool_] = moves.dst == 0
@@ -227,6 +263,8 @@ class WorkerConnector:
 
     def load(self) -> None:
         """Begin the loads of the step; all of them, unless they come layer by layer."""
+        if self._expected:
+            self._refuse_other_adapters()
         if self._layerwise:
             self._copies.start_loads()
         else:
@@ -264,6 +302,7 @@ class WorkerConnector:
         reports += self.runner.reports()
         answer, self._answer = self._answer, None
         news = StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"", answer)
+        news.adapters = self._held()
         if self._keeps:
             self._note_kept(news)
         if self.remote is not None:

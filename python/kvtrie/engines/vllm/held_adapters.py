@@ -1,0 +1,101 @@
+"""HeldAdapters: the adapters that one worker of vLLM holds, named by their tensors.
+
+vLLM reads an adapter's files when a step first needs it, when a call loads it, and again after it
+was evicted; it keeps the old adapter if a load fails. So the name is the digest of the tensors that
+its adapter manager holds, and not of any file.
+Invariant: `digests` names what the next step computes with, unless that step loads an adapter.
+Cost: a look at each held adapter per step; a pass over the tensors of one that is new.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from kvtrie.engines.vllm.contents import contents_digest
+from kvtrie.errors import ConfigError
+from kvtrie.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+    from vllm.lora.request import LoRARequest
+
+__all__ = ["HeldAdapters"]
+
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_IDENTITY = ("id", "module_name")
+"""Attributes that say which adapter it is, and not what it computes."""
+
+
+class HeldAdapters:
+    """The adapters of one worker.
+
+    Args:
+        models: the models of the worker; those with adapters have vLLM's manager of them.
+    """
+
+    def __init__(self, models: Iterable[torch.nn.Module]) -> None:
+        managers = [getattr(model, "lora_manager", None) for model in models]
+        self._managers: list[Any] = [each for each in managers if each is not None]
+        # At start: vLLM freezes its objects later, and the collector does not list them any more.
+        self._loaders = _loaders(self._managers) if self._managers else []
+        self._named: dict[int, tuple[list[ref[Any]], bytes]] = {}
+        self._failed: set[int] = set()
+
+    def digests(self) -> dict[int, bytes]:
+        """Return the name of each adapter by vLLM's number; empty for one that cannot be loaded."""
+        held: dict[int, list[Any]] = {}
+        for manager in self._managers:
+            for ident, adapter in manager.list_adapters().items():
+                held.setdefault(ident, []).append(adapter)
+        known, self._named = self._named, {}
+        for ident, adapters in held.items():
+            refs, name = known.get(ident, ([], b""))
+            if [each() for each in refs] != adapters:
+                refs, name = [ref(each) for each in adapters], _name(adapters)
+            self._named[ident] = refs, name
+        self._failed -= held.keys()
+        return {ident: name for ident, (_, name) in self._named.items()} | dict.fromkeys(
+            self._failed, b""
+        )
+
+    def forget(self) -> None:
+        """Read all tensors again at the next call of `digests`: they may have been written to."""
+        self._named, self._failed = {}, set()
+
+    def load(self, request: LoRARequest) -> None:
+        """Have vLLM load an adapter that a request waits for, as its step would."""
+        self._failed.discard(request.lora_int_id)
+        held = [request.lora_int_id in manager.list_adapters() for manager in self._managers]
+        if held and all(held) and not request.load_inplace:
+            return
+        try:
+            for loader in self._loaders:
+                loader.add_adapter(request)
+        except Exception as error:  # noqa: BLE001 - the step that needs it reports it
+            name, why = (printable(str(each), in_ascii=True) for each in (request.lora_name, error))
+            _LOG.warning("kvtrie: vLLM cannot load adapter %s: %s", name, why)
+        if not any(request.lora_int_id in each.list_adapters() for each in self._managers):
+            self._failed.add(request.lora_int_id)
+
+
+def _name(adapters: list[Any]) -> bytes:
+    """The digest of adapters of one number; empty if a part of one cannot be digested."""
+    try:
+        return contents_digest(adapters, without=_IDENTITY)[0]
+    except ConfigError as error:
+        _LOG.warning("kvtrie: an adapter has no name, its KV is neither found nor kept: %s", error)
+        return b""
+
+
+def _loaders(managers: list[Any]) -> list[Any]:
+    """The objects of this process through which vLLM's runner loads into managers of adapters."""
+    from vllm.lora.worker_manager import WorkerLoRAManager
+
+    found = [each for each in gc.get_objects() if issubclass(type(each), WorkerLoRAManager)]
+    wanted = {id(manager) for manager in managers}
+    return [each for each in found if id(getattr(each, "_adapter_manager", None)) in wanted]
