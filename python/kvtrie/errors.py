@@ -28,7 +28,7 @@ class NoSpaceError(KvtrieError, MemoryError):
 
     Attributes:
         tier: the tier's kind, e.g. "gpu".
-        wanted: slots asked for.
+        wanted: slots asked for; pages on a tier that groups of layers share, as all numbers.
         free: slots that are free or could be evicted now.
         coming: slots that moves in flight will give back.
         leased: slots that leases hold.

@@ -31,11 +31,12 @@ class ResumePoints:
     """The points of a sequence at which a model with windows or states can go on.
 
     A point holds the windows and states that computing the next token needs. Points are at the end
-    of prompts and of answers, and where a second prompt leaves a known path.
+    of prompts and of answers, where a repeat of a prompt goes on, and where a second prompt leaves
+    a known path.
 
     Attributes:
-        newest: how many points at ends are kept of a path; those where paths branch are kept in
-            addition.
+        newest: how many points at ends are kept of a path; those where paths branch or a prompt
+            has come again are kept in addition.
         every: tokens from one point to the next, a multiple of a block. Then all points are kept,
             and there are no others. None has points at ends and branches.
 

@@ -140,8 +140,8 @@ def test_passes_over_states_end_where_a_state_is_kept_and_nowhere_else(monkeypat
     widths.clear()
     with KvtrieCache(model, executor, ids, reserve=8) as cache:
         assert cache.leases[0].matched == 11 * BLOCK
-        assert widths == []  # the last border is the end of the prompt
-        assert passes(ids, cache) == [5 * BLOCK]
+        assert widths == [4 * BLOCK]  # where a repeat of the prompt goes on
+        assert passes(ids, cache) == [BLOCK]
     _, (found,) = ask(model, executor, torch.cat([ids, some(53, 1, 2)], dim=1))
     assert found == ids.shape[1] == 16 * BLOCK
     executor.manager.audit()

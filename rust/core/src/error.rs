@@ -11,17 +11,19 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Kinds of error, mirrored one to one by the Python exceptions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// A tier has too few free or evictable slots. All numbers are slots of that tier.
+    /// A tier has too few free or evictable slots or, where groups of layers share it, pages.
     NoSpace {
         /// The tier's name.
         tier: String,
-        /// Slots requested.
+        /// What the numbers count: slots or pages of that tier.
+        unit: &'static str,
+        /// Number requested.
         wanted: u64,
-        /// Slots free or evictable now.
+        /// Number free or evictable now.
         free: u64,
-        /// Slots that moves in flight will free.
+        /// Number that moves in flight will free.
         coming: u64,
-        /// Slots held by leases.
+        /// Number held by leases.
         leased: u64,
     },
     /// A setting or argument is wrong.
@@ -52,9 +54,9 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoSpace { tier, wanted, free, coming, leased } => write!(
+            Self::NoSpace { tier, unit, wanted, free, coming, leased } => write!(
                 f,
-                "tier '{tier}' has no room: wanted {wanted} slots, {free} free or evictable, \
+                "tier '{tier}' has no room: wanted {wanted} {unit}, {free} free or evictable, \
                  {coming} coming, {leased} leased"
             ),
             Self::Config(message) | Self::Invariant(message) | Self::Closed(message) => {

@@ -7,11 +7,13 @@ mod group_story;
 mod rig;
 
 use group_story::{FULL, branch, on};
+use kvtrie_core::block::{LeaseId, NO_SLOT};
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::hint::{Answer, Hint, HintReply, Target};
 use kvtrie_core::manager::{Acquire, Asked, Manager, MoveKind, Settings};
 use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner};
+use kvtrie_core::tier::{Kind, Owner, Write};
+use proptest::prelude::*;
 use rig::{GPU, HOST, Rig, SIZE, settings, tier, tokens};
 
 /// Two blocks of four tokens.
@@ -243,4 +245,163 @@ fn a_border_whose_load_failed_is_a_point_again_once_it_is_computed() {
         rig.release(id);
         assert_eq!(rig.matched(&branch(&next, 21, 4, 1)), 21 * SIZE);
     }
+}
+
+/// A prompt is asked for, computed with its passes ending where they should, and answered. Returns its
+/// match.
+fn answered(rig: &mut Rig, prompt: &[u32], answer: &[u32]) -> usize {
+    let ask = Acquire { keep: 1, reserve: answer.len(), ..rig::all_of(prompt) };
+    let id = rig.ask(&ask).unwrap();
+    rig.run();
+    let found = rig.manager.lease_tokens(id).unwrap();
+    let ends = rig.manager.resume_borders(id).unwrap();
+    let ends = ends.into_iter().map(|border| border as usize * SIZE).chain([prompt.len()]);
+    for end in ends.collect::<Vec<_>>() {
+        let done = rig.manager.lease_tokens(id).unwrap();
+        rig.commit(id, &prompt[done..end]);
+    }
+    for token in answer {
+        rig.run();
+        rig.commit(id, std::slice::from_ref(token));
+    }
+    rig.release(id);
+    rig.run();
+    found
+}
+
+#[test]
+fn a_repeated_prompt_is_found_up_to_the_last_border_before_its_last_token() {
+    let owner = Owner::Kvtrie;
+    for (group, long, (extra, output)) in [WINDOW, STATE]
+        .into_iter()
+        .flat_map(|group| [false, true].map(|long| (group, long)))
+        .flat_map(|(group, long)| [3, 4, 5].map(|extra| (group, long, (extra, 0))))
+        .flat_map(|(group, long, (extra, _))| {
+            [0, 3, 9].map(|output| (group, long, (extra, output)))
+        })
+    {
+        // On the first tier alone, or with too little room there for a prompt and what others leave.
+        let bytes = if long { vec![9 * 700, 200 * 700] } else { vec![200 * 700] };
+        let mut settings = on(&[FULL, group], &bytes);
+        settings.tiers.iter_mut().for_each(|tier| tier.owner = owner);
+        let mut rig = Rig::new(settings);
+        let prompt = &tokens(1, 8)[..5 * SIZE + extra];
+        let found: Vec<usize> = (0..6)
+            .map(|turn| {
+                // Answers differ from the fourth on.
+                let answer = &tokens(if turn < 3 { 50 } else { 50 + turn }, 3)[..output];
+                let found = answered(&mut rig, prompt, answer);
+                for other in (0..6).filter(|_| long) {
+                    answered(&mut rig, &tokens(100 + 10 * turn + other, 14), &tokens(9, 1));
+                }
+                found
+            })
+            .collect();
+        let whole = (prompt.len() - 1) / SIZE * SIZE;
+        assert_eq!(found[2..], [whole; 4], "{group:?} {long} {extra} {output}: {found:?}");
+        // Where the answer filled no block the first repeat finds them.
+        let fills = extra % SIZE + output >= SIZE;
+        assert!(fills || found[1] == whole, "{group:?} {long} {extra} {output}: {found:?}");
+    }
+}
+
+/// A request that runs: its lease, its prompt and answer, and where the prompt ends.
+struct Running {
+    id: LeaseId,
+    stem: u32,
+    tokens: Vec<u32>,
+    prompt: usize,
+}
+
+/// Plays requests whose room is reserved; what a reservation promised never runs out. Unless requests that
+/// run may have the same tokens, each state after a prompt has a slot before it is written.
+fn play_promised(rig: &mut Rig, groups: &[Group], steps: &[(u8, u32, usize, usize)], shared: bool) {
+    let mut running: Vec<Running> = Vec::new();
+    for &(what, stem, long, count) in steps {
+        if what < 3 || running.is_empty() {
+            if !shared && running.iter().any(|one| one.stem == stem) {
+                continue;
+            }
+            let tokens = tokens(stem, 16)[..long + 4 * count].to_vec();
+            let (prompt, reserve) = (long, tokens.len() - long);
+            let ask = Acquire { keep: 1, reserve, ..rig::all_of(&tokens[..prompt]) };
+            let Ok(id) = rig.ask(&ask) else { continue };
+            rig.run();
+            for border in rig.manager.resume_borders(id).unwrap() {
+                let done = rig.manager.lease_tokens(id).unwrap();
+                rig.commit(id, &tokens[done..border as usize * SIZE]);
+                rig.run();
+            }
+            let done = rig.manager.lease_tokens(id).unwrap();
+            rig.commit(id, &tokens[done..prompt]);
+            running.push(Running { id, stem, tokens, prompt });
+            continue;
+        }
+        let at = stem as usize % running.len();
+        let Running { id, ref tokens, prompt, .. } = running[at];
+        let done = rig.manager.lease_tokens(id).unwrap();
+        let more = tokens.len().min(done + if what % 2 == 0 { 1 } else { count }) - done;
+        if more == 0 || what == 9 {
+            rig.release(running.remove(at).id);
+            continue;
+        }
+        rig.run();
+        rig.call(|m, now| m.reserve(id, more, now)).unwrap();
+        let full = (done + more) / SIZE;
+        if !shared && full > done / SIZE && full > prompt / SIZE {
+            for (group, _) in (0..).zip(groups).filter(|(_, g)| g.kind == GroupKind::State) {
+                let table = rig.manager.group_table(id, GPU, group).unwrap().1;
+                assert_ne!(table[full - 1], NO_SLOT, "group {group} of block {full} of {id}");
+            }
+        }
+        rig.run();
+        rig.commit(id, &tokens[done..done + more]);
+    }
+    for one in running {
+        rig.release(one.id);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn what_a_reservation_promised_never_runs_out(
+        state in 20_u64..900,
+        window in prop::option::of((1_u64..30, 20_u64..900)),
+        (pages, below) in (4_u64..24, prop::collection::vec(4_u64..40, 0..2)),
+        through in any::<bool>(),
+        newest in 1_u32..3,
+        shared in any::<bool>(),
+        steps in prop::collection::vec((0_u8..10, 0_u32..4, 1_usize..24, 1_usize..10), 1..80),
+    ) {
+        let mut groups = vec![FULL, Group { slot_bytes: state, ..STATE }];
+        groups.extend(window.map(|(window, slot_bytes)| {
+            Group { kind: GroupKind::Sliding { window, sinks: 0 }, slot_bytes, layers: 3 }
+        }));
+        let largest = groups.iter().map(|group| group.slot_bytes).max().unwrap();
+        let bytes: Vec<u64> = [pages].into_iter().chain(below).map(|n| n * largest).collect();
+        let mut settings = on(&groups, &bytes);
+        settings.tiers.iter_mut().for_each(|tier| tier.owner = Owner::Kvtrie);
+        settings.tiers[0].write = if through { Write::Through } else { Write::Back };
+        settings.groups.as_mut().unwrap().newest = newest;
+        if Manager::new(settings.clone()).is_ok() {
+            play_promised(&mut Rig::new(settings), &groups, &steps, shared);
+        }
+    }
+}
+
+#[test]
+fn a_refusal_names_pages_of_all_groups() {
+    let mut settings = on(&[FULL, STATE], &[4 * 700]);
+    settings.tiers[0].owner = Owner::Kvtrie;
+    let mut rig = Rig::new(settings);
+    let prompt = tokens(1, 4);
+    let id = rig.ask(&Acquire { keep: 1, ..rig::all_of(&prompt) }).unwrap();
+    rig.commit(id, &prompt);
+    // Two states, and blocks of the first group, have three of four pages.
+    let refused = rig.call(|m, now| m.reserve(id, 7 * SIZE, now)).unwrap_err().to_string();
+    let numbers = "wanted 3 pages, 1 free or evictable, 0 coming, 3 leased";
+    assert_eq!(refused, format!("tier 'gpu' has no room: {numbers}"));
+    rig.release(id);
 }

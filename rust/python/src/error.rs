@@ -16,7 +16,7 @@ pyo3::import_exception!(kvtrie.errors, TransferError);
 pub(crate) fn raise(error: Error) -> PyErr {
     let message = error.to_string();
     match error {
-        Error::NoSpace { tier, wanted, free, coming, leased } => {
+        Error::NoSpace { tier, wanted, free, coming, leased, .. } => {
             NoSpaceError::new_err((message, tier, wanted, free, coming, leased))
         }
         Error::Config(_) => ConfigError::new_err(message),

@@ -203,6 +203,7 @@ impl Manager {
     pub(super) fn no_space(&self, tier: TierId, wanted: u64, set: &EvictionSet) -> Error {
         Error::NoSpace {
             tier: self.tiers[tier].spec.kind.name().to_owned(),
+            unit: "slots",
             wanted,
             free: Self::spare(set, tier),
             coming: self.blocks.table(tier).arrivals() as u64,

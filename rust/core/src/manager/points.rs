@@ -35,13 +35,24 @@ use named::NamedBorders;
 /// Priority of blocks that serve no resume point.
 const USELESS: Priority = 0;
 
+/// How long a resume point stays while newer ones are made on its path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stay {
+    /// As long as it is among the newest.
+    Newest,
+    /// As long as the point after it: a repeat of the prompt that ends there goes on here.
+    Next,
+    /// Whatever follows.
+    Always,
+}
+
 /// Resume point after a block.
 #[derive(Clone, Debug)]
 pub(super) struct Point {
     /// Blocks before the border.
     pub(super) border: u32,
-    /// Whether newer points of the path do not replace it.
-    pub(super) kept: bool,
+    /// How long it stays.
+    pub(super) stay: Stay,
     /// Bit set of the tiers that have all that it needs.
     pub(super) tiers: u8,
     /// Block of the nearest point before it on its path.
@@ -357,16 +368,19 @@ impl Manager {
     /// Releases the points of a path, up to the one after a block, that newer ones replace.
     pub(super) fn replace_points(&mut self, block: BlockId) {
         let points = self.points.as_ref().expect("a model of several groups");
-        let (mut next, mut left) = (Some(block), points.newest);
+        let (mut next, mut left, mut stays) = (Some(block), points.newest, true);
         let mut replaced: SmallVec<[BlockId; 2]> = SmallVec::new();
         while let Some(point) = next {
-            let Point { kept, before, ref after, .. } = points.at[&point];
+            let Point { stay, before, ref after, .. } = points.at[&point];
             // Two paths go on from a branch.
-            if !kept && after.len() < 2 {
-                if left == 0 {
+            if stay != Stay::Always && after.len() < 2 {
+                if stay == Stay::Newest {
+                    stays = left > 0;
+                    left = left.saturating_sub(1);
+                }
+                if !stays {
                     replaced.push(point);
                 }
-                left = left.saturating_sub(1);
             }
             next = before;
         }

@@ -26,6 +26,7 @@ pub(super) mod lease;
 pub(super) mod lookup;
 pub(super) mod mark;
 pub(super) mod new_point;
+pub(super) mod next_slots;
 pub(super) mod open_slot;
 pub(super) mod path;
 pub(super) mod pins;

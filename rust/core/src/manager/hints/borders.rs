@@ -10,6 +10,7 @@ use crate::block::{BlockId, Structure};
 use crate::error::{Error, Result};
 use crate::hint::{Answer, HintCode, HintReply, Target};
 use crate::manager::Manager;
+use crate::manager::points::Stay;
 use crate::manager::points::named::MOST_NAMED;
 use crate::record::BlockKey;
 
@@ -131,7 +132,7 @@ impl Manager {
         let Some(tier) = tiers.find(|&tier| self.can_resume(tier, path, blocks)) else {
             return false;
         };
-        self.add_point_on(tier, path, blocks, true);
+        self.add_point_on(tier, path, blocks, Stay::Always);
         self.has_point(block)
     }
 

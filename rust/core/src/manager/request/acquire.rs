@@ -183,7 +183,7 @@ impl Manager {
         now: Nanos,
     ) -> Result<Taken> {
         let mut path = scope.map_or_else(Vec::new, |scope| self.requested_path(ask, scope));
-        let mut windows = self.plan_windows(ask, scope, &mut path, now);
+        let mut windows = self.plan_windows(ask, &mut path, now);
         let mut missing = self.scan(&path, now);
         let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
         let mut open = self.behind(path.len(), ask)?;
@@ -345,10 +345,11 @@ impl Manager {
             // Counting leased slots takes O(leases' blocks): only a tier with a growth reserve
             // pays.
             let reclaimed = missing.iter().filter(|miss| miss.reclaim).count() as u64;
-            let held = self.leased(0) + units + reclaimed * self.units(0, self.all_layers());
+            let wanted = units + reclaimed * self.units(0, self.all_layers());
+            let held = self.leased(0) + wanted;
             // The growth reserve is for leases that hold blocks already.
-            if held + growth > u64::from(self.blocks.space(0).capacity()) {
-                return Err(self.no_space(0, units, &self.eviction_set()));
+            if wanted > 0 && held + growth > u64::from(self.blocks.space(0).capacity()) {
+                return Err(self.no_space(0, wanted, &self.eviction_set()));
             }
         }
         // These slots look free to `make_room`: they drain.

@@ -11,6 +11,7 @@ use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
+use crate::manager::points::Stay;
 use crate::manager::request::lease::Plan;
 use crate::manager::request::window_slots::{Windows, path_border};
 use crate::private_slots::PrivateSlotId;
@@ -140,8 +141,8 @@ impl Manager {
     pub(crate) fn settle_bound(&mut self, windows: &mut Windows, path: &[BlockId]) {
         let (end, now) = (path_border(path), self.clock.last());
         let reached = windows.borders.partition_point(|&(border, _)| border <= end);
-        for (border, kept) in windows.borders.drain(..reached).collect::<Vec<_>>() {
-            self.store_bound(windows, path, (border, kept), now);
+        for (border, stay) in windows.borders.drain(..reached).collect::<Vec<_>>() {
+            self.store_bound(windows, path, (border, stay), now);
         }
         let points = self.points.as_ref().expect("a model of several groups");
         let ends = windows.borders.iter().map(|&(border, _)| border).chain([end]);
@@ -184,7 +185,7 @@ impl Manager {
         let path = lease.path.blocks().to_vec();
         let end = path_border(&path);
         if every == 0 && windows.done == end {
-            self.store_bound(&windows, &path, (end, false), now);
+            self.store_bound(&windows, &path, (end, Stay::Newest), now);
         }
         self.lease_mut(id).windows = Some(windows);
     }
@@ -195,7 +196,7 @@ impl Manager {
         &mut self,
         windows: &Windows,
         path: &[BlockId],
-        (border, kept): (u32, bool),
+        (border, stay): (u32, Stay),
         now: Nanos,
     ) {
         if !self.tiers.writes(0) || border == 0 {
@@ -228,7 +229,7 @@ impl Manager {
             for (at, block, private) in lacking {
                 self.store_window(at, block, private, now);
             }
-            self.add_point_on(1, path, border, kept);
+            self.add_point_on(1, path, border, stay);
         }
         for (at, block) in there {
             self.blocks.unhold_group(1, at, [block]);

@@ -11,6 +11,7 @@ use crate::group::GroupKind;
 use crate::manager::Manager;
 use crate::manager::kinds::Cause;
 use crate::manager::moves::NewMove;
+use crate::manager::points::Stay;
 use crate::manager::request::lease::Lease;
 use crate::manager::request::placed_slots::PlacedSlots;
 use crate::manager::request::window_slots::{blocks_at, path_border};
@@ -55,11 +56,12 @@ impl Manager {
     fn plan_again(&mut self, id: LeaseId) {
         let every = self.points.as_ref().map_or(0, |points| points.every);
         let Some(windows) = &mut self.lease_mut(id).windows else { return };
-        let (lost, kept) = (windows.done, windows.here.unwrap_or(false));
+        let (lost, stay) = (windows.done, windows.here.unwrap_or(Stay::Newest));
         let regular = every == 0 || lost.is_multiple_of(every);
         let known = windows.borders.binary_search_by_key(&lost, |&(border, _)| border);
         if let (Err(at), true, true) = (known, regular, 0 < lost && lost <= windows.end) {
-            windows.borders.insert(at, (lost, kept || every > 0));
+            let stay = if every > 0 { Stay::Always } else { stay };
+            windows.borders.insert(at, (lost, stay));
         }
     }
 

@@ -7,6 +7,7 @@
 use crate::block::{BlockId, TierId};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
+use crate::manager::points::Stay;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
@@ -109,7 +110,7 @@ impl Manager {
             }
         }
         if self.points.is_some() {
-            self.add_point_on(tier, path, end.border, false);
+            self.add_point_on(tier, path, end.border, Stay::Newest);
         }
         self.let_marked_go(tier, end);
     }

@@ -39,7 +39,7 @@ impl Manager {
     /// victims by value, or changes nothing. The first group's are in its space then.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] in bytes of pages, if leases and moves hold too many.
+    /// [`Error::NoSpace`] in pages, if leases and moves hold too many.
     pub(crate) fn make_group_room(
         &mut self,
         tier: TierId,
@@ -56,7 +56,7 @@ impl Manager {
             let spare = tier == 0 && self.give_spare_slots();
             let freed = spare || self.free_some((tier, true), wanted, now);
             if !freed && !self.cancel_store(begun, now) {
-                return Err(self.no_pages(tier, wanted));
+                return Err(self.no_pages(tier, wanted, &self.fixed(tier, held.0, held.1), 0));
             }
         }
         self.blocks.stock(tier, wanted[0]);
@@ -79,7 +79,9 @@ impl Manager {
             reason = "a share below one of a number below 2^32"
         )]
         let growth = (f64::from(pages) * self.tiers[0].spec.growth_reserve) as u64;
-        if growth == 0 { Ok(()) } else { self.check_group_room(0, wanted, held, growth) }
+        // A request that takes no slot leaves the reserve as it is.
+        let takes = wanted.iter().any(|&slots| slots > 0);
+        if growth == 0 || !takes { Ok(()) } else { self.check_group_room(0, wanted, held, growth) }
     }
 
     /// Cancels the latest store after a move, none of which was handed out. Returns whether there is
@@ -131,10 +133,10 @@ impl Manager {
         if most.is_some_and(|most| pages + most <= u64::from(arena.room())) {
             return Ok(());
         }
-        let fixed = self.fixed(tier, path, held).slots;
+        let fixed = self.fixed(tier, path, held);
         let mut spare = vec![0_u64; wanted.len().max(arena.groups())];
         let mut pages: FxHashSet<(usize, u32)> = FxHashSet::default();
-        for &(group, slot) in &fixed {
+        for &(group, slot) in &fixed.slots {
             let per_page = arena.per_page(group);
             if pages.insert((group, slot / u32::from(per_page))) {
                 spare[group] += u64::from(per_page);
@@ -147,7 +149,7 @@ impl Manager {
         if lacking.sum::<u64>() + pages.len() as u64 + spared <= u64::from(arena.room()) {
             return Ok(());
         }
-        Err(self.no_pages(tier, wanted))
+        Err(self.no_pages(tier, wanted, &fixed, spared))
     }
 
     /// Bound of the slots of [`Manager::fixed`], without a look at each; `None` where moves or pins keep
@@ -183,17 +185,7 @@ impl Manager {
             let held = held.map_or(&[][..], |windows| &windows.held);
             self.fix_held(&mut fixed, tier, lease.path.blocks(), held);
         }
-        let others = self.points.as_ref().map_or(0, |points| points.groups.len());
-        let moving = self.moves.values().filter_map(|known| known.block);
-        for block in moving.filter_map(|handle| self.trie().resolve(handle)) {
-            self.fix_path(&mut fixed, tier, Some(block));
-            for at in 0..others {
-                let here = self.blocks.group_residency(tier, at, block);
-                if here.state == ResidencyState::Arriving {
-                    fixed.slots.insert((at + 1, here.slot));
-                }
-            }
-        }
+        self.fix_moving(&mut fixed, tier);
         let marked = self.marked.iter().map(|&(_, _, block)| block);
         for block in self.pins.copies().map(|(_, block)| block).chain(marked) {
             self.fix_path(&mut fixed, tier, Some(block));
@@ -205,6 +197,21 @@ impl Manager {
             fixed.slots.extend(private.map(|(_, private)| (0, private.slot)));
         }
         fixed
+    }
+
+    /// Adds the blocks that moves in flight keep, with the blocks before them, and what they write.
+    fn fix_moving(&self, fixed: &mut Fixed, tier: TierId) {
+        let others = self.points.as_ref().map_or(0, |points| points.groups.len());
+        let moving = self.moves.values().filter_map(|known| known.block);
+        for block in moving.filter_map(|handle| self.trie().resolve(handle)) {
+            self.fix_path(fixed, tier, Some(block));
+            for at in 0..others {
+                let here = self.blocks.group_residency(tier, at, block);
+                if here.state == ResidencyState::Arriving {
+                    fixed.slots.insert((at + 1, here.slot));
+                }
+            }
+        }
     }
 
     /// Adds the slots of the first tier that leases have without a block.
@@ -253,7 +260,26 @@ impl Manager {
         }
     }
 
-    fn no_pages(&self, tier: TierId, wanted: &[u64]) -> Error {
-        self.no_space(tier, wanted[0], &self.eviction_set())
+    /// The error of a request without room in an arena, in pages: those of all slots that it wants, and
+    /// those that neither what is `fixed` nor `spared` takes.
+    fn no_pages(&self, tier: TierId, wanted: &[u64], fixed: &Fixed, spared: u64) -> Error {
+        let arena = self.blocks.arena(tier).expect("a tier of several groups");
+        let pages = |slots: &FxHashSet<(usize, Slot)>| {
+            let page =
+                |&(group, slot): &(usize, Slot)| (group, slot / u32::from(arena.per_page(group)));
+            slots.iter().map(page).collect::<FxHashSet<_>>().len() as u64
+        };
+        let mut moving = Fixed::default();
+        self.fix_moving(&mut moving, tier);
+        let taken = pages(&fixed.slots);
+        let whole = (0..).zip(wanted).map(|(group, &wanted)| arena.whole_pages(group, wanted));
+        Error::NoSpace {
+            tier: self.tiers[tier].spec.kind.name().to_owned(),
+            unit: "pages",
+            wanted: whole.sum(),
+            free: u64::from(arena.room()).saturating_sub(taken + spared),
+            coming: pages(&moving.slots),
+            leased: taken,
+        }
     }
 }

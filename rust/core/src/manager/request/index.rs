@@ -13,6 +13,7 @@ use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
 use crate::manager::node::Node;
+use crate::manager::points::Stay;
 use crate::manager::request::window_slots::path_border;
 use crate::manager::settings::DropOrder;
 
@@ -175,7 +176,7 @@ impl Manager {
         ends.dedup();
         for block in ends {
             let path = self.path_to(Some(block));
-            self.add_point_on(tier, &path, path_border(&path), false);
+            self.add_point_on(tier, &path, path_border(&path), Stay::Newest);
         }
         Ok(loaded)
     }

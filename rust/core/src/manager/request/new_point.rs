@@ -5,18 +5,17 @@
 
 use crate::block::{BlockId, TierId};
 use crate::manager::Manager;
-use crate::manager::points::Point;
+use crate::manager::points::{Point, Stay};
 
 impl Manager {
-    /// Makes a border of a path a resume point, if the first tier has all that it needs. A point that newer ones
-    /// of its path do not replace is `kept`, as is one that a hint has named; of the others the oldest is released where there are too
-    /// many.
-    pub(crate) fn add_point(&mut self, path: &[BlockId], border: u32, kept: bool) {
-        self.add_point_on(0, path, border, kept);
+    /// Makes a border of a path a resume point, if the first tier has all that it needs. One that a hint has
+    /// named stays whatever follows; of the newest ones the oldest is released where there are too many.
+    pub(crate) fn add_point(&mut self, path: &[BlockId], border: u32, stay: Stay) {
+        self.add_point_on(0, path, border, stay);
     }
 
     /// The same on a tier.
-    pub(crate) fn add_point_on(&mut self, tier: TierId, path: &[BlockId], border: u32, kept: bool) {
+    pub(crate) fn add_point_on(&mut self, tier: TierId, path: &[BlockId], border: u32, stay: Stay) {
         if border == 0 {
             return;
         }
@@ -25,10 +24,10 @@ impl Manager {
         if !there && !self.can_resume(tier, path, border) {
             return;
         }
-        let kept = self.take_named(block) || kept;
+        let stay = if self.take_named(block) { Stay::Always } else { stay };
         let points = self.points.as_mut().expect("a model of several groups");
         if let Some(known) = points.get_mut(block) {
-            known.kept |= kept;
+            known.stay = known.stay.max(stay);
             if !there {
                 self.hold_point(tier, path, border);
             }
@@ -45,7 +44,7 @@ impl Manager {
             before.after.retain(|below| !after.contains(below));
             before.after.push(block);
         }
-        points.insert(block, Point { border, kept, tiers: 0, before, after: after.clone() });
+        points.insert(block, Point { border, stay, tiers: 0, before, after: after.clone() });
         self.hold_point(tier, path, border);
         // The worth of the points around it hangs on it.
         for other in after.into_iter().chain(before) {

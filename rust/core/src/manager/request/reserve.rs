@@ -49,7 +49,12 @@ impl Manager {
         let places = self.unopened(lease, written);
         self.check_memory(more)?;
         if places.iter().any(|places| !places.is_empty()) {
-            self.reserve_groups(id, more, places, now)?;
+            let room = self.reserve_groups(id, more, places, now);
+            // Blocks that it has room for are written in any case, and one without a slot in a group is not
+            // kept there.
+            if more > 0 {
+                room?;
+            }
         } else if more > 0 {
             let units = self.units(0, self.all_layers()) * more as u64;
             self.make_room(&[(0, units)], &[], now)?;

@@ -9,11 +9,12 @@ use crate::block::{BlockId, LeaseId, Token};
 use crate::error::Result;
 use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
+use crate::manager::points::Stay;
 use crate::manager::request::acquire::Acquire;
 use crate::manager::request::placed_slots::PlacedSlots;
-use crate::manager::request::window_slots::{Windows, span};
+use crate::manager::request::window_slots::{LATER, Windows, span};
 use crate::residency::GroupSlots;
-use crate::scope::{Scope, ScopeId};
+use crate::scope::Scope;
 use crate::time::Nanos;
 use crate::trie::Query;
 
@@ -23,26 +24,30 @@ impl Manager {
     pub(crate) fn plan_windows(
         &self,
         ask: &Acquire<'_>,
-        scope: Option<ScopeId>,
         path: &mut Vec<BlockId>,
         now: Nanos,
     ) -> Option<Box<Windows>> {
         let points = self.points.as_ref()?;
         let place = |blocks: usize| u32::try_from(blocks).expect("fewer than 2^32 blocks");
-        let (known, end) = (place(path.len()), place(ask.tokens.len() / self.block_tokens()));
-        let leaves = scope.is_some_and(|scope| self.leaves_path(ask, scope, path));
+        let blocks = |tokens: usize| place(tokens / self.block_tokens());
+        let (known, end) = (place(path.len()), blocks(ask.tokens.len()));
+        // A repeat of the prompt goes on here: its last tokens are computed again.
+        let repeat = blocks(ask.tokens.len().saturating_sub(ask.keep));
+        let last = if repeat < end { Stay::Next } else { Stay::Newest };
+        // The prompt leaves a path that is known further, or has come before.
+        let leaves = path.last().is_some_and(|&last| self.trie().children(last).next().is_some());
         path.truncate(self.choose_border(ask, path, now) as usize);
         let from = place(path.len());
-        let mut borders: Vec<(u32, bool)> = Vec::new();
+        let mut borders: Vec<(u32, Stay)> = Vec::new();
         if points.every > 0 {
             let regular = (from + 1..=end).filter(|border| border % points.every == 0);
-            borders.extend(regular.map(|border| (border, true)));
+            borders.extend(regular.map(|border| (border, Stay::Always)));
         } else {
-            if leaves && known > from {
-                borders.push((known, true));
-            }
-            if end > from {
-                borders.push((end, false));
+            let leaves = leaves.then_some((known, Stay::Always));
+            for (border, stay) in leaves.into_iter().chain([(repeat, last), (end, Stay::Newest)]) {
+                if border > borders.last().map_or(from, |&(before, _)| before) {
+                    borders.push((border, stay));
+                }
             }
         }
         let named = self.named_borders(&ask.scope, ask.tokens);
@@ -56,10 +61,10 @@ impl Manager {
             .groups
             .iter()
             .map(|group| self.window_places(group, &borders, from..end.max(from), more));
-        let here = (points.every == 0 && from > 0)
-            .then_some(leaves && known == from)
-            .filter(|&leaves| leaves || from == end);
-        let here = if named.contains(&from) { Some(true) } else { here };
+        let stays = (leaves && known == from).then_some(Stay::Always);
+        let here = stays.or((from == repeat).then_some(last));
+        let here = here.filter(|_| points.every == 0 && from > 0);
+        let here = if named.contains(&from) { Some(Stay::Always) } else { here };
         Some(Box::new(Windows {
             wanted: wanted.collect(),
             loads: Vec::new(),
@@ -74,23 +79,12 @@ impl Manager {
         }))
     }
 
-    /// Whether a prompt goes on after `path` with other tokens than a path that is known.
-    fn leaves_path(&self, ask: &Acquire<'_>, scope: ScopeId, path: &[BlockId]) -> bool {
-        let size = self.block_tokens();
-        let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
-        let next = content.get(path.len() * size..(path.len() + 1) * size);
-        let (Some(&last), Some(next)) = (path.last(), next) else { return false };
-        let root = self.scopes.get(scope).root;
-        self.trie().children(last).next().is_some()
-            && self.trie().child(root, Some(last), next).is_none()
-    }
-
     /// Places on a path for which a lease takes slots of a group: what its borders need of the blocks
     /// `new`, and `more` blocks after them as far as a token attends.
     pub(super) fn window_places(
         &self,
         group: &Group,
-        borders: &[(u32, bool)],
+        borders: &[(u32, Stay)],
         new: Range<u32>,
         more: u32,
     ) -> Vec<u32> {
@@ -100,7 +94,9 @@ impl Manager {
         let last = (group.kind != GroupKind::State).then_some(new.end);
         let needed = group.needed_at(ends.chain(last), size, new.clone());
         let after = new.end..new.end.saturating_add(more.min(span(group.kind, size)));
-        needed.iter().chain(after).collect()
+        // Where no bytes are written, the state of the end is let go before the next one has its slot.
+        let later = last.is_none() && more > 1 && self.writes_bytes();
+        needed.iter().chain(after).chain(later.then_some(LATER)).collect()
     }
 
     /// The borders, in blocks, at which a pass of a lease should end: each becomes a resume point.
@@ -139,11 +135,11 @@ impl Manager {
 }
 
 /// Adds borders that stay to those of a pass, which are ascending.
-fn add_named(borders: &mut Vec<(u32, bool)>, named: impl Iterator<Item = u32>) {
+fn add_named(borders: &mut Vec<(u32, Stay)>, named: impl Iterator<Item = u32>) {
     for border in named {
         match borders.binary_search_by_key(&border, |&(known, _)| known) {
-            Ok(at) => borders[at].1 = true,
-            Err(at) => borders.insert(at, (border, true)),
+            Ok(at) => borders[at].1 = Stay::Always,
+            Err(at) => borders.insert(at, (border, Stay::Always)),
         }
     }
 }

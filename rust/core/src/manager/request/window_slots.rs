@@ -6,15 +6,18 @@ use std::collections::BTreeMap;
 
 use crate::block::{BlockId, Slot, TierId};
 use crate::group::GroupKind;
+use crate::manager::points::Stay;
 use crate::manager::request::placed_slots::PlacedSlots;
 use crate::private_slots::PrivateSlotId;
+
+/// Place of the slot that follows that of the next state of a lease: no block has it yet.
+pub(super) const LATER: u32 = u32::MAX;
 
 /// Slots of a lease in the groups after the first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Windows {
-    /// Borders after the match that become resume points, ascending, and whether newer points leave
-    /// them.
-    pub(crate) borders: Vec<(u32, bool)>,
+    /// Borders after the match that become resume points, ascending, and how long they stay.
+    pub(crate) borders: Vec<(u32, Stay)>,
     /// By group, places on the path of the blocks that the lease holds, ascending.
     pub(crate) held: Vec<Vec<u32>>,
     /// By group, the slots that the lease writes, by the place on the path of their block.
@@ -31,8 +34,8 @@ pub(crate) struct Windows {
     pub(crate) done: u32,
     /// Full blocks of the prompt.
     pub(crate) end: u32,
-    /// Whether the prompt leaves a known path at the end of the match, or ends there.
-    pub(super) here: Option<bool>,
+    /// How long the end of the match stays a resume point, if later prompts may leave the path there.
+    pub(super) here: Option<Stay>,
 }
 
 impl Windows {

@@ -15,10 +15,11 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
-use crate::group::{Group, GroupKind};
+use crate::group::GroupKind;
 use crate::manager::Manager;
+use crate::manager::points::Stay;
 use crate::manager::request::lease::{Lease, Plan};
-use crate::manager::request::placed_slots::PlacedSlots;
+use crate::manager::request::next_slots::path_room;
 use crate::manager::request::residency_scan::MissingBlock;
 use crate::manager::request::window_slots::{Windows, blocks_at, path_border};
 use crate::tier::{Owner, ResidencyState};
@@ -90,7 +91,7 @@ impl Manager {
     }
 
     /// Whether each slot is assigned to a block before its bytes are written.
-    fn writes_bytes(&self) -> bool {
+    pub(super) fn writes_bytes(&self) -> bool {
         self.tiers[0].spec.owner == Owner::Kvtrie
     }
 
@@ -167,8 +168,8 @@ impl Manager {
             held.flat_map(|(at, place)| self.bringing_group(0, at, path[place as usize])).collect();
         let ready = moves.iter().filter_map(|&id| self.moves.get(id)).map(|known| known.ready);
         plan.wait_until(ready.max().unwrap_or(0));
-        if let Some(kept) = windows.here {
-            self.add_point(path, path_border(path), kept);
+        if let Some(stay) = windows.here {
+            self.add_point(path, path_border(path), stay);
         }
         self.take_spare_slots(windows, path_border(path));
         moves
@@ -195,17 +196,17 @@ impl Manager {
         let lease = self.lease_mut(id);
         let Some(mut windows) = lease.windows.take() else { return };
         let path = lease.path.blocks().to_vec();
-        let end = windows.done;
+        let (end, room) = (windows.done, path_room(lease));
         for at in 0..windows.held.len() {
             let places = windows.open[at].iter().map(|(place, _)| place);
             let places: Vec<u32> = places.take_while(|&place| place < end).collect();
-            self.settle_group(at, &mut windows, &path, (places, end));
+            self.settle_group(at, &mut windows, &path, (places, end, room));
             windows.held[at].sort_unstable();
             self.slide(at, &mut windows, &path, end);
         }
         self.raise_point(&path[..end as usize]);
-        if let Some(kept) = windows.here {
-            self.add_point(&path, end, kept);
+        if let Some(stay) = windows.here {
+            self.add_point(&path, end, stay);
         }
         self.lease_mut(id).windows = Some(windows);
     }
@@ -309,7 +310,7 @@ impl Manager {
         let lease = self.lease_mut(id);
         let Some(mut windows) = lease.windows.take() else { return };
         let path = lease.path.blocks().to_vec();
-        let end = path_border(&path);
+        let (end, room) = (path_border(&path), path_room(lease));
         if self.tiers.engine_owned() {
             self.settle_bound(&mut windows, &path);
             self.lease_mut(id).windows = Some(windows);
@@ -318,11 +319,11 @@ impl Manager {
         }
         let new = windows.done..end;
         for at in 0..windows.held.len() {
-            self.settle_group(at, &mut windows, &path, (new.clone(), end));
+            self.settle_group(at, &mut windows, &path, (new.clone(), end, room));
         }
         let reached = windows.borders.partition_point(|&(border, _)| border <= end);
-        for (border, kept) in windows.borders.drain(..reached) {
-            self.add_point(&path, border, kept);
+        for (border, stay) in windows.borders.drain(..reached) {
+            self.add_point(&path, border, stay);
         }
         for at in 0..windows.held.len() {
             self.slide(at, &mut windows, &path, end);
@@ -338,7 +339,7 @@ impl Manager {
         at: usize,
         windows: &mut Windows,
         path: &[BlockId],
-        (places, end): (impl IntoIterator<Item = u32>, u32),
+        (places, end, room): (impl IntoIterator<Item = u32>, u32, u32),
     ) {
         let points = self.points.as_ref().expect("a model of several groups");
         let (group, size) = (points.groups[at], points.block_tokens);
@@ -362,9 +363,17 @@ impl Manager {
                     }
                     continue;
                 }
-                // The same bytes are there.
+                // The same bytes are there, and a later block of the answer gets the slot.
                 (ResidencyState::Resident, Some(slot)) => {
-                    self.blocks.give_group_slot(0, at, slot);
+                    let open = &mut windows.open[at];
+                    let mut places = end..room;
+                    let next = places.find(|&place| !open.has(place));
+                    if let Some(next) = next.filter(|_| place >= windows.end && self.writes_bytes())
+                    {
+                        open.insert(next, slot);
+                    } else {
+                        self.blocks.give_group_slot(0, at, slot);
+                    }
                 }
                 // Moves may still write the slot that the block has: the lease keeps its own.
                 (_, Some(slot)) if self.writes_bytes() => {
@@ -402,7 +411,7 @@ impl Manager {
     }
 
     /// A slot that is free or released.
-    fn take_unheld_slot(&mut self, at: usize) -> Option<Slot> {
+    pub(super) fn take_unheld_slot(&mut self, at: usize) -> Option<Slot> {
         loop {
             if let Some(slot) = self.blocks.take_group_slot(0, at) {
                 return Some(slot);
@@ -411,139 +420,6 @@ impl Manager {
                 return None;
             }
         }
-    }
-
-    /// Takes room again for blocks that a lease has lost: `lost` blocks after its path, or as many as
-    /// its prompt lacks. Without room in all groups it has none, and has to reserve.
-    pub(crate) fn reopen_groups(&mut self, id: LeaseId, lost: usize, now: Nanos) {
-        let lease = &self.leases[&id];
-        let prompt = lease.windows.as_ref().map_or(0, |windows| windows.end as usize);
-        let more = lost.max(prompt.saturating_sub(lease.path.len() + lease.open.len()));
-        let written = (lease.open.len() + more) * self.block_tokens();
-        let places = self.unopened(lease, written);
-        if self.reserve_groups(id, more, places, now).is_ok() {
-            let open = self.new_open_slots(more);
-            self.lease_mut(id).open.extend(open);
-            return;
-        }
-        let lease = self.lease_mut(id);
-        let open = std::mem::take(&mut lease.open);
-        let slots: Vec<_> =
-            lease.windows.as_mut().map_or_else(Vec::new, |windows| windows.take_slots());
-        for open in open {
-            self.close_open(open);
-        }
-        for (at, slot) in slots {
-            self.blocks.give_group_slot(0, at, slot);
-        }
-    }
-
-    /// Places for which a lease takes slots if its next tokens fill the last block up to `written`
-    /// tokens, without those that have one, by group.
-    pub(crate) fn unopened(&self, lease: &Lease, written: usize) -> Vec<Vec<u32>> {
-        let (Some(points), Some(windows)) = (&self.points, &lease.windows) else {
-            return Vec::new();
-        };
-        if !self.writes_bytes() {
-            return Vec::new();
-        }
-        let first = path_border(lease.path.blocks());
-        let most = u32::try_from(written.div_ceil(self.block_tokens())).unwrap_or(u32::MAX);
-        let end = first.saturating_add(most);
-        let prompt = first..windows.end.clamp(first, end);
-        let lacks = |(group, open): (&Group, &PlacedSlots)| {
-            let state = group.kind == GroupKind::State;
-            let more = if state { 0 } else { end - prompt.end };
-            let mut places = self.window_places(group, &windows.borders, prompt.clone(), more);
-            if state && open.next_from(first.max(windows.end)).is_none() {
-                places.extend(self.state_place(windows, first, written));
-            }
-            places.retain(|place| !open.has(*place));
-            places
-        };
-        points.groups.iter().zip(&windows.open).map(lacks).collect()
-    }
-
-    /// The place on a path of the next state that a lease writes: that of the last block which the
-    /// next tokens fill, or of the one which they begin. `None` inside the prompt, where passes end at
-    /// borders only.
-    fn state_place(&self, windows: &Windows, first: u32, written: usize) -> Option<u32> {
-        let full = u32::try_from(written / self.block_tokens()).unwrap_or(u32::MAX);
-        let place = first.saturating_add(full.saturating_sub(1));
-        (place >= windows.end).then_some(place)
-    }
-
-    /// Moves the slots of the next state of a lease to the block at whose end it is written.
-    pub(crate) fn place_states(&mut self, id: LeaseId, written: usize) {
-        if self.points.is_none() || !self.writes_bytes() {
-            return;
-        }
-        let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
-        let first = path_border(self.leases[&id].path.blocks());
-        if let Some(place) = self.state_place(&windows, first, written) {
-            let groups = self.points.iter().flat_map(|points| &points.groups);
-            for (group, open) in groups.zip(&mut windows.open) {
-                let state = group.kind == GroupKind::State;
-                let known = open.next_from(first.max(windows.end));
-                if let Some(known) = known.filter(|_| state)
-                    && let Some(slot) = open.remove(known)
-                {
-                    open.insert(place, slot);
-                }
-            }
-        }
-        self.lease_mut(id).windows = Some(windows);
-    }
-
-    /// Makes room for more blocks of a lease in all groups, and takes slots at these places in the
-    /// groups after the first.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`]; nothing has changed then.
-    pub(crate) fn reserve_groups(
-        &mut self,
-        id: LeaseId,
-        more: usize,
-        places: Vec<Vec<u32>>,
-        now: Nanos,
-    ) -> Result<()> {
-        let wanted: Vec<u64> = std::iter::once(more as u64)
-            .chain(places.iter().map(|places| places.len() as u64))
-            .collect();
-        self.make_group_room(0, &wanted, (&[], &[]), now)?;
-        for (at, places) in places.into_iter().enumerate() {
-            for place in places {
-                let slot = self.blocks.take_group_slot(0, at).expect("room was made");
-                let windows = self.lease_mut(id).windows.as_mut().expect("several groups");
-                windows.open[at].insert(place, slot);
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes slots for the block after a path, into which the next tokens are written.
-    pub(crate) fn open_next(&mut self, id: LeaseId) {
-        if self.points.is_none() || !self.writes_bytes() {
-            return;
-        }
-        // Without room to grow they have no block in the first group either.
-        if self.leases[&id].open.is_empty() {
-            return;
-        }
-        self.place_states(id, 0);
-        let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
-        let (end, inside) = (windows.done, windows.done < windows.end);
-        for at in 0..windows.open.len() {
-            let groups = self.points.as_ref().map(|points| &points.groups);
-            let state = groups.is_some_and(|groups| groups[at].kind == GroupKind::State);
-            if (state && inside) || windows.open[at].has(end) {
-                continue;
-            }
-            if let Some(slot) = self.take_unheld_slot(at) {
-                windows.open[at].insert(end, slot);
-            }
-        }
-        self.lease_mut(id).windows = Some(windows);
     }
 
     /// Releases what neither the end of a lease nor one of its borders needs.
@@ -578,7 +454,7 @@ impl Manager {
         let regular = self.points.as_ref().is_some_and(|points| points.every == 0);
         // Holes that were not computed are still there.
         if regular && windows.done == end && !lease.unconfirmed {
-            self.add_point(path, end, false);
+            self.add_point(path, end, Stay::Newest);
         }
         self.close_windows(Some(&mut windows), path);
     }
