@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import subprocess
 import sys
@@ -12,14 +13,23 @@ import torch
 from kept import memory_folder
 from tinymodels import some
 
-from kvtrie import Scope, tiers
+from kvtrie import ResumePoints, Scope, tiers
+from kvtrie.demo.families import VOCABULARY, family
 from kvtrie.engines import transformers
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import ClosedError, ConfigError, KvtrieError
 from kvtrie.tiers import KeptPool
 
 IDS = some(1, 1, 40)
+FAMILY = "qwen3-next"
+OF_ALL = IDS % VOCABULARY  # tokens of any model here
 SIZES = {"host": "2MB", "gpu": "1MB", "block_tokens": 8}
+IN_CHILD = (
+    f"import sys; sys.path[:] = {[str(Path(__file__).parent), *sys.path]!r}\n"
+    "import conftest\n"
+    "from test_opening import OF_ALL, SIZES, answer, family, transformers\n"
+    "model = conftest.tiny_llama()\n"
+)
 
 
 def answer(model, kv, ids=IDS, **more):
@@ -169,11 +179,7 @@ def test_memory_that_the_process_may_not_have_is_refused_with_its_tier(llama):
 
 def test_two_processes_share_a_store(llama, plain, tmp_path, capfd):
     url = f"folder:{tmp_path}/kv"
-    code = (
-        f"import sys; sys.path[:] = {[str(Path(__file__).parent), *sys.path]!r}\n"
-        "import conftest\n"
-        "from test_opening import SIZES, answer, transformers\n"
-        "model = conftest.tiny_llama()\n"
+    code = IN_CHILD + (
         f"with transformers.open(model, remote={url!r}, **SIZES) as kv:\n"
         "    print(answer(model, kv, lookup_s=30.0))"
     )
@@ -222,3 +228,69 @@ def test_kept_host_memory_is_found_after_a_restart(llama, plain, capfd, caplog):
             assert not kv.executor.pools[1].lost_blocks
         with pytest.raises(ConfigError, match="there is no host memory to keep"):
             transformers.open(llama, keep=keep, host=None)
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_process_that_is_killed_has_kept_all_blocks_that_it_committed(groups, llama):
+    model = family(FAMILY) if groups else llama
+    with memory_folder() as folder:
+        keep = str(folder / "kv")
+        code = (
+            IN_CHILD
+            + (f"model = family({FAMILY!r})\n" if groups else "")
+            + f"kv = transformers.open(model, keep={keep!r}, **SIZES)\n"
+            "answer(model, kv, OF_ALL)\n"
+            "kv.executor.drain()\n"
+            "host = kv.executor.manager.stats().tiers['host']\n"
+            "pool, free = kv.executor.pools[1], host.slots - host.free\n"
+            "blocks = sum(one.held + one.released for one in host.groups) or free\n"
+            "while sum(one.kept_blocks for one in getattr(pool, 'kept', [pool])) < blocks:\n"
+            "    kv.executor.poll()\n"
+            "print(flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        with child:
+            assert child.stdout.readline() == "\n"
+            child.kill()
+        with transformers.open(model, keep=keep, **SIZES) as kv:
+            ids = model.generate(OF_ALL, max_new_tokens=8, do_sample=False)[0].numpy()
+            assert kv.executor.manager.lookup(ids, now=kv.executor.clock()).tokens == 40
+            assert not kv.executor.manager.lookup(ids[1:], now=kv.executor.clock()).tokens
+
+
+def resident():
+    """Bytes of memory that the process has."""
+    with Path("/proc/self/smaps_rollup").open() as rows:
+        return next(int(row.split()[1]) << 10 for row in rows if row.startswith("Rss:"))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("groups", [False, True])
+def test_leaving_gives_the_memory_of_all_tiers_back(groups, kept, llama):
+    model, resume = (family("gemma-3"), ResumePoints()) if groups else (llama, None)
+    with memory_folder() as folder:
+        keep = f"{folder}/kv" if kept else None
+        gc.collect()
+        before = resident()
+        kv = transformers.open(
+            model, gpu="40MB", host="60MB", block_tokens=8, keep=keep, resume=resume
+        )
+        with kv, kv.cache(OF_ALL, reserve=8) as cache:
+            assert resident() - before > 95_000_000
+            model.generate(OF_ALL, past_key_values=cache, max_new_tokens=2, do_sample=False)
+        gc.collect()
+        assert resident() - before < 20_000_000
+        maps = Path("/proc/self/maps").read_text()
+        assert str(folder) not in maps
+    for pool in kv.executor.pools:
+        for one in (pool, *getattr(pool, "groups", ())):
+            with pytest.raises(ClosedError, match=r"closed: open"):
+                _ = one.device
+            one.close()
+    with pytest.raises(ClosedError, match="are closed"):
+        kv.cache(OF_ALL)
+    with pytest.raises(ClosedError, match=r"closed: open"):
+        KvtrieCache(model, kv.executor, OF_ALL)

@@ -92,10 +92,10 @@ def open_executor(
     if resume is not None and shape.groups:
         no_cache()
     device = model.device
-    # Others find only blocks that are in the store.
+    # Others find only blocks that are in the store, and a process after a kill only kept ones.
     write = "back" if remote is None else "through"
     first = size("gpu", _SHARE if gpu is None else gpu, of=lambda: _free(device))
-    tiers = [Tier("gpu", bytes=first, write=write)]
+    tiers = [Tier("gpu", bytes=first, write="through" if keep is not None else write)]
     if host is not None:
         tiers.append(Tier("host", bytes=host, keep=keep, write=write))
     elif keep is not None:
@@ -130,9 +130,11 @@ def open_executor(
 
 
 def close_executor(executor: Executor) -> None:
-    """End the threads of an executor and give its folders back. Closing twice does nothing."""
-    executor.close()
-    close_pools(executor.pools)
+    """End the threads of an executor, give its memory and folders back. Twice does nothing."""
+    try:
+        executor.close()
+    finally:
+        close_pools(executor.pools)
 
 
 def _shape(model: PreTrainedModel, *, by_layer: bool) -> ModelShape:

@@ -42,8 +42,8 @@ __all__ = [
 class OpenModel:
     """A model and the tiers of its KV, as `open` makes it.
 
-    Leaving `with` stores the blocks that are not on disk yet and closes the tiers, also after an
-    exception.
+    Leaving `with` stores the blocks that are not on disk yet, closes the tiers and gives their
+    memory back, also after an exception.
 
     Attributes:
         model: the model.
@@ -83,7 +83,10 @@ class OpenModel:
         )
 
     def close(self) -> None:
-        """Store blocks that are not on disk yet, and close the tiers. Twice does nothing."""
+        """Store blocks that are not on disk yet, close the tiers, give their memory back.
+
+        Twice does nothing.
+        """
         if not self._open:
             return
         self._open = False
@@ -131,8 +134,9 @@ def open(  # noqa: A001 - read as `transformers.open`
         policy: the policy that ranks blocks for eviction.
         scope: whose KV may be shared, by all caches.
         keep: path of the file in a memory file system, such as `/dev/shm/kv`, that is the host
-            memory, so that the next process finds the blocks, after a kill too; None keeps
-            nothing. A second process that finds the file in use starts with a pool of its own.
+            memory, so that the next process finds the blocks, after a kill too: each is copied
+            there as soon as it is computed. None keeps nothing. A second process that finds the
+            file in use starts with a pool of its own.
         remote: URL of a store that several processes share, as `folder:/mnt/kv`; None for none.
             Every block is stored there as soon as it is computed.
         resume: keep groups of layers apart, so that layers with a window keep no more than that;
@@ -142,7 +146,7 @@ def open(  # noqa: A001 - read as `transformers.open`
     Raises:
         ConfigError: a size, path, URL or policy that cannot be, a model whose KV no tier holds, a
             folder that another process writes to, a file of another model, or groups of layers
-            with a remote tier or with `keep`.
+            with a remote tier.
         TransferError: the folder cannot be read or made.
     """
     executor = open_executor(

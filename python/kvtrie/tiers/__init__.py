@@ -279,10 +279,10 @@ def _check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
 
 
 def close_pools(pools: Iterable[object]) -> None:
-    """Give back the files, locks and connections of pools and storages that have some."""
+    """Give back the memory, files, locks and connections of pools and storages."""
     with ExitStack() as closing:
         for pool in pools:
-            if isinstance(pool, DiskStorage | GroupDisk | GroupKept | KeptPool | RemoteStorage):
+            if isinstance(pool, DiskStorage | GroupDisk | GroupPools | Pool | RemoteStorage):
                 closing.callback(pool.close)
 
 

@@ -97,7 +97,7 @@ class EnginePool(Pool):
         self.block_tokens = block_tokens
         self.layer_slots = False
         self.spare = 0
-        self.planes = ()
+        self._planes = ()
         self._place = None
         self._free = []
 

@@ -98,6 +98,11 @@ class GroupKeptPool(GroupPool, KeptPool):
             self._take(self._group, slots)
         return super().begin(slots, keys, layers)
 
+    def close(self) -> None:
+        """As of `KeptPool`."""
+        super().close()
+        self._sums = self._sums[:0].copy()
+
     def empty(self, first: int, upto: int) -> None:
         """Empty the entries of some slots."""
         slots = [*range(first, upto)]
@@ -179,10 +184,9 @@ class GroupKept(GroupPools):
             pool.note_uses(rows, wall)
 
     def close(self) -> None:
-        """Seal what has been copied, and give the locks back. Closing twice does nothing."""
+        """Seal what has been copied, give the locks and the memory back. Twice does nothing."""
         with ExitStack() as closing:
-            for pool in self.kept:
-                closing.callback(pool.close)
+            closing.callback(super().close)
             closing.callback(self._file.close)  # first: the tables are locked yet
 
     def _by_group(self, index: Index) -> list[tuple[GroupKeptPool, Index]]:

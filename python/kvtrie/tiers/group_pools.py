@@ -18,6 +18,7 @@ is one call per run of neighbouring units, a gather one call per tensor.
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvtrie.errors import ConfigError
+from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.group_layout import group_bytes
 from kvtrie.group_pages import GroupPages, slot_start
 from kvtrie.kernels import copy_rows
@@ -97,14 +98,13 @@ class GroupPool(Pool):
         self.spare = 0
         self._place = None
         self._free = []
-        self._memory = memory
         pages = GroupPages.of(model, tier, block_tokens)
         self._slot = group_bytes(model, block_tokens, tier.layout)[group]
         self._page, self._per_page = pages.page, pages.per_page[group]
         self.blocks = memory.nbytes // self._page * self._per_page
         # The widest rows of memory at which every unit starts.
         self._wide = math.gcd(self._page, self.unit_bytes)
-        self.planes = (memory.view(-1, self._wide),)
+        self._planes = (memory.view(-1, self._wide),)
         # Rows of single tokens are those of plain numbers.
         width = 0 if self.state or tier.layout is not None else DTYPE_BYTES[self.layout.dtype]
         heads, *self._dims, _, _ = model.form(group)
@@ -130,7 +130,7 @@ class GroupPool(Pool):
         if not 0 <= slot < self.blocks:
             raise ConfigError(f"slot {slot} is outside a pool of {self.blocks} blocks")
         start = slot_start(slot, self._page, self._slot)
-        return self._memory[start : start + self._slot]
+        return self._bytes_of_all()[start : start + self._slot]
 
     def view(self, unit: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V of one unit, `(rows, heads, dim)` each, without a copy."""
@@ -246,9 +246,13 @@ class GroupPool(Pool):
     def _numbers_of_rows(self) -> torch.Tensor:
         if not any(self._row_bytes):
             raise ConfigError("a state or a block in another format has no rows of tokens")
-        return self._memory.view(getattr(torch, self.layout.dtype)).view(
-            -1, self._narrow // getattr(torch, self.layout.dtype).itemsize
-        )
+        numbers = getattr(torch, self.layout.dtype)
+        rows = self._bytes_of_all().view(numbers)
+        return rows.view(-1, self._narrow // numbers.itemsize)
+
+    def _bytes_of_all(self) -> torch.Tensor:
+        """All pages of the tier, uint8."""
+        return self.planes[0].view(-1)
 
 
 class GroupPools:
@@ -263,10 +267,10 @@ class GroupPools:
         memory: uint8, all pages, if they are in a file that the next process finds.
 
     Attributes:
-        memory: uint8, all pages.
         groups: the pool of each group.
         model: the shape whose KV is kept.
         block_tokens: tokens of a block.
+        nbytes: bytes of all pages.
 
     Raises:
         ConfigError: a budget that holds no page, a tier with layer slots, a layout that groups
@@ -306,20 +310,34 @@ class GroupPools:
             check_exists(f"a pool of {pages.count} pages", wanted, there, f"the memory of {device}")
             memory = paged(1, wanted, device, pinned=pinned).view(-1)
             memory.zero_()  # touch every page now; the first copy would pay for it otherwise
-        self.memory = memory
+        self._memory: torch.Tensor | None = memory
+        self.nbytes = memory.nbytes
         self.groups: tuple[GroupPool, ...] = tuple(
-            GroupPool(model, at, block_tokens, tier, self.memory) for at in range(len(model.groups))
+            GroupPool(model, at, block_tokens, tier, memory) for at in range(len(model.groups))
         )
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """All pages, uint8.
+
+        Raises:
+            ClosedError: the pools are closed.
+        """
+        if self._memory is None:
+            raise ClosedError(f"the pools of {len(self.groups)} groups are closed: open others")
+        return self._memory
 
     @property
     def device(self) -> torch.device:
         """The device of the memory."""
         return self.memory.device
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all pages."""
-        return self.memory.nbytes
+    def close(self) -> None:
+        """Give the memory back; see `Pool.close`. Closing twice does nothing."""
+        self._memory = None
+        with ExitStack() as closing:
+            for pool in self.groups:
+                closing.callback(pool.close)
 
     def __repr__(self) -> str:
-        return f"GroupPools({len(self.groups)} groups, {self.memory.nbytes} bytes)"
+        return f"GroupPools({len(self.groups)} groups, {self.nbytes} bytes)"

@@ -327,11 +327,12 @@ class KeptPool(Pool):
         self.finish(slots, keys, labels, ok=True)
 
     def close(self) -> None:
-        """Seal what has been copied, and give the lock back. Closing twice does nothing."""
+        """Seal what has been copied, and give the lock and the memory back. Twice does nothing."""
         if self in _open:
             self._seal_all()
             _open.discard(self)
             self.file.close()
+        super().close()
 
     def _closed(self, count: int) -> dict[int, str]:
         return dict.fromkeys(range(count), f"{self.file.path} is closed")

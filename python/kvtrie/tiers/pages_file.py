@@ -79,7 +79,7 @@ class PagesFile:
                 os.ftruncate(self._file, self._whole)
 
     def close(self) -> None:
-        """Close the file, and give it back as it was unless it is settled."""
+        """Close the file, and give it back as it was unless it is settled; let the memory go."""
         file, self._file = self._file, -1
         if file >= 0:
             try:
@@ -89,6 +89,7 @@ class PagesFile:
                 pass
             finally:
                 os.close(file)
+        self._mapped, self.memory = None, torch.empty(0, dtype=torch.uint8)
 
     def _restore(self, file: int) -> None:
         if self._new:

@@ -7,7 +7,7 @@ has: bytes that come layer by layer wait there, and `adopt` makes them those of 
 A pool below the first tier may keep KV in a different format (`Layout.dtype`, `Layout.scales`):
 copies between pools convert then.
 Invariant: allocated and touched once, never resized; bytes move only by `copy_from` and `scatter`;
-slots and spare blocks never share memory.
+slots and spare blocks never share memory; closing gives all of it back.
 Cost: a copy is one call per run of neighbouring units, or what `conversion` says; a gather or
 scatter one call per tensor; `adopt` exchanges two numbers.
 """
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
 from kvtrie.kernels import copy_rows
 from kvtrie.layout import DTYPE_BYTES, Layout
 from kvtrie.sizes import all_memory, check_exists
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["Pool", "all_of_device", "paged"]
+__all__ = ["Pool", "all_of_device", "give_back", "paged"]
 
 _PAGE = 4096
 
@@ -60,8 +60,6 @@ class Pool:
         memory: uint8, all bytes of the one plane, to use instead of new memory.
 
     Attributes:
-        planes: the bytes, uint8 `(units, bytes per unit)`: one tensor, or K's and V's where the
-            layout splits them.
         block_format: format of the bytes.
         layers: layers of the model.
         layer_slots: whether a slot is one layer of a block instead of the whole block.
@@ -71,6 +69,9 @@ class Pool:
         ConfigError: an order of axes other than kvtrie's own, a format that KV of the model cannot
             be converted to, more bytes than the device has, or numbers that cannot be.
     """
+
+    _planes: tuple[torch.Tensor, ...] | None
+    _registered: torch.Tensor | None = None  # given memory that this pool has pinned
 
     def __init__(
         self,
@@ -109,16 +110,17 @@ class Pool:
         self._place = np.arange(blocks, dtype=np.int64) if spare else None
         self._free = list(range(blocks + spare - 1, blocks - 1, -1))
         sizes, units = block_format.planes(), (blocks + spare) * model.layers
-        self.planes: tuple[torch.Tensor, ...]
         if memory is None:
             # Asked first: the kernel promises more memory than there is, and ends a process later.
             wanted, there = units * sum(sizes), all_of_device(torch.device(device))
             check_exists(f"a pool of {blocks} blocks", wanted, there, f"the memory of {device}")
-            self.planes = tuple(paged(units, size, device, pinned=pinned) for size in sizes)
-            for plane in self.planes:
+            planes = tuple(paged(units, size, device, pinned=pinned) for size in sizes)
+            for plane in planes:
                 plane.zero_()  # touch every page now; the first copy would pay for it otherwise
         else:
-            self.planes = (_given(memory, units, sizes, pinned=pinned),)
+            planes = (_given(memory, units, sizes, pinned=pinned),)
+            self._registered = planes[0] if pinned else None
+        self._planes = planes
         if not layout.packed:  # int4 has no rows of single tokens
             width = DTYPE_BYTES[layout.dtype] * block_format.heads
             self._key_rows = sizes[0] // (width * block_format.head_dim)
@@ -162,6 +164,33 @@ class Pool:
             )
         except ConfigError as error:
             raise ConfigError(f"tier {tier.kind!r}: {error}") from error
+
+    @property
+    def planes(self) -> tuple[torch.Tensor, ...]:
+        """The bytes, uint8 `(units, bytes per unit)`: one tensor, or K's and V's where split.
+
+        Raises:
+            ClosedError: the pool is closed, as of all that reads or writes memory.
+        """
+        if self._planes is None:
+            raise ClosedError(f"the pool of {self.blocks} blocks is closed: open another")
+        return self._planes
+
+    def close(self) -> None:
+        """Give the memory back, once no view of it is left. Closing twice does nothing.
+
+        No copy may be under way: close the executor first.
+        """
+        if not self._planes:
+            return
+        device, pinned = self._planes[0].device, self._planes[0].is_pinned()
+        if self._registered is not None:
+            runtime = cast("Any", torch.cuda.cudart())
+            runtime.cudaHostUnregister(self._registered.data_ptr())
+        self._planes = self._registered = None
+        for view in ("keys", "values", "pages"):
+            vars(self).pop(view, None)
+        give_back(device, pinned=pinned)
 
     @property
     def unit_bytes(self) -> int:
@@ -450,6 +479,14 @@ def all_of_device(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return all_memory() if device.type == "cpu" else 0
+
+
+def give_back(device: torch.device, *, pinned: bool) -> None:
+    """Let the system have what torch keeps of memory that was freed."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    if pinned:
+        vars(vars(torch)["_C"])["_host_emptyCache"]()  # torch has no public name for it
 
 
 def paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:

@@ -388,7 +388,8 @@ class Executor:
     def close(self) -> None:
         """Cancel the moves that have not started, let the running ones end, join the threads.
 
-        A thread that hangs beyond the deadline is not joined. Closing twice does nothing.
+        A thread that hangs beyond the deadline is not joined. The pools stay open: the `close` of
+        each gives its memory or its folder back. Closing twice does nothing.
         """
         with self._section:
             # They refer to this executor, whose pools are to go when it is let go.

@@ -327,7 +327,7 @@ class WorkerConnector:
             self._unasked.update((slot, True) for slot, _ in questions)
 
     def close(self) -> None:
-        """Let running copies end, and give the folder back. Closing twice does nothing."""
+        """Let running copies end, give memory and folder back. Closing twice does nothing."""
         self._copies.close()
         self.runner.close()
         for ages in (self._ages, self._host_ages):
@@ -339,8 +339,10 @@ class WorkerConnector:
             self.disk.close()
         if self.remote is not None:
             self.remote.storage.close()
+        self.host.close()
         if self._shared is not None:
             self._shared.close()
+            self._shared = None
 
     def _admitted(
         self, moves: Moves, check: Callable[[KeptStores, Moves], dict[int, str]]
