@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from importlib import import_module
 from inspect import isabstract
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -136,14 +136,15 @@ def _imported(path: str) -> type[KVCacheWithBuffers]:
     """
     module, _, name = path.partition(":")
     try:
-        found: Any = getattr(import_module(module), name)
+        found = cast("object", getattr(import_module(module), name))
     except Exception as error:  # a module of the user's may raise anything
         raise ConfigError(
             f"policy {path!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     if not (isinstance(found, type) and issubclass(found, KVCacheWithBuffers)) or isabstract(found):
+        shown_as = shown(cast("object", found))
         raise ConfigError(
-            f"policy {path!r} is {shown(found)}, a subclass of KVCacheWithBuffers wanted, with all "
+            f"policy {path!r} is {shown_as}, a subclass of KVCacheWithBuffers wanted, with all "
             "abstract methods"
         )
     return found
