@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from grouped_serving import serve as serve_groups
+from grouped_serving import some as some_of_groups
 from kept import memory_folder
 from tinymodels import BLOCK, agree, answer, some
 
@@ -124,8 +125,8 @@ def close(executor):
 class Script:
     """The answers of a model to a few prompts, in every way, and what they must be."""
 
-    def __init__(self, model, ways):
-        self.model, self.ways, self.truths = model, ways, {}
+    def __init__(self, model, some=some):
+        self.model, self.some, self.truths = model, some, {}
 
     def run(self, executor, way, seed):
         """Answer the prompts of a way; compare with what the model says without kvtrie."""
@@ -142,12 +143,12 @@ class Script:
         return self.truths[name]
 
     def single(self, executor, seed):
-        ids = some(seed, 1, LENGTH)
+        ids = self.some(seed, 1, LENGTH)
         with KvtrieCache(self.model, executor, ids, reserve=6) as cache:
             agree(self.truth(ids, steps=6), answer(self.model, ids, cache, steps=6))
 
     def batch(self, executor, seed):
-        ids = torch.stack([some(seed, LENGTH), some(seed + 1, LENGTH)])
+        ids = torch.stack([self.some(seed, LENGTH), self.some(seed + 1, LENGTH)])
         ids[1, :11] = 0
         mask = (ids != 0).long()
         with KvtrieCache(self.model, executor, ids, attention_mask=mask, reserve=6) as cache:
@@ -155,23 +156,23 @@ class Script:
         agree(self.truth(ids, steps=6, padded=True), mine)
 
     def beams(self, executor, seed):
-        ids = some(seed, 1, LENGTH)
+        ids = self.some(seed, 1, LENGTH)
         with KvtrieCache(self.model, executor, ids, reserve=6) as cache:
             mine = answer(self.model, ids, cache, steps=10, num_beams=3)
         agree(self.truth(ids, steps=10, num_beams=3), mine)
 
     def forks(self, executor, seed):
-        ids = some(seed, 1, LENGTH)
+        ids = self.some(seed, 1, LENGTH)
         first = self.truth(ids, steps=6)
         with KvtrieCache(self.model, executor, ids, reserve=6) as cache:
             agree(first, answer(self.model, ids, cache, steps=6))
             with copy.deepcopy(cache) as twin:
                 for other, at in ((twin, 500), (cache, 501)):
-                    ids = torch.cat([first.sequences, some(seed + at, 1, 5)], dim=1)
+                    ids = torch.cat([first.sequences, self.some(seed + at, 1, 5)], dim=1)
                     agree(self.truth(ids, steps=6), answer(self.model, ids, other, steps=6))
 
     def long(self, executor, seed):
-        ids = some(seed, 1, LENGTH)
+        ids = self.some(seed, 1, LENGTH)
         with KvtrieCache(self.model, executor, ids) as cache:
             agree(self.truth(ids, steps=60), answer(self.model, ids, cache, steps=60))
 
@@ -181,7 +182,7 @@ WAYS = ("single", "batch", "beams", "forks", "long")
 
 @pytest.fixture(scope="module")
 def script(llama):
-    return Script(llama, WAYS)
+    return Script(llama)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -223,7 +224,7 @@ def test_answers_are_right_while_a_tier_fails(
 @pytest.mark.parametrize("place", ["host", "disk"])
 def test_answers_of_several_groups_are_right_while_a_tier_fails(name, place, tmp_path, monkeypatch):
     draw = random.Random(f"{name} {place}")
-    script = Script(family(name), WAYS)
+    script = Script(family(name), some_of_groups)
     for workers in (0, 2):
         folder = tmp_path / str(workers) if place == "disk" else None
         executor = serve_groups(
