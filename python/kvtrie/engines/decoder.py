@@ -317,7 +317,7 @@ class Decoder:
 
     def cache(self, kv: FusedMemory, length: int) -> FusedCache:
         """A transformers `Cache` of the first `length` tokens, for `past_key_values`."""
-        return FusedCache(kv, length, self._limits.reach_of(length))
+        return FusedCache(kv, length, self._limits.reach_of(length), self.model)
 
     def _at_first(
         self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None

@@ -1,29 +1,33 @@
-"""Fingerprint: the name of a model's weights, so that KV of two models never matches.
+"""Fingerprint: the name of all by which a model computes, so that KV of two models never matches.
 
-It digests every parameter and buffer, the configuration (RoPE settings are part of it), and which
-adapters are active or merged. It is computed once per model object and again when something in it
-has changed: an object replaced, or a tensor written in place, as `Tensor._version` shows.
+It digests every parameter and buffer, and a description of everything else: the configuration, the
+attributes of each module, the classes and functions that compute, and the versions of the packages
+that they are from; without what `model_fields` lists with reasons. It is computed once per model
+object and again when something in it has changed; see `ModelState`.
 Invariant: a cache takes KV of one fingerprint only.
 Cost: one pass over all weights, 0.9 processor seconds for 135M parameters in float32, shared by up
-to eight threads; afterwards a look at each tensor and module, a microsecond each, per call.
+to eight threads; afterwards a look at each module, some microseconds, per call.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from weakref import WeakKeyDictionary, ref
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
+from kvtrie.engines.canonical import Encoding
+from kvtrie.engines.code import Description, version_of
+from kvtrie.engines.model_fields import excluded, follows_length
+from kvtrie.engines.model_state import ModelState, own_tensors, python_modules
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from transformers import PreTrainedModel
 
@@ -31,41 +35,25 @@ if TYPE_CHECKING:
 
 __all__ = ["fingerprint", "require_same"]
 
-# Keys of a configuration that name its file or choose the model's outputs.
-_SILENT = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache")
-_ADAPTERS = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
-
-
-class _State(NamedTuple):
-    """The state of a model that its fingerprint covers; equal states have one.
-
-    A reference to a tensor is named by its number, which stays its own as long as it is kept.
-    """
-
-    numbers: list[object]
-    adapters: list[str]
-    config: dict[str, Any]
-    refs: list[ref[torch.Tensor]]
-
-    def same(self, other: _State) -> bool:
-        """Whether nothing has changed between the two."""
-        return self[:3] == other[:3]
-
-
-_NAMES: WeakKeyDictionary[torch.nn.Module, tuple[_State, str]] = WeakKeyDictionary()
+# Of each model its state, the digest of its tensors, and its name.
+_NAMES: WeakKeyDictionary[torch.nn.Module, tuple[ModelState, bytes, str]] = WeakKeyDictionary()
 _BOUND: WeakKeyDictionary[BlockManager, str] = WeakKeyDictionary()
 _LOCK = threading.Lock()
+_PACKAGES = ("torch", "transformers")
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """The name of a model's weights, RoPE settings and adapters: `ModelShape(fingerprint=...)`.
+    """The name of all by which a model computes KV: `ModelShape(fingerprint=...)`.
 
-    Equal for a model that was saved and loaded again, on whatever device. Another one in one weight
-    has another name. It is computed once per model object, and again after a change. Seen is
-    whatever torch counts as a change of a tensor (optimizers, `load_state_dict`, writing in place),
-    and any tensor or adapter that was replaced. Writing through `Tensor.data` or memory shared with
-    NumPy leaves no trace: call `torch.autograd.graph.increment_version` after it. Of tensors made
-    under `torch.inference_mode` torch counts no changes, so they are read on every call.
+    Equal for a model that was saved and loaded again, on whatever device, as long as torch,
+    transformers and what else its code is from have the same versions. Another one in one weight,
+    number, function or setting has another name. It is computed once per model object, and again
+    after a change. Seen is whatever torch counts as a change of a tensor (optimizers,
+    `load_state_dict`, writing in place), any attribute of a module or configuration that was set,
+    and any function, also of a class or of the Python module that it is in, that was replaced.
+    Writing through `Tensor.data` or memory shared with NumPy leaves no trace: call
+    `torch.autograd.graph.increment_version` after it. Of tensors made under `torch.inference_mode`
+    torch counts no changes, so they are read on every call.
 
     Args:
         model: a transformers model, with or without adapters in it.
@@ -74,16 +62,20 @@ def fingerprint(model: PreTrainedModel) -> str:
         The model's type and 64 hexadecimal digits.
 
     Raises:
-        ConfigError: a tensor whose bytes cannot be read, one on the meta device say.
+        ConfigError: a tensor whose bytes cannot be read, one on the meta device say, or a value
+            without a canonical encoding: in an attribute, in the closure of a function that is in
+            no installed package, or in a global that such a function reads.
     """
-    state = _state(model)
+    state = ModelState.of(model)
     with _LOCK:
         cached = _NAMES.get(model)
     if cached is not None and cached[0].same(state):
-        return cached[1]
-    name = _name(model, state)
+        return cached[2]
+    known = cached is not None and cached[0].same_tensors(state)
+    tensors = cached[1] if known else _tensors(model)
+    name = _name(model, state, tensors)
     with _LOCK:
-        _NAMES[model] = state, name
+        _NAMES[model] = state, tensors, name
     return name
 
 
@@ -101,64 +93,44 @@ def require_same(manager: BlockManager, model: PreTrainedModel) -> None:
     if mine != theirs:
         raise ConfigError(
             f"the manager keeps KV of {theirs!r}, and fingerprint(model) is {mine!r}: other "
-            "weights, adapters or RoPE settings make other KV; use a separate manager"
+            "weights, adapters or RoPE settings, other attributes or functions of modules make "
+            "other KV; use a separate manager"
         )
 
 
-def _state(model: torch.nn.Module) -> _State:
-    """One walk over all modules; `named_parameters` alone would take four times as long."""
-    config = getattr(model, "config", None)
-    numbers: list[object] = []
-    adapters: list[str] = []
-    refs: list[ref[torch.Tensor]] = []
-    left = [model]
-    while left:
-        own = vars(left.pop())
-        left += [one for one in own["_modules"].values() if one is not None]
-        tensors = own["_parameters"].values()
-        if own["_buffers"]:
-            tensors = [tensor for _, tensor in _tensors(own)]
-        for tensor in tensors:
-            if tensor is None:
-                continue
-            weak = ref(tensor)
-            refs.append(weak)
-            # Inference tensors have no version: use an object that is equal to no other.
-            version = object() if tensor.is_inference() else tensor._version  # noqa: SLF001
-            numbers += (id(weak), version, tensor.data_ptr())
-        if "merged_adapters" in own:
-            adapters.append(repr([own.get(name) for name in _ADAPTERS]))
-    return _State(numbers, adapters, {} if config is None else config.to_dict(), refs)
-
-
-def _tensors(own: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters and buffers of a module itself, given its attributes."""
-    rope = str(own.get("rope_type"))
-    # These follow the length of what the model last saw; what they start from is a buffer too.
-    moves = "dynamic" in rope or "longrope" in rope
-    for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
-        follows = moves and name.endswith("inv_freq") and "original" not in name
-        if tensor is not None and not follows:
-            yield name, tensor
-
-
-def _name(model: torch.nn.Module, state: _State) -> str:
+def _tensors(model: torch.nn.Module) -> bytes:
+    """Digest the tensors of a model, with their names."""
     tensors = {
         f"{path}.{name}": tensor
-        for path, module in cast("Any", model).named_modules()
-        for name, tensor in _tensors(module.__dict__)
+        for path, module in cast("Iterable[tuple[str, torch.nn.Module]]", model.named_modules())
+        for name, tensor in own_tensors(vars(module))
     }
     # hashlib lets other threads run; a few of them are as fast as memory.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         digests = list(threads.map(_digest, tensors, tensors.values()))
-    settings = {name: one for name, one in state.config.items() if name not in _SILENT}
-    about = json.dumps(
-        [type(model).__name__, settings, state.adapters], sort_keys=True, default=str
-    )
-    digest = hashlib.blake2b(about.encode(), digest_size=32)
+    digest = hashlib.blake2b(digest_size=32)
     for name, one in sorted(zip(tensors, digests, strict=True)):
         digest.update(f"{len(name)} {name} ".encode() + one)
-    return f"{type(model).__name__} {digest.hexdigest()}"
+    return digest.digest()
+
+
+def _name(model: torch.nn.Module, state: ModelState, tensors: bytes) -> str:
+    """The name of a model with these tensors."""
+    modules = dict(cast("Iterable[tuple[str, torch.nn.Module]]", model.named_modules()))
+    describe = Description({id(module): path for path, module in modules.items()})
+    parts: dict[str, object] = {"tensors": tensors}
+    for path, module in modules.items():
+        own = vars(module)
+        rope = own.get("rope_type")
+        parts[f"module {path}"] = describe.of(type(module))
+        for name, value in own.items():
+            if not excluded(module, name) and not follows_length(rope, name):
+                parts[f"{path}.{name}".lstrip(".")] = describe.of(value)
+    parts["code"] = describe.kinds(state.kinds, python_modules(state.kinds))
+    packages = sorted({*_PACKAGES, *describe.packages} - {"kvtrie"})
+    parts["packages"] = {package: version_of(package) for package in packages}
+    digest = Encoding().digest(parts, type(model).__name__)
+    return f"{type(model).__name__} {digest}"
 
 
 def _digest(name: str, tensor: torch.Tensor) -> bytes:

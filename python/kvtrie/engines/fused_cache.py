@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import Cache
 
+from kvtrie.engines.model_state import ModelState
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,10 +28,14 @@ class FusedCache(Cache):
         length: tokens that are there already.
         reach: longest sequence that the model rotates as it did these; None where there is no
             limit.
+        model: the model that they are of.
     """
 
-    def __init__(self, kv: FusedMemory, length: int, reach: int | None = None) -> None:
+    def __init__(
+        self, kv: FusedMemory, length: int, reach: int | None, model: torch.nn.Module
+    ) -> None:
         super().__init__(layers=[])
+        self._model, self._state = model, ModelState.of(model)
         self._kv = kv
         self._reach = reach
         self._past = length
@@ -53,7 +58,8 @@ class FusedCache(Cache):
 
         Raises:
             ClosedError: the fused cache is closed.
-            ConfigError: a batch of several rows, or RoPE that would rotate them in another way.
+            ConfigError: a batch of several rows, RoPE that would rotate them in another way, or a
+                model that has changed since.
             NoSpaceError: no room for the new tokens; the pass may be tried again later.
         """
         rows, queries = key_states.shape[0], key_states.shape[2]
@@ -69,6 +75,10 @@ class FusedCache(Cache):
                 "prefill, without fusion"
             )
         if layer_idx == 0:
+            if not ModelState.of(self._model).same(self._state):
+                raise ConfigError(
+                    f"the model has changed since its {self._past} tokens were fused: fuse again"
+                )
             self._kv.reserve(end)
         places = torch.arange(self._past, end, device=key_states.device)
         new = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)

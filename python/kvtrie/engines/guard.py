@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,7 +21,7 @@ from torch.nn.modules import module as module_globals
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from transformers import PreTrainedModel
 
@@ -111,8 +110,7 @@ class Guard:
         tuned = getattr(config, "attn_temperature_tuning", False)
         # Llama 4 scales queries by their place in the pass, from this length on.
         self._counts_from: int | None = getattr(config, "floor_scale", None) if tuned else None
-        modules = cast("Iterable[tuple[str, torch.nn.Module]]", model.named_modules())
-        self._modules = tuple(modules)
+        self._model = model
         self._settings: Any = model.config
         self._device = model.device.type
 
@@ -139,16 +137,17 @@ class Guard:
             ConfigError: a module in training mode, a hook of others on a module or on all of
                 them, or autocast.
         """
-        if any(module.training for _, module in self._modules):
+        modules = self._every()
+        if any(module.training for module in modules):
             raise ConfigError(
                 "the model is in training mode, where dropout makes KV depend on chance: call "
                 "model.eval() first"
             )
         for hook in _of_all_modules():
-            _refuse_foreign(hook, "all modules (a global hook)")
-        for name, module in self._modules:
+            _refuse_foreign(hook, lambda: "all modules (a global hook)")
+        for module in modules:
             for hook in _of_module(module):
-                _refuse_foreign(hook, f"module {name!r}" if name else type(module).__name__)
+                _refuse_foreign(hook, partial(self._name_of, module))
         if torch.is_autocast_enabled(self._device):
             kind = torch.get_autocast_dtype(self._device)
             raise ConfigError(
@@ -199,9 +198,23 @@ class Guard:
             )
         return Pass(ids, end - min(pads), repeats)
 
+    def _every(self) -> list[torch.nn.Module]:
+        """All modules that the model has now."""
+        found: list[torch.nn.Module] = []
+        left: list[torch.nn.Module] = [self._model]
+        while left:
+            found.append(left.pop())
+            left += [one for one in vars(found[-1])["_modules"].values() if one is not None]
+        return found
+
+    def _name_of(self, module: torch.nn.Module) -> str:
+        modules = cast("Iterable[tuple[str, torch.nn.Module]]", self._model.named_modules())
+        name = next(name for name, one in modules if one is module)
+        return f"module {name!r}" if name else type(module).__name__
+
     def _without_leftovers(self) -> None:
         """Remove PEFT's hooks of one call: it leaves them in place when the call raises."""
-        for _, module in self._modules:
+        for module in self._every():
             hooks, with_kwargs = (
                 cast("dict[int, object]", vars(module)[f"_forward_pre_hooks{which}"])
                 for which in ("", "_with_kwargs")
@@ -241,7 +254,7 @@ def _of_all_modules() -> Iterable[object]:
     pre, after = (
         getattr(module_globals, f"_global_forward_{kind}") for kind in ("pre_hooks", "hooks")
     )
-    return chain(pre.values(), after.values())
+    return *pre.values(), *after.values()  # other threads add and remove hooks
 
 
 def _of_module(module: torch.nn.Module) -> Iterable[object]:
@@ -250,18 +263,18 @@ def _of_module(module: torch.nn.Module) -> Iterable[object]:
     pre, after, placed = own["_forward_pre_hooks"], own["_forward_hooks"], own.get("_hf_hook")
     if not (pre or after or placed):
         return ()
-    return chain(pre.values(), after.values(), getattr(placed, "hooks", (placed,)))
+    return *pre.values(), *after.values(), *getattr(placed, "hooks", (placed,))
 
 
-def _refuse_foreign(hook: object, where: str) -> None:
+def _refuse_foreign(hook: object, where: Callable[[], str]) -> None:
     while isinstance(hook, partial):
         hook = hook.func
     source: str = getattr(hook, "__module__", None) or ""
     if hook is not None and not f"{source}.".startswith(_STEADY):
         name = getattr(hook, "__qualname__", type(hook).__qualname__)
         raise ConfigError(
-            f"{where} has the forward hook {name} of {source or 'an unknown module'}: what a hook "
-            "changes is not part of the tokens that name KV; remove the hook, or run without "
+            f"{where()} has the forward hook {name} of {source or 'an unknown module'}: what a "
+            "hook changes is not part of the tokens that name KV; remove the hook, or run without "
             "kvtrie (PEFT's adapter_names are such hooks: choose one adapter by set_adapter)"
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, cast
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 import transformers
@@ -28,6 +28,7 @@ from transformers.cache_utils import (
 )
 
 from kvtrie.engines.guard import Guard
+from kvtrie.engines.model_state import Remembered
 from kvtrie.engines.trial import run_pass
 from kvtrie.errors import ConfigError
 from kvtrie.layer_group import LayerGroup
@@ -136,11 +137,11 @@ class Tried:
     stepwise: bool
 
 
-_tried: WeakKeyDictionary[PreTrainedModel, Tried] = WeakKeyDictionary()
+_tried: Remembered[Tried] = Remembered()
 
 
 def try_layers(model: PreTrainedModel) -> Tried:
-    """Try a model, unless that has been done before.
+    """Try a model, unless that has been done and it is as it was then.
 
     Args:
         model: in evaluation mode.
@@ -173,7 +174,8 @@ def try_layers(model: PreTrainedModel) -> Tried:
                 f"{name} computes other logits when a pass continues a cached one; the first "
                 f"layer whose cache differs is {_first_apart(cache, other, model.dtype)}"
             )
-    found = _tried[model] = Tried(layers, ref(entered[-1]), stepwise)
+    found = Tried(layers, ref(entered[-1]), stepwise)
+    _tried.put(model, found)
     return found
 
 

@@ -11,12 +11,13 @@ Cost: two forward passes over two tokens per model object.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from transformers import Cache
 
 from kvtrie.engines.guard import named, states
+from kvtrie.engines.model_state import Remembered
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _TOKENS = 2
 # Largest difference that is rounding, as a share of the largest number; more in coarser formats.
 _APART = 1e-4
 # Of each model that has been tried, the module that its passes enter.
-_entries: WeakKeyDictionary[PreTrainedModel, ref[torch.nn.Module]] = WeakKeyDictionary()
+_entries: Remembered[ref[torch.nn.Module]] = Remembered()
 # Errors of a model that gets an unsuitable cache. Running out of memory is not one of them.
 _UNFIT = (AttributeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError)
 
@@ -75,7 +76,7 @@ class _Recorder(Cache):
 
 
 def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
-    """Try a model, unless that has been done before.
+    """Try a model, unless that has been done and it is as it was then.
 
     Args:
         model: in evaluation mode.
@@ -88,7 +89,8 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
         ConfigError: it does not run on such a cache, hands over other K and V, other layers, or
             K and V that follow from later tokens.
     """
-    cached = _entries.get(model, lambda: None)()
+    known = _entries.get(model)
+    cached = None if known is None else known()
     if cached is not None:
         return cached
     cache, name = _Recorder(pool), type(model.base_model).__name__
@@ -111,7 +113,7 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
     other = _Recorder(pool)
     run_pass(model, other, 2 * ids, 0)
     _check_causal(name, cache, other)
-    _entries[model] = ref(entered[-1])
+    _entries.put(model, ref(entered[-1]))
     return entered[-1]
 
 

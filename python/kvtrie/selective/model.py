@@ -25,6 +25,7 @@ from transformers import Cache
 from kvtrie.argument import flag, instance, whole
 from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.engines.guard import Guard, columns, named, no_gradients
+from kvtrie.engines.model_state import ModelState
 from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.selective.attention import Passing, running
 from kvtrie.selective.buffers import WorkingCopy
@@ -117,6 +118,7 @@ class SelectiveCache(Cache):
         self._temp_size_gb = attention_forward_temp_size_gb
         self._torn = False
         self._read = ReadTokens()
+        self._state: ModelState | None = None  # of the model, in the passes that were read
         # Of the pass that runs: columns before it, its tokens, its rows and columns.
         self._arriving: tuple[int, torch.Tensor | None, int, int] | None = None
         self._yarn_rope = yarn_rope
@@ -253,6 +255,12 @@ class SelectiveCache(Cache):
             raise ConfigError("a pass has neither input_ids nor inputs_embeds")
         batch, new = ids.shape[:2]
         past, times = self.get_seq_length(), batch // self._batch
+        state = ModelState.of(self._model)
+        if past and self._state is not None and not state.same(self._state):
+            raise ConfigError(
+                f"the model has changed since this cache read its {past} tokens: reset() the "
+                "SelectiveCache or open another"
+            )
         if batch % self._batch:
             raise ConfigError(self._other_batch(batch))
         first = first_columns(
@@ -278,6 +286,7 @@ class SelectiveCache(Cache):
             self.batch_repeat_interleave(times)
         for cache in self.caches:
             cache.pad(first)
+        self._state = state
         self._arriving = past, given.get("input_ids"), batch, new
 
     def check_prompt(
@@ -451,7 +460,7 @@ class SelectiveCache(Cache):
             attention_forward_temp_size_gb=self._temp_size_gb,
         )
         made.settings = self.settings
-        made._opened = self._opened  # noqa: SLF001 - of the same class
+        made._opened, made._state = self._opened, self._state  # noqa: SLF001 - of the same class
         made.goes_on_from(self._rope, self._read)
         for mine, other in zip(self.caches, made.caches, strict=True):
             tensors, numbers = mine.state()

@@ -13,10 +13,10 @@ Cost: three short passes per model object.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakSet
 
 import torch
 
+from kvtrie.engines.model_state import Remembered
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ _FIRST, _ALL = 8, 12  # tokens of the first pass, and of both
 _APART = 0.02
 """Largest difference that is rounding, as a share of the largest number."""
 
-_tried: WeakSet[torch.nn.Module] = WeakSet()
+_tried: Remembered[bool] = Remembered()
 # Errors of a layer when attention is another function than it expects.
 _UNFIT = (AttributeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError)
 
 
 @torch.no_grad()
 def trial(model: PreTrainedModel, dense: Callable[[int], Any]) -> None:
-    """Try a model, unless that has been done before.
+    """Try a model, unless that has been done and it is as it was then.
 
     Args:
         model: in any mode; dropout is left out.
@@ -47,16 +47,16 @@ def trial(model: PreTrainedModel, dense: Callable[[int], Any]) -> None:
         ConfigError: the model says something else over a dense cache than without one.
     """
     decoder: Any = cast("Any", model).get_decoder()
-    if decoder in _tried:
+    if _tried.get(decoder):
         return
-    _tried.add(decoder)  # the dense cache is of the same model
+    _tried.put(decoder, True)  # noqa: FBT003 - the dense cache is of the same model
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:
         _compare(decoder, dense)
     except BaseException:
-        _tried.discard(decoder)
+        _tried.forget(decoder)
         raise
     finally:
         for module in training:
