@@ -36,28 +36,31 @@ from kvtrie.engines.model_fields import excluded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Description", "globals_of", "package_of", "version_of"]
+__all__ = ["Description", "attention_of", "globals_of", "package_of", "version_of"]
 
 _NUMBERS = (bool, int, float, complex, torch.dtype)
 _SCALARS = (*_NUMBERS, str, bytes)
 _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+_OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 _SITES = frozenset({"site-packages", "dist-packages"})
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 # Members that say how a class was made, not what it does.
-_BOOKS = frozenset({
-    "__abstractmethods__",
-    "__annotations__",
-    "__dict__",
-    "__doc__",
-    "__firstlineno__",
-    "__module__",
-    "__orig_bases__",
-    "__parameters__",
-    "__qualname__",
-    "__static_attributes__",
-    "__weakref__",
-    "_abc_impl",
-})
+_BOOKS = frozenset(
+    {
+        "__abstractmethods__",
+        "__annotations__",
+        "__dict__",
+        "__doc__",
+        "__firstlineno__",
+        "__module__",
+        "__orig_bases__",
+        "__parameters__",
+        "__qualname__",
+        "__static_attributes__",
+        "__weakref__",
+        "_abc_impl",
+    }
+)
 
 
 class Description:
@@ -92,14 +95,15 @@ class Description:
         if isinstance(value, type):
             return self._once(value, self._class)
         if isinstance(value, (staticmethod, classmethod)):
-            return [type(value).__name__, self.of(cast("Any", value).__func__)]
+            whole = cast("Any", value)
+            return [type(whole).__name__, self.of(whole.__func__)]
         if isinstance(value, (property, functools.cached_property)):
-            parts = [getattr(value, name, None) for name in ("fget", "fset", "func")]
+            parts = [getattr(cast("Any", value), name, None) for name in ("fget", "fset", "func")]
             return ["property", *map(self.of, parts)]
         if isinstance(value, _BUILT_IN):
             return ["built in", f"{getattr(value, '__module__', None)}.{value.__qualname__}"]
-        if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):  # noqa: SLF001
-            return ["operator", str(value)]
+        if isinstance(value, _OPERATORS):
+            return ["operator", str(cast("Any", value))]
         if isinstance(value, ModuleType):
             return ["python module", value.__name__]
         if isinstance(value, logging.Logger):
@@ -189,8 +193,13 @@ class Description:
 
     def _config(self, one: PreTrainedConfig) -> object:
         own = {name: self.of(each) for name, each in vars(one).items() if not excluded(one, name)}
-        attention = AttentionInterface().get(one._attn_implementation)  # noqa: SLF001 - no other name
-        return [type(one).__name__, own, self.of(attention)]
+        return [type(one).__name__, own, self.of(attention_of(one))]
+
+
+def attention_of(config: PreTrainedConfig) -> object:
+    """The function of attention that a configuration names; None for that of the model's file."""
+    known = cast("Any", AttentionInterface())
+    return known.get(getattr(config, "_attn_implementation", None))
 
 
 def package_of(function: FunctionType) -> str | None:

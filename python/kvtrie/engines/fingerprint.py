@@ -71,8 +71,8 @@ def fingerprint(model: PreTrainedModel) -> str:
         cached = _NAMES.get(model)
     if cached is not None and cached[0].same(state):
         return cached[2]
-    known = cached is not None and cached[0].same_tensors(state)
-    tensors = cached[1] if known else _tensors(model)
+    known = cached[1] if cached is not None and cached[0].same_tensors(state) else None
+    tensors = _tensors(model) if known is None else known
     name = _name(model, state, tensors)
     with _LOCK:
         _NAMES[model] = state, tensors, name

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import PreTrainedConfig
 
-from kvtrie.engines.code import globals_of, package_of
+from kvtrie.engines.code import attention_of, globals_of, package_of
 from kvtrie.engines.model_fields import BOOKS, CONFIGS, MODULES, follows_length
 
 if TYPE_CHECKING:
@@ -109,11 +109,7 @@ class ModelState:
                 self._tensor(tensor)
         for name in wanted:
             value = own[name]
-            kind = type(value)
-            if kind in _ATOMS:
-                facts += (kind, value)
-            else:
-                self._note(value)
+            self._note(value)
         inside = own["_modules"]
         if not inside:
             return []
@@ -130,7 +126,7 @@ class ModelState:
 
     def _note(self, value: Any) -> None:  # noqa: ANN401 - of any kind
         """Note a value, and what it contains."""
-        kind = cast("type", type(value))
+        kind = type(cast("object", value))
         if kind in _ATOMS:
             self.facts += (kind, value)
             return
@@ -188,7 +184,7 @@ class ModelState:
                 self.facts.append(name)
                 self._note(one)
         if isinstance(value, PreTrainedConfig):
-            self._note(AttentionInterface().get(value._attn_implementation))  # noqa: SLF001
+            self._note(attention_of(value))
 
     def _function(self, one: FunctionType) -> None:
         """Note what a function that is in no installed package computes with."""

@@ -1,8 +1,9 @@
 """Weights: the identity of what SGLang computes with, and word of every update in place.
 
 SGLang's storage lives in the process of the model, so the digest is taken there: of every parameter
-and buffer of the models whose attention keeps KV, draft models included, and of the files of the
-adapters that `--lora-paths` names. Adapters that are loaded later have random names in SGLang.
+and buffer of the models whose attention keeps KV, draft models included, of the state of their
+modules, of the options that the server was started with, and of the files of the adapters that
+`--lora-paths` names. Adapters that are loaded later have random names in SGLang.
 Updates pass through methods of its weight updater, which are wrapped once per process.
 Invariant: all ranks have one identity, which changes with any bit of any rank.
 Cost: see `kvtrie.engines.weights`, once at start; measured and logged.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import logging
 import os
 import time
@@ -27,6 +27,9 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_lora, get_server_args
 from torch import distributed
 
+from kvtrie.engines.canonical import Encoding
+from kvtrie.engines.module_state import modules_digest
+from kvtrie.engines.sglang.start_options import options_digest
 from kvtrie.engines.weights import (
     checkpoint_digest,
     digest,
@@ -66,10 +69,10 @@ _LISTENERS: WeakSet[Listener] = WeakSet()
 
 
 def identity() -> str:
-    """Return the digest of the weights of all ranks.
+    """Return the digest of weights, modules and options of all ranks.
 
     Raises:
-        ConfigError: this process has no model.
+        ConfigError: this process has no model, or an option has no canonical encoding.
     """
     layers = [each for each in gc.get_objects() if issubclass(type(each), RadixAttention)]
     models = owners(layers)
@@ -79,6 +82,8 @@ def identity() -> str:
         )
     begun, tensors = time.monotonic(), list(tensors_of(models))
     hashed = hashlib.blake2b(digest(tensors), digest_size=32)
+    hashed.update(modules_digest(models))
+    hashed.update(options_digest(_arguments()))
     if packed_away(models):
         given = get_server_args()
         files = checkpoint_digest(given.model_path, given.revision, given.download_dir)
@@ -86,7 +91,7 @@ def identity() -> str:
     for model in models:
         if (config := getattr(model, "config", None)) is not None:
             about = {name: one for name, one in config.to_dict().items() if name not in _SILENT}
-            hashed.update(json.dumps(about, sort_keys=True, default=str).encode())
+            hashed.update(Encoding().encode(about, "config"))
     hashed.update(_adapters())
     digests: list[Any] = [hashed.digest()]
     if distributed.is_initialized():
@@ -103,6 +108,14 @@ def identity() -> str:
         time.monotonic() - begun,
     )
     return hashlib.blake2b(b"".join(digests), digest_size=32).hexdigest()
+
+
+def _arguments() -> object:
+    """SGLang's `ServerArgs`; None in a process without a server's settings."""
+    try:
+        return get_server_args()
+    except ValueError:
+        return None
 
 
 def _adapters() -> bytes:

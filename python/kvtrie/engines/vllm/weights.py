@@ -22,9 +22,9 @@ from weakref import ref
 
 import torch
 
+from kvtrie.engines.module_state import modules_digest
 from kvtrie.engines.vllm.held_adapters import HeldAdapters
 from kvtrie.engines.vllm.layout_check import layouts_digest
-from kvtrie.engines.vllm.module_state import modules_digest
 from kvtrie.engines.vllm.start_options import options_digest
 from kvtrie.engines.weights import checkpoint_digest, digest, owners, packed_away, tensors_of
 from kvtrie.errors import ConfigError

@@ -1,0 +1,98 @@
+"""Digest of all that an SGLang server was started with, except for options that cannot change KV.
+
+It covers the server's arguments field by field, the environment variables of SGLang that are set,
+the versions of libraries that ship kernels, and the kind of the device. `excluded` lists what is
+left out.
+Invariant: equal options have one digest in every process; an option that is not listed changes it.
+Cost: some milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from kvtrie.engines.canonical import Encoding
+from kvtrie.engines.sglang.excluded import FIELDS, VARIABLES
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["environment", "options", "options_digest", "versions"]
+
+_KERNELS = (
+    "amd-aiter", "apache-tvm-ffi", "compressed-tensors", "cutlass-dsl", "deep-ep", "deep-gemm",
+    "flash-attn", "flash-attn-4", "flashinfer-cubin", "flashinfer-python", "kernels",
+    "nvidia-cutlass-dsl", "quack-kernels", "sgl-kernel", "sglang", "sglang-kernel", "tilelang",
+    "torch", "torchao", "transformers", "triton", "xgrammar",
+)  # fmt: skip
+
+
+def options_digest(arguments: object) -> bytes:
+    """Return 32 bytes that change with any option of a server that can change KV.
+
+    Args:
+        arguments: SGLang's `ServerArgs`; None in a process without a server.
+
+    Raises:
+        ConfigError: an option without a canonical encoding, or one that lets clients name content.
+    """
+    if getattr(arguments, "trust_mm_content_hashes", False):
+        raise ConfigError(
+            "trust_mm_content_hashes is set: clients name the content of their media, so stored "
+            "KV could be that of another picture; start SGLang without it"
+        )
+    coder, whole = Encoding(), hashlib.blake2b(digest_size=32)
+    for name, value in (
+        ("server_args", options(arguments)),
+        ("environment", environment(os.environ)),
+        ("versions", versions()),
+        ("device", _device()),
+    ):
+        whole.update(hashlib.blake2b(coder.encode(value, name), digest_size=32).digest())
+    return whole.digest()
+
+
+def options(arguments: object) -> dict[str, object]:
+    """Return the fields of a server's arguments that are not excluded, as SGLang resolved them."""
+    if arguments is None:
+        return {}
+    fields = cast("tuple[str, ...]", getattr(type(arguments), "__struct_fields__", ()))
+    names = {*fields, *getattr(arguments, "__dict__", {})}
+    left_out = {name for each in FIELDS.values() for name in each}
+    # SGLang keeps what a user gave, and apart from it what it made of that.
+    resolved = getattr(import_module("sglang.srt.arg_groups.overrides"), "resolution_result")  # noqa: B009
+    return {name: resolved(arguments, name) for name in sorted(names - left_out)}
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of SGLang that are set and not excluded."""
+    left_out = {name for each in VARIABLES.values() for name in each}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name.startswith(("SGLANG_", "SGL_")) and name not in left_out
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the installed libraries that ship kernels."""
+    found: dict[str, str] = {}
+    for name in _KERNELS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _device() -> list[Any]:
+    """The kind of the device, by which kernels are chosen."""
+    if torch.cuda.is_available():
+        return ["cuda", torch.version.cuda, torch.version.hip, torch.cuda.get_device_capability()]
+    return ["cpu"]
