@@ -51,7 +51,8 @@ def test_kept_memory_is_found_by_the_next_server():
             ranks = [opened(rank=at, **given) for at in range(2)]
             assert [one.leading([b"a"]) for one in ranks] == [found, 0]
             assert isinstance(ranks[0], KeyedKept)
-            assert ranks[0].write_many([(b"a", page)]) == [True]
+            for one, key in zip(ranks, (b"a", b"b"), strict=True):
+                assert one.write_many([(key, page)]) == [True]
             [one.close() for one in ranks]
         assert sorted(file.name for file in folder.iterdir()) == ["kv-0", "kv-1"]
         with pytest.raises(ConfigError, match="keep_replace"):
