@@ -38,7 +38,8 @@ def modules_digest(models: Iterable[torch.nn.Module]) -> bytes:
     whole = hashlib.blake2b(digest_size=32)
     kinds: set[type] = set()
     for model in models:
-        for path, module in model.named_modules():
+        named = cast("Iterable[tuple[str, torch.nn.Module]]", model.named_modules())
+        for path, module in named:
             kinds.add(type(module))
             whole.update(_CODER.encode([path, _state(module)], path))
     for file in sorted({file for kind in kinds if (file := _unversioned(kind)) is not None}):

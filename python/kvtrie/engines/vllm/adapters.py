@@ -33,7 +33,7 @@ class Adapters:
     def __init__(self, ranks: Iterable[int]) -> None:
         self.question = 0
         self._held: dict[int, dict[int, bytes]] = {rank: {} for rank in sorted(ranks)}
-        self._answered = set(self._held)
+        self._answered = set[int](self._held)
         self._wanted: dict[int, LoRARequest] = {}
         self._reloads: dict[str, int] = {}  # the question with which a request's adapter is read
 
@@ -45,7 +45,7 @@ class Adapters:
     def doubt(self) -> None:
         """Ask workers again."""
         self.question += 1
-        self._answered = set()
+        self._answered = set[int]()
 
     def on_held(self, rank: int, question: int, held: Mapping[int, bytes]) -> None:
         """Take in the adapters that a worker holds after it has seen the question of a number."""

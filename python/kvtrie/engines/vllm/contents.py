@@ -48,12 +48,14 @@ def contents_digest(thing: object, without: Collection[str] = ()) -> tuple[bytes
 
 def _values(name: str, thing: Any, without: Collection[str]) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any part
     """The tensors and plain values of an object, in a fixed order."""
+    parts: dict[str, Any]
     if isinstance(thing, dict):
         parts = {str(key): value for key, value in cast("dict[Any, Any]", thing).items()}
     elif isinstance(thing, (list, tuple)):
         parts = {str(at): value for at, value in enumerate(cast("list[Any]", thing))}
     elif hasattr(thing, "__dict__") and not isinstance(thing, (torch.Tensor, type)):
-        parts = {key: value for key, value in vars(thing).items() if key not in without}
+        own = cast("dict[str, Any]", vars(thing))
+        parts = {key: value for key, value in own.items() if key not in without}
     else:
         yield name, thing
         return
