@@ -179,7 +179,8 @@ impl Moves {
     /// is held back until then, since executors skip what follows a failed `after`.
     fn fails_with(&self, dep: MoveId, flight: &InFlightMove) -> bool {
         let dep = &self.in_flight[dep];
-        !dep.failed && !(flight.kind == MoveKind::Copy && dep.kind == MoveKind::Store)
+        let needs_slot_only = flight.kind == MoveKind::Copy && dep.kind == MoveKind::Store;
+        !dep.failed && !needs_slot_only
     }
 
     /// Queues the parked moves whose turn has come by `now`.
