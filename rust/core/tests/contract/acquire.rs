@@ -24,7 +24,10 @@ fn refusal_changes_nothing_and_names_the_numbers() {
     // One slot is free, one evictable, two are leased. `ask` compares the snapshots.
     let error = rig.ask(&all_of(&tokens(3, 3))).unwrap_err();
     let tier = "gpu".to_owned();
-    assert_eq!(error, Error::NoSpace { tier, wanted: 3, free: 2, coming: 0, leased: 2 });
+    assert_eq!(
+        error,
+        Error::NoSpace { tier, unit: "slots", wanted: 3, free: 2, coming: 0, leased: 2 }
+    );
     let message = error.to_string();
     assert!(message.contains("wanted 3") && message.contains("2 leased"), "{message}");
     assert_eq!(rig.matched(&tokens(1, 1)), SIZE, "the draft's victim is where it was");
@@ -46,7 +49,10 @@ fn arriving_slots_are_counted_as_coming() {
     rig.call(|manager, now| manager.mark(&mark, now)).unwrap();
     let tier = "gpu".to_owned();
     let error = rig.ask(&all_of(&tokens(2, 2))).unwrap_err();
-    assert_eq!(error, Error::NoSpace { tier, wanted: 2, free: 1, coming: 1, leased: 0 });
+    assert_eq!(
+        error,
+        Error::NoSpace { tier, unit: "slots", wanted: 2, free: 1, coming: 1, leased: 0 }
+    );
 }
 
 #[test]

@@ -113,7 +113,8 @@ fn without_bytes_slots_are_counted_and_moves_made_all_the_same() {
     assert!(moves.iter().all(|m| (m.kind, m.src, m.dst) == (MoveKind::Store, GPU, HOST)));
     assert_eq!(rig.on(&old, HOST), [ALL, ALL]);
     let full = rig.ask(&all_of(&tokens(3, 1))).unwrap_err();
-    let Error::NoSpace { tier, wanted: 1, free: 0, coming: 0, leased: 2 } = full else {
+    let Error::NoSpace { tier, unit: "slots", wanted: 1, free: 0, coming: 0, leased: 2 } = full
+    else {
         panic!("{full}")
     };
     assert_eq!(tier, "gpu");
