@@ -43,7 +43,7 @@ def layouts_digest(
     whole, unknown = hashlib.blake2b(digest_size=32), set[str]()
     for name, memory in tensors.items():
         layer: Any = config.compilation_config.static_forward_context.get(name)
-        kinds = [type(layer), type(getattr(layer, "impl", None))]
+        kinds: list[type] = [type(layer), type(getattr(layer, "impl", None))]
         about = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
         whole.update(f"{name} {about} ".encode())
         if not isinstance(memory, torch.Tensor):  # states of a recurrent layer
