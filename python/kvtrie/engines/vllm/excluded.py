@@ -122,6 +122,8 @@ REASONS: Mapping[str, tuple[str, ...]] = {
         "CompilationConfig.compilation_time",
         "CompilationConfig.encoder_compilation_time",
         "CompilationConfig.traced_files",
+        "CompilationConfig.enabled_custom_ops",  # counters; see `module_state`
+        "CompilationConfig.disabled_custom_ops",
         "CompilationConfig.static_forward_context",  # the layers; see `module_state`
         "CacheConfig.effective_attention_block_size",  # follows from `block_size` and the kernel
         "ModelConfig.original_max_model_len",  # `max_model_len` is part of the name
