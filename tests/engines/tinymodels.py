@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache
 
 from kvtrie import BlockManager, Cost, ModelShape, Tier
@@ -114,20 +114,20 @@ def close(cache, truth, tokens):
         assert (values - right_values[0, :, :tokens]).abs().max() < 1e-4
 
 
-@contextmanager
-def before(module, act):
-    """Call `act` before each forward of a module, without a hook, which caches refuse."""
-    forward = module.forward
+class before(TorchFunctionMode):  # noqa: N801 - it reads as a function does
+    """Call `act` before each use of a module's first matrix.
 
-    def first(*args, **kwargs):
-        act()
-        return forward(*args, **kwargs)
+    A hook, or another `forward`, would make another model of it.
+    """
 
-    module.forward = first
-    try:
-        yield
-    finally:
-        del module.forward
+    def __init__(self, module, act):
+        super().__init__()
+        self._first, self._act = next(module.parameters()), act
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.linear and args[1] is self._first:
+            self._act()
+        return func(*args, **(kwargs or {}))
 
 
 def lose(executor, ids, wanted, scope=None):

@@ -92,6 +92,8 @@ impl Manager {
     /// Reclaims a block that leaves the first tier. Its stores go on, as those that write ahead do.
     pub(crate) fn reclaim(&mut self, block: BlockId) {
         for (id, leaves) in self.leaving(0, block) {
+            // It was withheld from grants, so nothing else has it.
+            self.blocks.withhold(0, leaves.slot, false);
             self.blocks.undrain(0, leaves.slot);
             let flight = self.moves.get_mut(id).expect("in flight");
             (flight.from, flight.leaves) = (End::Here, None);

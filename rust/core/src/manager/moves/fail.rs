@@ -212,7 +212,10 @@ impl Manager {
             self.make_resident(block, Leaves { tier, slot, held });
             match reader {
                 Some(id) => self.moves.get_mut(id).expect("found").from = End::Here,
-                None => self.blocks.alter(tier, block, |here| here.busy -= 1),
+                None => {
+                    self.blocks.alter(tier, block, |here| here.busy -= 1);
+                    self.refresh_on(tier, block);
+                }
             }
         } else {
             let slot = self.blocks.adopt(tier, slot, held.lo);
