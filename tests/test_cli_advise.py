@@ -113,7 +113,7 @@ def test_the_shape_of_a_models_folder(recording, tmp_path, capsys):
         ([*WORDS, "--host", "1KB"], "a size of 1000 bytes is below a block of 16384 bytes"),
         ([*WORDS, "--gpu", "1KB"], "--gpu SIZE wanted, at least a block"),
         ([*WORDS, "--policy", "best"], "'best'"),
-        (["--model", "/nowhere"], "cannot read /nowhere/config.json"),
+        (["--model", "/nowhere"], "/nowhere/config.json: No such file"),
     ],
 )
 def test_a_wrong_argument_is_named(recording, capsys, words, said):

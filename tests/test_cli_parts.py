@@ -40,15 +40,15 @@ def test_windows_without_their_full_blocks_are_not_found_and_gc_frees_them(
     tmp_path, stores, capsys
 ):
     full, windows = stores
-    assert (len(rows(full)), len(rows(windows))) == (12, 4)
+    assert (len(rows(full)), len(rows(windows))) == (12, 6)
     drop(full, 6)
     known = {row[1] for row in rows(full)}
     served = [row[:2] for row in rows(windows) if row[1] in known]
-    assert len(served) == 2
+    assert len(served) == 3
     with World(MODELS["windows"], **ROOM, folder=tmp_path) as world:
         world.executor.restore()
         disk = world.manager.stats().tiers["disk"]
-        assert [group.held for group in disk.groups] == [6, 2]
+        assert [group.held for group in disk.groups] == [6, 3]
         found = [world.serve([*prompt(seed, 6), 99], []) for seed in (1, 2)]
         assert sorted(found) == [0, 24]
     drop(full, 6)

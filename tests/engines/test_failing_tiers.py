@@ -3,7 +3,6 @@
 import copy
 import logging
 import random
-import re
 
 import pytest
 import torch
@@ -185,8 +184,16 @@ def script(llama):
     return Script(llama)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("place", PLACES)
+def cases():
+    """Of the grid `make test` plays two."""
+    quick = {("disk", 0), ("kept", 2)}
+    for place in PLACES:
+        for workers in (0, 2):
+            marks = () if (place, workers) in quick else pytest.mark.deep
+            yield pytest.param(place, workers, marks=marks, id=f"{place}-{workers}")
+
+
+@pytest.mark.parametrize(("place", "workers"), cases())
 def test_answers_are_right_while_a_tier_fails(
     script, place, workers, tmp_path, memory, monkeypatch, caplog
 ):
@@ -215,13 +222,17 @@ def test_answers_are_right_while_a_tier_fails(
             script.run(executor, "single", seed)
         close(executor)
     if place != "remote":
-        lines = [re.sub(r"\\d+", "#", record.getMessage()) for record in caplog.records]
-        assert 1 <= len(lines) <= 2 * len(PLACES[place])
-        assert all("a block is not stored" in line for line in lines)
+        # Each place and reason once; of kept memory a slot that a store left half written too.
+        lines = [record.getMessage() for record in caplog.records]
+        failed = [line for line in lines if "a block is not stored" in line]
+        assert failed
+        assert len(failed) == len(set(failed))
+        rest = [line for line in lines if line not in failed]
+        assert all(place == "kept" and "its bytes are damaged" in line for line in rest)
 
 
-@pytest.mark.parametrize("name", ["gemma-3", "qwen3-next"])
-@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize("name", [pytest.param("gemma-3", marks=pytest.mark.deep), "qwen3-next"])
+@pytest.mark.parametrize("place", [pytest.param("host", marks=pytest.mark.deep), "disk"])
 def test_answers_of_several_groups_are_right_while_a_tier_fails(name, place, tmp_path, monkeypatch):
     draw = random.Random(f"{name} {place}")
     script = Script(family(name), some_of_groups)
