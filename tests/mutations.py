@@ -113,8 +113,8 @@ MUTATIONS = (
     Mutation(
         "the slots of a hung move are free at once",
         "manager/moves/complete.rs",
-        "            self.carry_out();\n            if !outcome.hung {",
-        "            self.carry_out();\n            if true {",
+        "if outcome.hung { &mut known.hung_ranks } else { &mut known.done_ranks };",
+        "&mut known.done_ranks;",
     ),
     Mutation(
         "a block that another request committed counts as new",

@@ -48,7 +48,7 @@ def test_windows_without_their_full_blocks_are_not_found_and_gc_frees_them(
     with World(MODELS["windows"], **ROOM, folder=tmp_path) as world:
         world.executor.restore()
         disk = world.manager.stats().tiers["disk"]
-        assert [group.held for group in disk.groups] == [6, 3]
+        assert [group.held for group in disk.groups] == [6, 2]
         found = [world.serve([*prompt(seed, 6), 99], []) for seed in (1, 2)]
         assert sorted(found) == [0, 24]
     drop(full, 6)

@@ -165,6 +165,7 @@ def test_every_option_of_the_cli_that_writes_a_file_is_known():
         "calibrate --out",
         "demo --picture",
         "demo --save",
+        "fuse --measure",
         "fuse --plot",
         "map --out",
         "profile --out",
@@ -187,7 +188,7 @@ def test_every_option_of_the_cli_that_writes_a_file_is_known():
         if option.type is Path and option.option_strings and option.metavar == "FILE"
     }
     sim = {"sim size --results", "sim sweep --results", "sim calibrate --seen"}
-    assert others == {*sim, "advise --record", "calibrate --texts"}
+    assert others == {*sim, "advise --record", "calibrate --texts", "fuse --deviation"}
 
 
 @pytest.mark.parametrize("option", ["--requests", "--csv", "--perfetto", "--plot", "--decisions"])

@@ -513,66 +513,6 @@ class Machine(Ledger, RuleBasedStateMachine):
         self.unchanged(before)
 
 
-def test_what_a_lease_writes_behind_a_lost_block_goes_with_it():
-    """A store hangs, then the load of the block two before it: that one is lost. The request writes
-    the block between them again, where no lookup finds it; with its lease it goes."""
-    machine = Machine()
-    machine.open(shape=Shape(rooms=(4, 9), holes=False, policy="flat"))
-    between = (0, 0, 0, 0)
-    for prompt, ends in [
-        ([0], []),
-        ([0, 0, *between], []),
-        ([0, 2, 0], ["hang"]),
-        ([0, 1, 0, 0], []),
-        ([*between], ["land", "land", "hang"]),
-    ]:
-        assert between in machine.witness.living or ends == []
-        machine.serve(prompt=(0, 0, prompt), load="plan", ends=ends, step=0)
-    for _ in range(2):
-        machine.end_hung(pick=0, step=0)
-    assert between not in machine.witness.living
-
-
-def test_what_cannot_be_dropped_to_make_room_is_written():
-    """The store of a sequence's last block hangs, and the block before it is lost. Later there is
-    room below for one block only, so victims are dropped: not the ancestor of the
-    hung block, though the block between the two is gone."""
-    machine = Machine()
-    machine.open(shape=Shape(rooms=(5, 3), holes=False, policy="lru"))
-    for prompt, ends in [
-        ([2, 1, 0, 0, 0, 0, 0, 0], []),
-        ([1, 2, 1, 2, 2], ["hang"]),
-        ([2, 1, 0, 0, 0], ["fail"]),
-        ([0, 0, 1, 2, 1, 1], []),
-        ([2, 1, 0, 0], []),
-    ]:
-        machine.serve(prompt=(0, 0, prompt), load="plan", ends=ends, step=0)
-    machine.begin((0, 0, [1, 1, 2, 1, 1]), keep=1, reserve=0, load="plan", step=0)
-    assert (0, (2, 1, 0, 0), "demoted") in machine.events
-
-
-def test_nothing_leaves_the_host_for_a_store_into_a_slot_that_is_there():
-    """A part of a block has come down before its store failed, and the host has no slot left, not
-    even for what passes through it. When the block leaves, its rest needs none."""
-    machine = Machine()
-    machine.open(shape=Shape(rooms=(5, 4, 3, 9), holes=False, policy="weighted"))
-    for prompt, load, ends, step in [
-        ([2, 0, 0], "plan", [], 0),
-        ([0, 0, 0, 0, 0], "plan", [], 0),
-        ([0, 0, 0, 1], "plan", [], 0),
-        ([0, 0, 2, 2, 1], "plan", [], 1000),
-        ([2, 0, 0, 1, 2], "all", [], 0),
-        ([1, 1, 1], "all", ["hang"], 0),
-        ([2, 0, 0, 1], "plan", [], 10**6),
-        ([2, 0, 0, 1, 2, 0, 1], "all", ["progress", "progress", "fail"], 0),
-        ([2, 1], "plan", ["fail"], 0),
-        ([0, 1, 1, 0], "all", ["progress", "hang", "fail"], 0),
-    ]:
-        machine.serve(prompt=(0, 0, prompt), load=load, ends=ends, step=step)
-    machine.begin((0, 0, [2, 0, 0, 0]), keep=1, reserve=0, load="plan", step=0)
-    assert [event[:2] for event in machine.events] == [(0, (0, 0))]
-
-
 TestMachine = Machine.TestCase
 TestMachine.pytestmark = [pytest.mark.timeout(3600)]
 

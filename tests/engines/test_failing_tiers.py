@@ -193,7 +193,7 @@ def cases():
             yield pytest.param(place, workers, marks=marks, id=f"{place}-{workers}")
 
 
-@pytest.mark.parametrize(("place", "workers"), cases())
+@pytest.mark.parametrize(("place", "workers"), list(cases()))
 def test_answers_are_right_while_a_tier_fails(
     script, place, workers, tmp_path, memory, monkeypatch, caplog
 ):

@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -29,14 +29,42 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from kvtrie.fuse.fusor import Fused
-    from kvtrie.fuse.select import Candidates
+    from numpy.typing import NDArray
 
 __all__ = ["DeviationProfile"]
 
 _MOST = 2**32 - 1
 _COVER = 0.5
 """Share of a layer's deviation that the tokens to recompute have, where nothing else is said."""
+
+
+class _Layer(Protocol):
+    """Tokens of a layer by their deviation, largest first: `kvtrie.fuse.fusion.Deviation`."""
+
+    @property
+    def positions(self) -> torch.Tensor: ...
+    @property
+    def keys(self) -> torch.Tensor: ...
+    @property
+    def values(self) -> torch.Tensor: ...
+
+
+class _Log(Protocol):
+    """The part of a `FusionLog` that names columns."""
+
+    @property
+    def grid(self) -> NDArray[np.bool_]: ...
+    @property
+    def span(self) -> tuple[int, int]: ...
+
+
+class _Measured(Protocol):
+    """A `Fused`, as far as it is measured."""
+
+    @property
+    def log(self) -> _Log: ...
+    @property
+    def deviation(self) -> Sequence[_Layer]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +106,7 @@ class DeviationProfile:
         put(self, rankings=rankings, shares=shares)
 
     @classmethod
-    def measured(cls, fused: Fused, *, cover: float = _COVER) -> Self:
+    def measured(cls, fused: _Measured, *, cover: float = _COVER) -> Self:
         """Return the profile of a fusion, at best of one with `ratio=1.0`.
 
         Args:
@@ -134,10 +162,6 @@ class DeviationProfile:
         places = torch.full((size,), len(ranked))
         places[ranked] = torch.arange(len(ranked))
         return torch.argsort(places.to(tokens.device)[tokens], stable=True)
-
-    def select(self, among: Candidates, count: int) -> torch.Tensor:
-        """Choose tokens by the first ranking: a way as those of `kvtrie.fuse.select`."""
-        return self.order(among.positions - among.first, 0)[:count]
 
     def check(self, tokens: int, layers: int) -> None:
         """Refuse a profile of another context or model.

@@ -117,7 +117,7 @@ def way(named: str | Select | DeviationProfile) -> Select:
     if isinstance(named, DeviationProfile):
         if not named.rankings:
             raise ConfigError("select is a deviation profile without rankings: give it as ratio")
-        return named.select
+        return lambda among, count: named.order(among.positions - among.first, 0)[:count]
     if callable(named):
         return named
     text("select", named)
