@@ -2547,7 +2547,7 @@ class Simulation:
             tuple[Sequence[int], Sequence[int], Sequence[Sequence[int]]],
             tuple[Sequence[int], Sequence[int], Sequence[Sequence[int]]],
         ],
-        machines: int | Sequence[tuple[Sequence[Tier], object, Cost | str]] | None = None,
+        machines: int | Sequence[tuple[Sequence[Tier], object, Cost | str]] | None = 1,
         block_tokens: int = 16,
         token_weight: int = 1,
         policy: str = "learned",

@@ -1,7 +1,6 @@
 """Models whose groups of layers are kept apart give the answers that they give without kvtrie."""
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import transformers
 from grouped_serving import BLOCK, allowed, apart, ask, has_states, push, serve, some
 from kept import memory_folder
 from tinymodels import agree, answer
+from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvtrie import ModelShape, ResumePoints
@@ -110,16 +110,27 @@ def test_a_cache_goes_on_over_several_turns(model):
     executor.close()
 
 
-def test_passes_over_states_end_where_a_state_is_kept_and_nowhere_else(monkeypatch):
-    model, widths = family("qwen3-next"), []
-    forward = type(model.model).forward
+class Widths(TorchFunctionMode):
+    """Notes how many tokens each pass has; another `forward` would make another model."""
 
-    @functools.wraps(forward)
-    def counted(self, input_ids=None, **kwargs):
-        widths.append(input_ids.shape[1])
-        return forward(self, input_ids=input_ids, **kwargs)
+    def __init__(self):
+        super().__init__()
+        self.seen = []
 
-    monkeypatch.setattr(type(model.model), "forward", counted)
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.embedding:
+            self.seen.append(args[0].shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def widths():
+    with Widths() as mode:
+        yield mode.seen
+
+
+def test_passes_over_states_end_where_a_state_is_kept_and_nowhere_else(widths):
+    model = family("qwen3-next")
     executor = serve(model, gpu=80)
 
     def passes(ids, cache):
