@@ -7,7 +7,7 @@ import torch
 import transformers
 from grouped_serving import BLOCK, allowed, apart, ask, has_states, push, serve, some
 from kept import memory_folder
-from tinymodels import agree, answer
+from tinymodels import agree, answer, before
 from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -255,11 +255,8 @@ def test_a_pass_that_breaks_off_ends_the_cache():
     ids = some(32, 1, 20)
     cache = KvtrieCache(model, executor, ids, reserve=8)
     layer = model.model.layers[-1]
-    forward = layer.forward
-    layer.forward = lambda *_, **__: 1 / 0
-    with pytest.raises(ZeroDivisionError):
+    with before(layer, lambda: 1 / 0), pytest.raises(ZeroDivisionError):
         answer(model, ids, cache)
-    layer.forward = forward
     with pytest.raises(ClosedError, match="ended amid its layers"):
         answer(model, ids, cache)
     cache.close()
