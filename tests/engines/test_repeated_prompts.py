@@ -17,7 +17,7 @@ pytestmark = pytest.mark.engine
 TIERS = {
     "gpu": {"gpu": 200, "points": 40},
     "host": {"gpu": 20, "host": 400, "points": 5},
-    "disk": {"gpu": 20, "host": 20, "points": 5},
+    "disk": {"gpu": 20, "host": 10, "points": 5},
 }
 QUICK = {("qwen3-next", "host", 0), ("gemma-3", "host", 0), ("lfm2", "disk", 0)}
 CELLS = [
@@ -35,7 +35,7 @@ def test_from_the_second_repeat_on_all_whole_blocks_are_found(name, tier, more, 
     found = []
     for _ in range(6):
         if tier != "gpu":
-            push(model, executor, 4)
+            push(model, executor, 8 if tier == "disk" else 4)
         with KvtrieCache(model, executor, ids, reserve=12) as cache:
             found.append(cache.leases[0].matched)
             mine = answer(model, ids, cache, steps=12)
