@@ -33,6 +33,7 @@ class _Layer:
 
     evicted = True  # as `crop` must not be asked of it
     first = None
+    span = None  # no window
 
     def __init__(self, members: Sequence[KVCacheWithBuffers]) -> None:
         self.members = members

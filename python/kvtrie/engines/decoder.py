@@ -96,7 +96,7 @@ class Decoder:
         layers: how many layers it has.
         widths: KV heads, numbers per head of K, and of V.
         lock: held by each method, so that several threads may use one decoder, in turns. Passes of
-            the model in other threads run meanwhile and see nothing of it.
+            the model in other threads do not wait for it and are not changed by it.
 
     Raises:
         ConfigError: a model without rotary positions or in training mode, or one that hands its

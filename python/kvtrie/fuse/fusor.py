@@ -205,7 +205,7 @@ class Fusor:
         """Fuse a context.
 
         Fusions over one store take turns, also those of other Fusors and threads, so that the
-        loads of one do not wait for another's. Passes over fused caches run meanwhile.
+        loads of one do not wait for another's. Passes over fused caches do not wait for a fusion.
 
         Raises:
             ConfigError: a token that the model has no embedding of, the model does not pass the

@@ -9,28 +9,21 @@ Cost: some milliseconds.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from kvtrie.engines.canonical import Encoding
 from kvtrie.engines.sglang.excluded import FIELDS, VARIABLES
+from kvtrie.engines.start_options import device, digest_of, variables_of, versions
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["environment", "options", "options_digest", "versions"]
-
-_KERNELS = (
-    "amd-aiter", "apache-tvm-ffi", "compressed-tensors", "cutlass-dsl", "deep-ep", "deep-gemm",
-    "flash-attn", "flash-attn-4", "flashinfer-cubin", "flashinfer-python", "kernels",
-    "nvidia-cutlass-dsl", "quack-kernels", "sgl-kernel", "sglang", "sglang-kernel", "tilelang",
-    "torch", "torchao", "transformers", "triton", "xgrammar",
-)  # fmt: skip
+__all__ = ["environment", "options", "options_digest"]
 
 
 def options_digest(arguments: object) -> bytes:
@@ -47,15 +40,13 @@ def options_digest(arguments: object) -> bytes:
             "trust_mm_content_hashes is set: clients name the content of their media, so stored "
             "KV could be that of another picture; start SGLang without it"
         )
-    coder, whole = Encoding(), hashlib.blake2b(digest_size=32)
-    for name, value in (
-        ("server_args", options(arguments)),
-        ("environment", environment(os.environ)),
-        ("versions", versions()),
-        ("device", _device()),
-    ):
-        whole.update(hashlib.blake2b(coder.encode(value, name), digest_size=32).digest())
-    return whole.digest()
+    parts = {
+        "server_args": options(arguments),
+        "environment": environment(os.environ),
+        "versions": versions(),
+        "device": device("cuda" if torch.cuda.is_available() else "cpu"),
+    }
+    return digest_of(parts, Encoding())
 
 
 def options(arguments: object) -> dict[str, object]:
@@ -72,27 +63,4 @@ def options(arguments: object) -> dict[str, object]:
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of SGLang that are set and not excluded."""
-    left_out = {name for each in VARIABLES.values() for name in each}
-    return {
-        name: value
-        for name, value in variables.items()
-        if name.startswith(("SGLANG_", "SGL_")) and name not in left_out
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the installed libraries that ship kernels."""
-    found: dict[str, str] = {}
-    for name in _KERNELS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _device() -> list[Any]:
-    """The kind of the device, by which kernels are chosen."""
-    if torch.cuda.is_available():
-        return ["cuda", torch.version.cuda, torch.version.hip, torch.cuda.get_device_capability()]
-    return ["cpu"]
+    return variables_of(variables, lambda name: name.startswith(("SGLANG_", "SGL_")), VARIABLES)

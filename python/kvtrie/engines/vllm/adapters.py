@@ -65,7 +65,7 @@ class Adapters:
         return {rank: held.get(ident, b"") for rank, held in self._held.items()}
 
     def awaits(self, request_id: str, adapter: LoRARequest) -> bool:
-        """Whether a request has to wait for the name of its adapter; asks for it if nobody has.
+        """Whether a request has to wait for the name of its adapter; asks workers once for it.
 
         vLLM reads the files of an adapter again for a request that says so, so the workers do that
         before the request is matched.

