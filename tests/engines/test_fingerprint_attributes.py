@@ -237,7 +237,8 @@ def test_a_listed_attribute_changes_no_name(name):
         return
     before = fingerprint(model)
     layer = model.model.layers[0]
-    vars(layer)[name] = dict(vars(layer)[name]) if "hooks" in name else "changed"
+    hooks = name in model_fields.BOOKS and "hooks" in name
+    vars(layer)[name] = dict(vars(layer)[name]) if hooks else "changed"
     assert fingerprint(model) == before
 
 
