@@ -210,12 +210,11 @@ impl Manager {
         // Otherwise the block is resident or arriving in another slot by now.
         if self.can_return(tier, block, held) {
             self.make_resident(block, Leaves { tier, slot, held });
-            match reader {
-                Some(id) => self.moves.get_mut(id).expect("found").from = End::Here,
-                None => {
-                    self.blocks.alter(tier, block, |here| here.busy -= 1);
-                    self.refresh_on(tier, block);
-                }
+            if let Some(id) = reader {
+                self.moves.get_mut(id).expect("found").from = End::Here;
+            } else {
+                self.blocks.alter(tier, block, |here| here.busy -= 1);
+                self.refresh_on(tier, block);
             }
         } else {
             let slot = self.blocks.adopt(tier, slot, held.lo);
