@@ -7,14 +7,13 @@ Invariant: everything here obeys slot numbers that the manager chose and chooses
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.group_pages import GroupPages
-from kvtrie.sizes import check_exists
+from kvtrie.tiers.agreement import MEMORY, check_group_formats, check_together, memory_above
 from kvtrie.tiers.block_format import BlockFormat, HasBlockFormat
 from kvtrie.tiers.conversion import agree
 from kvtrie.tiers.disk import DiskStorage
@@ -25,21 +24,17 @@ from kvtrie.tiers.group_kept import GroupKept, group_kept
 from kvtrie.tiers.group_pools import GroupPool, GroupPools
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.kept import KeptPool
-from kvtrie.tiers.narrowed import require_narrower
-from kvtrie.tiers.pool import Pool, all_of_device
+from kvtrie.tiers.opened import close_pools, open_each
+from kvtrie.tiers.pool import Pool
 from kvtrie.tiers.remote.storage import RemoteStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from kvtrie import Index
     from kvtrie.resume import ResumePoints
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
-
-_MEMORY = ("gpu", "host")
-
-_Opened = TypeVar("_Opened")
 
 __all__ = [
     "Batched",
@@ -215,16 +210,16 @@ def open_pools(
         for at, _, fmt in mine
         if at == 0
     ]
-    named = [(f"tier {at} ({tier.kind})", fmt, tier.kind in _MEMORY) for at, tier, fmt in mine]
+    named = [(f"tier {at} ({tier.kind})", fmt, tier.kind in MEMORY) for at, tier, fmt in mine]
     agree(row for row in named if row[2])
-    above = _memory_above(mine)
+    above = memory_above(mine)
     named = [
         (name, above.get(at, fmt), memory)
         for (at, _, _), (name, fmt, memory) in zip(mine, named, strict=True)
     ]
     agree([*first, *((name, fmt, False) for name, fmt, _ in named[: len(first)])])
     agree(named)
-    _check_together(tiers, lambda tier: tier.room_bytes(model, block_tokens))
+    check_together(tiers, lambda tier: tier.room_bytes(model, block_tokens))
 
     def open_tier(at: int, tier: Tier) -> Pool | Storage | None:
         if tier.owner == "kvtrie" and tier.kind == "disk" and tier.path is not None:
@@ -241,83 +236,23 @@ def open_pools(
             return host_pool(model, tier, block_tokens, spare=staging, rank=rank, ranks=ranks)
         raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
 
-    return _open_each(tiers, open_tier)
-
-
-def _open_each(
-    tiers: Sequence[Tier], open_tier: Callable[[int, Tier], _Opened]
-) -> tuple[_Opened, ...]:
-    """Open each tier; if one cannot be opened, close the others.
-
-    Disks come last: a smaller budget frees blocks as soon as a disk is opened.
-    """
-    pools: dict[int, _Opened] = {}
-    try:
-        for at in sorted(range(len(tiers)), key=lambda at: tiers[at].kind == "disk"):
-            pools[at] = open_tier(at, tiers[at])
-    except BaseException:
-        close_pools(pools.values())
-        raise
-    return tuple(pools[at] for at in range(len(tiers)))
-
-
-def _check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
-    """Refuse tiers in one memory, as those of a CPU, that are larger together than it.
-
-    Raises:
-        ConfigError: they are.
-    """
-    kinds = _MEMORY if default_device().type == "cpu" else ("host",)
-    rooms = {
-        tier.kind: room(tier) for tier in tiers if tier.owner == "kvtrie" and tier.kind in kinds
-    }
-    if len(rooms) > 1:
-        there = all_of_device(torch.device("cpu"))
-        check_exists(
-            f"tiers {' and '.join(rooms)} together", sum(rooms.values()), there, "the memory"
-        )
-
-
-def close_pools(pools: Iterable[object]) -> None:
-    """Give back the memory, files, locks and connections of pools and storages."""
-    with ExitStack() as closing:
-        for pool in pools:
-            if isinstance(pool, DiskStorage | GroupDisk | GroupPools | Pool | RemoteStorage):
-                closing.callback(pool.close)
-
-
-def _memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, BlockFormat]:
-    """For each disk in another format than the memory above it, the format of that memory.
-
-    Raises:
-        ConfigError: a format that is not narrower.
-    """
-    found: dict[int, BlockFormat] = {}
-    memory: tuple[str, BlockFormat] | None = None
-    for at, tier, own in tiers:
-        name = f"tier {at} ({tier.kind})"
-        if tier.kind in _MEMORY:
-            memory = name, own
-        elif tier.kind == "disk" and memory is not None and memory[1] != own:
-            require_narrower(*memory, name, own)
-            found[at] = memory[1]
-    return found
+    return open_each(tiers, open_tier)
 
 
 def _open_groups(
     model: ModelShape, tiers: Sequence[Tier], block_tokens: int, *, ranks: int, staging: int
 ) -> tuple[GroupPools | GroupDisk | None, ...]:
     mine = [tier for tier in tiers if tier.owner == "kvtrie"]
-    remote = [tier.kind for tier in mine if tier.kind not in (*_MEMORY, "disk")]
+    remote = [tier.kind for tier in mine if tier.kind not in (*MEMORY, "disk")]
     if remote or ranks > 1 or staging:
         raise ConfigError(
             f"tiers {', '.join(tier.kind for tier in tiers)}, {ranks} ranks, {staging} blocks of "
             "staging: groups of layers are kept apart in gpu and host memory and on disk, of one "
             "rank, without staging"
         )
-    _agree_in_format(tiers)
+    check_group_formats(tiers)
     gpu, pinned = default_device(), torch.cuda.is_available()
-    _check_together(tiers, lambda tier: GroupPages.of(model, tier, block_tokens).bytes)
+    check_together(tiers, lambda tier: GroupPages.of(model, tier, block_tokens).bytes)
 
     def open_tier(_: int, tier: Tier) -> GroupPools | GroupDisk | None:
         if tier.owner != "kvtrie" or (tier.kind == "disk" and tier.path is None):
@@ -328,17 +263,4 @@ def _open_groups(
         kept = None if tier.keep is None else group_kept(model, tier, block_tokens)
         return kept or GroupPools(model, tier, block_tokens, device=device, pinned=pinned and host)
 
-    return _open_each(tiers, open_tier)
-
-
-def _agree_in_format(tiers: Sequence[Tier]) -> None:
-    """Raise unless the first tier is native, and a disk in the format of the memory above it."""
-    above = tiers[0]
-    for at, tier in enumerate(tiers):
-        odd = tier.layout if at == 0 else tier.kind == "disk" and tier.layout != above.layout
-        if odd:
-            raise ConfigError(
-                f"tier {at} ({tier.kind}) has layout {tier.layout}: with groups of layers the "
-                f"first tier is native, and a disk has the layout of the tier above, {above.layout}"
-            )
-        above = tier
+    return open_each(tiers, open_tier)
