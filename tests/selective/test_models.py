@@ -574,7 +574,7 @@ def test_rounding_is_no_difference_in_attention(dtype):
     opened(make(num_hidden_layers=8).to(dtype)).close()
 
 
-def test_threads_on_one_model_wait_for_one_another(llama, monkeypatch):
+def test_threads_on_one_model_wait_for_one_another(llama):
     settings = CacheSettings("h2o-default", cache_length=20)
     ids = [tokens(seed, 1, 40) for seed in range(2)]
     truth = []
@@ -583,18 +583,17 @@ def test_threads_on_one_model_wait_for_one_another(llama, monkeypatch):
             truth.append(cache.read(each))
     found, inside, waits = {}, threading.Event(), threading.Event()
 
-    layer = llama.model.layers[1]
-    run = layer.forward
-
-    def pause(*given, **more):
-        """Hold the first thread in its first pass until the second one begins its own."""
-        if not inside.is_set():
-            inside.set()
-            waits.wait(20)
-        return run(*given, **more)
-
     def first():
+        """Stay in the first pass until the other thread begins its own."""
         with SelectiveCache(llama, settings) as cache:
+            run = cache.caches[1].forward
+
+            def pause(*given):
+                inside.set()
+                waits.wait(20)
+                return run(*given)
+
+            cache.caches[1].forward = pause
             found[0] = cache.read(ids[0])
 
     def second():
@@ -603,13 +602,11 @@ def test_threads_on_one_model_wait_for_one_another(llama, monkeypatch):
             waits.set()
             found[1] = cache.read(ids[1])
 
-    with monkeypatch.context() as patch:
-        patch.setattr(layer, "forward", pause)
-        threads = [threading.Thread(target=each) for each in (first, second)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     assert [torch.equal(found[at], truth[at]) for at in range(2)] == [True, True]
     assert llama.config._attn_implementation == "sdpa"
 
@@ -623,12 +620,17 @@ def test_a_pass_that_was_interrupted_leaves_the_model_to_others(llama, monkeypat
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llama.model.layers[1], "forward", interrupt)
-    with pytest.raises(KeyboardInterrupt), SelectiveCache(llama, settings) as cache:
-        cache.read(tokens(1, 1, 5))
+    def interrupted():
+        with SelectiveCache(llama, settings) as cache:
+            monkeypatch.setattr(cache.caches[1], "forward", interrupt)
+            cache.read(tokens(1, 1, 5))
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert llama.config._attn_implementation == "sdpa"
     assert torch.is_grad_enabled()
     with SelectiveCache(llama, settings) as cache:
+        monkeypatch.setattr(cache.caches[1], "forward", interrupt)
         with pytest.raises(KeyboardInterrupt):
             cache.read(tokens(1, 1, 5))
         monkeypatch.undo()
