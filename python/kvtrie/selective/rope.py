@@ -23,7 +23,7 @@ from kvtrie.engines.rope import RopeLimits
 from kvtrie.errors import ConfigError
 from kvtrie.model_config import groups_of
 
-__all__ = ["FixedRope"]
+__all__ = ["FixedRope", "SequenceRope"]
 
 _FULL = "full_attention"
 
@@ -117,6 +117,40 @@ class FixedRope:
         angles = position_ids[..., None].float() * self._frequencies.to(position_ids.device)
         both = torch.cat((angles, angles), dim=-1)
         return (both.cos() * self._scale).to(x.dtype), (both.sin() * self._scale).to(x.dtype)
+
+
+class SequenceRope:
+    """RoPE of the sequences of a cache, fixed before the first key is rotated.
+
+    Args:
+        rotary: the model's own rotary module.
+        config: the model's configuration.
+        yarn: as for `FixedRope`.
+
+    Attributes:
+        fixed: what keys are rotated by; None until the length of the sequences is known.
+    """
+
+    def __init__(self, rotary: torch.nn.Module, config: Any, *, yarn: bool) -> None:  # noqa: ANN401
+        self._rotary = rotary
+        self._config = config
+        self._yarn = yarn
+        self.fixed: FixedRope | None = None
+
+    def fix(self, total: int, past: int) -> FixedRope:
+        """Fix RoPE for sequences of `total` tokens, if no key was rotated in `past` tokens yet.
+
+        Raises:
+            ConfigError: as `FixedRope`.
+        """
+        if self.fixed is None or past == 0:
+            self.fixed = FixedRope(self._rotary, self._config, total, yarn=self._yarn)
+        return self.fixed
+
+    @property
+    def factor(self) -> float:
+        """By what RoPE is scaled; 1 leaves it as the model has it."""
+        return 1.0 if self.fixed is None else self.fixed.factor
 
 
 def _windows_alone(config: Any) -> bool:  # noqa: ANN401 - a PretrainedConfig
