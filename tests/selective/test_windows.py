@@ -136,7 +136,7 @@ def test_yarn_scales_what_has_full_attention_alone():
         x, columns = torch.zeros(1), torch.arange(LONG)[None]
         for kind, scaled in (("full_attention", True), ("sliding_attention", False)):
             own = gemma.model.rotary_emb(x, columns, kind)
-            found = cache._rope.rotation(x, columns, kind)
+            found = cache._layers.rope.fixed.rotation(x, columns, kind)
             assert (found is not None) is scaled
             assert not scaled or not torch.equal(found[0], own[0])
     ids = tokens(6, 1, LONG)
