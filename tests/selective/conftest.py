@@ -1,7 +1,8 @@
-"""Fixtures of selective caches' tests: one thread, and drawn steps."""
+"""Fixtures of selective caches' tests: one thread, and a small Llama."""
 
 import pytest
 import torch
+from decoders import make
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -11,3 +12,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """A random Llama, which a test leaves as it was."""
+    return make()

@@ -1,4 +1,4 @@
-"""Small decoders of each kind that selective caches take, and the policies to try on them."""
+"""Small decoders that selective caches take, their prompts and answers, and the policies to try."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from kvtrie.selective import CacheSettings, SelectiveCache
 
 COMMON = {
     "vocab_size": 211,
@@ -70,3 +72,20 @@ def make(kind="llama", kv_heads=2, seed=0, **more):
     config, model, extra = {**KINDS, **WINDOWED}[kind]
     torch.manual_seed(seed)
     return model(config(num_key_value_heads=kv_heads, **{**COMMON, **extra, **more})).eval()
+
+
+def tokens(seed, *shape):
+    """A prompt of ids that are no padding, int64 of this shape."""
+    return torch.randint(1, 211, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def answer(model, ids, **more):
+    """The model's own greedy answer of eight tokens, after the prompt."""
+    more = {"max_new_tokens": 8, "do_sample": False} | more
+    more.setdefault("attention_mask", torch.ones_like(ids))
+    return model.generate(ids, **more)
+
+
+def opened(model, name="h2o-default", **more):
+    """A cache of sixteen rows per layer."""
+    return SelectiveCache(model, CacheSettings(name, **{"cache_length": 16, **more}))

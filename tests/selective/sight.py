@@ -1,13 +1,19 @@
 """Rows that each query saw of a selective cache, and the numbers kept of each token.
 
 A policy is a mask per layer and head; a cache of codes also replaces rows of other steps than the
-query's by decoded ones. Both are noted here from outside, pass by pass, for a dense pass.
+query's by decoded ones. Both are noted here from outside, pass by pass, for a dense
+pass whose logits are compared with those of the cache.
 """
 
 from __future__ import annotations
 
+import random
+
 import torch
+from decoders import tokens
 from transformers import AttentionInterface
+
+from kvtrie.selective import CacheSettings, SelectiveCache
 
 
 class Sight:
@@ -112,3 +118,42 @@ def dense(model, ids, seen, position_ids=None):
     return under(
         model, masked, lambda: model(ids, position_ids=position_ids, use_cache=False).logits
     )
+
+
+def passes(model, cache, ids, draw, mask=None):
+    """Logits of all tokens, read in passes of any allowed length."""
+    logits = []
+    columns = None if mask is None else (mask.long().cumsum(1) - 1).clamp(min=0)
+    while (at := cache.get_seq_length()) < ids.shape[1]:
+        new = min(ids.shape[1] - at, draw.randint(1, cache.largest_step))
+        given = {}
+        if mask is not None:
+            given = {
+                "attention_mask": mask[:, : at + new],
+                "position_ids": columns[:, at : at + new],
+            }
+        with torch.no_grad():
+            out = model(ids[:, at : at + new], past_key_values=cache, **given)
+        logits.append(out.logits)
+    return torch.cat(logits, dim=1)
+
+
+def equal_under_masks(
+    model, policy, seed, *, buffers="default", padded=False, layer=0, **arguments
+):
+    """A read in drawn passes and one dense pass under what each query saw: the same logits."""
+    ids = tokens(seed, 2, 50)
+    mask = None
+    if padded:
+        mask = torch.ones_like(ids)
+        mask[1, :7] = 0
+    settings = CacheSettings(f"{policy}-{buffers}", cache_length=14, cache_kwargs=arguments)
+    with SelectiveCache(model, settings, 2) as cache:
+        seen = watch(cache, ids.shape[1])
+        mine = passes(model, cache, ids, random.Random(seed), mask)
+    positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+    truth = dense(model, ids, seen, positions)
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    assert (mine - truth)[real].abs().max() < 1e-4
+    hidden = ~seen[layer].masks[-1][0, 0, -1]
+    assert hidden.any()  # so the mask is not the causal one

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decoders import make
-from test_models import tokens
+from decoders import make, tokens
 
 from kvtrie import BlockManager, ModelShape, Scope, Tier
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
@@ -14,11 +13,6 @@ from kvtrie.tiers import DiskStorage, open_pools
 from kvtrie.transfer import Executor
 
 BLOCK = 8
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return make()
 
 
 def serving(model, *, gpu=60, host=60, disk=None, disk_blocks=80):

@@ -7,8 +7,8 @@ import random
 
 import pytest
 import torch
-from decoders import WINDOW, WINDOWED, make
-from test_models import answer, equal_under_masks, passes, tokens
+from decoders import WINDOW, WINDOWED, answer, make, tokens
+from sight import equal_under_masks, passes
 
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.errors import ConfigError
