@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from kvtrie.cli import launch, main
+from kvtrie.cli import main
+from kvtrie.cli.launch import sglang, sizes
 from kvtrie.engines.vllm.settings import Settings
 
 FREE = 64 * 10**9
@@ -20,8 +21,8 @@ FREE = 64 * 10**9
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """A machine with 64 GB of free memory."""
-    monkeypatch.setattr(launch, "free_memory", lambda: FREE)
-    monkeypatch.setattr(launch, "all_memory", lambda: 2 * FREE)
+    monkeypatch.setattr(sizes, "free_memory", lambda: FREE)
+    monkeypatch.setattr(sizes, "all_memory", lambda: 2 * FREE)
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
 
 
@@ -119,7 +120,7 @@ def test_sglang_takes_a_store_and_any_other_setting(capsys, tmp_path):
     def storage(*words):
         command = printed(capsys, "sglang", "m", "--host", "9GB", *words)
         found = json.loads(value(command, "--hicache-storage-backend-extra-config"))
-        return {name: found[name] for name in found if name not in launch._STORAGE}
+        return {name: found[name] for name in found if name not in sglang._STORAGE}
 
     sets = ("--set", "trust_s=5", "--set", "lookup=local", "--set", "deadline_s=2")
     assert storage("--remote", "redis://h:1/0", "--layerwise", *sets) == {

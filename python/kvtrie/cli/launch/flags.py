@@ -1,0 +1,78 @@
+"""Flags of an engine among the words that follow `--`: refused, read, or left to the caller.
+
+Invariant: no flag of the caller is overridden: one that kvtrie sets is refused, in each of the
+forms that engines accept. Cost: a look at each word, and at a configuration file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+__all__ = ["events_flag", "number_of", "refuse"]
+
+_MOST_DIGITS = 19  # of a number of processes
+_SHORTEST = 8  # characters of an abbreviated flag that an engine takes for the whole one
+_NOT_ABBREVIATIONS = ("--radix-eviction-policy",)
+
+
+def refuse(args: Sequence[str], flags: Sequence[str]) -> None:
+    """Refuse flags that kvtrie sets, on the command line and in a configuration file of ours.
+
+    Raises:
+        ConfigError: one is there.
+    """
+    for flag in flags:
+        for arg in args:
+            if _names(arg, flag):
+                raise ConfigError(f"{arg.partition('=')[0]} is given, and kvtrie sets {flag}")
+    if (file := _value(args, "--config")) is None:
+        return
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError):  # the engine says what is wrong with its file
+        return
+    for key in re.findall(r"^\s*['\"]?([\w-]+)['\"]?\s*:", text, re.MULTILINE):
+        if (flag := "--" + key.replace("_", "-")) in flags and flag != "--model":
+            raise ConfigError(f"{file} has {key}, and kvtrie sets {flag}")
+
+
+def events_flag(given: argparse.Namespace, args: list[str], config: dict[str, Any]) -> list[str]:
+    """The flag that publishes events, unless the caller gives it."""
+    if not given.events or any(_names(arg, "--kv-events-config") for arg in args):
+        return []
+    return ["--kv-events-config", json.dumps(config)]
+
+
+def number_of(args: Sequence[str], *flags: str) -> int:
+    """The number of processes that a flag of the engine gives; 1 if it does not."""
+    value = _value(args, *flags)
+    return (
+        max(1, int(value))
+        if value is not None and value.isdecimal() and len(value) < _MOST_DIGITS
+        else 1
+    )
+
+
+def _value(args: Sequence[str], *flags: str) -> str | None:
+    """The value of a flag of the engine; None if it is not given."""
+    for at, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        if name.replace("_", "-") in flags:
+            return value if equals else next(iter(args[at + 1 :]), None)
+    return None
+
+
+def _names(arg: str, flag: str) -> bool:
+    """Whether a word is a flag, in one of the forms that engines accept."""
+    name = re.split("[=.]", arg, maxsplit=1)[0].replace("_", "-")
+    short = len(name) >= _SHORTEST and flag.startswith(name) and name not in _NOT_ABBREVIATIONS
+    return arg.startswith("--") and (name == flag or short)

@@ -1,0 +1,99 @@
+"""Options of `kvtrie vllm` and `kvtrie sglang`, which the engine's own follow after `--`.
+
+Invariant: an option with a value is given at most once, but for `--set`. Cost: none.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.layout import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["add_options", "ranking_of"]
+
+
+class _Once(argparse.Action):
+    """An option that may be given once."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option_string} is given twice")
+        setattr(namespace, self.dest, values)
+
+
+def add_options(engine: str, parser: argparse.ArgumentParser) -> None:
+    """Add the options that a server of an engine, "vllm" or "sglang", is started with."""
+    serves = f"{engine} serve"
+    parser.usage = f"kvtrie {engine} MODEL [OPTIONS] [-- ARGS]"
+    parser.epilog = f"Arguments that follow ' -- ' are those of `{serves}`."
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=f"the model, as `{serves}` takes it")
+    add(
+        "--host",
+        action=_Once,
+        metavar="SIZE",
+        help="host memory of the server, as 8GB, 512MiB or 25%% of the free memory "
+        "(default: a quarter of the free memory)",
+    )
+    if engine == "vllm":
+        add(
+            "--keep",
+            action=_Once,
+            metavar="PATH",
+            help="file in a memory file system, such as /dev/shm/kv, that is the host memory, so "
+            "that the next server finds the blocks; needs --host with a size",
+        )
+    add("--disk", action=_Once, metavar="PATH:SIZE", help="folder and size of the disk tier")
+    add("--remote", action=_Once, metavar="URL", help="store that several servers share")
+    add(
+        "--format",
+        action=_Once,
+        choices=tuple(FORMATS),
+        help="number format of the tiers below the GPU; needs --set calibration=FILE",
+    )
+    add(
+        "--layerwise",
+        action="store_true",
+        help="load each layer just before a step reads it",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other setting, as deadline_s=5 or of a tier disk.durability=fsync"
+        if engine == "vllm"
+        else "any other setting of the storage, as durability=fsync",
+    )
+    add("--policy", action=_Once, metavar="NAME", help="policy that ranks blocks for eviction")
+    add(
+        "--objective",
+        action=_Once,
+        choices=("cost", "balanced", "hits"),
+        help="what policies by value save",
+    )
+    add("--events", action="store_true", help="publish KV events by ZMQ")
+    add(
+        "--control",
+        action=_Once,
+        metavar="SOCKET",
+        help="unix socket for `kvtrie ctl` and `kvtrie why`; NAME-0.sock, NAME-1.sock with "
+        "data-parallel servers",
+    )
+    add("--print", action="store_true", help="print the command for a shell, and start nothing")
+
+
+def ranking_of(given: argparse.Namespace) -> dict[str, str]:
+    """The settings by which blocks are ranked, of those that are given."""
+    named = {"policy": given.policy, "objective": given.objective}
+    return {name: value for name, value in named.items() if value is not None}
