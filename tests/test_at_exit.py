@@ -26,7 +26,7 @@ def native(over):
 
 class Storage:
     def write(self, *_, **__):
-        native(lambda: runner._closed)
+        native(lambda: runner.ledger.closed)
 
 def store():
     shape = ModelShape(layers=1, kv_heads=1, head_dim=16, dtype="float32")

@@ -160,7 +160,7 @@ def test_a_cache_that_is_dropped_lets_go_of_its_loads(llama, pushed_down):
         if thread.name == "kvtrie-abandon":
             thread.join()
     executor.drain()
-    assert lease not in executor.runner.claimed
+    assert lease not in executor.runner.ledger.claimed
     with KvtrieCache(llama, executor, ids) as cache:
         agree(truth, answer(llama, ids, cache))
 

@@ -225,7 +225,7 @@ def test_a_read_that_fails_gives_back_what_others_wait_for(llama, stored, monkey
             agree(truth, answer(llama, ids, cache))
         assert len(reads) > 3
         idle.close()
-        assert not executor.runner.schedule.running
+        assert not executor.runner.ledger.schedule.running
         executor.drain()
         executor.manager.audit()
 
@@ -268,7 +268,7 @@ def test_a_cache_that_is_closed_while_layers_come_lets_go_of_its_loads(
         opener.join()
         executor.drain()
         assert executor.manager.stats().leases == 0
-        assert not executor.runner.claimed
+        assert not executor.runner.ledger.claimed
         executor.manager.audit()
         with KvtrieCache(llama, executor, ids, scope=scope) as cache:
             agree(truth, answer(llama, ids, cache))

@@ -150,7 +150,7 @@ def test_blocks_that_could_not_be_loaded_are_holes_and_can_be_put_again(
     talk(sessions, "b", 4, 2)
     executor.drain()
     assert {sessions.get("a", block, 0).tier for block in range(4)} == {"host"}
-    executor.runner.moves_per_job = 1
+    executor.runner.ledger.moves_per_job = 1
     fail(executor.pools[0], monkeypatch, nth)
     gathered = sessions.gather("a", 1)
     holes = set(gathered.holes.tolist())
@@ -183,7 +183,7 @@ def test_a_block_whose_load_fails_while_it_is_put_is_written(structure, monkeypa
     talk(sessions, "b", 4, 2)
     executor.drain()
     assert {sessions.get("a", block, 0).tier for block in range(4)} == {"host"}
-    executor.runner.moves_per_job = 1
+    executor.runner.ledger.moves_per_job = 1
     fail(executor.pools[0], monkeypatch, 4)
     sessions.put("a", 3, *stored[3])
     again = sessions.gather("a", 2)

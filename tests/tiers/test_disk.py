@@ -390,7 +390,7 @@ def test_saving_ends_at_the_deadline_when_the_manifest_hangs(tmp_path):
     with serving(tmp_path, faults=faults, deadline_s=30.0) as executor:
         ask(executor, prompt(1, 2))
         executor.save()
-        executor.runner.deadline_ns = SECOND // 100
+        executor.runner.ledger.deadline_ns = SECOND // 100
         faults.close_gate(["write"])
         with pytest.raises(TransferError, match=r"tier 2 \(disk\): 2 blocks .* within 0.010 s"):
             executor.save()
@@ -398,7 +398,7 @@ def test_saving_ends_at_the_deadline_when_the_manifest_hangs(tmp_path):
         with pytest.raises(TransferError, match=r"tier 2 \(disk\): an earlier save still hangs"):
             executor.save()
         faults.open_gate()
-        executor.runner.deadline_ns = 30 * SECOND
+        executor.runner.ledger.deadline_ns = 30 * SECOND
         call = executor._deadline_calls[2]
         assert call.wait(30 * SECOND)
         ask(executor, prompt(2))

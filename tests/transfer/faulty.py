@@ -51,7 +51,7 @@ class Faults:
                 return None
             self.injected[operation, fault] += 1
             if fault in ("slow", "hang"):
-                self.clock.now += 2 * self.executor.runner.deadline_ns
+                self.clock.now += 2 * self.executor.runner.ledger.deadline_ns
                 gate = threading.Event()
                 self.gates += [gate] * (fault == "hang")
         if fault == "error":

@@ -28,8 +28,7 @@ def one_a_second(executor, host, time, blocks):
         assert host.entered.acquire(timeout=30)
         assert len(host.diary) == done
         time.now += 1_000_000_000
-        with executor.runner.section:
-            executor.runner.section.notify_all()
+        executor.runner.wake()
 
 
 def test_background_copies_keep_to_the_budget_of_their_tiers():

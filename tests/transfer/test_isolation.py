@@ -70,8 +70,8 @@ def world(storage, *, gpu=4, host=4, write="through", clock=None, progress=None,
 
 def settle(executor):
     """Wait for copies between GPU and host, and for nothing else."""
-    schedule = executor.runner.schedule
-    executor.runner.until(
+    ledger, schedule = executor.runner.ledger, executor.runner.ledger.schedule
+    ledger.until(
         lambda: all(job.storage is not None for job in [*schedule.queue, *schedule.running]),
         "copies are left",
     )

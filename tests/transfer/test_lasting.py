@@ -142,7 +142,7 @@ def test_saving_does_not_wait_for_a_store_that_hangs():
     with begin(shelf, workers=1, deadline_s=2.0) as executor:
         manager, clock = executor.manager, executor.clock
         host = Gate(SHAPE, 8, SIZE)
-        executor.runner.pools = (executor.pools[0], host, shelf)
+        executor.runner.ledger.pools = (executor.pools[0], host, shelf)
         store(executor, prompt(1, 3), 1)
         manager.flush(now=clock())
         executor.poll()

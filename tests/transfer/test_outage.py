@@ -198,7 +198,7 @@ def test_a_clock_may_start_at_zero():
         lease = manager.acquire(prompt(2, 3), now=clock())
         executor.poll()
         assert host.entered.acquire(timeout=30)
-        assert executor.runner.patience() == 2.0
+        assert executor.runner.ledger.patience() == 2.0
         host.open()
         executor.wait(lease)
         lease.release()

@@ -17,7 +17,7 @@ from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
 from kvtrie.tiers import DiskStorage, Pool, open_pools
-from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine, Runner
+from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine, runner
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, fingerprint="formats")
 SIZE = 4
@@ -252,13 +252,13 @@ def test_layers_come_and_go_one_by_one(name, settings, disk, tmp_path):
 
 
 def test_a_copy_counts_the_bytes_that_its_lane_carries(monkeypatch):
-    seen, carry_out = [], Runner._carry_out
+    seen, carry_out = [], runner.carry_out
 
-    def counting(runner, jobs, stream):
+    def counting(ledger, jobs, *given):
         seen.extend((job.store, job.bytes // len(job.ids)) for job in jobs)
-        carry_out(runner, jobs, stream)
+        carry_out(ledger, jobs, *given)
 
-    monkeypatch.setattr(Runner, "_carry_out", counting)
+    monkeypatch.setattr(runner, "carry_out", counting)
     layout = FORMATS["int8"]
     tiers = [Tier("gpu", blocks=4), Tier("host", blocks=12, layout=layout)]
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)

@@ -217,9 +217,9 @@ class Engine:
         self.faults.release()  # and nothing can begin to hang any more
         executor.drain()
         while executor.poll():  # late moves that were just released
-            with executor.runner.section:
-                late = executor.runner.schedule.late()
-                ticket = executor.runner.section.ticket(PATIENCE_S) if late else None
+            ledger = executor.runner.ledger
+            with ledger.section:
+                ticket = ledger.section.ticket(PATIENCE_S) if ledger.schedule.late() else None
             assert ticket is None or ticket.wait(), "it hangs after its release"
             executor.drain()
         self.faults.quiet = False

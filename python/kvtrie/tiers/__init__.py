@@ -48,6 +48,7 @@ __all__ = [
     "GroupStore",
     "HasBlockFormat",
     "KeptPool",
+    "LogsFailures",
     "NotesUses",
     "PersistentStorage",
     "Pool",
@@ -97,6 +98,16 @@ class Storage(Protocol):
             label: what a later manager needs to find the block again; a storage that outlives the
                 process keeps it with the block, another one may ignore it.
         """
+        ...
+
+
+@runtime_checkable
+class LogsFailures(Protocol):
+    """A storage that may log its failed writes itself; of any other the `Runner` logs them."""
+
+    @property
+    def logs_failures(self) -> bool:
+        """Whether it logs them now."""
         ...
 
 

@@ -144,6 +144,11 @@ class DiskStorage:
         return self.store.read_only
 
     @property
+    def logs_failures(self) -> bool:
+        """Whether the log has the reason of a failed write: nothing is written here."""
+        return self.read_only
+
+    @property
     def refusal(self) -> str | None:
         """The reason why nothing is written; None if blocks are."""
         return self.store.refusal

@@ -159,6 +159,11 @@ class GroupDisk:
         return self.refusal is not None
 
     @property
+    def logs_failures(self) -> bool:
+        """As `DiskStorage.logs_failures`."""
+        return self.read_only
+
+    @property
     def refusal(self) -> str | None:
         """The reason why nothing is written; None if blocks are."""
         found = (storage.refusal for storage in self._storages)

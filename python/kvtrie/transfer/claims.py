@@ -34,11 +34,13 @@ class Claims:
     """
 
     def __init__(self, manager: BlockManager, runner: Runner, feedback: Feedback) -> None:
+        ledger = runner.ledger
         self._manager = manager
-        self._runner = runner
-        self._section = runner.section
-        self._schedule = runner.schedule
-        self._clock = runner.clock
+        self._runner = runner  # its threads live as long as an engine has loads of it
+        self._ledger = ledger
+        self._section = ledger.section
+        self._schedule = ledger.schedule
+        self._clock = ledger.clock
         self._feedback = feedback
 
     def acquire(self, action: Callable[[], Lease]) -> Lease:
@@ -50,10 +52,10 @@ class Claims:
         lease: Lease | None = None
         try:
             with self._section:
-                self._runner.poll(self.sweep)
+                self._ledger.poll(self.sweep)
                 lease = action()
-                self._runner.claimed[lease.id] = []
-                self._runner.take()
+                self._ledger.claimed[lease.id] = []
+                self._ledger.take()
                 return lease
         except BaseException:
             if lease is not None:
@@ -63,15 +65,15 @@ class Claims:
     def claimable(self, lease: int) -> bool:
         """Return whether `claim` has any job to give."""
         with self._section.lock:
-            return bool(self._runner.claimed.get(lease))
+            return bool(self._ledger.claimed.get(lease))
 
     def claim(self, lease: int) -> list[Job]:
         """Return the loads of a claimed lease that have been handed out since the last call."""
         with self._section:
-            self._runner.take()
-            jobs = self._runner.claimed.get(lease, [])
+            self._ledger.take()
+            jobs = self._ledger.claimed.get(lease, [])
             if jobs:
-                self._runner.claimed[lease] = []
+                self._ledger.claimed[lease] = []
             return jobs
 
     def alone(self, lease: Lease) -> bool:
@@ -81,8 +83,8 @@ class Claims:
             lease: made by `acquire`, whose loads `claim` has not given.
         """
         with self._section:
-            self._runner.take()
-            jobs = self._runner.claimed.get(lease.id, [])
+            self._ledger.take()
+            jobs = self._ledger.claimed.get(lease.id, [])
             own = {ident for job in jobs for ident in job.ids.tolist()}
             free = self._schedule.queue.free
             return own.issuperset(lease.after.tolist()) and all(
@@ -97,9 +99,9 @@ class Claims:
         """
         if lease.ready():
             return True
-        if any(self._runner.claimed.values()):
+        if any(self._ledger.claimed.values()):
             awaited = set(lease.after.tolist())
-            for owner, jobs in list(self._runner.claimed.items()):
+            for owner, jobs in list(self._ledger.claimed.items()):
                 if any(awaited.intersection(job.ids.tolist()) for job in jobs):
                     self.disclaim(owner)
         return False
@@ -107,19 +109,19 @@ class Claims:
     def disclaim(self, lease: int) -> None:
         """Leave the loads of a lease that were not begun to the runner's threads."""
         with self._section:
-            for job in self._runner.claimed.pop(lease, ()):
+            for job in self._ledger.claimed.pop(lease, ()):
                 self._schedule.queue.hand_over(job)
             self._section.notify_all()
 
     def disclaim_all(self) -> None:
         """Leave all loads that were not begun to the runner's threads."""
         with self._section:
-            for lease in list(self._runner.claimed):
+            for lease in list(self._ledger.claimed):
                 self.disclaim(lease)
 
     def sweep(self) -> None:
         """From within the section: disclaim the loads of leases that were released."""
-        for lease in [lease for lease, jobs in self._runner.claimed.items() if jobs]:
+        for lease in [lease for lease, jobs in self._ledger.claimed.items() if jobs]:
             try:
                 self._manager.lease(lease)
             except ClosedError:
@@ -168,7 +170,7 @@ class Claims:
         Returns:
             Why moves have failed.
         """
-        return self._runner.fail(job, job.prove())
+        return self._ledger.fail(job, job.prove())
 
     def copying(self, job: Job) -> None:
         """Start the deadline of a claimed job, which begins to copy a layer."""
@@ -212,7 +214,7 @@ class Claims:
 
     def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
         """Report a claimed job: ended well, failed, or given up."""
-        self._runner.end(job, error, cancelled=cancelled)
+        self._ledger.end(job, error, cancelled=cancelled)
 
     def until(self, done: Callable[[], bool], stuck: str) -> None:
         """Block until moves have brought something about; looks again when any gets further.
@@ -220,7 +222,7 @@ class Claims:
         Raises:
             TransferError: with the text `stuck`, if no move is left that could bring it about.
         """
-        self._runner.until(done, stuck, self.sweep)
+        self._ledger.until(done, stuck, self.sweep)
 
     def layer_there(self, ids: Collection[int], layer: int) -> bool:
         """Return whether each of these moves, of which none has ended, has brought this layer."""

@@ -179,10 +179,11 @@ class Executor:
             progress=progress,
             sink=_ManagerSink(manager, self.feedback),
         )
+        self._ledger = self.runner.ledger
         self.claims = Claims(manager, self.runner, self.feedback)
         self.clock = clock
         self.missed_tokens: Counter[str] = Counter()
-        self._section = self.runner.section
+        self._section = self._ledger.section
         self._deadline_calls: dict[int, DeadlineCall] = {}
         self._engines: list[Attached] = []
         self._used = {
@@ -191,7 +192,7 @@ class Executor:
             if isinstance(pool, NotesUses)
         }
         self._notes: dict[int, DeadlineCall] = {}
-        self._prefetcher = Prefetcher(manager, self.runner)
+        self._prefetcher = Prefetcher(manager, self._ledger)
 
     def __enter__(self) -> Self:
         return self
@@ -208,7 +209,7 @@ class Executor:
     @property
     def pools(self) -> tuple[TierBytes, ...]:
         """The pool or storage of each tier."""
-        return cast("tuple[TierBytes, ...]", self.runner.pools)
+        return cast("tuple[TierBytes, ...]", self._ledger.pools)
 
     def poll(self) -> int:
         """Hand new moves to the workers and fail those past their deadline; never blocks.
@@ -222,8 +223,8 @@ class Executor:
             TransferError: the executor is closed, or a worker could not report.
         """
         with self._section:
-            self.runner.poll(self.claims.sweep)
-            return self.runner.schedule.left()
+            self._ledger.poll(self.claims.sweep)
+            return self._ledger.pending
 
     def wait(self, lease: Lease) -> None:
         """Block until nothing that `lease` awaits is on its way.
@@ -242,10 +243,7 @@ class Executor:
         are carried out by the workers; the engine has to end those that it has begun.
         """
         self.claims.disclaim_all()
-        schedule = self.runner.schedule
-        self.claims.until(
-            lambda: schedule.left() == schedule.late(), "the remaining moves cannot be carried out"
-        )
+        self.claims.until(lambda: self._ledger.hangs, "the remaining moves cannot be carried out")
 
     def cancel(self, ids: Collection[int] | NDArray[np.uint64] | None = None) -> int:
         """Fail moves that have not started; without blame, so that they can be asked for again.
@@ -258,7 +256,7 @@ class Executor:
             How many moves will not run, those that waited for them included.
         """
         with self._section:
-            self.runner.take()
+            self._ledger.take()
             return self.runner.cancel(ids)
 
     def set_io_budget(self, tier: int, bytes_per_s: int | str | None) -> None:
@@ -275,7 +273,7 @@ class Executor:
         whole("tier", tier, 0, len(self.pools) - 1)
         rate = None if bytes_per_s is None else size("io_budget", bytes_per_s)
         with self._section:
-            self.runner.schedule.budget.set(tier, rate)
+            self._ledger.schedule.budget.set(tier, rate)
             self._section.notify_all()
 
     def prefetch(
@@ -378,7 +376,7 @@ class Executor:
 
     def _note_the_rest(self) -> None:
         """Write down all that was used, within the deadline of each tier."""
-        deadline = self.runner.deadline_ns or _FOREVER_NS
+        deadline = self._ledger.deadline_ns or _FOREVER_NS
         for tier, used in self._used.items():
             self._note_uses(tier, idle=True)
             while (call := self._notes.get(tier)) is not None and call.wait(deadline) and len(used):
@@ -423,16 +421,16 @@ class Executor:
                 seconds = f"{hung.seconds:.3f} s"
                 raise TransferError(f"{name}: an earlier save still hangs after {seconds}")
             index = self.manager.index(tier, now=self.clock())
-            if self.runner.deadline_ns is not None:
+            if self._ledger.deadline_ns is not None:
                 call = self._deadline_calls[tier] = DeadlineCall(
                     lambda: pool.keep(index), self.clock
                 )
-        if call is None or self.runner.deadline_ns is None:
+        if call is None or self._ledger.deadline_ns is None:
             pool.keep(index)
-        elif not call.wait(self.runner.deadline_ns):
+        elif not call.wait(self._ledger.deadline_ns):
             raise TransferError(
                 f"{name}: {len(index)} blocks were not written down within "
-                f"{self.runner.deadline_ns / _NS:.3f} s"
+                f"{self._ledger.deadline_ns / _NS:.3f} s"
             )
 
 

@@ -74,6 +74,7 @@ class LayerStores:
             raise ConfigError(f"{len(tokens)} tokens to store, the lease has room for {room}")
         self._executor = executor
         self._claims = executor.claims
+        self._ledger = executor.runner.ledger
         self._lease = lease
         self._tokens = tokens
         self._store = store
@@ -116,9 +117,9 @@ class LayerStores:
             raise TransferError(
                 f"lease {self._lease.id}: what it computed could not be stored: {self._error}"
             ) from self._error
-        runner, layers = self._executor.runner, self._copies.layers
-        with runner.section:
-            runner.poll(self._claims.sweep)
+        ledger, layers = self._ledger, self._copies.layers
+        with ledger.section:
+            ledger.poll(self._claims.sweep)
             slots = self._lease.slots(0)[..., self._blocks.start : self._blocks.stop].reshape(-1)
             committed = self._lease.commit(self._tokens, now=self._executor.clock())
             moves = self._executor.manager.moves()
@@ -134,12 +135,12 @@ class LayerStores:
                 keys = [key.tobytes() for key in down_moves.key]
                 self._below.named(down_moves.dst_slot, keys, down_moves.label)
             if not down.all():
-                runner.accept(moves[~down])
+                ledger.accept(moves[~down])
             ids = moves.id[down]
-            runner.report(ids)
-            runner.take()
+            ledger.report(ids)
+            ledger.take()
         self.close()
-        runner.report_progress(ids, layers, layers, None)
+        ledger.report_progress(ids, layers, layers, None)
         return committed
 
     def _copy(self, layer: int) -> None:

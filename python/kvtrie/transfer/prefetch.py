@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kvtrie import BlockManager, Scope
     from kvtrie.tiers.remote import Found
-    from kvtrie.transfer.runner import Runner
+    from kvtrie.transfer.ledger import Ledger
 
 __all__ = ["Prefetched", "Prefetcher"]
 
@@ -62,12 +62,12 @@ class Prefetcher:
 
     Args:
         manager: its manager, whose last tier is a shared store or not.
-        runner: its threads and storages.
+        ledger: the moves and storages of its runner.
     """
 
-    def __init__(self, manager: BlockManager, runner: Runner) -> None:
+    def __init__(self, manager: BlockManager, ledger: Ledger) -> None:
         kinds = [tier.kind for tier in manager.tiers]
-        self._manager, self._runner, self._clock = manager, runner, runner.clock
+        self._manager, self._ledger, self._clock = manager, ledger, ledger.clock
         self._tier = kinds.index("remote") if "remote" in kinds else None
         self._asking: list[DeadlineCall] = []
 
@@ -78,12 +78,12 @@ class Prefetcher:
         deadline_s: float,
     ) -> Prefetched:
         """As `Executor.prefetch`."""
-        with self._runner.section:  # refuses a fork
+        with self._ledger.section:  # refuses a fork
             seconds = real("deadline_s", deadline_s, 0, _MOST_S)
         if not seconds:
             raise ConfigError("deadline_s is 0, above 0 wanted")
         deadline = self._clock() + int(seconds * _NS)
-        storage = None if self._tier is None else self._runner.pools[self._tier]
+        storage = None if self._tier is None else self._ledger.pools[self._tier]
         if self._tier is None or not isinstance(storage, _Finds):
             return Prefetched(0, 0, 0, 0)
         manager = self._manager
@@ -150,23 +150,23 @@ class Prefetcher:
         prefix grows. Blocks that have come are pinned until then, or later ones would evict them.
         """
         hint = Prefetch(tokens=path, tier="host", deadline=deadline, scope=scope)
-        runner, most, pins = self._runner, -1, _Pins(self._manager)
+        ledger, most, pins = self._ledger, -1, _Pins(self._manager)
         try:
             while True:
-                with runner.section:
+                with ledger.section:
                     if (now := self._clock()) >= deadline:
                         return
-                    runner.poll()
+                    ledger.poll()
                     if (local := self._local(path, scope)) > most:
                         most = local
                         pins.pin(path, scope, now)
                         (reply,) = self._manager.hint([hint], now=now)
-                        runner.poll()
-                        if reply.code != "crowded" or runner.on_call:
+                        ledger.poll()
+                        if reply.code != "crowded" or ledger.on_call:
                             return
-                    if not runner.schedule.left():
+                    if not ledger.pending:
                         return
-                    ticket = runner.section.ticket((deadline - now) / _NS)
+                    ticket = ledger.section.ticket((deadline - now) / _NS)
                 ticket.wait()
         finally:
             pins.end(self._clock())

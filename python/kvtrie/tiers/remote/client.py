@@ -85,6 +85,11 @@ class RemoteClient:
         self._store = GuardedStore(url, form, clock, store)
         self.breaker = self._store.breaker
 
+    @property
+    def logs_failures(self) -> bool:
+        """True: a failed call of the store is logged here, once per reason."""
+        return True
+
     def read_many(
         self, blocks: Sequence[ReadBlock], *, deadline: int | None = None
     ) -> list[str | None]:

@@ -1,0 +1,92 @@
+"""Jobs of a runner, carried out by one of its threads: alone, or several in one call of a storage.
+
+Whatever a tier raises fails the moves of its job, and is reported. Invariant: a job that is given
+here is ended here. Cost: that of the copies; a stream of a GPU is awaited once per report.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie.errors import TransferError
+from kvtrie.transfer.job import run_together, takes_deadline
+from kvtrie.transfer.job_state import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtrie.transfer.job import Job
+    from kvtrie.transfer.ledger import Ledger
+
+__all__ = ["carry_out"]
+
+
+def carry_out(
+    ledger: Ledger, jobs: Sequence[Job], stream: torch.cuda.Stream | None, layers_per_report: int
+) -> None:
+    """Copy what jobs say, and end them.
+
+    Args:
+        ledger: has begun the jobs, and takes their ends.
+        jobs: one, or several that go in one call of their storage.
+        stream: the thread's copy stream on a GPU.
+        layers_per_report: layers that are copied between two reports of progress.
+    """
+    job = jobs[0]
+    storage = job.target if job.store else job.source
+    if len(jobs) > 1 or (job.batchable and takes_deadline(storage)):
+        _carry_out_together(ledger, jobs)
+        return
+    try:
+        ledger.admit(job)
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            if stream is not None and job.event is not None:
+                stream.wait_event(job.event)
+            for done in job.run(layers_per_report) if _reads(ledger, job) else ():
+                if stream is not None:
+                    stream.synchronize()
+                if done < job.layers[1] - job.layers[0]:
+                    ledger.advance(job, done)
+    except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
+        ledger.end(job, f"{type(caught).__name__}: {caught}")
+    else:
+        ledger.end(job)
+
+
+def _carry_out_together(ledger: Ledger, jobs: Sequence[Job]) -> None:
+    kind = TransferError.__name__
+    for job in jobs:
+        ledger.admit(job)
+        if not _reads(ledger, job):
+            ledger.end(job)
+    jobs = [job for job in jobs if not job.over]
+    try:
+        errors = run_together(jobs, _deadline(ledger, jobs[0])) if jobs else []
+    except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
+        errors, kind = [str(caught)] * len(jobs), type(caught).__name__
+    for job, why in zip(jobs, errors, strict=True):
+        ledger.end(job, None if why is None else f"{kind}: {why}")
+
+
+def _reads(ledger: Ledger, job: Job) -> bool:
+    """Copy the source of an admitted job where its slot may get another holder.
+
+    Returns:
+        Whether there is anything left to do: a move is, and none was reported failed so far.
+    """
+    if not len(job.ids):
+        return False
+    job.copy_source()
+    with ledger.section.lock:
+        return job.state is not JobState.LATE
+
+
+def _deadline(ledger: Ledger, job: Job) -> int | None:
+    """When a running job is past its deadline, in nanoseconds of the monotonic clock."""
+    if ledger.deadline_ns is None:
+        return None
+    return time.monotonic_ns() + job.started_ns + ledger.deadline_ns - ledger.clock()

@@ -1,0 +1,450 @@
+"""Ledger: the moves of a runner, from the call that brings them to the report of their end.
+
+It queues them, begins their jobs, fails those past their deadline and those that nothing can carry
+out any more, and starts or drops the ones that waited for them. It copies nothing.
+Invariant: a move starts only after its `after` has ended well; each move is reported exactly once
+as done or failed; one that still runs when it is reported failed is reported again when it ends.
+Cost: one lock, held for bookkeeping and calls of the sink (microseconds), never for a copy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.transfer.addresses import misaddressed
+from kvtrie.transfer.hung import kept_from_starting
+from kvtrie.transfer.job import group
+from kvtrie.transfer.job_state import JobState
+from kvtrie.transfer.remote_stores import RemoteStores
+from kvtrie.transfer.schedule import Schedule
+from kvtrie.transfer.section import Section
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from kvtrie import Moves
+    from kvtrie.tier import Tier
+    from kvtrie.tiers import TierBytes
+    from kvtrie.transfer.job import Job
+    from kvtrie.transfer.outbox import Outbox
+
+__all__ = ["Ledger"]
+
+_NS = 1_000_000_000
+_DEPENDS = "the move that it waits for has failed"
+
+
+class Ledger:
+    """The moves of one runner that have not ended.
+
+    Args:
+        pools: the pool or storage of each tier; None for bytes that are not in this process.
+        tiers: the manager's tiers.
+        threads: the threads of each storage; those that copy between pools under None.
+        outbox: takes the reports, and has the sink that gives more moves.
+        on_call: whether one thread carries out all jobs, and only during a call that waits.
+        deadline_ns: nanoseconds that a job may run before its moves are reported failed; None for
+            no end.
+        clock: nanoseconds, monotone.
+        moves_per_job: the most moves that are copied and reported together.
+        compute: the stream that may still write the sources of new moves; None without a GPU.
+
+    Attributes:
+        pools: as given, as are `clock`, `deadline_ns`, `moves_per_job` and `on_call`.
+        section: the lock of all that follows.
+        schedule: jobs that wait and run.
+        claimed: by lease, loads that a layer-wise engine carries out itself and has not begun.
+        closed: whether the runner was closed, or dropped.
+
+    Raises:
+        ConfigError: a limit of writes to a remote tier below one block.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[TierBytes | None],
+        tiers: Sequence[Tier],
+        threads: Mapping[int | None, Sequence[threading.Thread]],
+        outbox: Outbox,
+        *,
+        on_call: bool,
+        deadline_ns: int | None,
+        clock: Callable[[], int],
+        moves_per_job: int,
+        compute: torch.cuda.Stream | None,
+    ) -> None:
+        self.pools = tuple(pools)
+        self.clock = clock
+        self.deadline_ns = deadline_ns
+        self.moves_per_job = moves_per_job
+        self._compute = compute
+        self.section = Section()
+        self.on_call = on_call
+        self._remote = RemoteStores(pools, tiers)
+        self.schedule = Schedule(tiers, split=not on_call, limits=self._remote.limits)
+        self.claimed: dict[int, list[Job]] = {}
+        self.closed = False
+        self._threads = threads
+        self._outbox = outbox
+        self._broken: BaseException | None = None
+        self._given: list[Job] = []  # with `on_call`: what the thread begins next
+
+    def submit(self, moves: Moves) -> None:
+        """Take moves in, as `Runner.submit`."""
+        with self.section:
+            self.check()
+            ids = moves.id.tolist()
+            again = self.schedule.unended(set(ids))
+            if again or len(set(ids)) < len(ids):
+                raise ConfigError(f"{len(ids)} moves, {len(again)} of them here already, or twice")
+            why = misaddressed(moves, self.pools)
+            for row, reason in why.items():
+                self.report([ids[row]], error=reason)
+            # In topological order, so one pass finds chains; most batches wait for nothing.
+            for row in np.flatnonzero(moves.after).tolist():
+                if row not in why and int(moves.after[row]) in self._outbox.failed:
+                    why[row] = _DEPENDS
+                    self.report([ids[row]], error=_DEPENDS, cancelled=True)
+            self.accept(moves if not why else moves[np.delete(np.arange(len(moves)), [*why])])
+
+    def cancel(
+        self,
+        ids: Collection[int] | NDArray[np.uint64] | None,
+        why: str,
+        *,
+        blame: bool = False,
+    ) -> int:
+        """Fail moves that have not started, as `Runner.cancel`."""
+        with self.section:
+            gone, with_them = self.schedule.queue.cancel(ids)
+            if gone:
+                self.report(gone, error=why, cancelled=not blame)
+                self._lose(with_them)
+                self.section.notify_all()
+            return len(gone) + len(with_them)
+
+    def shut(self, why: str) -> None:
+        """Cancel what has not started; the threads end when they have nothing left to do."""
+        with self.section:
+            if not self.closed:
+                self.closed = True
+                self.cancel(None, why)
+                self.section.notify_all()
+
+    def abandon(self, why: str) -> None:
+        """Cancel every move: no thread works for a job that runs."""
+        self.shut(why)
+        for job in list(self.schedule.running):
+            self.end(job, why, cancelled=True)
+
+    def wake(self) -> None:
+        """Have every thread that waits look again."""
+        with self.section:
+            self.section.notify_all()
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that made it."""
+        return self.section.here
+
+    @property
+    def pending(self) -> int:
+        """Moves that have not ended, those that hang included."""
+        with self.section.lock:
+            return self.schedule.left()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether all moves that have not ended hang."""
+        with self.section.lock:
+            return self.schedule.left() == self.schedule.late()
+
+    @property
+    def over(self) -> bool:
+        """Whether no move is taken in any more: closed, or a report could not be made."""
+        return self.closed or self._broken is not None
+
+    def check(self) -> None:
+        """Raise if no move can be taken in any more.
+
+        Raises:
+            TransferError: the runner is closed, or a worker could not report.
+        """
+        if self._broken is not None:
+            raise TransferError(f"a worker could not report: {self._broken}") from self._broken
+        if self.closed:
+            raise TransferError("the runner is closed")
+
+    def poll(self, before: Callable[[], object] | None = None) -> bool:
+        """From within the section: take moves in, and fail those past their deadline.
+
+        Args:
+            before: called first, if the runner is open.
+
+        Returns:
+            Whether anything has changed.
+        """
+        self.check()
+        if before is not None:
+            before()
+        return any([self._expire(), self.take(), self._give_up()])
+
+    def until(
+        self,
+        done: Callable[[], bool],
+        stuck: str,
+        before: Callable[[], object] | None = None,
+    ) -> None:
+        """Block until a condition holds; it is checked again after each change of a move.
+
+        Args:
+            done: the condition, called in the section.
+            stuck: text of the error.
+            before: called first each time, in the section.
+
+        Raises:
+            TransferError: with the text `stuck`, if no move is left that could bring it about.
+        """
+        while True:
+            with self.section:
+                news = self.poll(before)
+                if done():
+                    return
+                if self.on_call:
+                    self._give()
+                if news:
+                    continue
+                if self.hangs:
+                    raise TransferError(stuck)
+                ticket = self.section.ticket(self.patience())
+            ticket.wait()
+
+    def settle(self) -> set[threading.Thread | None]:
+        """Block until every job that runs has ended or hangs; return the threads that hang."""
+        while True:
+            with self.section:
+                self._expire()
+                running = self.schedule.running
+                if all(job.state is JobState.LATE for job in running):
+                    return {job.worker for job in running}
+                ticket = self.section.ticket(self.patience())
+            ticket.wait()
+
+    def take(self) -> bool:
+        """From within the section: accept moves of the sink; return whether there were any.
+
+        The lock is held, so no completion can slip in between.
+        """
+        sink = self._outbox.sink
+        if sink is None or self.over:
+            return False
+        moves = sink.more()
+        if not len(moves):
+            return False
+        self.accept(moves)
+        while self._refuse_awaited_stores() and len(moves := sink.more()):
+            self.accept(moves)
+        return True
+
+    def accept(self, moves: Moves) -> None:
+        """From within the section: queue moves whose tiers and slots the pools have."""
+        event = self._compute.record_event() if self._compute is not None else None
+        schedule, claimed = self.schedule, self.claimed
+        pools = cast("Sequence[TierBytes]", self.pools)  # those of the moves are here
+        for job in group(moves, pools, schedule.unended, self.moves_per_job, claimed):
+            job.event = event
+            schedule.queue.add(job)
+            if job.lease:
+                claimed[job.lease].append(job)
+        self.section.notify_all()
+
+    def _refuse_awaited_stores(self) -> bool:
+        """Fail stores to a remote tier for whose slots others wait; whether there were any."""
+        refused = self._remote.refuse_awaited(self.schedule.queue)
+        for ids in refused:
+            self.cancel(ids, "eviction does not wait for a shared store", blame=True)
+        return bool(refused)
+
+    def begin(self, worker: threading.Thread, storage: int | None) -> list[Job]:
+        """From within the section: the jobs that one of the threads carries out next.
+
+        Args:
+            worker: the thread.
+            storage: the storage whose jobs it carries out; None for copies between pools.
+        """
+        self._expire()
+        jobs, self._given = self._given, []
+        return jobs if self.on_call else self._next(worker, storage)
+
+    def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
+        """Report the end of a running job and start the jobs that waited for it.
+
+        Args:
+            job: the job.
+            error: why it failed; None if it ended well.
+            cancelled: its lease gave it up: neither source nor destination is to blame.
+        """
+        with self.section:
+            self.schedule.running.remove(job)
+            self.schedule.queue.done(job)
+            late = job.state is JobState.LATE
+            job.go(JobState.EXPIRED if late else JobState.ENDED)
+            if late:
+                error = "the move ended past its deadline"
+            # A claimed job has reported each of its layers to the sink.
+            if (sink := self._outbox.sink) is not None and not job.lease:
+                brought = job.bytes if error is None else 0
+                sink.ended(job, self.clock(), brought=brought)
+            job.settle(ok=error is None)
+            self.report(job.ids, error=error, cancelled=cancelled and not late)
+            self._release(job.ids, ok=error is None)
+            try:
+                self.take()
+            except Exception as broken:  # noqa: BLE001 - raised to the caller that waits
+                self._break(broken)
+            self.section.notify_all()
+        if error is not None and not (cancelled or late):
+            self._outbox.warn_of_store(job, error)
+        layers = job.layers[1] - job.layers[0]
+        self.report_progress(job.ids, layers if error is None else 0, layers, error)
+
+    def report(
+        self,
+        ids: Sequence[int] | NDArray[np.uint64],
+        *,
+        layers_done: int | None = None,
+        error: str | None = None,
+        hung: bool = False,
+        cancelled: bool = False,
+    ) -> None:
+        """Pass a report on to the sink, or keep it for `Runner.reports`; call it in the section.
+
+        Args:
+            ids: the moves.
+            layers_done: number of layers that have arrived, for moves that still run.
+            error: why the moves failed; None if they did not.
+            hung: they passed the deadline and still run.
+            cancelled: they failed and never started.
+        """
+        if not len(ids):
+            return
+        try:
+            self._outbox.report(
+                ids, layers_done=layers_done, error=error, hung=hung, cancelled=cancelled
+            )
+        except Exception as broken:  # noqa: BLE001 - raised to the caller that waits
+            self._break(broken)
+
+    def report_progress(
+        self,
+        ids: Sequence[int] | NDArray[np.uint64],
+        layers_done: int,
+        layers: int,
+        error: str | None,
+    ) -> None:
+        """Call the progress callback, as `Outbox.progress`."""
+        self._outbox.progress(ids, layers_done, layers, error, self.schedule.left)
+
+    def patience(self) -> float | None:
+        """Seconds until a deadline passes or a budget lets a job start; None for neither."""
+        return self.schedule.patience(self.deadline_ns, self.clock())
+
+    def _give(self) -> None:
+        """With `workers=0`: hand the next jobs to the thread, if it has nothing to do.
+
+        The caller only waits, so that Ctrl-C does not stop a copy half-way.
+        """
+        (thread,) = self._threads[None]
+        if not any(job.worker is thread for job in self.schedule.running):
+            self._given = self._next(thread)
+            self.section.notify_all()
+
+    def _next(self, worker: threading.Thread, storage: int | None = None) -> list[Job]:
+        now = self.clock()
+        jobs = self.schedule.next(worker, self.moves_per_job, now, storage)
+        if (sink := self._outbox.sink) is not None:
+            for job in jobs:
+                sink.began(job, now)
+        return jobs
+
+    def admit(self, job: Job) -> None:
+        """Prove and mark the blocks of a running job in kept pools, before its first copy.
+
+        Moves of blocks that cannot be used leave the job, and are reported failed.
+        """
+        self.fail(job, job.prove())
+        self.fail(job, job.mark())
+
+    def fail(self, job: Job, failed: Mapping[int, str]) -> list[str]:
+        """Report moves of a running job failed, which leave it; return why."""
+        for ident, why in failed.items():
+            error = f"{TransferError.__name__}: {why}"
+            ids = np.array([ident], dtype=np.uint64)
+            with self.section:
+                job.drop(ident)
+                self.report(ids, error=error)
+                self._release(ids, ok=False)
+                self.section.notify_all()
+            self._outbox.warn_of_store(job, error)
+            self.report_progress(ids, 0, job.layers[1] - job.layers[0], error)
+        return [*failed.values()]
+
+    def advance(self, job: Job, layers_done: int) -> None:
+        """Report the layers that a running job has copied so far."""
+        with self.section:
+            late = job.state is JobState.LATE
+            if not late:
+                job.there = job.layers[0] + layers_done
+                self.report(job.ids, layers_done=layers_done)
+                self.section.notify_all()
+        if not late:
+            self.report_progress(job.ids, layers_done, job.layers[1] - job.layers[0], None)
+
+    def _release(self, ids: NDArray[np.uint64], *, ok: bool) -> None:
+        """Start the jobs that waited for moves that ended well; drop those of failed ones."""
+        for ident in self.schedule.queue.awaited(ids):
+            self._lose(self.schedule.queue.ended(ident, ok=ok))
+
+    def _lose(self, ids: list[int]) -> None:
+        """Report moves that left the queue with the one they waited for."""
+        # A manager has failed them itself, with the move that they name.
+        if ids and self._outbox.sink is None:
+            self.report(ids, error=_DEPENDS, cancelled=True)
+
+    def _give_up(self) -> bool:
+        """Cancel the moves that hanging jobs keep from starting; return whether there were any."""
+        parts = kept_from_starting(self.schedule, self._threads, on_call=self.on_call)
+        return sum(self.cancel(ids, why, blame=blame) for ids, why, blame in parts) > 0
+
+    def _expire(self) -> bool:
+        """From within the section: report jobs past their deadline as failed.
+
+        Returns:
+            Whether there were any.
+        """
+        if self.deadline_ns is None:
+            return False
+        now, found = self.clock(), False
+        for job in self.schedule.running:
+            took = now - job.started_ns
+            if job.state is not JobState.COPYING or took < self.deadline_ns:
+                continue
+            job.go(JobState.LATE)
+            found = True
+            why = f"no end after {took / _NS:.3f} s"
+            self.report(job.ids, error=why, hung=True)
+            self._outbox.warn_of_store(job, why)
+            self._release(job.ids, ok=False)
+            self.section.notify_all()
+        return found
+
+    def _break(self, broken: BaseException) -> None:
+        self._broken = broken
+        self.section.notify_all()
