@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from respserver import RespServer
 
+from kvtrie._kvtrie import ValueFormat
 from kvtrie.tiers.remote import RemoteUrl
 from kvtrie.tiers.remote.check import Report, Speed, Step, check_store
 from kvtrie.tiers.remote.folder import FolderStore
+from kvtrie.tiers.remote.open import open_store
 
 pytest.importorskip("redis")
 
@@ -83,8 +87,21 @@ def test_a_value_that_is_gone_for_the_plain_client_is_a_failed_step(tmp_path, mo
     report = check_store(RemoteUrl.parse("url", f"folder:{tmp_path}"), sizes=(1 << 16,), repeats=1)
     assert (failed(report), report.speeds) == (["block of 0.0625 MiB"], ())
     assert report.steps[-1].detail.startswith("plain client: ")
-    left = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert left == [tmp_path / "kvtrie-values"]  # which names the folder
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_checked_folder_is_as_it_was(tmp_path):
+    (tmp_path / "notes").write_text("notes")
+    new = tmp_path / "new" / "kv"
+    for folder in (tmp_path, new):
+        assert check_store(RemoteUrl.parse("url", f"folder:{folder}"), sizes=(), repeats=1).ok
+    assert [*tmp_path.iterdir()] == [tmp_path / "notes"]
+    url = RemoteUrl.parse("url", f"folder:{new}")
+    form = ValueFormat(layers=1, layer_bytes=4096, block_tokens=1, meaning=bytes(32))
+    with closing(open_store(url, form)):
+        before = {*new.rglob("*")}
+    assert check_store(url, sizes=(), repeats=1).ok
+    assert before <= {*new.rglob("*")}
 
 
 def test_a_store_that_replaces_values_is_named_and_not_timed():

@@ -1,15 +1,15 @@
 """Check of a shared store: each operation once with real blocks, then its speed by block size.
 
 Blocks have random tokens and their own meaning, so no other process finds them. Invariant: all
-values that the check wrote are removed, also after an error; a folder keeps its marker. Cost:
-seconds; a few hundred MiB through the store.
+values that the check wrote are removed, also after an error, and so is what a store makes in a new
+folder. Cost: seconds; a few hundred MiB through the store.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
@@ -20,6 +20,7 @@ from kvtrie._kvtrie import BlockManager, ValueFormat
 from kvtrie.errors import ConfigError
 from kvtrie.shape import ModelShape
 from kvtrie.tier import Tier
+from kvtrie.tiers.remote.folder import as_it_was
 from kvtrie.tiers.remote.open import open_store
 from kvtrie.tiers.remote.protocol import Get, Put, Result
 
@@ -128,6 +129,13 @@ def check_store(
         ConfigError: the store refuses a setting.
         TransferError: it does not answer.
     """
+    with as_it_was(url) if url.scheme == "folder" else nullcontext():
+        return _checked(url, sizes, repeats, on_step)
+
+
+def _checked(
+    url: RemoteUrl, sizes: Sequence[int], repeats: int, on_step: Callable[[str], None]
+) -> Report:
     on_step("operations")
     began = time.perf_counter_ns()
     with _opened(url, _STEP_LAYER, 3) as world:

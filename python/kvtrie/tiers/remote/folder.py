@@ -13,7 +13,9 @@ bytes go straight between the file and pool memory, without the interpreter's lo
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from kvtrie._kvtrie import ValueFolder
@@ -23,19 +25,19 @@ from kvtrie.errors import ConfigError
 from kvtrie.tiers.remote.protocol import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Generator, Iterable, Sequence
 
     from kvtrie._kvtrie import ValueFormat
     from kvtrie.tiers.remote.protocol import Get, Outcome, Put
     from kvtrie.tiers.remote.url import RemoteUrl
 
-__all__ = ["FolderStore", "Removed", "collect"]
+__all__ = ["FolderStore", "Removed", "as_it_was", "collect"]
 
 _NS = 1_000_000_000
 _YEARS = 100 * 365 * 86_400.0
 _STALE_S = 3_600.0  # a writer that has not linked its file for an hour has ended
 _TTL = "ttl"
+_MARKER = "kvtrie-values"  # the file that names a folder as a store
 
 
 class FolderStore:
@@ -108,6 +110,30 @@ def folder_of(url: RemoteUrl) -> str:
     if url.host or url.user or not url.path:
         raise ConfigError(f"{url} names no folder: folder:/path wanted")
     return path_of("the path of folder:", url.path)
+
+
+@contextmanager
+def as_it_was(url: RemoteUrl) -> Generator[None]:
+    """Remove at the end the marker and the empty folders that the first store there has made.
+
+    What other processes have stored meanwhile stays, and is read when a store is opened next.
+
+    Args:
+        url: the folder; one that is a store already is left alone.
+    """
+    root = Path(folder_of(url))
+    if (root / _MARKER).exists():
+        yield
+        return
+    missing = [path for path in (root, *root.parents) if not path.exists()]
+    before = set[Path]() if missing else set(root.iterdir())
+    try:
+        yield
+    finally:
+        new = set(root.iterdir()) - before if root.is_dir() else set[Path]()
+        for path in (*new, *missing):
+            with suppress(OSError):  # it is in use, or gone
+                path.unlink() if path.name == _MARKER else path.rmdir()
 
 
 def _ttl(url: RemoteUrl) -> float | None:
