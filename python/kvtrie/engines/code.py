@@ -149,9 +149,10 @@ class Description:
         """Functions and numbers of an installed class or Python module."""
         found: dict[str, object] = {}
         for name, one in list(vars(owner).items()):
+            if excluded(owner, name):
+                continue
             if isinstance(one, _NUMBERS) and not name.startswith("__"):
-                if not excluded(owner, name):
-                    found[name] = one
+                found[name] = one
             elif isinstance(one, (FunctionType, staticmethod, classmethod, property)):
                 found[name] = self.of(one)
         return found
@@ -180,7 +181,7 @@ class Description:
         members = {
             name: self.of(each)
             for name, each in vars(one).items()
-            if name not in _BOOKS and not isinstance(each, _SLOTS)
+            if not (name in _BOOKS or excluded(one, name) or isinstance(each, _SLOTS))
         }
         return ["class", [self.of(base) for base in one.__bases__], members]
 

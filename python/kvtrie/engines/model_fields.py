@@ -95,8 +95,9 @@ CLASSES: Final = {
     "_can_set_attn_implementation_cached_value": "a result that transformers keeps",
     "_can_set_experts_implementation_cached_value": "a result that transformers keeps",
     "_is_ds_init_called": "loading",
+    "generate": "makes passes, and is no part of one",
 }
-"""Numbers in classes and Python modules of installed packages."""
+"""Members of classes and of Python modules."""
 
 _EVERYWHERE = BOOKS | MODULES
 

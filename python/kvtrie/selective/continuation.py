@@ -1,11 +1,12 @@
 """Continuation: whether the prompt of a `generate` goes on from the tokens that a cache has read.
 
 transformers' `generate` cuts as many tokens off a prompt as its cache has read, whatever they are,
-so a pass sees only the rest. While a selective cache is open, the model's own `generate` is
-preceded by a comparison of the whole prompt with what the cache has read.
-Invariant: a prompt that does not continue the cache is refused before anything changes; models
-without an open selective cache are as they were. Cost: 8 bytes per token that was read, and one
-comparison per `generate`.
+so a pass sees only the rest. While a selective cache is open, each `generate` of the model's class
+and its bases is preceded by a comparison of the whole prompt with what the cache has read.
+Invariant: a prompt that does not continue the cache is refused before anything changes, also where
+`generate` is called on the class; without an open selective cache all classes are as they were.
+Cost: 8 bytes per token that was read, one comparison per `generate` over a selective cache, and one
+look at the cache per other `generate` of such a class.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -14,11 +15,10 @@ comparison per `generate`.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import wraps
 from threading import Lock
-from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import GenerationMixin
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["ReadTokens", "unwatch", "watch"]
 
 _UNKNOWN = -1
-_open: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()  # caches of each model
+_open: Counter[type] = Counter()  # caches of models of each class with a `generate` of its own
+_usual: dict[type, Callable[..., Any]] = {}  # their own
 _lock = Lock()
 
 
@@ -114,33 +115,33 @@ class ReadTokens:
         return self._parts[0]
 
 
-def watch(model: torch.nn.Module) -> list[torch.nn.Module]:
+def watch(model: torch.nn.Module) -> list[type]:
     """Compare the prompts of each `generate` of a model and of the models in it, until `unwatch`.
 
     Returns:
         What `unwatch` takes.
     """
-    modules = cast("Iterable[torch.nn.Module]", model.modules())
-    found = [one for one in modules if issubclass(type(one), GenerationMixin)]
+    kinds = {type(one) for one in cast("Iterable[torch.nn.Module]", model.modules())}
+    mine = (base for kind in kinds if issubclass(kind, GenerationMixin) for base in kind.__mro__)
+    found = [*dict.fromkeys(base for base in mine if "generate" in vars(base))]
     with _lock:
-        for one in found:
-            _open[one] = _open.get(one, 0) + 1
-            if "generate" not in vars(one):
-                usual: Callable[..., Any] = cast("Any", type(one)).generate
-                vars(one)["generate"] = MethodType(_compared(usual), one)
+        for base in found:
+            if not _open[base]:
+                _usual[base] = vars(base)["generate"]
+                base.generate = _compared(_usual[base])
+            _open[base] += 1
     return found
 
 
-def unwatch(models: Iterable[torch.nn.Module]) -> None:
+def unwatch(classes: Iterable[type]) -> None:
     """Leave `generate` as it was where no other cache is open."""
     with _lock:
-        for one in models:
-            _open[one] -= 1
-            if not _open[one]:
-                del _open[one]
-                own = vars(one).get("generate")
-                if getattr(getattr(own, "__func__", None), "__module__", "") == __name__:
-                    del vars(one)["generate"]
+        for base in classes:
+            _open[base] -= 1
+            if not _open[base]:
+                usual = _usual.pop(base)
+                if vars(base)["generate"].__module__ == __name__:
+                    base.generate = usual
 
 
 def _compared(generate: Callable[..., Any]) -> Callable[..., Any]:
