@@ -79,7 +79,7 @@ def test_a_model_comes_from_a_folder(capsys, tmp_path):
         (("tiny", "--prompt", "a", "--kv_cache.name", "h3o-default"), "no policy 'h3o'"),
         (("tiny", "--prompt", "a", "--precision", "8"), "precision is one of 32-true"),
         (("tiny", "--prompt", ""), "the prompt has no tokens"),
-        (("tiny", "--prompt_file", "no/such/file"), "cannot read no/such/file"),
+        (("tiny", "--prompt_file", "no/such/file"), "cannot read the prompt no/such/file"),
         (("no/such/folder", "--prompt", "a"), "no causal language model 'no/such/folder'"),
         (("tiny", "--prompts", "a"), "--prompts"),
         (("tiny", "--prompt", "a", "--kv_cache.cache_length", "x"), "cache_length"),
