@@ -5,8 +5,9 @@ Cost: memory does not grow with the sequence.
 """
 
 from kvtrie.selective.attn_weights import AttnWeightsKVCache, Rows
+from kvtrie.selective.buffered import KVCacheWithBuffers
 from kvtrie.selective.buffers import KVCacheBuffers
-from kvtrie.selective.cache import DefaultKVCache, KVCache, KVCacheWithBuffers
+from kvtrie.selective.cache import DefaultKVCache, KVCache
 from kvtrie.selective.generate import generate
 from kvtrie.selective.model import Parked, SelectiveCache
 from kvtrie.selective.names import make_cache, register

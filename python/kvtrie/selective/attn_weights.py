@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from kvtrie.errors import ConfigError
 from kvtrie.kernels import attend
+from kvtrie.selective.buffered import KVCacheWithBuffers
 from kvtrie.selective.buffers import KVCacheBuffers, put_rows, take_rows
-from kvtrie.selective.cache import KVCacheWithBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from kvtrie.shape import ModelShape
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from kvtrie.selective.cache import KVCacheWithBuffers
+    from kvtrie.selective.buffered import KVCacheWithBuffers
     from kvtrie.selective.settings import CacheSettings
 
 __all__ = ["decoder_caches"]

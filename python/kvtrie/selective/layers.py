@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvtrie.engines.model_state import ModelState
-    from kvtrie.selective.cache import KVCacheWithBuffers
+    from kvtrie.selective.buffered import KVCacheWithBuffers
     from kvtrie.selective.rope import SequenceRope
 
 __all__ = ["LayerCaches"]

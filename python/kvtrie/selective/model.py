@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from kvtrie.selective.cache import KVCacheWithBuffers
+    from kvtrie.selective.buffered import KVCacheWithBuffers
     from kvtrie.selective.continuation import ReadTokens
     from kvtrie.selective.rope import FixedRope
 

@@ -19,8 +19,8 @@ from kvtrie.errors import ConfigError
 from kvtrie.selective import policies, small
 from kvtrie.selective.arguments import CacheArguments
 from kvtrie.selective.attn_weights import AttnWeightsKVCache
+from kvtrie.selective.buffered import KVCacheWithBuffers
 from kvtrie.selective.buffers import DefaultBuffers, KVCacheBuffers, Place, WorkingCopy
-from kvtrie.selective.cache import KVCacheWithBuffers
 from kvtrie.selective.coded import PagedBuffers, TorchQuantized
 from kvtrie.selective.foreign import BitsAndBytes, TorchAo
 from kvtrie.selective.mix import mixed

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
     from transformers import Cache, PreTrainedModel
 
-    from kvtrie.selective.cache import KVCacheWithBuffers
+    from kvtrie.selective.buffered import KVCacheWithBuffers
     from kvtrie.selective.layers import LayerCaches
 
 __all__ = ["Passes"]

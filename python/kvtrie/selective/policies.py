@@ -16,7 +16,7 @@ import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.selective.attn_weights import AttnWeightsKVCache, Rows
-from kvtrie.selective.cache import KVCacheWithBuffers
+from kvtrie.selective.buffered import KVCacheWithBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtrie.selective.cache import KVCacheWithBuffers
+    from kvtrie.selective.buffered import KVCacheWithBuffers
     from kvtrie.selective.settings import CacheSettings
 
 __all__ = ["cut", "too_long"]

@@ -16,8 +16,8 @@ import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.kernels import attend_ordered
+from kvtrie.selective.buffered import KVCacheWithBuffers
 from kvtrie.selective.buffers import DefaultBuffers, Place
-from kvtrie.selective.cache import KVCacheWithBuffers
 
 __all__ = ["WindowKVCache"]
 
