@@ -220,7 +220,7 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
 def _let_go(
     hooks: list[RemovableHandle],
     caches: list[KVCacheWithBuffers],
-    watched: list[torch.nn.Module],
+    watched: list[type],
 ) -> None:
     """Hold nothing any more: neither memory nor a place in the model."""
     unwatch(watched)
