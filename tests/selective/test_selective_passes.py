@@ -9,7 +9,7 @@ import torch
 from decoders import answer, tokens
 
 from kvtrie.errors import ClosedError
-from kvtrie.selective import CacheSettings, SelectiveCache
+from kvtrie.selective import CacheSettings, SelectiveCache, attention
 
 
 def test_other_passes_are_what_they_were(llama):
@@ -122,3 +122,39 @@ def test_a_pass_that_was_interrupted_leaves_the_model_to_others(llama, monkeypat
             cache.read(tokens(1, 1, 5))
         cache.reset()
         assert torch.equal(cache.read(tokens(1, 1, 5)), truth)
+
+
+def test_an_opening_waits_for_a_pass_of_another_thread(llama, monkeypatch):
+    """A pass exchanges the model's attention, which is no other model to an opening."""
+    settings = CacheSettings("h2o-default", cache_length=20)
+    config, reached, opened = llama.model.config, threading.Event(), []
+    with SelectiveCache(llama, settings) as cache:
+        passing = attention.Passing(config)
+        passing.begin(cache)
+        lock = attention._locks[id(config)]
+
+        class Noting:
+            """The lock, which says when another thread comes to it."""
+
+            def __enter__(self):
+                reached.set()
+                lock.acquire()
+
+            def __exit__(self, *_):
+                lock.release()
+
+        def other():
+            try:
+                SelectiveCache(llama, settings).close()
+                opened.append(True)
+            finally:
+                reached.set()
+
+        with monkeypatch.context() as patch:
+            patch.setitem(attention._locks, id(config), Noting())
+            thread = threading.Thread(target=other)
+            thread.start()
+            reached.wait(20)
+            passing.end()
+            thread.join(60)
+    assert opened == [True]

@@ -13,6 +13,7 @@ one model wait for one another. Cost: a lock and two assignments per pass.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from threading import Lock, local
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,11 +24,11 @@ from kvtrie.errors import ConfigError
 from kvtrie.kernels import Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from kvtrie.selective.cache import KVCache
 
-__all__ = ["Layers", "Passing"]
+__all__ = ["Layers", "Passing", "between_passes", "running"]
 
 _NAME = "kvtrie"
 # Additions of some models to attention that rows in any order do not support.
@@ -55,7 +56,7 @@ class Passing:
 
     def __init__(self, config: Any) -> None:  # noqa: ANN401 - a PretrainedConfig
         self._config = config
-        self._lock = _locks.setdefault(id(config), Lock())  # an id that returns finds a free one
+        self._lock = _lock_of(config)
         self._before: tuple[str, bool | None] | None = None
 
     def begin(self, layers: Layers, *, grad: bool = False) -> None:
@@ -68,8 +69,7 @@ class Passing:
         Raises:
             ConfigError: another pass of this thread is running.
         """
-        if getattr(_running, "layers", None) is not None:
-            raise ConfigError("a pass over a selective cache is running: passes do not nest")
+        _refuse_nesting()
         self._lock.acquire()
         before = torch.is_grad_enabled()
         # An unchanged setting is not restored: an interrupted pass ends in other contexts.
@@ -89,6 +89,27 @@ class Passing:
         self._before = None
         self._lock.release()
         return True
+
+
+@contextmanager
+def between_passes(config: Any) -> Generator[None]:  # noqa: ANN401 - a PretrainedConfig
+    """Keep passes over selective caches waiting while a model is looked at or run without one.
+
+    Raises:
+        ConfigError: such a pass of this thread is running.
+    """
+    _refuse_nesting()
+    with _lock_of(config):
+        yield
+
+
+def _lock_of(config: Any) -> Lock:  # noqa: ANN401 - a PretrainedConfig
+    return _locks.setdefault(id(config), Lock())  # an id that returns finds a free one
+
+
+def _refuse_nesting() -> None:
+    if getattr(_running, "layers", None) is not None:
+        raise ConfigError("a pass over a selective cache is running: passes do not nest")
 
 
 def running(layers: object) -> bool:

@@ -2,7 +2,8 @@
 
 Configurations do not say all: layers add terms to attention, subtract one softmax from another or
 make masks. A model is tried once, when its first cache is opened.
-Invariant: a dense cache says of a few tokens, read in two passes, what the model says without one.
+Invariant: a dense cache says of a few tokens, read in two passes, what the model says without one;
+passes of other threads over selective caches of the model wait for the look at it, and it for them.
 Cost: three short passes per model object.
 """
 
@@ -18,6 +19,7 @@ import torch
 
 from kvtrie.engines.model_state import Remembered
 from kvtrie.errors import ConfigError
+from kvtrie.selective.attention import between_passes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,9 +49,10 @@ def trial(model: PreTrainedModel, dense: Callable[[int], Any]) -> None:
         ConfigError: the model says something else over a dense cache than without one.
     """
     decoder: Any = cast("Any", model).get_decoder()
-    if _tried.get(decoder):
-        return
-    _tried.put(decoder, True)  # noqa: FBT003 - the dense cache is of the same model
+    with between_passes(decoder.config):  # they exchange its attention
+        if _tried.get(decoder):
+            return
+        _tried.put(decoder, True)  # noqa: FBT003 - the dense cache is of the same model
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -66,7 +69,8 @@ def trial(model: PreTrainedModel, dense: Callable[[int], Any]) -> None:
 def _compare(decoder: Any, dense: Callable[[int], Any]) -> None:  # noqa: ANN401 - a module
     device = next(decoder.parameters()).device
     ids = (torch.arange(1, _ALL + 1, device=device) % decoder.config.vocab_size)[None]
-    wanted = decoder(input_ids=ids, use_cache=False).last_hidden_state
+    with between_passes(decoder.config):
+        wanted = decoder(input_ids=ids, use_cache=False).last_hidden_state
     found: list[torch.Tensor] = []
     with dense(_ALL) as cache:
         for part in (ids[:, :_FIRST], ids[:, _FIRST:]):
