@@ -577,6 +577,22 @@ def test_no_copy_leaves_the_host_for_a_store_into_a_slot_that_is_there():
     assert machine.events == [(0, (0, 0), "demoted")]
 
 
+def test_a_block_after_a_lost_one_leaves_while_the_block_between_the_two_moves():
+    """Four blocks of a sequence are stored for two requests. The store of the second block hangs,
+    and the block is lost. The fourth block leaves when its own store has ended, though the store of
+    the third still runs."""
+    machine = Machine()
+    machine.open(shape=Shape(rooms=(5, 3, 4), holes=False, policy="flat"))
+    machine.serve(prompt=(0, 0, [0] * 8), load="plan", ends=[], step=0)
+    for prompt in [[1, 0, 0], [2, 0, 0]]:
+        machine.begin((0, 0, prompt), keep=1, reserve=0, load="plan", step=0)
+    machine.fail(2, hung=True, step=0)
+    assert (0,) * 8 in machine.witness.living
+    machine.land(0, step=0)
+    assert (0,) * 8 not in machine.witness.living
+    assert (0,) * 6 in machine.witness.living
+
+
 TestMachine = Machine.TestCase
 TestMachine.pytestmark = [pytest.mark.timeout(3600)]
 

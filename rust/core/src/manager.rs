@@ -102,6 +102,8 @@ pub struct Manager {
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
     /// The latest failures that no call of `failed` has taken.
     failed: VecDeque<Failed>,
+    /// Lost blocks after which moves still touch copies.
+    lost: Vec<Handle>,
     /// Steps that the call at hand has still to carry out.
     consequences: Consequences,
     sessions: Sessions,
@@ -169,6 +171,7 @@ impl Manager {
             moves: Moves::default(),
             marked: BTreeSet::new(),
             failed: VecDeque::new(),
+            lost: Vec::new(),
             consequences: Consequences::default(),
             sessions: Sessions::default(),
             ages: Ages::default(),

@@ -12,13 +12,14 @@
 //! ```
 
 pub(super) mod leaving;
+mod lost;
 pub(super) mod room_below;
 pub(super) mod set;
 pub(super) mod write;
 
 use std::ops::Range;
 
-use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, Structure, TierId};
+use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::error::Error;
 use crate::private_slots::PrivateSlotId;
 use crate::tier::{Residency, ResidencyState};
@@ -262,28 +263,6 @@ impl Manager {
             if here.state == ResidencyState::Bad && here.busy == 0 {
                 self.drop_copy(tier, block, Cause::Failed);
             }
-        }
-    }
-
-    /// Drops the subtree of a leaf-only block whose last copy was lost to a failure, since its
-    /// blocks are unreachable: now, or when the moves that touch them have ended.
-    pub(super) fn sweep(&mut self, block: BlockId) {
-        let lost = self.trie().alive(block)
-            && self.structure(block) == Structure::LeafOnly
-            && self.node(block).refs == 0
-            && !self.missing(block).is_empty();
-        if !lost {
-            return;
-        }
-        for &block in self.subtree(block).iter().rev() {
-            for tier in 0..self.tiers.len() {
-                let moving = self.arrival(tier, block).is_some_and(|a| !a.moves.is_empty());
-                // A move that touches the copy ends first, and sweeps again.
-                if self.residency(tier, block).busy == 0 && !moving {
-                    self.drop_copy(tier, block, Cause::Failed);
-                }
-            }
-            self.prune(block);
         }
     }
 

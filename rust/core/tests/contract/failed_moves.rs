@@ -134,6 +134,26 @@ fn a_lease_keeps_the_slot_that_it_was_promised_although_the_store_before_it_fail
     }
 }
 
+#[test]
+fn a_block_after_a_lost_one_leaves_while_the_block_between_the_two_still_moves() {
+    let tiers = vec![tier(Kind::Gpu, 2), tier(Kind::Host, 2), tier(Kind::Disk, 4)];
+    let mut rig = Rig::new(settings(tiers));
+    let path = tokens(1, 3);
+    rig.serve(&path[..2 * SIZE]);
+    let (scope, tier) = (Scope::default(), HOST);
+    let mark = Mark { tokens: &path, scope, tier, present: true, ready: None, first: None };
+    rig.call(|manager, now| manager.mark_behind(&mark, 2, now)).unwrap();
+    // The last block makes room on the host for the first one.
+    rig.acquire(&tokens(2, 2));
+    let moves = rig.hand_out();
+    let [last, between] = [DISK, HOST].map(|dst| moves.iter().find(|m| m.dst == dst).unwrap());
+    assert!(moves.len() == 3 && between.after == 0, "{moves:?}");
+    rig.fail(last.id);
+    assert_eq!((rig.matched(&path), rig.manager.occupancy(HOST).free), (0, 1));
+    rig.done(between.id);
+    assert_eq!(rig.manager.occupancy(HOST).free, 2);
+}
+
 /// Each rank may still read the slot, unless it hangs: what a hung store reads is not used.
 #[test]
 fn a_promised_slot_is_written_once_every_rank_has_reported_the_failed_store() {

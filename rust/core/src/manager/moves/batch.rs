@@ -110,9 +110,9 @@ impl Manager {
                 self.refresh_on(tier, block);
             }
         }
-        // The parent may have lost its last copy while this batch was in flight.
+        // A block before it may have lost its last copy while this batch was in flight.
         if let Some(parent) = self.trie().parent(first) {
-            self.sweep(parent);
+            self.sweep_path(parent);
         }
         self.write_run(dst, blocks, now);
         number

@@ -289,9 +289,9 @@ impl Manager {
             let parent = self.trie().parent(block);
             self.prune(block);
             self.sweep(block);
-            // Its parent may have lost its last copy while this move kept it there.
+            // A block before it may have lost its last copy while this move kept it there.
             if let Some(parent) = parent {
-                self.sweep(parent);
+                self.sweep_path(parent);
             }
         }
     }

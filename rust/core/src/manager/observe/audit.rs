@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::block::{BlockId, MoveId, NO_SLOT, Slot, Structure, TierId};
+use crate::block::{BlockId, MoveId, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::policy::Needs;
 use crate::scope::ScopeId;
@@ -82,16 +82,14 @@ impl Manager {
             if !held && !used {
                 broken.push(format!("block {block} is resident nowhere and not needed"));
             }
-            // The copies of a leaf-only block's children are useless without all of its layers.
-            let leaf_only = self.structure(block) == Structure::LeafOnly;
-            let needed = self.trie().children(block).any(|child| {
+            // No request reaches the copies after a lost block of a leaf-only scope.
+            let idle = |block: BlockId| {
                 (0..self.tiers.len()).any(|tier| {
-                    let here = self.residency(tier, child);
+                    let here = self.residency(tier, block);
                     here.state == ResidencyState::Resident && here.busy == 0
                 })
-            });
-            if leaf_only && self.node(block).refs == 0 && needed && !self.missing(block).is_empty()
-            {
+            };
+            if self.is_lost(block) && self.subtree(block)[1..].iter().any(|&after| idle(after)) {
                 broken.push(format!("block {block} is a hole in a leaf-only scope"));
             }
         }
