@@ -14,6 +14,7 @@ mod contract {
     mod failed_moves;
     mod failure;
     mod finish;
+    mod flood;
     mod hints;
     mod holes;
     mod leaving;
@@ -22,6 +23,7 @@ mod contract {
     mod meter;
     mod moves;
     mod orders;
+    mod prefetch;
     mod ranges;
     mod restart;
     mod room;

@@ -1,23 +1,20 @@
 //! Hints: they change the order of eviction, never more than that.
-//!
-//! One file beyond 600 lines: all cases share the rig and its prompts.
 
-use kvtrie_core::block::{Handle, LeaseId, Structure, Token};
-use kvtrie_core::error::{Error, Result};
+use kvtrie_core::block::{Handle, Structure, Token};
 use kvtrie_core::hint::{Answer, Hint, HintReply, NORMAL, Release, Retain, Target};
-use kvtrie_core::manager::{Acquire, MoveKind, Settings};
+use kvtrie_core::manager::{Acquire, Settings};
 use kvtrie_core::policy::NAMES;
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
 use proptest::prelude::*;
 
-use crate::rig::{ALL, DISK, GPU, HOST, Rig, all_of, holes, retain, settings, tier, tokens};
+use crate::rig::{ALL, DISK, GPU, HOST, Rig, all_of, retain, settings, tier, tokens};
 
-fn one(blocks: u32) -> Rig {
+pub(super) fn one(blocks: u32) -> Rig {
     Rig::new(settings(vec![tier(Kind::Gpu, blocks)]))
 }
 
-fn path(tokens: &[Token]) -> Target {
+pub(super) fn path(tokens: &[Token]) -> Target {
     Target::Tokens { tokens: tokens.to_vec(), scope: Scope::default() }
 }
 
@@ -31,15 +28,15 @@ fn leave(name: &str) -> Hint {
     Hint::Release(Release::Owner { name: name.to_owned(), scope: Scope::default() })
 }
 
-fn say(rig: &mut Rig, hint: Hint) -> HintReply {
+pub(super) fn say(rig: &mut Rig, hint: Hint) -> HintReply {
     rig.call(|manager, now| manager.hint(&[hint], now)).expect("a good hint").remove(0)
 }
 
-fn keep(rig: &mut Rig, tokens: &[Token], priority: u8) -> HintReply {
+pub(super) fn keep(rig: &mut Rig, tokens: &[Token], priority: u8) -> HintReply {
     say(rig, Hint::Retain(retain(path(tokens), priority)))
 }
 
-fn answer(reply: &HintReply) -> (Answer, u64, u64) {
+pub(super) fn answer(reply: &HintReply) -> (Answer, u64, u64) {
     (reply.answer, reply.blocks, reply.left)
 }
 
@@ -309,59 +306,6 @@ fn a_tenant_beyond_its_quota_loses_its_own_blocks_first() {
 }
 
 #[test]
-fn prefetched_blocks_are_resident_when_requested() {
-    let tiers = || vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8), tier(Kind::Disk, 8)];
-    for tier in [GPU, HOST] {
-        let mut rig = Rig::new(settings(tiers()));
-        rig.mark(&tokens(1, 3), DISK);
-        let fetch = Hint::Prefetch { target: path(&tokens(1, 3)), tier, deadline: None };
-        // At most a quarter of the tier at a time.
-        let reply = say(&mut rig, fetch.clone());
-        assert_eq!(answer(&reply), (Answer::Clipped, 2, 1), "{}", reply.reason);
-        let moves = rig.run();
-        assert!(moves.iter().all(|m| m.kind == MoveKind::Load && m.lease == 0));
-        let late = Hint::Prefetch { target: path(&tokens(1, 3)), tier, deadline: Some(rig.now) };
-        assert_eq!(answer(&say(&mut rig, late)), (Answer::Clipped, 2, 1));
-        assert_eq!(answer(&say(&mut rig, fetch)), (Answer::Accepted, 3, 0));
-        rig.run();
-        assert_eq!(rig.on(&tokens(1, 3), tier), [ALL; 3]);
-    }
-    let mut rig = Rig::new(settings(tiers()));
-    let fetch = Hint::Prefetch { target: path(&tokens(1, 3)), tier: GPU, deadline: None };
-    assert_eq!(answer(&say(&mut rig, fetch)), (Answer::Rejected, 0, 0));
-}
-
-#[test]
-fn a_prefetch_names_the_first_lease_that_waits_for_it() {
-    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8)]));
-    rig.mark(&tokens(1, 1), HOST);
-    let fetch = Hint::Prefetch { target: path(&tokens(1, 1)), tier: GPU, deadline: None };
-    assert_eq!(answer(&say(&mut rig, fetch)), (Answer::Accepted, 1, 0));
-    let (one, two) = (rig.acquire(&tokens(1, 1)), rig.acquire(&tokens(1, 1)));
-    assert!(one < two && rig.awaits(one) == rig.awaits(two));
-    let leases: Vec<_> = rig.hand_out().iter().map(|known| known.lease).collect();
-    assert_eq!(leases, [one]);
-}
-
-#[test]
-fn demoted_blocks_move_down_tier_by_tier_and_are_not_dropped() {
-    let mut rig =
-        Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 4), tier(Kind::Disk, 8)]));
-    rig.serve(&tokens(1, 3));
-    let down = |to| Hint::Demote { target: path(&tokens(1, 3)), tier: to };
-    assert_eq!(answer(&say(&mut rig, down(DISK))), (Answer::Accepted, 3, 0));
-    rig.run();
-    assert_eq!(rig.on(&tokens(1, 3), DISK), [ALL; 3]);
-    assert_eq!((rig.on(&tokens(1, 3), GPU)[0].len(), rig.on(&tokens(1, 3), HOST)[0].len()), (0, 0));
-    assert_eq!(rig.manager.occupancy(HOST).free, 4);
-    // Leased blocks stay.
-    let id = rig.acquire(&tokens(1, 1));
-    rig.run();
-    let down = Hint::Demote { target: Target::Lease(id), tier: HOST };
-    assert_eq!(answer(&say(&mut rig, down)), (Answer::Rejected, 0, 1));
-}
-
-#[test]
 fn priorities_and_their_remaining_time_survive_a_restart() {
     let three = || settings(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4), tier(Kind::Disk, 8)]);
     let mut rig = Rig::new(three());
@@ -456,132 +400,6 @@ fn the_users_costs_replace_the_models() {
     assert_eq!(set, 2, "one was evicted");
     let mut plain = one(2);
     plain.refused("cost='python'", |manager, _| manager.unpriced(1));
-}
-
-/// A request that a manager without hints can serve.
-fn fits(rig: &mut Rig, ask: &Acquire<'_>) -> Result<LeaseId> {
-    let result = rig.ask(ask);
-    assert!(!matches!(result, Err(Error::Config(_))), "{result:?}");
-    result
-}
-
-fn three(seed: u64) -> Settings {
-    let share = |kind, blocks| TierSpec {
-        retained_share: 1.0,
-        layer_slots: kind == Kind::Gpu && seed % 5 == 4,
-        ..tier(kind, blocks)
-    };
-    let count = usize::try_from(seed % 3).expect("small") + 1;
-    let tiers = [share(Kind::Gpu, 6), share(Kind::Host, 5), share(Kind::Disk, 7)];
-    let policy = NAMES[usize::try_from(seed / 3).expect("small") % NAMES.len()].to_owned();
-    let plain = if seed.is_multiple_of(2) {
-        settings(tiers[..count].to_vec())
-    } else {
-        holes(tiers[..count].to_vec())
-    };
-    Settings { policy, ..plain }
-}
-
-/// Two managers with one past, with moves in flight and leases held; one of them is flooded with
-/// hints. It must serve every request that the other one serves.
-fn flooded(
-    seed: u64,
-    past: &[(u32, usize, u8)],
-    flood: Vec<(u32, usize, u8)>,
-    ask: (u32, usize, usize),
-) -> std::result::Result<(), TestCaseError> {
-    let mut rigs = [Rig::new(three(seed)), Rig::new(three(seed))];
-    for rig in &mut rigs {
-        let mut held: Vec<LeaseId> = Vec::new();
-        for &(stem, blocks, end) in past {
-            rig.now += 10;
-            let prompt = tokens(stem, blocks);
-            let Ok(id) = rig.ask(&all_of(&prompt)) else { continue };
-            if end > 1 {
-                rig.run();
-            }
-            if rig.awaits(id).is_empty() {
-                let known = rig.manager.lease_tokens(id).unwrap();
-                rig.commit(id, &prompt[known..]);
-            }
-            held.push(id);
-            if end > 0 {
-                rig.release(held.remove(0));
-            }
-        }
-    }
-    let [plain, hinted] = &mut rigs;
-    for (stem, blocks, priority) in flood {
-        keep(hinted, &tokens(stem, blocks), priority);
-    }
-    let (stem, blocks, reserve) = ask;
-    let prompt = tokens(stem, blocks);
-    let ask = Acquire { reserve, ..all_of(&prompt) };
-    let (without, with) = (fits(plain, &ask), fits(hinted, &ask));
-    prop_assert_eq!(without.is_ok(), with.is_ok(), "{:?} {:?}", without, with);
-    let matched = |rig: &Rig, id| rig.manager.lease(id).unwrap().matched();
-    if let (Ok(a), Ok(b)) = (without, with) {
-        prop_assert_eq!(matched(plain, a), matched(hinted, b));
-    }
-    Ok(())
-}
-
-/// A block above one whose store is in flight can be written but not dropped, and the others have
-/// to be dropped: the host has no room for all.
-#[test]
-fn some_victims_are_written_and_the_others_dropped() {
-    let past = [(2, 3, 1), (6, 1, 1), (1, 2, 1), (6, 2, 1)];
-    flooded(112, &past, vec![(1, 1, 36)], (3, 4, 5)).unwrap();
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
-
-    #[test]
-    fn a_flood_of_hints_takes_no_slots(
-        seed in 0..600u64,
-        past in prop::collection::vec((1..7u32, 1..4usize, 0..6u8), 0..25),
-        flood in prop::collection::vec((1..7u32, 1..4usize, 0..=100u8), 1..12),
-        ask in (1..9u32, 1..5usize, 0..12usize),
-    ) {
-        flooded(seed, &past, flood, ask)?;
-    }
-
-    /// The same over a sequence of requests with hints between them.
-    #[test]
-    fn hints_never_make_a_request_fail(
-        seed in 0..600u64,
-        ops in prop::collection::vec((1..9u32, 1..5usize, 0..=100u8, 0..5u8), 1..60),
-    ) {
-        let mut rigs = [Rig::new(three(seed)), Rig::new(three(seed))];
-        for (stem, blocks, priority, kind) in ops {
-            let prompt = tokens(stem, blocks);
-            match kind {
-                0..=2 => {
-                    let fit = rigs.each_mut().map(|rig| {
-                        rig.now += 10;
-                        rig.run();
-                        let id = fits(rig, &all_of(&prompt));
-                        rig.run();
-                        if let Ok(id) = id {
-                            let known = rig.manager.lease_tokens(id).unwrap();
-                            rig.commit(id, &prompt[known..]);
-                            rig.release(id);
-                        }
-                        id.is_ok()
-                    });
-                    prop_assert_eq!(fit[0], fit[1]);
-                }
-                3 => drop(keep(&mut rigs[1], &prompt, priority)),
-                _ => {
-                    let owner = Some(format!("{}", priority % 3));
-                    let ttl = Some(u64::from(priority) + 1);
-                    let hint = Retain { owner, ttl, ..retain(path(&prompt), priority) };
-                    say(&mut rigs[1], Hint::Retain(hint));
-                }
-            }
-        }
-    }
 }
 
 proptest! {
