@@ -18,14 +18,11 @@ use crate::regular::{forbidden, is_not_regular};
 use crate::scan;
 use crate::segment::Segments;
 use crate::settings::Settings;
-use crate::store::Store;
+use crate::store::{LOCK, Store};
 use crate::table::Table;
 
 /// Name of a file in both parts of a store in two folders, which earlier versions wrote.
 const PAIR: &str = "pair";
-
-/// Name of the file that the writer locks.
-pub(crate) const LOCK: &str = "lock";
 
 /// How often a lock may be replaced while it is taken.
 const TRIES: usize = 8;

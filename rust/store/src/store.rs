@@ -16,10 +16,12 @@ use crate::error::{Error, Result};
 use crate::file::File;
 use crate::frame;
 use crate::manifest::Manifest;
-use crate::open::LOCK;
 use crate::segment::Segments;
 use crate::settings::{Durability, Settings};
 use crate::table::Table;
+
+/// Name of the file that the writer locks.
+pub(crate) const LOCK: &str = "lock";
 
 /// Padding of a layer to a full page.
 pub(crate) const ZEROS: [u8; 4096] = [0; 4096];
