@@ -13,12 +13,12 @@ import torch
 from kept import memory_folder
 from tinymodels import some
 
-from kvtrie import ResumePoints, Scope, tiers
+from kvtrie import ResumePoints, Scope
 from kvtrie.demo.families import VOCABULARY, family
 from kvtrie.engines import transformers
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import ClosedError, ConfigError, KvtrieError
-from kvtrie.tiers import KeptPool
+from kvtrie.tiers import KeptPool, agreement
 
 IDS = some(1, 1, 40)
 FAMILY = "qwen3-next"
@@ -156,7 +156,7 @@ def test_extremes_are_refused_and_nothing_is_made(llama, tmp_path, monkeypatch, 
 
 
 def test_sizes_that_fit_one_by_one_and_not_together_are_refused(llama, monkeypatch):
-    monkeypatch.setattr(tiers, "all_of_device", lambda _: 3 * 2**20)
+    monkeypatch.setattr(agreement, "all_of_device", lambda _: 3 * 2**20)
     with pytest.raises(ConfigError, match=r"tiers gpu and host together takes 4188160 .* 3145728"):
         transformers.open(llama, host="2MiB", gpu="2MiB", block_tokens=8)
     transformers.open(llama, host="1MiB", gpu="1MiB", block_tokens=8).close()
