@@ -9,8 +9,8 @@ import pytest
 import torch
 from tinymodels import BLOCK, agree, answer, before, serve, some
 
-from kvtrie.engines import arrival
-from kvtrie.engines import cache as caches
+from kvtrie.engines import arrival, first_pass
+from kvtrie.engines.row_recovery import RowRecovery
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import TransferError
 from kvtrie.transfer import LayerwiseEngine
@@ -54,7 +54,7 @@ class RecordedArrival(arrival.Arrival):
 
 @pytest.fixture
 def waited(monkeypatch):
-    monkeypatch.setattr(caches, "Arrival", RecordedArrival)
+    monkeypatch.setattr(first_pass, "Arrival", RecordedArrival)
     RecordedArrival.layers = []
     return RecordedArrival.layers
 
@@ -176,7 +176,7 @@ def test_a_leaf_only_match_that_breaks_amid_a_pass_is_computed(
     slots = [copy.slot for block in match.blocks for copy in block.copies if copy.tier == 1]
     gpu.lost = frozenset(host.units(slots[-1], 0, host.layers).tolist())
     if not computes:
-        monkeypatch.setattr(KvtrieCache, "_computes", lambda *_: False)
+        monkeypatch.setattr(RowRecovery, "computes", lambda *_: False)
     error = pytest.raises(TransferError, match="open another")
     outcome = nullcontext() if computes else error
     with KvtrieCache(llama, executor, ids) as cache, torch.no_grad(), outcome:

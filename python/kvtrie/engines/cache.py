@@ -8,20 +8,17 @@ Invariants: column `c` of row `b` is token `c - pad[b]` of that row; the leases 
 whose KV was written by a finished pass, and nothing else; what was computed from more than tokens
 is refused before it is held.
 Cost: per pass and layer one scatter of the new tokens and one gather of all; per pass one call
-into the manager and row.
-One file beyond 600 lines: transformers calls one class, and its methods share the rows' leases.
+into the manager and row. The rows are in `rows.py`, loads during the first pass in `first_pass.py`.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import Counter
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
-import torch
 from transformers import Cache
 
 from kvtrie import Scope
@@ -29,48 +26,41 @@ from kvtrie.argument import flag
 from kvtrie.engines.arrival import Arrival
 from kvtrie.engines.cache_misses import count_row, explain_prompt
 from kvtrie.engines.fingerprint import require_same
+from kvtrie.engines.first_pass import FirstPass
 from kvtrie.engines.guard import Guard, named, remainder, states
+from kvtrie.engines.hook import as_is, weakly
 from kvtrie.engines.opening import LOOKUP_S, ask_store
-from kvtrie.engines.recovery import recover
 from kvtrie.engines.rope import RopeLimits
-from kvtrie.engines.step import Step
-from kvtrie.engines.trial import trial
-from kvtrie.errors import ClosedError, ConfigError, NoSpaceError, TransferError
-from kvtrie.shape import ModelShape
+from kvtrie.engines.row_recovery import RowRecovery
+from kvtrie.engines.rows import (
+    Row,
+    acquire,
+    check_repeated,
+    fresh_tokens,
+    select,
+    step_of,
+    unpadded,
+)
+from kvtrie.engines.trial import check_stated, trial
+from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.tiers import GroupPools, Pool
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Self
 
+    import torch
     from numpy.typing import NDArray
     from torch.utils.hooks import RemovableHandle
     from transformers import PreTrainedModel
 
     from kvtrie import Lease
+    from kvtrie.engines.step import Step
     from kvtrie.engines.why import Explained
 
-__all__ = ["KvtrieCache", "Row", "as_is", "weakly"]
-
-_T = TypeVar("_T")
-_F = TypeVar("_F", bound="Callable[..., Any]")
-
-
-def as_is(method: _F) -> _F:
-    """A method that a compiled model calls as it is: what it looks up is no part of a graph."""
-    # torch.compiler.disable would import the compiler with this module.
-    return vars(torch)["_disable_dynamo"](method)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One sequence: its lease, the columns before it, its prompt and what passes appended."""
-
-    lease: Lease
-    pad: int
-    tokens: NDArray[np.int64]
+__all__ = ["KvtrieCache"]
 
 
 class KvtrieCache(Cache):
@@ -100,8 +90,6 @@ class KvtrieCache(Cache):
         lookup_s: seconds that opening asks a shared store for the prompts, if the last tier is one.
 
     Attributes:
-        recovered: tokens within a match that were computed: they had been dropped, or did not come,
-            or the plan found that sooner than loading them.
         scope: whose KV the rows share: the given scope, with what RoPE adds to it.
 
     Raises:
@@ -137,7 +125,7 @@ class KvtrieCache(Cache):
         use_layerwise = flag("use_layerwise", use_layerwise) and self._by_layer(executor)
         self._executor, self._model = executor, model
         if not isinstance(executor.pools[0], GroupPools):  # whose layers the trial compares
-            _check(model, executor.manager.model, pool)
+            check_stated(model, executor.manager.model, pool)
         self._guard = Guard(model)
         self._guard.ready()
         self._rope = RopeLimits.of(model.config)
@@ -145,15 +133,11 @@ class KvtrieCache(Cache):
         self._entry = self._tried(model, pool)
         self._pool = pool
         self._rows: list[Row] = []
-        self._arrivals: list[Arrival] = []
-        self._expected: list[int] = []  # tokens of each row's match while its loads arrive
         self._step: Step | None = None
-        self._new: list[tuple[torch.Tensor, torch.Tensor]] = []  # K and V of a first pass, by layer
         self._ids: torch.Tensor | None = None
         self._fresh: list[NDArray[np.int64]] = []
         self._past = 0
-        self.recovered = 0
-        prompts = _unpadded(input_ids, attention_mask)
+        prompts = unpadded(input_ids, attention_mask)
         if sessions is not None and len(sessions) != len(prompts):
             raise ConfigError(f"{len(sessions)} sessions given for {len(prompts)} prompts")
         longest = max(map(len, prompts))
@@ -161,15 +145,19 @@ class KvtrieCache(Cache):
         self._regime = self._rope.regime(longest)
         self.scope = self._scope_of(scope)
         ask_store(executor, prompts, self.scope, lookup_s)
-        plans = self._computes(longest)
+        self._recovery = RowRecovery(
+            executor, model, self._entry, pool, self._guard, reach=self._rope.reach(self._regime)
+        )
+        self._first = FirstPass(executor, pool, self._rows, self._recovery)
+        plans = self._recovery.computes(longest)
         self._begin_life()
         explained: list[Explained | None] = []
         try:
             for row, prompt in enumerate(prompts):
                 session = None if sessions is None else sessions[row]
                 explained.append(explain_prompt(executor, prompt, self.scope, session))
-                ask = partial(
-                    executor.manager.acquire,
+                lease = acquire(
+                    executor,
                     prompt,
                     scope=self.scope,
                     session=session,
@@ -177,11 +165,11 @@ class KvtrieCache(Cache):
                     load="plan" if plans else "all",
                     layerwise=use_layerwise,
                 )
-                lease = self._patiently(partial(_claimed, executor, ask) if use_layerwise else ask)
                 self._rows.append(Row(lease, input_ids.shape[1] - len(prompt), prompt))
             for one, row, start in zip(explained, self._rows, self._starts(), strict=True):
                 count_row(executor, one, row.lease, start, len(row.tokens))
-            self._load(layerwise=use_layerwise, disk=plans)
+            if not (use_layerwise and self._first.load(disk=plans)):
+                self._recover()
         except BaseException:
             self.close()
             raise
@@ -217,21 +205,27 @@ class KvtrieCache(Cache):
         """
         self._open()
         self._arrive()
-        made = object.__new__(type(self))
-        memo[id(self)] = made
-        vars(made).update(vars(self))
-        made._rows, made._arrivals, made._fresh = [], [], []
-        made._step = made._ids = None
-        made._new = []
-        made._begin_life()
+        rows: list[Row] = []
+        memo[id(self)] = made = self._over(rows)
         now = self._executor.clock()
         try:
             for row in self._rows:
                 (lease,) = row.lease.fork(1, now=now)
-                made._rows.append(replace(row, lease=lease))
+                rows.append(replace(row, lease=lease))
         except BaseException:
             made.close()
             raise
+        return made
+
+    def _over(self, rows: list[Row]) -> Self:
+        """A cache of the same model over other rows, without a pass under way."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        made._rows, made._fresh = rows, []
+        made._step = made._ids = None
+        made._recovery = copy(self._recovery)
+        made._first = FirstPass(self._executor, self._pool, rows, made._recovery)
+        made._begin_life()
         return made
 
     def __enter__(self) -> Self:
@@ -258,6 +252,14 @@ class KvtrieCache(Cache):
         """The lease of each row, in the order of the batch."""
         return tuple(row.lease for row in self._rows)
 
+    @property
+    def recovered(self) -> int:
+        """Tokens within a match that were computed.
+
+        They had been dropped, or did not come, or the plan found that sooner than loading them.
+        """
+        return self._recovery.recovered
+
     def close(self) -> None:
         """Release every lease; the blocks stay cached. Closing twice does nothing.
 
@@ -266,7 +268,7 @@ class KvtrieCache(Cache):
         leases = [row.lease for row in self._rows]
         used = [lease.handles for lease in leases if lease.state == "active"]
         try:
-            self._give_up()
+            self._first.abandon()
         finally:
             self._end_of_life()
             for blocks in used:
@@ -298,7 +300,9 @@ class KvtrieCache(Cache):
             self._step = self._begin(key_states.shape[0], key_states.shape[2])
         if self._step is None:
             raise ConfigError(f"layer {layer_idx} came before layer 0")
-        seen = self._pass(layer_idx, key_states, value_states)
+        self._step, seen = self._first.store(
+            layer_idx, key_states, value_states, self._step, self._past
+        )
         if layer_idx == self._pool.layers - 1:
             self._end(key_states.shape[2])
         return seen
@@ -330,11 +334,7 @@ class KvtrieCache(Cache):
         self._arrive()
         self._past += tokens_to_remove
         for at, row in enumerate(self._rows):
-            keep = max(0, self._past - row.pad)
-            if row.lease.tokens > keep:
-                row.lease.truncate(keep, now=self._executor.clock())
-            # Other tokens may follow the cut.
-            self._rows[at] = replace(row, tokens=row.tokens[:keep])
+            self._rows[at] = row.cut(self._past, self._executor.clock())
 
     def reset(self) -> None:
         """Forget all columns of this batch; what is cached for others stays."""
@@ -379,119 +379,29 @@ class KvtrieCache(Cache):
         hook = self._entry.register_forward_pre_hook(weakly(self._before), with_kwargs=True)
         self._hooks: list[RemovableHandle] = [hook]
         # Neither refers to the cache, so that one that is dropped without `close` ends as well.
-        self._end_of_life = weakref.finalize(self, _let_go, self._rows, self._arrivals, self._hooks)
+        self._end_of_life = weakref.finalize(
+            self, _let_go, self._rows, self._first.arrivals, self._hooks
+        )
         self._end_of_life.atexit = False
-
-    def _load(self, *, layerwise: bool, disk: bool) -> None:
-        """Begin the loads of the rows, by layer where that is possible; otherwise wait for them."""
-        self._expected = [row.lease.tokens for row in self._rows]
-        arrival = Arrival.of(self._executor, self.leases, disk=disk) if layerwise else None
-        if arrival is not None:
-            self._arrivals.append(arrival)
-        else:
-            self._recover()
 
     def _recover(self) -> None:
         """Wait for what is loaded, and compute what misses amid the matches."""
-        reach, executor = self._rope.reach(self._regime), self._executor
-        longest = max(len(row.tokens) for row in self._rows)
-        for row in self._rows:
-            executor.wait(row.lease)
-            if len(row.lease.plan.recompute()):
-                self._guard.check_recovery(longest)
-            self.recovered += recover(
-                self._model, self._entry, self._pool, row.lease, row.tokens, reach=reach
-            )
-            row.lease.commit([], now=executor.clock())
-
-    def _computes(self, longest: int) -> bool:
-        """Whether the model can compute single tokens of these prompts."""
-        return self._guard.fills and self._guard.recovers(longest)
-
-    def _pass(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store K and V of a layer; return those of all columns, which have come."""
-        if self._arrivals:
-            self._new.append((keys, values))
-            self._await(layer)
-        assert self._step is not None  # noqa: S101 - `update` has looked
-        self._step.write(layer, keys, values)
-        seen = self._step.read(layer)
-        if self._arrivals:
-            for arrival in self._arrivals:
-                arrival.read()
-            # A load that failed has freed its slots for other leases: the row has new ones to read.
-            if self._shrunk():
-                self._await(self._pool.layers - 1)
-                seen = self._step.read(layer)
-        return seen
+        self._recovery.fill(self._rows)
 
     def _await(self, layer: int) -> None:
-        """Let a first pass wait for a layer; what does not come is computed in its midst."""
-        try:
-            for arrival in self._arrivals:
-                arrival.wait(layer)
-        except TransferError as error:
-            self._give_up()
-            self._recover()
-            self._recover_ends(error)
-            if self._step is not None:
-                # What the pass has stored so far is of slots that the leases had before.
-                self._step = self._places(self._step.keys - self._past)
-                for at, (keys, values) in enumerate(self._new):
-                    self._step.write(at, keys, values)
-
-    def _recover_ends(self, error: TransferError) -> None:
-        """Compute what matches lost at their ends, while a first pass waits for it."""
-        queries = 0 if self._step is None else self._step.keys - self._past
-        for row, end in zip(self._rows, self._expected, strict=True):
-            lease, has = row.lease, row.lease.tokens
-            if has >= end:
-                continue
-            if not self._computes(len(row.tokens)):
-                raise TransferError(f"{error}; the match is shorter now: open another") from error
-            room = max(end, self._past + queries - row.pad) - has
-            self._patiently(partial(lease.reserve, room))
-            self._executor.wait(lease)
-            reach = self._rope.reach(self._regime)
-            self.recovered += recover(
-                self._model, self._entry, self._pool, lease, row.tokens, reach=reach, end=end
-            )
-            lease.commit(row.tokens[has:end], now=self._executor.clock())
+        """Let a first pass wait for a layer."""
+        self._step = self._first.wait(layer, self._step, self._past)
 
     def _arrive(self) -> None:
         """Wait for all that is still on its way, before anything but a first pass."""
-        if self._arrivals:
+        if self._first.arrivals:
             self._await(self._pool.layers - 1)
-        while self._arrivals:
-            self._arrivals.pop().finish()
-
-    def _give_up(self) -> None:
-        """Leave what has not come to the executor."""
-        while self._arrivals:
-            self._arrivals.pop().abandon()
+        self._first.finish()
 
     def _select(self, sources: Sequence[int]) -> None:
         self._open()
         self._arrive()
-        now = self._executor.clock()
-        forks: dict[int, list[Lease]] = {}
-        try:
-            for source, times in Counter(sources).items():
-                more = times - 1
-                forks[source] = self._rows[source].lease.fork(more, now=now) if more else []
-        except BaseException:
-            for leases in forks.values():
-                for lease in leases:
-                    lease.release()
-            raise
-        for at, row in enumerate(self._rows):
-            if at in forks:
-                forks[at].append(row.lease)
-            else:
-                row.lease.release()
-        self._rows[:] = [replace(self._rows[at], lease=forks[at].pop()) for at in sources]
+        self._rows[:] = select(self._rows, sources, self._executor.clock())
 
     def _before(
         self, entry: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
@@ -504,22 +414,13 @@ class KvtrieCache(Cache):
         if given.get("past_key_values") is not self:
             return None
         self._step = self._ids = None  # of a pass that did not come to its end
-        self._new = []
+        self._first.begin()
         seen = self._guard.check(given, self._past, [row.pad for row in self._rows])
         self._rope.check(seen.length, self._regime)
         self._ids = seen.ids[:, seen.repeats :]
         if not seen.repeats:
             return None
-        times = len(seen.ids) // len(self._rows)
-        for at, columns in enumerate(seen.ids.cpu().numpy()):
-            row = self._rows[at // times]
-            mine = columns[row.pad : seen.repeats]
-            other = np.flatnonzero(mine != row.tokens[: len(mine)])
-            if len(other):
-                raise ConfigError(
-                    f"row {at} of the pass is another sequence than the cache holds from token "
-                    f"{other[0]} on: open a KvtrieCache for it"
-                )
+        check_repeated(self._rows, seen.ids[:, : seen.repeats])
         return (), remainder(given, seen.repeats)
 
     def _open(self) -> None:
@@ -537,65 +438,30 @@ class KvtrieCache(Cache):
         if end > self._room:
             self._arrive()
         self._reserve(end)
-        if not self._arrivals:
+        if not self._first.arrivals:
             for row in self._rows:
                 self._executor.wait(row.lease)
         self._fresh = self._tokens(batch, queries)
-        step = self._places(queries)
-        if self._shrunk():
+        step = step_of(self._rows, self._pool, self._past, queries)
+        if self._first.shrunk():
             self._await(self._pool.layers - 1)
             self._reserve(end)
-            step = self._places(queries)
+            step = step_of(self._rows, self._pool, self._past, queries)
         return step
 
     def _reserve(self, end: int) -> None:
         """Make room for columns up to `end`."""
         for row in self._rows:
-            new = max(0, end - row.pad - row.lease.tokens)
-            self._patiently(partial(row.lease.reserve, new))
-
-    def _shrunk(self) -> bool:
-        """Whether a load has failed, so that a match is shorter or has a hole.
-
-        Any thread may report that: addresses that were taken before this says no are right.
-        """
-        matches = zip(self._rows, self._expected, strict=True) if self._arrivals else ()
-        return any(
-            row.lease.tokens < expected or len(row.lease.plan.recompute())
-            for row, expected in matches
-        )
-
-    def _places(self, queries: int) -> Step:
-        """Return the slots that a pass over `queries` columns reads and writes."""
-        return Step.of_columns(
-            self._pool,
-            [self._pool.table(row.lease.slots(0)) for row in self._rows],
-            pads=[row.pad for row in self._rows],
-            cached=[row.lease.tokens for row in self._rows],
-            past=self._past,
-            queries=queries,
-        )
-
-    def _patiently(self, ask: Callable[..., _T]) -> _T:
-        """Ask for room; if there is none, once more when the moves under way have ended."""
-        try:
-            return ask(now=self._executor.clock())
-        except NoSpaceError:
-            if not self._executor.poll():
-                raise
-        self._executor.drain()
-        return ask(now=self._executor.clock())
+            row.reserve(self._executor, end)
 
     def _end(self, queries: int) -> None:
         """After the last layer: the KV of the pass is written, so its tokens count."""
         self._arrive()
         for at, (row, new) in enumerate(zip(self._rows, self._fresh, strict=True)):
-            row.lease.commit(new, now=self._executor.clock())
-            if (more := row.lease.tokens - len(row.tokens)) > 0:
-                self._rows[at] = replace(row, tokens=np.concatenate([row.tokens, new[-more:]]))
+            self._rows[at] = row.commit(new, self._executor.clock())
         self._past += queries
         self._step = self._ids = None
-        self._new = []
+        self._first.begin()
         self._executor.poll()
 
     def _tokens(self, batch: int, queries: int) -> list[NDArray[np.int64]]:
@@ -604,41 +470,7 @@ class KvtrieCache(Cache):
             raise ConfigError(
                 "KvtrieCache names KV by tokens: run the model that it was opened for, on input_ids"
             )
-        fresh: list[NDArray[np.int64]] = []
-        holds = self._expected if self._arrivals else [row.lease.tokens for row in self._rows]
-        for row, has, columns in zip(self._rows, holds, self._ids.cpu().numpy(), strict=True):
-            start = max(0, self._past - row.pad)
-            ids = columns[max(0, row.pad - self._past) :]
-            if has < start:
-                raise TransferError(
-                    f"the copy of a block failed: {start - has} tokens are lost; crop the cache by "
-                    "as many and pass them again"
-                )
-            expected = row.tokens[start : start + len(ids)]
-            if not np.array_equal(ids[: len(expected)], expected):
-                raise ConfigError(
-                    f"the pass does not continue its prompt at token {start}: "
-                    f"the cache holds {self._past} columns, so pass only what follows them"
-                )
-            fresh.append(ids[max(0, has - start) :])
-        return fresh
-
-
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that calls a method as long as its object lives."""
-    method_of = weakref.WeakMethod(method)
-
-    @as_is
-    def hook(*given: object) -> object:
-        found = method_of()
-        return None if found is None else found(*given)
-
-    return hook
-
-
-def _claimed(executor: Executor, ask: Callable[..., Lease], *, now: int) -> Lease:
-    """A lease whose loads wait for an `Arrival`."""
-    return executor.claims.acquire(partial(ask, now=now))
+        return fresh_tokens(self._rows, self._first.holds(), self._ids, self._past)
 
 
 def _let_go(rows: list[Row], arrivals: list[Arrival], hooks: list[RemovableHandle]) -> None:
@@ -650,35 +482,3 @@ def _let_go(rows: list[Row], arrivals: list[Arrival], hooks: list[RemovableHandl
     for row in rows:
         row.lease.release()
     rows.clear()
-
-
-def _check(model: PreTrainedModel, shape: ModelShape, pool: Pool) -> None:
-    real = ModelShape.from_config(model.config, dtype=str(model.dtype).removeprefix("torch."))
-    mine, theirs = (
-        (one.layers, one.kv_heads, one.head_dim, one.v_head_dim or one.head_dim, one.dtype, device)
-        for one, device in ((real, model.device.type), (shape, pool.device.type))
-    )
-    if mine != theirs:
-        raise ConfigError(
-            f"(layers, KV heads, head_dim, v_head_dim, dtype, device) of the model are {mine}, of "
-            f"the manager and its first tier {theirs}"
-        )
-
-
-def _unpadded(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor | None
-) -> list[NDArray[np.int64]]:
-    """The rows of a batch without the padding on their left."""
-    if input_ids.ndim != 2 or not input_ids.numel():  # noqa: PLR2004 - rows and columns
-        raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
-    rows = list(input_ids.cpu().numpy())
-    if attention_mask is None:
-        return rows
-    if attention_mask.shape != input_ids.shape:
-        raise ConfigError(
-            f"attention_mask is {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}"
-        )
-    seen = attention_mask.cpu().numpy() != 0
-    if (np.diff(seen.astype(np.int8), axis=1) < 0).any() or not seen[:, -1].all():
-        raise ConfigError("padding belongs on the left: every row ends with a token")
-    return [row[mask] for row, mask in zip(rows, seen, strict=True)]

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import Cache
 
-from kvtrie.engines.cache import weakly
 from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.engines.fused_cache import FusedCache
 from kvtrie.engines.guard import Guard
+from kvtrie.engines.hook import weakly
 from kvtrie.engines.mask import masks
 from kvtrie.engines.rope import RopeLimits
 from kvtrie.engines.weighing import weighed

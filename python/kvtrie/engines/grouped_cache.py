@@ -21,15 +21,14 @@ and a copy of what a commit names.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from transformers.cache_utils import LinearAttentionLayer
 
-from kvtrie.engines.cache import KvtrieCache, as_is, weakly
+from kvtrie.engines.cache import KvtrieCache
 from kvtrie.engines.guard import named, no_gradients, remainder
+from kvtrie.engines.hook import as_is, weakly
 from kvtrie.engines.layer_trial import LayerCache, model_shape, no_cache, try_layers
 from kvtrie.engines.window_layer import WindowLayer
 from kvtrie.errors import ClosedError, ConfigError, InvariantError
@@ -39,10 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
+    import numpy as np
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
-    from kvtrie.engines.cache import Row
+    from kvtrie.engines.rows import Row
     from kvtrie.tiers import GroupPool, GroupPools, Pool
     from kvtrie.transfer import Executor
 
@@ -287,12 +287,6 @@ class GroupedCache(KvtrieCache, groups=True):
                     column = min([column, *(one for one in borders if one > self._past)])
         return column
 
-    def _reserve(self, end: int) -> None:
-        """Make room for the tokens of all rows up to a column."""
-        for row in self._rows:
-            new = max(0, end - row.pad - row.lease.tokens)
-            self._patiently(partial(row.lease.reserve, new))
-
     def _after(
         self,
         _entry: torch.nn.Module,
@@ -310,17 +304,14 @@ class GroupedCache(KvtrieCache, groups=True):
         """After a pass: its tokens count, and blocks get their windows and states."""
         end = self._past + queries
         for at, (row, new) in enumerate(zip(self._rows, self._fresh, strict=True)):
-            self._commit(at, row, new, end)
-            if (more := row.lease.tokens - len(row.tokens)) > 0:
-                tokens = np.concatenate([row.tokens, new[-more:]])
-                self._rows[at] = replace(row, tokens=tokens)
+            self._rows[at] = self._commit(at, row, new, end)
         for window in self._windows.values():
             window.trim()
         self._past, self._amid = end, False
         self._step = self._ids = None
         self._executor.poll()
 
-    def _commit(self, at: int, row: Row, new: Any, end: int) -> None:  # noqa: ANN401 - an array
+    def _commit(self, at: int, row: Row, new: NDArray[np.int64], end: int) -> Row:
         """Write the windows and states of the blocks that a row's new tokens fill, and commit."""
         executor, lease, size = self._executor, row.lease, self._pools.block_tokens
         executor.wait(lease)
@@ -329,7 +320,7 @@ class GroupedCache(KvtrieCache, groups=True):
             for number, pool in enumerate(self._pools.groups[1:], 1):
                 for place, slot in _taken(lease.slots(0, number), filled):
                     self._write(number, pool, (place, slot), at, end)
-        lease.commit(new, now=executor.clock())
+        return row.commit(new, executor.clock())
 
     def _write(
         self, number: int, pool: GroupPool, block: tuple[int, int], at: int, end: int
@@ -393,13 +384,9 @@ class GroupedCache(KvtrieCache, groups=True):
 
     def _alone(self, row: Row) -> Self:
         """A cache of one row without padding, over the same lease."""
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        made._rows, made._arrivals, made._fresh = [replace(row, pad=0)], [], []
-        made._step = made._ids = None
-        made._past = row.lease.tokens
-        made._fresh_layers()
-        made._begin_life()
+        made = self._over([replace(row, pad=0)])
+        made._past = row.lease.tokens  # noqa: SLF001 - one of its kind, as below
+        made._fresh_layers()  # noqa: SLF001
         return made
 
     def _leave(self) -> None:

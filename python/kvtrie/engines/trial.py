@@ -19,6 +19,7 @@ from transformers import Cache
 from kvtrie.engines.guard import named, states
 from kvtrie.engines.model_state import Remembered
 from kvtrie.errors import ConfigError
+from kvtrie.shape import ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from kvtrie.tiers import Pool
 
-__all__ = ["run_pass", "trial"]
+__all__ = ["check_stated", "run_pass", "trial"]
 
 _TOKENS = 2
 # Largest difference that is rounding, as a share of the largest number; more in coarser formats.
@@ -73,6 +74,29 @@ class _Recorder(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002
         return query_length, 0
+
+
+def check_stated(model: PreTrainedModel, shape: ModelShape, pool: Pool) -> None:
+    """Refuse a model whose configuration states other KV than the tiers hold; no pass is run.
+
+    Args:
+        model: the model.
+        shape: that of the manager.
+        pool: the memory of the first tier.
+
+    Raises:
+        ConfigError: it does.
+    """
+    real = ModelShape.from_config(model.config, dtype=str(model.dtype).removeprefix("torch."))
+    mine, theirs = (
+        (one.layers, one.kv_heads, one.head_dim, one.v_head_dim or one.head_dim, one.dtype, device)
+        for one, device in ((real, model.device.type), (shape, pool.device.type))
+    )
+    if mine != theirs:
+        raise ConfigError(
+            f"(layers, KV heads, head_dim, v_head_dim, dtype, device) of the model are {mine}, of "
+            f"the manager and its first tier {theirs}"
+        )
 
 
 def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
