@@ -22,7 +22,7 @@ def ended(some):
 
 
 def takes_over(manager, pools, tokens, stored):
-    """Whether another executor carries out all that is left, and nothing has been lost."""
+    """Whether another executor carries out all that is left, and has what was stored."""
     with Executor(manager, pools) as executor:
         executor.drain()
         manager.audit()
@@ -35,16 +35,17 @@ def test_an_executor_that_is_dropped_holds_no_thread_and_no_move(workers):
     manager, pools = world(gpu=6, host=40)
     before = threads()
     executor = Executor(manager, pools, workers=workers)
-    stored = store(executor, prompt(1, 3), 1)
-    store(executor, prompt(2, 3), 2)
+    store(executor, prompt(1, 3), 1)
+    stored = store(executor, prompt(2, 3), 2)
     mine, gone = threads() - before, weakref.ref(executor)
     with manager.acquire(prompt(3, 3), now=executor.clock()):
-        executor.poll()  # stores that are under way, or wait for a thread
+        # Stores of the first prompt are under way or wait for a thread; their slots are taken.
+        executor.poll()
         del executor
         gc.collect()
         assert ended(mine)
         assert gone() is None
-    assert takes_over(manager, pools, prompt(1, 3), stored)
+    assert takes_over(manager, pools, prompt(2, 3), stored)
 
 
 def test_an_executor_that_is_dropped_lets_its_copy_end():

@@ -121,6 +121,7 @@ class Pool:
             planes = (_given(memory, units, sizes, pinned=pinned),)
             self._registered = planes[0] if pinned else None
         self._planes = planes
+        self._unit_bytes = sum(plane.shape[1] for plane in planes)
         if not layout.packed:  # int4 has no rows of single tokens
             width = DTYPE_BYTES[layout.dtype] * block_format.heads
             self._key_rows = sizes[0] // (width * block_format.head_dim)
@@ -194,8 +195,8 @@ class Pool:
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of one layer of a block."""
-        return sum(plane.shape[1] for plane in self.planes)
+        """Bytes of one layer of a block, also once the pool is closed."""
+        return self._unit_bytes
 
     @property
     def device(self) -> torch.device:
