@@ -179,7 +179,6 @@ class Witness:
                 (flight.move.src, flight.move.src_slot) == (tier, slot)
                 and (flight.move.kind != STORE or flight.returned)
             )
-            or (flight.passes() and flight.returned and flight.source() == tier)
             for flight in self.flights.values()
             if flight.block == block
         )
