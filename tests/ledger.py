@@ -279,10 +279,12 @@ class Ledger:
         """Number new copies by the last request; below the first tier by the one before, if the
         last one is under way: it counts only after it has made room."""
         known, self.brought = self.brought, {}
+        # A copy may go to make room for a store of the same block.
+        left = {(tier, block) for tier, block, _ in self.events}
         for tier, present in enumerate(self.world.present):
             for block in present:
                 handle, number = known.get((tier, block), (None, 0))
-                if handle != living[block]:
+                if handle != living[block] or (tier, block) in left:
                     number = self.requests - (self.counting and tier > 0)
                 self.brought[tier, block] = living[block], number
                 self.world.brought[tier, block] = number
