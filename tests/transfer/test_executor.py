@@ -11,6 +11,7 @@ from kvtrie.errors import ClosedError, ConfigError, TransferError
 from kvtrie.layout import Layout
 from kvtrie.tiers import DiskStorage, Pool, open_pools
 from kvtrie.transfer import Executor
+from kvtrie.transfer.job import Job
 
 FORMS = [(False, False), (True, True), (True, False)]
 
@@ -165,6 +166,18 @@ def test_a_caller_that_waits_learns_that_the_manager_is_gone():
         host.leave.release(20)
         with pytest.raises((TransferError, ClosedError)):
             executor.drain()
+
+
+def test_a_caller_that_waits_learns_that_a_worker_has_stopped(monkeypatch):
+    def settle(self, **_):
+        raise RuntimeError(f"{len(self.ids)} moves cannot be noted")
+
+    manager, pools = world(gpu=3, host=12)
+    monkeypatch.setattr(Job, "settle", settle)
+    with Executor(manager, pools, workers=1) as executor:
+        store(executor, prompt(1, 3), 1)
+        with pytest.raises(TransferError, match="could not report: 3 moves cannot be noted"):
+            store(executor, prompt(2, 3), 2)
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ class Ledger:
             try:
                 self.take()
             except Exception as broken:  # noqa: BLE001 - raised to the caller that waits
-                self._break(broken)
+                self.stop(broken)
             self.section.notify_all()
         if error is not None and not (cancelled or late):
             self._outbox.warn_of_store(job, error)
@@ -340,7 +340,7 @@ class Ledger:
                 ids, layers_done=layers_done, error=error, hung=hung, cancelled=cancelled
             )
         except Exception as broken:  # noqa: BLE001 - raised to the caller that waits
-            self._break(broken)
+            self.stop(broken)
 
     def report_progress(
         self,
@@ -445,6 +445,8 @@ class Ledger:
             self.section.notify_all()
         return found
 
-    def _break(self, broken: BaseException) -> None:
-        self._broken = broken
-        self.section.notify_all()
+    def stop(self, broken: BaseException) -> None:
+        """Let each caller that waits or comes raise for the error of a worker."""
+        with self.section:
+            self._broken = broken
+            self.section.notify_all()

@@ -297,7 +297,11 @@ class Runner:
 def _work(ref: weakref.ref[Runner], stream: torch.cuda.Stream | None, storage: int | None) -> None:
     """A thread's loop: it refers to its runner only while it works, so that one may be dropped."""
     while (runner := ref()) is not None:
-        ticket = runner.attend(stream, storage)
+        try:
+            ticket = runner.attend(stream, storage)
+        except BaseException as broken:  # noqa: BLE001 - raised to the caller that waits
+            runner.ledger.stop(broken)
+            return
         del runner
         if ticket is None:
             return
