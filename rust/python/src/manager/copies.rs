@@ -1,0 +1,190 @@
+//! Copies of blocks in a manager: conversions of the calls that change or list what tiers hold.
+
+use kvtrie_core::manager::{self, Manager};
+use numpy::PyArray1;
+use pyo3::prelude::*;
+
+use crate::arrays::{handles, numbers, reals};
+use crate::error::bad;
+use crate::hint::HintReply;
+use crate::index::Index;
+use crate::manager::{BlockManager, blocks_of};
+use crate::mark::times;
+use crate::number::{self, Count, First, LayerTime, Limit, Now, Pin, Ready, shown};
+use crate::record::{Committed, Unpriced};
+use crate::tokens::{Sequences, Tokens};
+
+#[pymethods]
+impl BlockManager {
+    /// Marks or clears the residency of a sequence's full blocks on a tier.
+    #[pyo3(signature = (
+        tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None, skip=0
+    ))]
+    fn mark<'py>(
+        &self,
+        tokens: &Bound<'py, PyAny>,
+        tier: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::present)] present: bool,
+        now: Now,
+        ready: Option<Ready>,
+        first: Option<First>,
+        per_layer: Option<LayerTime>,
+        scope: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::skip)] skip: usize,
+    ) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        let py = tokens.py();
+        let (ready, first) = times(ready, first, per_layer, self.layers)?;
+        let tokens = Tokens::new(tokens)?;
+        let mark = manager::Mark {
+            tokens: tokens.as_slice(),
+            scope: crate::scope::scope(scope)?,
+            tier: self.shared.tier(tier)?,
+            present,
+            ready,
+            first,
+        };
+        Ok(handles(py, &self.shared.call(py, |manager| manager.mark_behind(&mark, skip, now.0))?))
+    }
+
+    /// Evicts blocks from a tier that an engine needs room on, all or none.
+    #[pyo3(
+        signature = (count, tier=None, *, now, stay=None),
+        text_signature = "($self, count, tier=0, *, now, stay=())"
+    )]
+    fn evict<'py>(
+        &self,
+        py: Python<'py>,
+        count: Count,
+        tier: Option<&Bound<'_, PyAny>>,
+        now: Now,
+        stay: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        let tier = tier.map_or(Ok(0), |tier| self.shared.tier(tier))?;
+        let stay = stay.map_or_else(|| Ok(Vec::new()), blocks_of)?;
+        let evict =
+            |manager: &mut Manager| manager.evict_blocks(tier, count.0 as u64, &stay, now.0);
+        Ok(handles(py, &self.shared.call(py, evict)?))
+    }
+
+    /// Keeps the copies of blocks on a tier while another machine reads them.
+    #[pyo3(signature = (blocks, tier, *, now))]
+    fn pin_copies(
+        &self,
+        blocks: &Bound<'_, PyAny>,
+        tier: &Bound<'_, PyAny>,
+        now: Now,
+    ) -> PyResult<u64> {
+        let (found, tier) = (blocks_of(blocks)?, self.shared.tier(tier)?);
+        self.shared.call(blocks.py(), |manager| manager.pin_copies(&found, tier, now.0))
+    }
+
+    /// Ends a pin; ending it twice does nothing.
+    #[pyo3(signature = (pin, *, now))]
+    fn unpin_copies(&self, py: Python<'_>, pin: Pin, now: Now) -> PyResult<()> {
+        self.shared.call(py, |manager| manager.unpin_copies(pin.0, now.0))
+    }
+
+    /// `commit` for many leases: all of them or, on an error, none.
+    #[pyo3(signature = (lease_ids, tokens, *, now))]
+    fn commit_many(
+        &self,
+        lease_ids: &Bound<'_, PyAny>,
+        tokens: &Bound<'_, PyAny>,
+        now: Now,
+    ) -> PyResult<Vec<Committed>> {
+        let (ids, all) = (numbers(lease_ids, "lease", u64::MAX)?, Sequences::new(tokens)?);
+        if ids.len() != all.len() {
+            return Err(bad(format!("{} leases and tokens of {}", ids.len(), all.len())));
+        }
+        let all = all.slices();
+        let batch: Vec<_> = ids.into_iter().zip(all).collect();
+        let committed =
+            self.shared.call(tokens.py(), |manager| manager.commit_many(&batch, now.0))?;
+        Ok(committed.into_iter().map(Committed::from).collect())
+    }
+
+    /// Takes hints; returns a reply to each.
+    #[pyo3(signature = (hints, *, now))]
+    fn hint(&self, hints: &Bound<'_, PyAny>, now: Now) -> PyResult<Vec<HintReply>> {
+        let all = crate::hint::hints(hints, &self.shared)?;
+        let replies = self.shared.long(hints.py(), |manager| manager.hint(&all, now.0))?;
+        Ok(replies.into_iter().map(HintReply::from).collect())
+    }
+
+    /// The sessions that wait and are likeliest to go on soon, each with its learned rate.
+    #[pyo3(signature = (limit=None, *, now, scope=None))]
+    fn expected_sessions(
+        &self,
+        py: Python<'_>,
+        limit: Option<Limit>,
+        now: Now,
+        scope: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<(String, f64)>> {
+        let (scope, limit) =
+            (crate::scope::scope(scope)?, limit.map_or(usize::MAX, |limit| limit.0));
+        let expected =
+            self.shared.call(py, |manager| manager.expected_sessions(&scope, limit, now.0))?;
+        Ok(expected.into_iter().map(|one| (one.session, one.rate)).collect())
+    }
+
+    /// Blocks that await a price by the user, at most `limit`.
+    #[pyo3(signature = (limit=None))]
+    fn unpriced(&self, py: Python<'_>, limit: Option<Limit>) -> PyResult<Unpriced> {
+        let limit = limit.map_or(usize::MAX, |limit| limit.0);
+        self.shared.call(py, |manager| manager.unpriced(limit)).map(Unpriced::from)
+    }
+
+    /// Sets a token's cost for each block; returns how many of the blocks still exist.
+    #[pyo3(signature = (ids, costs, *, now))]
+    fn set_costs(
+        &self,
+        ids: &Bound<'_, PyAny>,
+        costs: &Bound<'_, PyAny>,
+        now: Now,
+    ) -> PyResult<usize> {
+        let (blocks, costs) = (blocks_of(ids)?, reals(costs, "cost")?);
+        self.shared.call(ids.py(), |manager| manager.set_costs(&blocks, &costs, now.0))
+    }
+
+    /// The index of a tier, or of given blocks on it, for a later manager; None is the last tier.
+    #[pyo3(signature = (tier=None, *, now, blocks=None))]
+    fn index(
+        &self,
+        py: Python<'_>,
+        tier: Option<&Bound<'_, PyAny>>,
+        now: Now,
+        blocks: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Index> {
+        self.named(py, "the index of a tier")?;
+        let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
+        if let Some(blocks) = blocks {
+            let blocks = blocks_of(blocks)?;
+            let index = self.shared.call(py, |manager| manager.index_of(tier, &blocks, now.0));
+            return index.map(Index::from);
+        }
+        self.shared.long(py, |manager| manager.index(tier, now.0)).map(Index::from)
+    }
+
+    /// Restores a tier from its index; returns how many blocks are back.
+    #[pyo3(signature = (index, tier=None, *, now))]
+    fn load_index(
+        &self,
+        index: &Bound<'_, PyAny>,
+        tier: Option<&Bound<'_, PyAny>>,
+        now: Now,
+    ) -> PyResult<usize> {
+        self.named(index.py(), "the index of a tier")?;
+        let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
+        let Ok(given) = index.cast::<Index>() else {
+            return Err(bad(format!("index is {}, an Index wanted", shown(index))));
+        };
+        let rows = &given.get().0;
+        self.shared.long(index.py(), |manager| manager.load_index(tier, rows, now.0))
+    }
+
+    /// Stores blocks to the next tier that are on no lower one; returns how many moves began.
+    #[pyo3(signature = (*, now))]
+    fn flush(&self, py: Python<'_>, now: Now) -> PyResult<u64> {
+        self.shared.long(py, |manager| manager.flush(now.0))
+    }
+}

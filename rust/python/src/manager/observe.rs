@@ -1,0 +1,132 @@
+//! What a manager says of itself: conversions of the calls that explain and count.
+
+use kvtrie_core::manager::{self, Manager};
+use numpy::{IntoPyArray, PyArray1};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::error::bad;
+use crate::event::Event;
+use crate::manager::BlockManager;
+use crate::matched::handle;
+use crate::miss::{BRANCHES, MOST_BRANCHES, Miss};
+use crate::number::{self, Layer, Limit, Now};
+use crate::record::{Eviction, Explanation};
+use crate::stats::Stats;
+use crate::text::text;
+use crate::tokens::Tokens;
+
+#[pymethods]
+impl BlockManager {
+    /// The price of a block, or of one layer of it, on a tier, and its rank.
+    #[pyo3(
+        signature = (block, *, now, tier=None, layer=None),
+        text_signature = "($self, block, *, now, tier=0, layer=None)"
+    )]
+    fn explain(
+        &self,
+        block: &Bound<'_, PyAny>,
+        now: Now,
+        tier: Option<&Bound<'_, PyAny>>,
+        layer: Option<Layer>,
+    ) -> PyResult<Explanation> {
+        let (py, block) = (block.py(), handle(block)?);
+        let tier = tier.map_or(Ok(0), |tier| self.shared.tier(tier))?;
+        let explained = self.shared.call(py, |manager| match layer {
+            Some(layer) => manager.explain_layer(block, tier, layer.0, now.0),
+            None => manager.explain(block, tier, now.0),
+        })?;
+        Ok(explained.into())
+    }
+
+    /// Why tokens of a prompt would be computed now.
+    #[pyo3(
+        signature = (tokens, *, now, scope=None, session=None, limit=None),
+        text_signature = "($self, tokens, *, now, scope=None, session=None, limit=8)"
+    )]
+    fn explain_miss(
+        &self,
+        tokens: &Bound<'_, PyAny>,
+        now: Now,
+        scope: Option<&Bound<'_, PyAny>>,
+        session: Option<&Bound<'_, PyAny>>,
+        limit: Option<Limit>,
+    ) -> PyResult<Miss> {
+        let py = tokens.py();
+        let limit = limit.map_or(BRANCHES, |limit| limit.0);
+        if limit > MOST_BRANCHES {
+            return Err(bad(format!("limit is {limit}, 0 to {MOST_BRANCHES} wanted")));
+        }
+        let tokens = Tokens::new(tokens)?.into_vec()?;
+        let scope = crate::scope::scope(scope)?;
+        let session =
+            session.map(|session| text(session, "session")).transpose()?.map(str::to_owned);
+        let miss = self.shared.long(py, |manager| {
+            let session = session.as_deref();
+            let asked = manager::Asked { tokens: &tokens, scope: &scope, session, limit };
+            manager.miss(&asked, now.0)
+        })?;
+        Ok(Miss::new(miss))
+    }
+
+    /// The cost of one layer of a block, by the code that ranks victims.
+    #[pyo3(
+        signature = (layer, block, session_blocks, context, *, tier=None),
+        text_signature = "($self, layer, block, session_blocks, context, *, tier=0)"
+    )]
+    fn cost(
+        &self,
+        py: Python<'_>,
+        layer: Layer,
+        #[pyo3(from_py_with = number::block)] block: u32,
+        #[pyo3(from_py_with = number::session_blocks)] session_blocks: u32,
+        #[pyo3(from_py_with = number::context)] context: u64,
+        tier: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<f64> {
+        let tier = tier.map_or(Ok(0), |tier| self.shared.tier(tier))?;
+        let price = |manager: &mut Manager| {
+            manager.cost(tier, layer.0, block, session_blocks, context).map(|terms| terms.cost)
+        };
+        self.shared.call(py, price)
+    }
+
+    /// The fastest tier of every layer of a block, -1 for none.
+    fn layer_tiers<'py>(&self, block: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i8>>> {
+        let (py, block) = (block.py(), handle(block)?);
+        let tiers = self.shared.call(py, |manager| manager.layer_tiers(block))?;
+        let index = |tier: Option<usize>| tier.map_or(-1, |tier| i8::try_from(tier).unwrap_or(-1));
+        Ok(tiers.into_iter().map(index).collect::<Vec<_>>().into_pyarray(py))
+    }
+
+    /// Counters of tiers and lanes, and present totals.
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        self.shared.call(py, |manager| {
+            manager.open()?;
+            Ok(Stats::new(manager))
+        })
+    }
+
+    /// The last entries of the eviction log, the oldest first.
+    #[pyo3(signature = (limit=None))]
+    fn evictions(&self, py: Python<'_>, limit: Option<Limit>) -> PyResult<Vec<Eviction>> {
+        let limit = limit.map_or(usize::MAX, |limit| limit.0);
+        let entries = self.shared.call(py, |manager| manager.evictions(limit))?;
+        Ok(entries.into_iter().map(Eviction::from).collect())
+    }
+
+    /// Takes the events.
+    fn take_events(&self, py: Python<'_>) -> PyResult<Vec<Event>> {
+        self.shared.call(py, |manager| {
+            if manager.settings().block_events > 0 {
+                return Ok(manager.take_block_events()?.into_iter().map(Event::from).collect());
+            }
+            Ok(manager.take_events()?.into_iter().map(Event::from).collect())
+        })
+    }
+
+    /// The complete state as bytes, equal for equal states.
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let state = self.shared.long(py, |manager| Ok(manager.snapshot()))?;
+        Ok(PyBytes::new(py, &state))
+    }
+}
