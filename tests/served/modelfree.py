@@ -70,6 +70,18 @@ def answer(prompt, tokens):
     return path[len(prompt) :]
 
 
+class LoadedAdapters(dict):
+    """Names of the adapters that a worker without a model holds, by vLLM's numbers."""
+
+    digests = dict.copy
+
+    def forget(self):
+        pass
+
+    def load(self, request):
+        self[request.lora_int_id] = combined([request.lora_path.encode()])
+
+
 @dataclass
 class PlayedRequest:
     """A request as the runner has it."""
@@ -161,6 +173,7 @@ class Engine:
                 tensors,
                 engine="modelfree",
                 weights=lambda rank=rank: self.weights[rank],
+                adapters=LoadedAdapters(),
             )
             worker._digest = self.weights[rank]
             worker._rank = rank

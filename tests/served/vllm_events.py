@@ -7,14 +7,22 @@ import random
 import msgspec
 import pytest
 import servers  # noqa: F401 - its settings first
+import torch
 from modelfree import SIZE, WORDS, Engine
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
 from vllm.lora.request import LoRARequest
-from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.multimodal.inputs import (
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+    PlaceholderRange,
+)
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm_schedules import model, play, tiers  # noqa: F401 - a fixture
 
+from kvtrie.engines.vllm.media import name_by_content
 from kvtrie.engines.vllm.metrics import MetricsExporter
 
 
@@ -88,8 +96,13 @@ def kinds(folder):
 
 
 def image(name, offset, length=20):
+    """An input as vLLM's engine has it, whose one tensor is its name."""
     place = PlaceholderRange(offset=offset, length=length)
-    return MultiModalFeatureSpec(None, "image", name, place)
+    tensor = torch.frombuffer(bytearray(name.encode()), dtype=torch.uint8)
+    element = MultiModalFieldElem(tensor, MultiModalSharedField(batch_size=1))
+    feature = MultiModalFeatureSpec(MultiModalKwargsItem({"pixels": element}), "image", name, place)
+    name_by_content(feature)
+    return feature
 
 
 def test_hashes_are_vllms_before_and_after_a_restart(model, tmp_path):  # noqa: F811
