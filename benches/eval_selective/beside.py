@@ -130,7 +130,7 @@ class Beside(SelectiveCache):
             model: Any = self._model
             out = model(ids, past_key_values=self, logits_to_keep=keep).logits
             parts.append(out.expand(self._members, -1, -1))
-            self._batch = self._members
+            self._layers.batch = self._members
             at += step
         return torch.cat(parts, dim=1)[:, -keep:]  # the last ones may come of several steps
 
