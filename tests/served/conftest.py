@@ -5,6 +5,7 @@ environment of an earlier one. Tests marked `since("0.31")` need at least that v
 """
 
 import hashlib
+import logging
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,6 +54,19 @@ def sources():
 
     root = Path(__file__).parents[2]
     return Sources(next_wheel(root / "target" / "vllm-next", root / ".venv" / "bin" / "python"))
+
+
+@pytest.fixture
+def logged():
+    """The lines that kvtrie and vLLM log; pytest's own fixture for them is off here."""
+    lines, handler = [], logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    loggers = [logging.getLogger(name) for name in ("kvtrie", "vllm")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield lines
+    for logger in loggers:
+        logger.removeHandler(handler)
 
 
 @pytest.fixture

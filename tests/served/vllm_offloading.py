@@ -58,7 +58,7 @@ def test_ignored_hints_and_contained_errors_are_exported():
 
 @pytest.mark.parametrize("disk", [False, True])
 def test_a_server_has_no_names_in_shared_memory_that_a_kill_would_leave(
-    model, tmp_path, disk, caplog
+    model, tmp_path, disk, logged
 ):
     names = ("vllm_offload_*", "kvtrie_weights_*")
     before = {file for name in names for file in Path("/dev/shm").glob(name)}  # noqa: S108 - vLLM's
@@ -66,7 +66,8 @@ def test_a_server_has_no_names_in_shared_memory_that_a_kill_would_leave(
     with servers.offload(model, servers.offloading(tmp_path if disk else None)) as server:
         assert {file for name in names for file in Path("/dev/shm").glob(name)} == before  # noqa: S108
         first = server.answers([prompt])
-        server.settle()
-        server.llm.reset_prefix_cache()
+        steps = range(5000)
+        # While stores are under way, vLLM keeps their blocks.
+        assert any(server.llm.reset_prefix_cache() or server.llm.llm_engine.step() for _ in steps)
         assert server.answers([prompt]) == first
-    assert "Failed to unlink" not in caplog.text
+    assert not any("Failed to unlink" in line for line in logged)

@@ -95,10 +95,10 @@ def fail_writes(monkeypatch, first):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_schedules_over_a_disk_that_fails(model, tmp_path, kind, monkeypatch, caplog):
+def test_random_schedules_over_a_disk_that_fails(model, tmp_path, kind, monkeypatch, logged):
     draw, ranks = random.Random(kind), KINDS[kind].get("ranks", 1)
     for seed in range(3):
-        caplog.clear()
+        logged.clear()
         with monkeypatch.context() as patches:
             fail_writes(patches, draw.randrange(1, 40))
             extra = tiers(tmp_path / str(seed // 2), host=12)
@@ -109,7 +109,7 @@ def test_random_schedules_over_a_disk_that_fails(model, tmp_path, kind, monkeypa
         assert engine.right > 15
         assert not engine.wrong
         assert failed > 0
-        lines = [row.getMessage() for row in caplog.records if "not stored" in row.getMessage()]
+        lines = [line for line in logged if "not stored" in line]
         assert ranks <= len(lines) <= 2 * ranks  # one per rank, and call of the storage
 
 
