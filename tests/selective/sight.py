@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 import torch
-from decoders import tokens
+from tests.selective.decoders import tokens
 from transformers import AttentionInterface
 
 from kvtrie.selective import CacheSettings, SelectiveCache

@@ -74,6 +74,7 @@ def identity() -> str:
     Raises:
         ConfigError: this process has no model, or an option has no canonical encoding.
     """
+    gc.collect()  # nothing of a model that was dropped
     layers = [each for each in gc.get_objects() if issubclass(type(each), RadixAttention)]
     models = owners(layers)
     if not models:
