@@ -1,6 +1,6 @@
 //! The block manager of one machine: conversions of its calls.
 //!
-//! The calls of moves, of copies and of what is observed are in files of their own. Invariant:
+//! Files below have the calls for moves, for copies, and for explanations and counts. Invariant:
 //! arguments are converted before the manager is locked, results after it is unlocked. Cost: that
 //! of the core's operation plus one lock.
 

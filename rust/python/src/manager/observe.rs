@@ -1,4 +1,4 @@
-//! What a manager says of itself: conversions of the calls that explain and count.
+//! Explanations and counts of a manager: conversions of the calls for them.
 
 use kvtrie_core::manager::{self, Manager};
 use numpy::{IntoPyArray, PyArray1};
