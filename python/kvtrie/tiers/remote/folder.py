@@ -12,6 +12,7 @@ bytes go straight between the file and pool memory, without the interpreter's lo
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -122,18 +123,25 @@ def as_it_was(url: RemoteUrl) -> Generator[None]:
         url: the folder; one that is a store already is left alone.
     """
     root = Path(folder_of(url))
-    if (root / _MARKER).exists():
+    if os.access(root / _MARKER, os.F_OK):
         yield
         return
-    missing = [path for path in (root, *root.parents) if not path.exists()]
-    before = set[Path]() if missing else set(root.iterdir())
+    missing = [path for path in (root, *root.parents) if not os.access(path, os.F_OK)]
+    before = _inside(root)
     try:
         yield
     finally:
-        new = set(root.iterdir()) - before if root.is_dir() else set[Path]()
+        new = _inside(root) - before
         for path in (*new, *missing):
             with suppress(OSError):  # it is in use, or gone
                 path.unlink() if path.name == _MARKER else path.rmdir()
+
+
+def _inside(folder: Path) -> set[Path]:
+    """What a folder has; nothing where it cannot be read, which its store reports."""
+    with suppress(OSError):
+        return set(folder.iterdir())
+    return set()
 
 
 def _ttl(url: RemoteUrl) -> float | None:
