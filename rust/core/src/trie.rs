@@ -4,8 +4,6 @@
 //! contiguous in memory: a match is a memory comparison. The blocks of a run share one value of the
 //! caller's; changing part of a run splits it, and equal neighbours are merged again.
 //!
-//! One file beyond 600 lines: lookup, splits and merges share the links between runs.
-//!
 //! ```text
 //!   root ──> run 1: blocks 0..4 ──┬──> run 2: blocks 4..9     (siblings: in the hash table,
 //!                                 └──> run 3: blocks 16..18    by last block of run 1, own tokens)
@@ -16,9 +14,8 @@
 //! two children of a run start with the same block. Cost: lookup O(tokens + runs); O(1) per block
 //! inserted or removed at the end of a run; a split O(blocks after it). In addition to the tokens,
 //! 6 bytes per block and about 80 per run.
-//!
-//! One file of 600 lines: reads and changes of runs keep the same two invariants.
 
+mod audit;
 mod ids;
 mod prefetch;
 mod query;
@@ -451,57 +448,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             self.free_runs.push(id);
             self.merge(parent);
         }
-    }
-
-    /// A sentence per broken invariant.
-    #[must_use]
-    pub fn audit(&self) -> Vec<String> {
-        let mut broken = Vec::new();
-        let (mut seen, mut siblings, mut alone) = (0, 0, 0);
-        for id in 0..self.bound {
-            let run = &self.runs[id];
-            alone += usize::from(run.child != NONE && self.runs[run.child].next == NONE);
-            for block in (0..run.blocks).map(|at| run.first + at) {
-                seen += 1;
-                if self.ids.run_of(block) != id {
-                    broken.push(format!("block {block} is not where run {id} says"));
-                }
-                if self.ids.is_free(block) {
-                    broken.push(format!("block {block} of run {id} is free"));
-                }
-            }
-            let mut previous = NONE;
-            for child in self.siblings(run.child).take(self.bound as usize) {
-                siblings += 1;
-                let next = &self.runs[child];
-                if next.parent != id || next.blocks == 0 {
-                    broken.push(format!("run {child} is not a child of run {id}"));
-                } else if self.find(next.parent, self.token_pages.of(next.first, 1)) != Some(child)
-                {
-                    broken.push(format!("run {child} is not found below run {id}"));
-                } else if next.depth != run.depth + run.blocks {
-                    broken.push(format!("run {child} has depth {}", next.depth));
-                }
-                if next.previous != previous {
-                    broken.push(format!("run {child} comes after run {}", next.previous));
-                }
-                previous = child;
-            }
-        }
-        if siblings != self.runs() {
-            broken.push(format!("{siblings} runs have a parent, {} are counted", self.runs()));
-        }
-        let known = self.siblings.len();
-        if siblings - alone != known {
-            broken.push(format!(
-                "{} runs have a sibling, {known} are in the tables",
-                siblings - alone
-            ));
-        }
-        if seen != self.len() {
-            broken.push(format!("{seen} blocks in runs, {} are counted", self.len()));
-        }
-        broken
     }
 
     #[inline]
