@@ -41,18 +41,20 @@ impl Manager {
         }
     }
 
-    /// Sweeps the nearest lost block of the path up to `block`: a move after it has ended.
-    pub(crate) fn sweep_path(&mut self, block: BlockId) {
-        self.sweep(block);
+    /// Sweeps the nearest lost block of the path up to `end`, and forgets lost blocks that are gone:
+    /// a move of the block after `end` has ended.
+    pub(crate) fn sweep_path(&mut self, end: Option<BlockId>) {
+        if let Some(end) = end {
+            self.sweep(end);
+        }
         let mut lost = std::mem::take(&mut self.lost);
         lost.retain(|&root| self.trie().resolve(root).is_some_and(|root| self.is_lost(root)));
         self.lost = lost;
         // Blocks in flight may be between the two. Only while a block is lost is a path walked.
-        if !self.lost.is_empty() && self.trie().alive(block) {
-            let mut path = std::iter::successors(Some(block), |&block| self.trie().parent(block));
-            if let Some(lost) = path.find(|&block| self.is_lost(block)) {
-                self.sweep(lost);
-            }
+        let end = end.filter(|&end| !self.lost.is_empty() && self.trie().alive(end));
+        let mut path = std::iter::successors(end, |&block| self.trie().parent(block));
+        if let Some(lost) = path.find(|&block| self.is_lost(block)) {
+            self.sweep(lost);
         }
     }
 }

@@ -111,9 +111,7 @@ impl Manager {
             }
         }
         // A block before it may have lost its last copy while this batch was in flight.
-        if let Some(parent) = self.trie().parent(first) {
-            self.sweep_path(parent);
-        }
+        self.sweep_path(self.trie().parent(first));
         self.write_run(dst, blocks, now);
         number
     }

@@ -290,9 +290,7 @@ impl Manager {
             self.prune(block);
             self.sweep(block);
             // A block before it may have lost its last copy while this move kept it there.
-            if let Some(parent) = parent {
-                self.sweep_path(parent);
-            }
+            self.sweep_path(parent);
         }
     }
 

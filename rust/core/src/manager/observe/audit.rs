@@ -93,6 +93,9 @@ impl Manager {
                 broken.push(format!("block {block} is a hole in a leaf-only scope"));
             }
         }
+        if !self.lost.is_empty() && self.moves.is_empty() {
+            broken.push(format!("{} lost blocks await moves, none is in flight", self.lost.len()));
+        }
         for (number, tier) in self.tiers.iter().enumerate() {
             let coming = self.living().filter(|&block| self.arrival(number, block).is_some());
             let (seen, kept) = (coming.count(), self.blocks.table(number).arrivals());
