@@ -5,7 +5,7 @@ a native call, of torch or of a store's client, that unwinds C++ which cannot be
 process ends with "terminate called without an active exception" and status 134. So each thread
 that makes native calls is asked to end, and awaited, while the interpreter is whole.
 Invariant: a call that hangs delays the end of the process by at most five seconds, together with
-all others. Cost: none until then. Decision 0118 has the reasons.
+all others. Cost: none until then. Decision 0017 has the reasons.
 """
 
 from __future__ import annotations
