@@ -2,7 +2,10 @@
 
 `reference/cli.md` comes from the parsers, `reference/configuration.md` from the dataclasses and
 docstrings of the engines' settings, `llms.txt` from the navigation. mkdocstrings writes the API
-reference; a name in `__all__` of a documented module that it did not write ends the build.
+reference; a name in `__all__` of a documented module that it did not write ends the build. Nothing
+generated is in the repository: a committed copy would need a test that compares it, and a table of
+settings in a page would repeat the docstrings in other words. Modules are parsed, not imported, so
+vLLM and SGLang need not be installed; the parsers of commands are called.
 Cost: one import of `kvtrie.train`, for the parsers with dotted keys.
 """
 
