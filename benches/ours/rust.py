@@ -43,7 +43,7 @@ BENCHES = {
         },
     ),
     "plan": (
-        "manager",
+        "plan",
         "^plan of 256 blocks/",
         {
             "plan.eighth": ("plan of 256 blocks/every eighth a hole", "us", 1e-3),

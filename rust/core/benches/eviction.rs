@@ -1,10 +1,8 @@
-//! Cost of an exact victim at 10^3 to 10^6 entries: found and taken out, each at a different time;
-//! and the same followed by a newcomer, so that the number stays. Victims that come in runs are the
-//! business of `leaf_runs`.
+//! Cost of an exact victim of a million: found and taken out, each at a different time; and the same
+//! followed by a newcomer, so that the number stays. `make bench-core` reads it; `leaf_runs` measures
+//! victims that come in runs.
 //!
-//! Invariant: seeded, so that two runs do the same work. `in time` links newcomers as used now, as
-//! with holes; `late` links half of them as used long ago, as a block whose last child left. Cost:
-//! about three minutes.
+//! Invariant: seeded, so that two runs do the same work; newcomers are used now. Cost: half a minute.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -17,7 +15,7 @@ use kvtrie_core::eviction::EvictionIndex;
 use kvtrie_core::hint::Band;
 use kvtrie_core::policy::{Facts, LastUse, Reload, by_name};
 
-const SIZES: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
+const SIZE: u32 = 1_000_000;
 /// Victims that are timed together: the clock takes as long as one of them.
 const TIMED: usize = 30;
 const STEP: u64 = 1_000_000;
@@ -39,22 +37,18 @@ struct Filled {
     cost: CostModel,
     random: Random,
     now: u64,
-    late: bool,
-    size: u64,
 }
 
 impl Filled {
-    fn new(policy: &str, epsilon: f64, size: u32, late: bool) -> Self {
-        let rule = by_name(policy, true).expect("a known name");
+    fn new(epsilon: f64) -> Self {
+        let rule = by_name("retention", true).expect("a known name");
         let mut filled = Self {
             eviction: EvictionIndex::new(rule, epsilon),
             cost: CostModel::default_curve(100_000.0).expect("good numbers"),
             random: Random(7),
             now: 0,
-            late,
-            size: u64::from(size),
         };
-        for id in 0..size {
+        for id in 0..SIZE {
             filled.now += STEP;
             filled.link(id);
         }
@@ -64,8 +58,6 @@ impl Filled {
     fn link(&mut self, id: u32) {
         let block = u32::try_from(self.random.below(2000)).expect("small");
         let uses = 32 / u32::try_from(1 + self.random.below(32)).expect("small");
-        let late = self.late && self.random.below(2) == 0;
-        let back = if late { self.random.below(self.size) * STEP } else { 0 };
         let facts = Facts {
             id,
             context: u64::from(block) * 16,
@@ -73,7 +65,7 @@ impl Filled {
             block,
             session_blocks: block + 1,
             uses,
-            access: self.now.saturating_sub(back),
+            access: self.now,
             layers: Layers::new(0, 32),
             model_layers: 32,
             layer: None,
@@ -107,32 +99,24 @@ impl Filled {
 }
 
 fn victims(c: &mut Criterion) {
-    for (name, policy, epsilon) in [
-        ("lru", "lru", 0.0),
-        ("retention, epsilon 1/64", "retention", 1.0 / 64.0),
-        ("retention, epsilon 0", "retention", 0.0),
-    ] {
+    for (name, epsilon) in [("retention, epsilon 1/64", 1.0 / 64.0), ("retention, epsilon 0", 0.0)]
+    {
         let mut group = c.benchmark_group(name);
-        for late in [false, true] {
-            for size in SIZES {
-                let mut filled = Filled::new(policy, epsilon, size, late);
-                let way = if late { "late" } else { "in time" };
-                let classes = filled.eviction.classes();
-                group.throughput(Throughput::Elements(TIMED as u64));
-                let alone = BenchmarkId::new(format!("{way}, alone, {classes} classes"), size);
-                group.bench_function(alone, |b| {
-                    b.iter_custom(|times| (0..times).map(|_| filled.time_to_give_up()).sum());
-                });
-                group.throughput(Throughput::Elements(1));
-                let both = format!("{way}, with a newcomer, {classes} classes");
-                group.bench_function(BenchmarkId::new(both, size), |b| {
-                    b.iter(|| {
-                        let id = filled.give_up();
-                        filled.link(id);
-                    });
-                });
-            }
-        }
+        let mut filled = Filled::new(epsilon);
+        let classes = filled.eviction.classes();
+        group.throughput(Throughput::Elements(TIMED as u64));
+        let alone = BenchmarkId::new(format!("in time, alone, {classes} classes"), SIZE);
+        group.bench_function(alone, |b| {
+            b.iter_custom(|times| (0..times).map(|_| filled.time_to_give_up()).sum());
+        });
+        group.throughput(Throughput::Elements(1));
+        let both = BenchmarkId::new(format!("in time, with a newcomer, {classes} classes"), SIZE);
+        group.bench_function(both, |b| {
+            b.iter(|| {
+                let id = filled.give_up();
+                filled.link(id);
+            });
+        });
         group.finish();
     }
 }
