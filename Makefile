@@ -85,12 +85,12 @@ wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/
 #: bench-transfer: ## layer-wise bookkeeping of 32k tokens, ours and the peer's or its stand-in
 #: bench-against: ## the work tree and REF=revision in turn, as ratios, which may not rise by a tenth; ARGS="--rounds 9"
 #: bench-scaling: ## cost per call from a thousand to four million blocks, and its picture
-#: bench-engines: ## first tokens in vLLM: computed, from host, from disk; what a step costs; ARGS="--tiny"
+#: bench-engines: ## first tokens in vLLM: computed, from host, from disk; what a step costs; ARGS="--quick"
 #: bench-disk: ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
 #: bench-remote: ## a remote tier on a folder, Redis, S3 and Mooncake next to plain clients; make stores first; ARGS="--only redis"
 #: bench-restart: ## opening a disk of a million blocks, in three parts; ARGS="--blocks 100000"
 #: bench-instructions: ## instructions per call under callgrind, against the record; ARGS="--record"
-#: bench-formats: ## logits of a real model with a host tier in each format; ARGS="--tiny"
+#: bench-formats: ## logits of a real model with a host tier in each format; ARGS="--quick"
 #: bench-fusion: ## time to first token: full prefill, prefix reuse, fusion; ARGS="--rounds 3 --json"
 #: bench-selective: ## selective caches: attention with weights, a full cache, memory; ARGS="--quick"
 #: bench-train: ## a training step by cells compared with activation checkpointing: time and memory; ARGS="--quick"

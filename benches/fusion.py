@@ -3,7 +3,7 @@
 SmolLM2-135M on one thread reads six chunks of 256 tokens of Python's documentation and a question.
 Their KV is known, each computed alone after the prefix, and is on the host or on a disk. All
 ways are played in turn, so that ratios are of one run.
-Cost: half a minute a round on an idle core; `--tiny` seconds.
+Cost: half a minute a round on an idle core; `--quick` seconds.
 """
 
 from __future__ import annotations

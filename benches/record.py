@@ -110,9 +110,7 @@ def options(about: str | None, out: Path | None = None) -> argparse.ArgumentPars
         out: where the record is written by default; None if it is only printed.
     """
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
-    parser.add_argument(
-        "--quick", "--tiny", action="store_true", help="small sizes, in seconds; see --out"
-    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, in seconds; see --out")
     parser.add_argument("--json", action="store_true", help="print the record, no table")
     where = "with --quick: not at all" if out else "not at all"
     shown = f"{out.relative_to(Path(__file__).parents[1])}; " if out else ""
