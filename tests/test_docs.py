@@ -246,41 +246,26 @@ def test_the_command_page_has_every_command(generated):
     assert "| `--kv_cache.cache_length N` | `16384` |" in generated["reference/cli.md"]
 
 
-DECISIONS = sorted(ROOT.glob("docs/decisions/*.md"))
-LISTS = {ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "CHANGELOG.md"}
-"""Pages whose links only list pages, or record what changed."""
+def section(page: str, head: str) -> str:
+    """The text of a page from a head of the second level up to the next one."""
+    return (ROOT / page).read_text().partition(f"\n## {head}\n")[2].partition("\n## ")[0]
 
 
-def places() -> str:
-    """Text of all pages and sources that can explain themselves by a decision."""
-    sources = [*ROOT.glob("python/**/*.py"), *ROOT.glob("rust/*/src/**/*.rs")]
-    return "\n".join(
-        file.read_text()
-        for file in (*PAGES, *sources, ROOT / "pyproject.toml", ROOT / "docs" / "hooks.py")
-        if file not in {*LISTS, *DECISIONS}
+def test_files_to_read_about_a_wrong_eviction_exist():
+    rows = re.findall(
+        r"^\| (`.*?) \|",
+        section("CONTRIBUTING.md", "A wrong eviction: where to look"),
+        re.MULTILINE,
     )
+    files = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(files) > 20
+    assert [name for name in files if not (ROOT / "rust/core/src" / name).is_file()] == []
 
 
-def test_decisions_are_few_and_each_is_named_by_its_topic():
-    assert len(DECISIONS) <= 45
-    topic = re.compile(r"\d{4}(-[a-z0-9]+){2,4}")
-    assert [page.stem for page in DECISIONS if not topic.fullmatch(page.stem)] == []
-
-
-def test_each_decision_is_linked_from_what_it_explains():
-    linked = set(re.findall(r"(?:\bdecisions/|[Dd]ecision )(\d{4})\b", places()))
-    assert [page.name for page in DECISIONS if page.name[:4] not in linked] == []
-
-
-def test_references_to_decisions_lead_to_files():
-    numbers = {page.name[:4] for page in DECISIONS}
-    text = "\n".join([places(), *(page.read_text() for page in DECISIONS)])
-    assert set(re.findall(r"[Dd]ecisions?[ /](\d{4})\b", text)) <= numbers
-
-
-@pytest.mark.parametrize("page", named(DECISIONS))
-def test_a_decision_has_its_number_and_a_title_that_says_it(page):
-    number, title = re.fullmatch(r"# (\d{4}): (.*)", page.read_text().splitlines()[0]).groups()
-    assert page.name.startswith(f"{number}-")
-    assert not title.startswith(("What", "Who", "Where", "How"))
-    assert not title.endswith(".")
+def test_names_of_the_glossary_are_in_the_code():
+    rows = [row.split("|")[1:3] for row in section("docs/index.md", "Words").splitlines()[4:]]
+    names = {name for row in rows for cell in row for name in re.findall(r"`([^`]+)`", cell)}
+    sources = [*ROOT.glob("python/**/*.py"), *ROOT.glob("rust/*/src/**/*.rs")]
+    text = "\n".join(file.read_text() for file in sources)
+    assert names > {"block_tokens", "layer_slots"}
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", text)] == []
