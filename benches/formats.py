@@ -19,7 +19,7 @@ from kvtrie import BlockManager, Cost, ModelShape, Tier
 from kvtrie.cli.progress import watched
 from kvtrie.demo.model import smollm, tiny
 from kvtrie.engines.transformers import KvtrieCache, fingerprint
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 

@@ -34,7 +34,7 @@ from benches.core.rows import Play
 from benches.ours.manager import STEP, manager
 from benches.record import keep, options
 from benches.workload import BLOCK, SEED, SEQUENCE, VOCABULARY
-from kvtrie.tier import DEFAULT_POLICY
+from kvtrie.settings.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     import argparse

@@ -292,9 +292,9 @@ def configuration() -> str:
     """Return the page of the settings of engines."""
     from kvtrie.engines.sglang.pages import PageSettings
     from kvtrie.engines.vllm.settings import Settings
-    from kvtrie.tier import Tier
+    from kvtrie.settings.tier import Tier
 
-    tier = _fields(Tier, "kvtrie.tier")
+    tier = _fields(Tier, "kvtrie.settings.tier")
     settings = _fields(Settings, _SETTINGS)
     tier["format"] = settings["format"]
     keys = _constant(_SETTINGS, "KEYS")
@@ -335,7 +335,7 @@ def _parameters(module: str, name: str) -> dict[str, tuple[str, str]]:
 
 
 def _default(default: Any) -> str:
-    from kvtrie.tier import DEFAULT_POLICY
+    from kvtrie.settings.tier import DEFAULT_POLICY
 
     if default is None:
         return ""

@@ -56,7 +56,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the last layer of a hole is not computed",
-        "manager/request/residency_scan.rs",
+        "manager/request/matching/residency_scan.rs",
         "(None, _) => gap_end = layer + 1,",
         "(None, _) => gap_end = layer,",
     ),
@@ -68,13 +68,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a fork does not pin what it shares",
-        "manager/request/branch.rs",
+        "manager/request/life/branch.rs",
         "        self.pin(path.blocks());\n        for private in path.private_slots()",
         "        for private in path.private_slots()",
     ),
     Mutation(
         "a request without room keeps its pins",
-        "manager/request/acquire.rs",
+        "manager/request/life/acquire.rs",
         "            self.unpin(&path, None);\n        })?;",
         "        })?;",
     ),
@@ -137,13 +137,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a lease that has ended still awaits its moves",
-        "manager/request/lease.rs",
+        "manager/request/life/lease.rs",
         "        self.awaits.forget(id);\n",
         "",
     ),
     Mutation(
         "blocks that a lease used until its end were last used when it began",
-        "manager/request/lease.rs",
+        "manager/request/life/lease.rs",
         "            node.access = until.map_or(node.access, stamp);\n",
         "            let _ = until.map(stamp);\n",
     ),
@@ -166,7 +166,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a window is released while a lease attends to it",
-        "manager/request/windows.rs",
+        "manager/request/slots/windows.rs",
         "let stays = needed.contains(place);",
         "let stays = needed.contains(place + 1);",
         "groups",
@@ -187,7 +187,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a hole is computed in slots that others read",
-        "manager/request/windows.rs",
+        "manager/request/slots/windows.rs",
         "if holes.binary_search(&place).is_ok() {",
         "if holes.binary_search(&place).is_ok() && !self.group_on(at, path[place as usize], 2) {",
         "groups",

@@ -16,18 +16,21 @@ from any_input import EXTREMES, changed, edited, lines_of, toml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtrie import argument
 from kvtrie.advise.recording import is_recording, read_recording
 from kvtrie.advise.server_metrics import read_counters, traffic_of
 from kvtrie.advise.window import Window
 from kvtrie.advise.wire import Reader
 from kvtrie.demo.report import read_report
-from kvtrie.engines.commands import COMMANDS, read_command
-from kvtrie.engines.format_figure import FormatFigure
+from kvtrie.engines.server.commands import COMMANDS, read_command
+from kvtrie.engines.server.format_figure import FormatFigure
 from kvtrie.engines.sglang.pages import PageSettings
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.errors import KvtrieError
 from kvtrie.fuse import DeviationProfile
+from kvtrie.fuse.profile import load_profile
+from kvtrie.settings import argument
+from kvtrie.settings.sizes import path_and_size, size
+from kvtrie.settings.tier import Lane, Tier
 from kvtrie.sim.calibrate import read_seen
 from kvtrie.sim.config import config_of, read_config
 from kvtrie.sim.config.document import change, read_document
@@ -37,11 +40,8 @@ from kvtrie.sim.config.trace import TraceSource
 from kvtrie.sim.passes import read_passes
 from kvtrie.sim.requests import trace_requests
 from kvtrie.sim.sweep import iter_sweep
-from kvtrie.sizes import path_and_size, size
-from kvtrie.tier import Lane, Tier
 from kvtrie.tiers.remote.folder import folder_of
 from kvtrie.tiers.remote.url import RemoteUrl
-from kvtrie.transfer.profile import load_profile
 
 FEW, MANY = 150, 10_000
 ANY = st.one_of(st.sampled_from(EXTREMES), st.text(max_size=9), st.integers(), st.floats())

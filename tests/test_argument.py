@@ -16,8 +16,8 @@ from kvtrie import (
     Scope,
     Tier,
 )
-from kvtrie.argument import folder
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import folder
 from kvtrie.tiers import DiskStorage
 from kvtrie.tiers.keyed_disk import KeyedDisk
 

@@ -12,8 +12,8 @@ import pytest
 
 from kvtrie import BlockManager, ModelShape, Scope, Tier
 from kvtrie.cli import main
-from kvtrie.engines.show_text import marked
-from kvtrie.engines.why import Admitted, MissCounter
+from kvtrie.engines.server.show_text import marked
+from kvtrie.engines.server.why import Admitted, MissCounter
 
 TEXT = np.arange(1000, 1400, dtype=np.uint32)
 
@@ -21,7 +21,7 @@ TEXT = np.arange(1000, 1400, dtype=np.uint32)
 @pytest.fixture
 def served(tmp_path):
     pytest.importorskip("uvicorn", reason="the control socket needs uvicorn and starlette")
-    from kvtrie.engines.control import Controlled, ControlSocket
+    from kvtrie.engines.server.control import Controlled, ControlSocket
 
     shape = ModelShape(layers=1, kv_heads=1, head_dim=4)
     manager = BlockManager(shape, [Tier("gpu", blocks=64)], block_tokens=16, explain=True)

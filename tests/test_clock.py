@@ -9,7 +9,7 @@ from surface import methods
 
 from kvtrie import BlockManager, ConfigError, Index, Tier
 from kvtrie._kvtrie import Lease
-from kvtrie.hint import Retain
+from kvtrie.settings.hint import Retain
 
 REQUESTS = 250
 SECOND = 10**9

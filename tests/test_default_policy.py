@@ -12,10 +12,10 @@ from kvtrie._kvtrie import Simulation
 from kvtrie.cli.replay import add_tiers
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.errors import ConfigError
+from kvtrie.settings.tier import DEFAULT_POLICY
 from kvtrie.sim.config.manager import manager_of
 from kvtrie.sim.config.table import Table
 from kvtrie.sim.replay import open_manager
-from kvtrie.tier import DEFAULT_POLICY
 
 SIGNATURE = inspect.signature(BlockManager).parameters
 

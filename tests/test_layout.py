@@ -3,7 +3,7 @@
 import pytest
 
 from kvtrie.errors import ConfigError
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 
 
 def test_equal_layouts_have_equal_digests_and_every_field_counts():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrie.machine import direct_io, file_system, io_uring, locked_limit, nvidia_driver
+from kvtrie.settings.machine import direct_io, file_system, io_uring, locked_limit, nvidia_driver
 
 MOUNTS = """\
 22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/root rw

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvtrie.cli import main
 from kvtrie.demo.chart import overview, session_map, tier_table
 from kvtrie.demo.report import Report, write_report
-from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.server.boundary import Boundary
 from kvtrie.printable import printable
 
 # A title of the terminal, a cleared screen, a forged line, and letters in another order.

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrie import ModelShape, Tier, sizes
+from kvtrie import ModelShape, Tier
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import all_disk, all_memory, check_exists, free_disk, free_memory, size
+from kvtrie.settings import sizes
+from kvtrie.settings.sizes import all_disk, all_memory, check_exists, free_disk, free_memory, size
 from kvtrie.tiers import DiskStorage, open_pools
 from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.transfer import Layerwise

@@ -6,7 +6,7 @@ import pytest
 from serving import MODEL, one_tier, serve, tokens, two_tiers
 
 from kvtrie import BlockManager, ClosedError, ConfigError, Histogram, InvariantError, Stats, Tier
-from kvtrie.tier import Lane
+from kvtrie.settings.tier import Lane
 
 CAUSES = ["demand", "ahead", "suspended", "failed", "cleared", "reset", "hinted"]
 

@@ -25,7 +25,7 @@ from benches.core.report import PlayedWronglyError, check, rows_of, table
 from benches.core.rows import GAMES, chosen, quick
 from benches.record import Result, document, keep, options, read, write
 from benches.workload import CONVERSATIONS, LRU_POOL, SEED
-from kvtrie.tier import DEFAULT_POLICY
+from kvtrie.settings.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     import argparse

@@ -15,7 +15,7 @@ from benches.gpu.clock import Row
 from kvtrie.kernels import Pages, Rope, copy_rows, gather, recompute, rerotate, scatter
 from kvtrie.kernels.launch import start
 from kvtrie.kernels.rows import launches
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,7 @@ from benches.gpu.clock import Row
 from kvtrie.kernels import Pages, Rope, copy_rows, gather, recompute, scatter
 from kvtrie.kernels.launch import start
 from kvtrie.kernels.rows import launches
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

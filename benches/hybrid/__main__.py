@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvtrie import BlockManager
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
 
 OUT = Path(__file__).parents[1] / "results" / "hybrid.json"
 GIB = 2**30

@@ -15,7 +15,7 @@ import numpy as np
 from benches.measure import emit, percentile
 from benches.ours.manager import STEP, insert, manager
 from benches.workload import BLOCK, SEED, VOCABULARY
-from kvtrie.tier import DEFAULT_POLICY
+from kvtrie.settings.tier import DEFAULT_POLICY
 
 
 def main() -> None:

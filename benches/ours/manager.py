@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from benches.workload import BLOCK
 from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.tier import DEFAULT_POLICY
+from kvtrie.settings.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     import numpy as np

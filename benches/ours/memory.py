@@ -18,7 +18,7 @@ from benches.measure import Clock, emit, resident_bytes
 from benches.ours.manager import STEP, carry_out, insert, manager
 from benches.ours.request import PARTS, play
 from benches.workload import BLOCK, CONVERSATIONS, RUNNING, SEED, VOCABULARY, Trace
-from kvtrie.tier import DEFAULT_POLICY
+from kvtrie.settings.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from kvtrie import Lease

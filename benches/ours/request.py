@@ -19,7 +19,7 @@ import numpy as np
 from benches.measure import Clock, emit, percentile
 from benches.ours.manager import STEP, manager
 from benches.workload import BLOCK, CONVERSATIONS, LRU_POOL, RUNNING, SEED, Trace
-from kvtrie.tier import DEFAULT_POLICY
+from kvtrie.settings.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,7 +16,7 @@ from benches.policies import short
 from benches.policies.exact import exact_retention
 from benches.policies.traces import Source, engine_room, trace_of
 from kvtrie import BlockManager, Tier
-from kvtrie.cost import Cost
+from kvtrie.model.cost import Cost
 from kvtrie.sim.offline import OfflineHits, leaves_first, most_hits
 from kvtrie.sim.replay import open_manager, replay
 

@@ -21,7 +21,7 @@ from benches.soak.asks import SIZE
 from benches.soak.pattern import Pattern
 from benches.soak.storage import PLANNED, Flaky
 from kvtrie import BlockManager, ModelShape, NoSpaceError, Tier
-from kvtrie.hint import Release
+from kvtrie.settings.hint import Release
 from kvtrie.tiers import open_pools
 from kvtrie.tiers.kept import KeptPool
 from kvtrie.transfer import Executor

@@ -34,7 +34,6 @@ from kvtrie._kvtrie import (
     Unpriced,
     __version__,
 )
-from kvtrie.cost import Cost
 from kvtrie.errors import (
     ClosedError,
     ConfigError,
@@ -43,13 +42,14 @@ from kvtrie.errors import (
     NoSpaceError,
     TransferError,
 )
-from kvtrie.hint import Demote, Prefetch, Quota, Release, ResumeAt, Retain
-from kvtrie.layer_group import LayerGroup
-from kvtrie.layout import Layout
-from kvtrie.resume import ResumePoints
-from kvtrie.scope import Scope
-from kvtrie.shape import ModelShape
-from kvtrie.tier import Lane, Tier
+from kvtrie.model.cost import Cost
+from kvtrie.model.layer_group import LayerGroup
+from kvtrie.model.layout import Layout
+from kvtrie.model.shape import ModelShape
+from kvtrie.settings.hint import Demote, Prefetch, Quota, Release, ResumeAt, Retain
+from kvtrie.settings.resume import ResumePoints
+from kvtrie.settings.scope import Scope
+from kvtrie.settings.tier import Lane, Tier
 
 __all__ = [
     "BlockManager",

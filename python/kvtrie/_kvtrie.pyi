@@ -33,12 +33,12 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-from kvtrie.cost import Cost
-from kvtrie.hint import Hint
-from kvtrie.resume import ResumePoints
-from kvtrie.scope import Scope
-from kvtrie.shape import ModelShape
-from kvtrie.tier import Lane, Tier
+from kvtrie.model.cost import Cost
+from kvtrie.model.shape import ModelShape
+from kvtrie.settings.hint import Hint
+from kvtrie.settings.resume import ResumePoints
+from kvtrie.settings.scope import Scope
+from kvtrie.settings.tier import Lane, Tier
 
 __all__ = [
     "KERNELS",
@@ -606,7 +606,7 @@ class BlockManager:
         """
 
     def hint(self, hints: Iterable[Hint], *, now: int) -> list[HintReply]:
-        """Take what an engine or an agent knows of the future; see `kvtrie.hint`.
+        """Take what an engine or an agent knows of the future; see `kvtrie.settings.hint`.
 
         All hints are looked at before the first one counts. They are soft: nothing but a lease
         pins, and no request fails that would go through without them. Without any hint, those

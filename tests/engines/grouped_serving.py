@@ -8,8 +8,8 @@ from transformers import DynamicCache
 
 from kvtrie import BlockManager, Cost, ResumePoints, Tier
 from kvtrie.demo.families import VOCABULARY
-from kvtrie.engines.layer_trial import try_layers
 from kvtrie.engines.transformers import KvtrieCache, fingerprint, model_shape
+from kvtrie.engines.transformers.layer_trial import try_layers
 from kvtrie.tiers import GroupPools, Pool, open_pools
 from kvtrie.transfer import Executor
 

@@ -10,8 +10,8 @@ import torch
 from tinymodels import BLOCK, agree, answer, before, serve, some
 
 from kvtrie.engines import arrival, first_pass
-from kvtrie.engines.row_recovery import RowRecovery
 from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.engines.transformers.row_recovery import RowRecovery
 from kvtrie.errors import TransferError
 from kvtrie.transfer import LayerwiseEngine
 

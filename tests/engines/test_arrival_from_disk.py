@@ -10,9 +10,9 @@ from keeping import Damage
 from tinymodels import BLOCK, agree, answer, some
 
 from kvtrie import BlockManager, Cost, ModelShape, Scope, Tier
-from kvtrie.engines.arrival import Arrival
-from kvtrie.engines.fingerprint import fingerprint
+from kvtrie.engines.identity.fingerprint import fingerprint
 from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.engines.transformers.arrival import Arrival
 from kvtrie.tiers import DiskStorage, open_pools
 from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine
 

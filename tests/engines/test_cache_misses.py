@@ -7,7 +7,7 @@ import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kvtrie.engines import transformers
-from kvtrie.engines.cache_misses import counter_of
+from kvtrie.engines.transformers.cache_misses import counter_of
 from kvtrie.metrics import Collector
 
 TEXT = torch.arange(100) % 30 + 5

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.engines.rows import (
+from kvtrie.engines.transformers.rows import (
     Row,
     check_repeated,
     fresh_tokens,

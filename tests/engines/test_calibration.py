@@ -8,10 +8,10 @@ import torch
 from kvtrie import BlockManager
 from kvtrie.cli import main
 from kvtrie.demo.model import tiny
-from kvtrie.engines.calibration import calibrate, prompts_of
-from kvtrie.engines.fingerprint import fingerprint
+from kvtrie.engines.identity.fingerprint import fingerprint
+from kvtrie.engines.transformers.calibration import calibrate, prompts_of
 from kvtrie.errors import ConfigError
-from kvtrie.layout import FORMATS
+from kvtrie.model.layout import FORMATS
 
 
 @pytest.fixture(scope="module")

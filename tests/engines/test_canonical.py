@@ -19,7 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrie.engines.canonical import Encoding
+from kvtrie.engines.identity.canonical import Encoding
 from kvtrie.errors import ConfigError
 
 PLAIN = Encoding()
@@ -269,7 +269,7 @@ def test_value_that_contains_itself_is_refused():
 def test_digest_is_equal_in_another_process():
     value = {"a": {1, 2, "b"}, "c": [1.5, "d", True, torch.float16]}
     program = (
-        "import torch\nfrom kvtrie.engines.canonical import Encoding\n"
+        "import torch\nfrom kvtrie.engines.identity.canonical import Encoding\n"
         "print(Encoding().digest({'c': [1.5, 'd', True, torch.float16], 'a': {'b', 2, 1}}, ''))"
     )
     run = subprocess.run(

@@ -15,12 +15,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvtrie import BlockManager, ConfigError, ModelShape, Scope, Tier
-from kvtrie.engines.why import Admitted, MissCounter
+from kvtrie.engines.server.why import Admitted, MissCounter
 
 pytest.importorskip("uvicorn", reason="the control socket needs uvicorn and starlette")
 
-from kvtrie.engines.commands import CommandQueue, read_command
-from kvtrie.engines.control import Controlled, ControlSocket, _alone, control_path, socket_path
+from kvtrie.engines.server.commands import CommandQueue, read_command
+from kvtrie.engines.server.control import (
+    Controlled,
+    ControlSocket,
+    _alone,
+    control_path,
+    socket_path,
+)
 
 
 class UnixConnection(HTTPConnection):

@@ -13,8 +13,8 @@ from kvtrie.engines.transformers import Decoder
 from kvtrie.errors import ConfigError
 from kvtrie.fuse import Controller, Fusor
 from kvtrie.fuse.gate import divergence
-from kvtrie.transfer.passes import PassTable
-from kvtrie.transfer.profile import Profile
+from kvtrie.fuse.passes import PassTable
+from kvtrie.fuse.profile import Profile
 
 pytestmark = pytest.mark.engine
 

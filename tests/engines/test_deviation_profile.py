@@ -9,8 +9,8 @@ from fusing import context_of, decoder_of, ids_of, last_logits, plain, world
 from kvtrie.errors import ConfigError
 from kvtrie.fuse import Controller, DeviationProfile, Fusor
 from kvtrie.fuse.gate import divergence
-from kvtrie.transfer.passes import PassTable
-from kvtrie.transfer.profile import Profile
+from kvtrie.fuse.passes import PassTable
+from kvtrie.fuse.profile import Profile
 
 SIZES = (20, 20, 20)
 TOKENS = sum(SIZES)

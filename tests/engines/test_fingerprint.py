@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvtrie import BlockManager, Index, ModelShape, Tier
-from kvtrie.engines import fingerprint as module
+from kvtrie.engines.identity import fingerprint as module
 from kvtrie.engines.transformers import KvtrieCache, fingerprint
 from kvtrie.errors import ConfigError
 from kvtrie.tiers import DiskStorage, open_pools

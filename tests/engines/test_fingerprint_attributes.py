@@ -13,8 +13,8 @@ from transformers import AttentionInterface, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from kvtrie.engines import model_fields
-from kvtrie.engines.model_state import ModelState, Remembered
+from kvtrie.engines.identity import model_fields
+from kvtrie.engines.identity.model_state import ModelState, Remembered
 from kvtrie.engines.transformers import Decoder, KvtrieCache, fingerprint
 from kvtrie.errors import ConfigError
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvtrie.engines.format_figure import FormatFigure
+from kvtrie.engines.server.format_figure import FormatFigure
 from kvtrie.errors import ConfigError
 
 WEIGHTS = bytes(range(32))

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvtrie import ModelShape, ResumePoints
 from kvtrie.demo.families import FAMILIES, VOCABULARY, family
 from kvtrie.engines import transformers as engine
-from kvtrie.engines.grouped_cache import GroupedCache
-from kvtrie.engines.opening import close_executor
 from kvtrie.engines.transformers import KvtrieCache, model_shape
+from kvtrie.engines.transformers.grouped_cache import GroupedCache
+from kvtrie.engines.transformers.opening import close_executor
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
 
 pytestmark = pytest.mark.engine
@@ -279,7 +279,7 @@ def test_the_shape_of_layers_is_what_they_hand_over():
 
 
 def test_a_transformers_without_layers_that_keep_nothing_is_refused_by_its_version(monkeypatch):
-    monkeypatch.setattr("kvtrie.engines.layer_trial.NO_CACHE", None)
+    monkeypatch.setattr("kvtrie.engines.transformers.layer_trial.NO_CACHE", None)
     refused = rf"transformers {transformers.__version__} has no DummyLayer.*install 5\.23"
     executor = serve(family("qwen3-next"))
     with pytest.raises(ConfigError, match=refused):

@@ -13,11 +13,11 @@ from tinymodels import answer
 from kvtrie import ResumePoints, Tier
 from kvtrie._kvtrie import DiskStore
 from kvtrie.demo.families import family
-from kvtrie.engines.opening import close_executor
 from kvtrie.engines.transformers import KvtrieCache, model_shape
+from kvtrie.engines.transformers.opening import close_executor
 from kvtrie.errors import ConfigError
-from kvtrie.group_layout import group_bytes
-from kvtrie.layout import FORMATS
+from kvtrie.model.group_layout import group_bytes
+from kvtrie.model.layout import FORMATS
 from kvtrie.tiers import open_pools
 
 pytestmark = pytest.mark.engine

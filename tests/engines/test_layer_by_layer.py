@@ -10,8 +10,8 @@ from transformers import Cache, DynamicCache
 
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.demo.model import smollm, tiny
-from kvtrie.engines.step import Step
 from kvtrie.engines.transformers import fingerprint
+from kvtrie.engines.transformers.step import Step
 from kvtrie.errors import ConfigError
 from kvtrie.tiers import Pool, open_pools
 from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine, Request

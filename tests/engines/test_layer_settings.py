@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from tinymodels import BLOCK, serve, some
 
-from kvtrie.engines.arrival import Arrival
 from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.engines.transformers.arrival import Arrival
 from kvtrie.errors import ConfigError
 from kvtrie.transfer import Layerwise, LayerwiseEngine
 

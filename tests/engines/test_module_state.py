@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from kvtrie.engines.module_state import modules_digest
+from kvtrie.engines.identity.module_state import modules_digest
 
 
 class Kernel:

@@ -93,7 +93,7 @@ def test_without_a_disk_and_with_a_scope(llama, plain):
 
 
 def test_the_first_tier_has_a_quarter_of_the_free_memory_of_the_device(llama, monkeypatch):
-    monkeypatch.setattr("kvtrie.engines.opening.free_memory", lambda: 8_000_000)
+    monkeypatch.setattr("kvtrie.engines.transformers.opening.free_memory", lambda: 8_000_000)
     with transformers.open(llama, host="1MB") as kv:
         tier = kv.executor.manager.tiers[0]
         assert tier.room(kv.executor.manager.model, 16) == tier.bytes // (

@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from tests.engines.vllm_engine import Engine
 from tests.engines.vllm_engine import PlayedRequest as Request
 
-from kvtrie.engines.boundary import Boundary
-from kvtrie.engines.request_hints import FAR, MOST_RANGES, RequestHints, RetainedRange, read_hints
+from kvtrie.engines.server.boundary import Boundary
+from kvtrie.engines.server.request_hints import (
+    FAR,
+    MOST_RANGES,
+    RequestHints,
+    RetainedRange,
+    read_hints,
+)
 
 LONG = "x" * 70_000
 

@@ -7,8 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausa
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvtrie import Scope
-from kvtrie.engines.rope import RopeLimits
 from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.engines.transformers.rope import RopeLimits
 from kvtrie.errors import ConfigError
 
 pytestmark = pytest.mark.engine

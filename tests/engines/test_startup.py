@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kvtrie.engines.startup import (
+from kvtrie.engines.server.startup import (
     OpenTier,
     grouped,
     log_startup,

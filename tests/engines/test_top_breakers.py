@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrie.engines.top_breakers import TopBreakers
+from kvtrie.engines.server.top_breakers import TopBreakers
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 50)), max_size=200))

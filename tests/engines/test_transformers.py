@@ -20,7 +20,7 @@ from transformers import (
 from kvtrie import BlockManager, Cost, ModelShape, Tier
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import ConfigError, NoSpaceError
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 

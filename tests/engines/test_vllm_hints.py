@@ -7,9 +7,9 @@ import pytest
 from tests.engines.vllm_engine import SIZE, Engine, PlayedRequest
 
 from kvtrie import Scope
-from kvtrie.engines.request_hints import FAR, RetainedRange
+from kvtrie.engines.server.request_hints import FAR, RetainedRange
 from kvtrie.engines.vllm.hints import envelope_hints, envelope_ranges, priority_hint, range_hints
-from kvtrie.hint import Prefetch, Release, Retain
+from kvtrie.settings.hint import Prefetch, Release, Retain
 
 TOKENS = np.arange(64, dtype=np.uint32)
 

@@ -5,7 +5,7 @@ import json
 from tests.engines.vllm_engine import BLOCKS, Engine, play
 
 from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.engines.format_figure import FormatFigure
+from kvtrie.engines.server.format_figure import FormatFigure
 from kvtrie.engines.vllm.metrics import ConnectorCounters, MetricsExporter, exported
 
 

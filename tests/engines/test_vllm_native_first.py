@@ -7,12 +7,12 @@ import pytest
 from kept import memory_folder
 from tests.engines.vllm_engine import SIZE, Engine, PlayedRequest, play
 
-from kvtrie.engines.commands import read_command
-from kvtrie.engines.request_hints import FAR
+from kvtrie.engines.server.commands import read_command
+from kvtrie.engines.server.request_hints import FAR
 from kvtrie.engines.vllm.native_first import NativeFirst
 from kvtrie.errors import ConfigError
-from kvtrie.hint import Release, Retain
-from kvtrie.scope import Scope
+from kvtrie.settings.hint import Release, Retain
+from kvtrie.settings.scope import Scope
 from kvtrie.tiers.native_parts import NativeParts
 
 NATIVE = NativeFirst(tokens=2 * SIZE, parts=3, block_tokens=SIZE, slots=100)

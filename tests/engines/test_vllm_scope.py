@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from kvtrie.engines.vllm.scope import scope_of
-from kvtrie.scope import Scope
+from kvtrie.settings.scope import Scope
 
 
 def request(**more):

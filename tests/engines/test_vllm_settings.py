@@ -4,7 +4,7 @@ import pytest
 
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.errors import ConfigError
-from kvtrie.layout import FORMATS
+from kvtrie.model.layout import FORMATS
 
 
 def test_settings_that_are_not_given_have_their_defaults():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from vllm_engine import BLOCKS, SIZE, Engine, served
 
-from kvtrie.engines.format_figure import FormatFigure
+from kvtrie.engines.server.format_figure import FormatFigure
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.start_line import log_start
 

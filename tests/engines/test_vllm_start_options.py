@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from transformers import LlamaConfig, PreTrainedConfig
 
-from kvtrie.engines.canonical import Encoding
+from kvtrie.engines.identity.canonical import Encoding
 from kvtrie.engines.vllm import start_options
 from kvtrie.engines.vllm.excluded import FIELDS, REASONS, VARIABLES
 from kvtrie.engines.vllm.start_options import environment, options_digest

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtrie.engines import weights
-from kvtrie.engines.weights import (
+from kvtrie.engines.identity import weights
+from kvtrie.engines.identity.weights import (
     checkpoint_digest,
     digest,
     files_digest,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kvtrie import BlockManager, ModelShape, Scope, Tier
-from kvtrie.engines import why as module
-from kvtrie.engines.why import Admitted, MissCounter
+from kvtrie.engines.server import why as module
+from kvtrie.engines.server.why import Admitted, MissCounter
 
 SIZE = 16
 TEXT = np.arange(1000, 1400, dtype=np.uint32)

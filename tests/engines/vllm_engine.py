@@ -26,7 +26,7 @@ from kvtrie.engines.vllm.model import ServedModel
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.worker import WorkerConnector
-from kvtrie.scope import Scope
+from kvtrie.settings.scope import Scope
 from kvtrie.transfer.copy_stream import CopyStream
 
 SIZE, LAYERS, BLOCKS = 4, 2, 14  # of the first stage

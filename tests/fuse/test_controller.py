@@ -11,11 +11,11 @@ from kvtrie import BlockManager, Lane, ModelShape, Tier
 from kvtrie.errors import ConfigError
 from kvtrie.fuse import CacheStore, Controller
 from kvtrie.fuse.chunker import Given
+from kvtrie.fuse.passes import Device, PassTable
+from kvtrie.fuse.profile import Profile
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 from kvtrie.transfer.layerwise import Layerwise, LayerwiseEngine
-from kvtrie.transfer.passes import Device, PassTable
-from kvtrie.transfer.profile import Profile
 
 LAYERS, SIZE, QUERY = 4, 16, 16
 SHAPE = ModelShape(layers=LAYERS, kv_heads=8, head_dim=64, dtype="float32", fingerprint="loop")

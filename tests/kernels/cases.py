@@ -16,7 +16,7 @@ from kvtrie.kernels.formats import CELLS, LARGEST, ROWS
 from kvtrie.kernels.launch import step_format
 from kvtrie.kernels.pages import Pages
 from kvtrie.kernels.rope import Rope
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 
 KERNELS = ("paged_gather", "paged_scatter", "rerotate", "scatter_fused_recompute")
 FAR = (-1, -(2**40), 2**31, 2**40, 2**62)

@@ -3,7 +3,7 @@
 import torch
 
 from kvtrie.kernels import Pages
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 
 SIZES = {"blocks": 3, "block_tokens": 4, "heads": 2, "head_dim": 16}
 

@@ -10,7 +10,7 @@ from small_pages import SIZES, pages, rows
 
 from kvtrie.errors import ConfigError
 from kvtrie.kernels import Pages, Plane, Rope, gather, recompute, rerotate, scatter
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 
 REFUSED = {
     "a slot that is not there": (

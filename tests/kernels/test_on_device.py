@@ -13,7 +13,7 @@ from hypothesis import given
 from kvtrie import ModelShape
 from kvtrie.kernels import Pages, Rope, copy_rows, gather, recompute, scatter, twin
 from kvtrie.kernels.launch import launch
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 from kvtrie.tiers import Pool
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ from small_pages import SIZES
 
 from kvtrie import ModelShape
 from kvtrie.kernels import Pages
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 from kvtrie.tiers import Pool
 
 

@@ -6,7 +6,7 @@ import torch
 from small_pages import pages, rows
 
 from kvtrie.kernels import Pages, Rope, gather, recompute, rerotate, scatter
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 
 
 def test_what_is_scattered_is_gathered():

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.masking_utils import create_causal_mask
 
 from kvtrie import BlockManager, Cost, ModelShape, Tier
-from kvtrie.engines.fingerprint import fingerprint
+from kvtrie.engines.identity.fingerprint import fingerprint
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.selective import CacheSettings, SelectiveCache, generate
 from kvtrie.tiers import open_pools

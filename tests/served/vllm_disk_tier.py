@@ -75,7 +75,7 @@ def flip(path):
 
 
 def test_a_disk_tiers_failing_files_are_a_miss():
-    from kvtrie.engines.boundary import Boundary
+    from kvtrie.engines.server.boundary import Boundary
     from kvtrie.engines.vllm.disk_tier import KvtrieDiskTier
 
     tier = object.__new__(KvtrieDiskTier)  # without files: each use of them raises

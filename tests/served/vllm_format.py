@@ -15,7 +15,7 @@ from servers import BLOCK, prompt, same, serve
 from transformers import LlamaForCausalLM
 from vllm import SamplingParams
 
-from kvtrie.engines.calibration import calibrate, document
+from kvtrie.engines.transformers.calibration import calibrate, document
 from kvtrie.engines.vllm import start_line
 from kvtrie.engines.vllm.metrics import MetricsExporter
 from kvtrie.engines.vllm.scheduler import SchedulerConnector

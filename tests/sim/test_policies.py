@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from kvtrie import BlockManager, Tier
+from kvtrie.settings.tier import DEFAULT_POLICY
 from kvtrie.sim.replay import open_manager, replay
 from kvtrie.sim.workloads import FAMILIES
-from kvtrie.tier import DEFAULT_POLICY
 
 TRACES = {name: make(requests=500, seed=9) for name, make in FAMILIES.items()}
 

@@ -18,7 +18,7 @@ import torch
 from kvtrie import BlockManager, Lane, ModelShape, Tier
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.kernels import gather
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 from kvtrie.tiers import DiskStorage, Pool, conversion, open_pools
 
 SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=32, fingerprint="converted")

@@ -32,7 +32,7 @@ from keeping import (
 from kvtrie import BlockManager, Tier
 from kvtrie._kvtrie import Faults
 from kvtrie.errors import ClosedError, ConfigError, TransferError
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 from kvtrie.tiers import DiskStorage, PersistentStorage, open_pools
 from kvtrie.transfer import Executor
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.errors import ConfigError
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 from kvtrie.tiers import EnginePool, Pool
 from kvtrie.transfer import Executor
 

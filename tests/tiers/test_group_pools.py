@@ -8,8 +8,8 @@ import torch
 
 from kvtrie import LayerGroup, ModelShape, ResumePoints, Tier
 from kvtrie.errors import ConfigError
-from kvtrie.group_pages import GroupPages
-from kvtrie.layout import FORMATS, Layout
+from kvtrie.model.group_pages import GroupPages
+from kvtrie.model.layout import FORMATS, Layout
 from kvtrie.tiers import Pool, open_pools
 
 SIZE = 32

@@ -11,7 +11,7 @@ import pytest
 from kept import memory_folder
 
 from kvtrie import ConfigError
-from kvtrie.machine import IN_MEMORY, file_system
+from kvtrie.settings.machine import IN_MEMORY, file_system
 from kvtrie.tiers.keyed_kept import KeyedKept
 
 SIZE = 3000

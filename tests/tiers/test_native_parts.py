@@ -6,7 +6,7 @@ import torch
 
 from kvtrie import ModelShape
 from kvtrie.errors import ConfigError
-from kvtrie.layout import FORMATS
+from kvtrie.model.layout import FORMATS
 from kvtrie.tiers import EnginePool, Pool, engine_pool
 from kvtrie.tiers.native_parts import NativeParts
 

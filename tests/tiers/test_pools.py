@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.layout import Layout
-from kvtrie.shape import ModelShape
+from kvtrie.model.layout import Layout
+from kvtrie.model.shape import ModelShape
 from kvtrie.tiers import Pool
 
 SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=4, fingerprint="pools")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.layout import Layout
-from kvtrie.shape import ModelShape
-from kvtrie.tier import Tier
+from kvtrie.model.layout import Layout
+from kvtrie.model.shape import ModelShape
+from kvtrie.settings.tier import Tier
 from kvtrie.tiers import Storage, open_pools
 
 SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=4, fingerprint="pools")

@@ -8,7 +8,7 @@ from rig import SHAPE, SIZE, Gate, Shelf, away, fetch, gated, prompt, rows, stor
 
 from kvtrie import BlockManager, Tier
 from kvtrie.errors import ClosedError, ConfigError, TransferError
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 from kvtrie.tiers import DiskStorage, Pool, open_pools
 from kvtrie.transfer import Executor
 from kvtrie.transfer.job import Job

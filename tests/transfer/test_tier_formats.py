@@ -15,7 +15,7 @@ from rig import Time, prompt
 
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.errors import ConfigError
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 from kvtrie.tiers import DiskStorage, Pool, open_pools
 from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine, runner
 

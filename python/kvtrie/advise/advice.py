@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from kvtrie.advise.predict import Bound, Played
     from kvtrie.advise.server_metrics import Traffic
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Lane
     from kvtrie.sim.trace import TraceRequest
-    from kvtrie.tier import Lane
 
 __all__ = ["Advice", "Outlook", "Question", "advise", "usual_hosts"]
 

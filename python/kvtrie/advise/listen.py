@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from kvtrie.advise.wire import Batch, Reader
-from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

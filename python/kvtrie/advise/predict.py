@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie._kvtrie import BlockManager, Simulation
-from kvtrie.tier import Tier
+from kvtrie.settings.tier import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
     from kvtrie.sim.readers.rows import Record, RowWithAnswer
     from kvtrie.sim.trace import TraceRequest
 

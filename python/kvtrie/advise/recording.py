@@ -18,9 +18,9 @@ from hashlib import blake2b
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from kvtrie.advise.wire import MOST_NUMBER, MOST_S, MOST_SIZE, Batch, Stored
-from kvtrie.argument import flag, instance, real, shown, text, whole
 from kvtrie.errors import ConfigError
 from kvtrie.input import json_of
+from kvtrie.settings.argument import flag, instance, real, shown, text, whole
 from kvtrie.sim.readers.lines import ids_of, lines_of
 
 if TYPE_CHECKING:

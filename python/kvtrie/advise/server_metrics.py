@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

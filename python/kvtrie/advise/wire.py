@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvtrie.argument import real, shown
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import real, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

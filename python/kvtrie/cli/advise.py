@@ -15,15 +15,15 @@ from kvtrie.cli.advice_text import advice_text
 from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import watched
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import size
-from kvtrie.tier import Lane, Tier
+from kvtrie.settings.sizes import size
+from kvtrie.settings.tier import Lane, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvtrie.advise.advice import Advice, Question
     from kvtrie.advise.window import Window
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
     from kvtrie.sim.trace import TraceRequest
 
 __all__ = ["COMMAND"]
@@ -206,9 +206,9 @@ def _model(given: argparse.Namespace) -> ModelShape:
     Raises:
         ConfigError: neither of the two options, or a folder that has no configuration.
     """
-    from kvtrie.argument import shown, whole
     from kvtrie.input import json_of, read_text
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.argument import shown, whole
 
     if given.bytes_per_token is not None:
         count = whole("--bytes-per-token", given.bytes_per_token, 4, 2**32)
@@ -232,7 +232,7 @@ def _model(given: argparse.Namespace) -> ModelShape:
 
 
 def _trace(given: argparse.Namespace) -> list[TraceRequest]:
-    from kvtrie.argument import word
+    from kvtrie.settings.argument import word
     from kvtrie.sim.config.trace import FORMATS, TraceSource
     from kvtrie.sim.requests import block_requests
 

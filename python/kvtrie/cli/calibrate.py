@@ -65,7 +65,7 @@ def _run(given: argparse.Namespace) -> int:
     where = device(given.device)
     speaker = resolve(given.model)
     from kvtrie.demo.passages import PASSAGES, SYSTEM
-    from kvtrie.engines.calibration import calibrate, document, prompts_of
+    from kvtrie.engines.transformers.calibration import calibrate, document, prompts_of
 
     model: Any = speaker.model  # whose `to` is untyped
     model = model.to(where)

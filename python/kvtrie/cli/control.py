@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from kvtrie.engines.commands import COMMANDS
+from kvtrie.engines.server.commands import COMMANDS
 from kvtrie.errors import ConfigError
 from kvtrie.input import json_of
 from kvtrie.printable import printable
@@ -133,7 +133,7 @@ def _why(given: argparse.Namespace) -> int:
         sys.stdout.write("no prompt has diverged from a cached one\n")
     decode = None
     if given.show_text is not None:
-        from kvtrie.engines.show_text import tokenizer_of
+        from kvtrie.engines.server.show_text import tokenizer_of
 
         decode = tokenizer_of(given.show_text)
     for rank, one in enumerate(found["breakers"][: given.limit], 1):

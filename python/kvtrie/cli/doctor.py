@@ -16,9 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from kvtrie.argument import folder as read_folder
 from kvtrie.errors import ConfigError, KvtrieError
-from kvtrie.machine import (
+from kvtrie.settings.argument import folder as read_folder
+from kvtrie.settings.machine import (
     IN_MEMORY,
     ON_NETWORK,
     direct_io,
@@ -27,7 +27,7 @@ from kvtrie.machine import (
     locked_limit,
     nvidia_driver,
 )
-from kvtrie.sizes import all_disk, all_memory, free_disk, free_memory
+from kvtrie.settings.sizes import all_disk, all_memory, free_disk, free_memory
 
 if TYPE_CHECKING:
     import argparse

@@ -58,7 +58,7 @@ def _sampling(given: Any) -> dict[str, Any]:  # noqa: ANN401 - a namespace
     Raises:
         ConfigError: a number that cannot be, or one that has no effect.
     """
-    from kvtrie.argument import real, whole
+    from kvtrie.settings.argument import real, whole
 
     samples = whole("num_samples", given.num_samples, 1, _MOST_SAMPLES)
     sampling = [name for name in ("top_k", "top_p", "seed") if given[name] is not None]

@@ -18,7 +18,7 @@ import numpy as np
 from kvtrie._kvtrie import KeptFile
 from kvtrie.cli.found import Cleaned, Finding, Look, Verified
 from kvtrie.errors import TransferError
-from kvtrie.group_pages import layer_digests, slot_start
+from kvtrie.model.group_pages import layer_digests, slot_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

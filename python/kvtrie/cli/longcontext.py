@@ -29,8 +29,8 @@ _SPLITS = ("train", "validation", "test", "all")
 def run(words: Sequence[str]) -> int:
     """Run `kvtrie longcontext_eval` with these words."""
     given = _parsed(words)
-    from kvtrie.argument import word
     from kvtrie.selective.settings import CacheSettings
+    from kvtrie.settings.argument import word
     from kvtrie.train import LongContextGradients, evaluate, make_head
     from kvtrie.train.saved import Saved
 

@@ -63,12 +63,12 @@ def _run(given: argparse.Namespace) -> int:
         from rich.console import Console
         from rich.progress import Progress
 
-        from kvtrie.transfer import profile
+        from kvtrie.transfer import timed_copies
     except ImportError as error:
         raise ConfigError(
             f"{error.name} is not installed; profiling needs: pip install 'kvtrie[hf,cli]'"
         ) from error
-    assert profile  # noqa: S101 - imported to say early what is missing
+    assert timed_copies  # noqa: S101 - imported to say early what is missing
     with Progress(console=Console(stderr=True), disable=given.json, transient=True) as bar:
         task = bar.add_task("Profiling", total=None)
 
@@ -88,11 +88,11 @@ def _run(given: argparse.Namespace) -> int:
 
 def measure(given: argparse.Namespace, on_step: Callable[[str], None]) -> dict[str, Any]:
     """Everything that was asked for, as the file has it."""
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.engines.transformers.timed_passes import time_device, time_prefill
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
     from kvtrie.tiers import DiskStorage, gpu_pool, host_pool
-    from kvtrie.transfer.passes import time_device
-    from kvtrie.transfer.profile import time_lane, time_prefill
+    from kvtrie.transfer.timed_copies import time_lane
 
     measured: dict[str, Any] = {"model": given.model, "block_tokens": given.block_tokens}
     shape = ModelShape(layers=30, kv_heads=3, head_dim=64, fingerprint="profile")
@@ -179,7 +179,8 @@ def _passes(
     on_step: Callable[[str], None],
 ) -> dict[str, Any]:
     """Passes of one token up to a quarter of the longest context, without and after half of it."""
-    from kvtrie.transfer.passes import PassTable, time_passes
+    from kvtrie.engines.transformers.timed_passes import time_passes
+    from kvtrie.fuse.passes import PassTable
 
     tokens = [1]
     while 4 * tokens[-1] <= max(4, longest // 4):
@@ -199,7 +200,8 @@ def _decodes(
     on_step: Callable[[str], None],
 ) -> dict[str, Any]:
     """A token each of up to eight requests, without and after half of the longest context."""
-    from kvtrie.transfer.passes import PassTable, time_decodes
+    from kvtrie.engines.transformers.timed_passes import time_decodes
+    from kvtrie.fuse.passes import PassTable
 
     cells: list[tuple[int, int, float]] = []
     for context, many, ns in time_decodes(model, [0, longest // 2], _REQUESTS, repeats=repeats):

@@ -10,20 +10,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.argument import word
 from kvtrie.cli.lenient import lenient_status
 from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import watched
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import word
+from kvtrie.settings.tier import DEFAULT_POLICY, Tier
 from kvtrie.sim.fates import MOST_TURNS
-from kvtrie.tier import DEFAULT_POLICY, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvtrie._kvtrie import BlockManager, Eviction
-    from kvtrie.resume import ResumePoints
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.resume import ResumePoints
     from kvtrie.sim.readers.lines import Skipped
     from kvtrie.sim.replay import Replayed
 
@@ -253,7 +253,7 @@ def model_of(
     Raises:
         ConfigError: an unknown name, bytes without a model, or points that cannot be.
     """
-    from kvtrie.resume import ResumePoints
+    from kvtrie.settings.resume import ResumePoints
     from kvtrie.sim.models import model_named, without_groups
     from kvtrie.sim.replay import SHAPE
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -194,10 +194,10 @@ class Pace:
 
 def _play(given: argparse.Namespace, shown: _Shown, collector: type[Collector]) -> None:
     from kvtrie.cli.scrape import Scrape
+    from kvtrie.settings.tier import Tier
     from kvtrie.sim.replay import open_manager, replay
     from kvtrie.sim.trace import read_trace
     from kvtrie.sim.workloads import FAMILIES
-    from kvtrie.tier import Tier
 
     path = Path(given.replay)
     made = FAMILIES.get(given.replay) if not path.exists() else None

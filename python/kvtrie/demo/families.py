@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import transformers
 
-from kvtrie.argument import word
+from kvtrie.settings.argument import word
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

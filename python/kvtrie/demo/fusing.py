@@ -22,12 +22,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.argument import word
 from kvtrie.demo.fusion_picture import draw_fusion
 from kvtrie.demo.model import Speaker, smollm, tiny
 from kvtrie.demo.passages import FAMILIAR, PASSAGES, QUESTION, SYSTEM
-from kvtrie.engines.opening import check_written, close_executor
 from kvtrie.engines.transformers import Decoder, fingerprint
+from kvtrie.engines.transformers.opening import check_written, close_executor
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.fuse import (
     CacheStore,
@@ -40,12 +39,13 @@ from kvtrie.fuse import (
 )
 from kvtrie.fuse.chunker import BySize, Given
 from kvtrie.fuse.gate import divergence
+from kvtrie.fuse.profile import load_profile
 from kvtrie.input import read_text
 from kvtrie.printable import MESSAGE, printable
-from kvtrie.sizes import path_and_size
+from kvtrie.settings.argument import word
+from kvtrie.settings.sizes import path_and_size
 from kvtrie.tiers import default_device, open_pools
 from kvtrie.transfer import Executor
-from kvtrie.transfer.profile import load_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

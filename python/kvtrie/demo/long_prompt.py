@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from kvtrie.argument import word
 from kvtrie.errors import ConfigError
 from kvtrie.selective import SelectiveCache, generate
+from kvtrie.settings.argument import word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

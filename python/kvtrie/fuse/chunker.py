@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvtrie.argument import few, put, whole
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.context import as_tokens
+from kvtrie.settings.argument import few, put, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

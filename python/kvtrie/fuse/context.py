@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from kvtrie.argument import few, pairs, shown, whole
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import few, pairs, shown, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,12 +16,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvtrie.argument import instance, real, whole
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.deviation import DeviationProfile
+from kvtrie.fuse.profile import Profile
 from kvtrie.fuse.store import CacheStore
+from kvtrie.settings.argument import instance, real, whole
 from kvtrie.tiers import Pool
-from kvtrie.transfer.profile import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

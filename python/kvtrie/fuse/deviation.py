@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from kvtrie.argument import few, instance, put, real, whole
 from kvtrie.errors import ConfigError
 from kvtrie.input import json_of, read_text
+from kvtrie.settings.argument import few, instance, put, real, whole
 
 if TYPE_CHECKING:
     from pathlib import Path

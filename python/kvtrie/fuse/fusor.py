@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvtrie.argument import few, instance, real, shown, whole
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.backing import Leased, Tensors
 from kvtrie.fuse.context import Context
@@ -35,6 +34,7 @@ from kvtrie.fuse.monitor import Monitor, Quality
 from kvtrie.fuse.prefill import compute
 from kvtrie.fuse.select import way
 from kvtrie.fuse.store import CacheStore
+from kvtrie.settings.argument import few, instance, real, shown, whole
 from kvtrie.tiers import Pool
 from kvtrie.transfer.layerwise import LayerwiseEngine
 

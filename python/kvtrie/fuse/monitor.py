@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import Literal, NamedTuple
 
-from kvtrie.argument import real, whole
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.turns import in_turn
+from kvtrie.settings.argument import real, whole
 
 __all__ = ["Monitor", "Quality"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie import Index
-    from kvtrie.scope import Scope
+    from kvtrie.settings.scope import Scope
 
 __all__ = ["FILLER", "Location", "Names", "paths"]
 

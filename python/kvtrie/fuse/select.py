@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from kvtrie.argument import text
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.deviation import DeviationProfile
+from kvtrie.settings.argument import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

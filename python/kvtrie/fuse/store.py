@@ -14,7 +14,6 @@ from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
-from kvtrie.argument import few, instance, shown, word
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.context import Chunk, as_tokens
 from kvtrie.fuse.fetch import Fetch
@@ -22,9 +21,10 @@ from kvtrie.fuse.lookup import ChunkFeedback, Found, Lookup, Miss
 from kvtrie.fuse.names import Location, Names
 from kvtrie.fuse.placement import check_place
 from kvtrie.fuse.turns import in_turn
-from kvtrie.hint import Demote
-from kvtrie.scope import Scope
-from kvtrie.shape import require_fingerprint
+from kvtrie.model.shape import require_fingerprint
+from kvtrie.settings.argument import few, instance, shown, word
+from kvtrie.settings.hint import Demote
+from kvtrie.settings.scope import Scope
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:

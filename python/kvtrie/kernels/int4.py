@@ -19,7 +19,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.kernels.checks import check_indices
 from kvtrie.kernels.formats import ROWS, VECTOR_BYTES
 from kvtrie.kernels.launch import Launch, start
-from kvtrie.layout import INT4_GROUP
+from kvtrie.model.layout import INT4_GROUP
 
 if TYPE_CHECKING:
     from kvtrie.kernels.call import Kernel

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.layout import DTYPE_BYTES
+from kvtrie.model.layout import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-    from kvtrie.layout import Axis, Layout
+    from kvtrie.model.layout import Axis, Layout
 
 __all__ = ["FRESH", "Covers", "Pages", "Plane"]
 

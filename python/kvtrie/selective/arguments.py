@@ -9,8 +9,8 @@ import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.argument import flag, put, real, whole
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import flag, put, real, whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

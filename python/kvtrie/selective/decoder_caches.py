@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie.errors import ConfigError
+from kvtrie.model.shape import ModelShape
 from kvtrie.selective.buffers import WorkingCopy
 from kvtrie.selective.names import make_cache, windows_of
-from kvtrie.shape import ModelShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

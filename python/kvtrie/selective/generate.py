@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from kvtrie.argument import instance
 from kvtrie.errors import ConfigError
 from kvtrie.selective.model import SelectiveCache
+from kvtrie.settings.argument import instance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

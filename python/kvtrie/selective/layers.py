@@ -19,7 +19,7 @@ from kvtrie.selective.continuation import ReadTokens
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtrie.engines.model_state import ModelState
+    from kvtrie.engines.identity.model_state import ModelState
     from kvtrie.selective.buffered import KVCacheWithBuffers
     from kvtrie.selective.rope import SequenceRope
 

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import Cache
 
-from kvtrie.argument import flag, instance, whole
-from kvtrie.engines.fingerprint import fingerprint
+from kvtrie.engines.identity.fingerprint import fingerprint
 from kvtrie.errors import ConfigError
 from kvtrie.selective.attention import running
 from kvtrie.selective.decoder_caches import decoder_caches
@@ -33,6 +32,7 @@ from kvtrie.selective.rope import SequenceRope
 from kvtrie.selective.settings import CacheSettings
 from kvtrie.selective.steps import cut
 from kvtrie.selective.trial import trial
+from kvtrie.settings.argument import flag, instance, whole
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from kvtrie.argument import instance, real, shown, text, whole
 from kvtrie.errors import ConfigError
 from kvtrie.selective import policies, small
 from kvtrie.selective.arguments import CacheArguments
@@ -25,11 +24,12 @@ from kvtrie.selective.coded import PagedBuffers, TorchQuantized
 from kvtrie.selective.foreign import BitsAndBytes, TorchAo
 from kvtrie.selective.mix import mixed
 from kvtrie.selective.window import WindowKVCache
+from kvtrie.settings.argument import instance, real, shown, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
 
 __all__ = ["BUFFERS", "make_cache", "parse", "policy_names", "register", "windows_of"]
 

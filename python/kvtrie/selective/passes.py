@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvtrie.engines.guard import Guard, columns, named, no_gradients
-from kvtrie.engines.model_state import ModelState
+from kvtrie.engines.identity.model_state import ModelState
+from kvtrie.engines.transformers.guard import Guard, columns, named, no_gradients
 from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.selective.attention import Passing, running
 from kvtrie.selective.continuation import unwatch, watch

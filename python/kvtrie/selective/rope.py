@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from kvtrie.engines.rope import RopeLimits
+from kvtrie.engines.transformers.rope import RopeLimits
 from kvtrie.errors import ConfigError
-from kvtrie.model_config import groups_of
+from kvtrie.model.model_config import groups_of
 
 __all__ = ["FixedRope", "SequenceRope"]
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrie.argument import few, flag, instance, put, text, whole
 from kvtrie.selective.arguments import CacheArguments
+from kvtrie.settings.argument import few, flag, instance, put, text, whole
 
 __all__ = ["CacheSettings"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from kvtrie.engines.model_state import Remembered
+from kvtrie.engines.identity.model_state import Remembered
 from kvtrie.errors import ConfigError
 from kvtrie.selective.attention import between_passes
 

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtrie.argument import put, real, whole, word
+from kvtrie.settings.argument import put, real, whole, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

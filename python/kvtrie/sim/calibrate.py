@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvtrie.argument import real, shown, whole
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import real, shown, whole
 from kvtrie.sim.readers.lines import checked, lines_of, row_of
 from kvtrie.sim.run import run_config
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvtrie.argument import word
 from kvtrie.errors import ConfigError
-from kvtrie.layer_group import LayerGroup
-from kvtrie.shape import ModelShape
+from kvtrie.model.layer_group import LayerGroup
+from kvtrie.model.shape import ModelShape
+from kvtrie.settings.argument import word
 
 if TYPE_CHECKING:
     from collections.abc import Callable

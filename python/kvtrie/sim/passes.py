@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from kvtrie.argument import real
-from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError
 from kvtrie.input import read_text, toml_of
+from kvtrie.model.cost import Cost
+from kvtrie.settings.argument import real
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvtrie._kvtrie import BlockManager, Simulation
-from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError
-from kvtrie.shape import ModelShape
+from kvtrie.model.cost import Cost
+from kvtrie.model.shape import ModelShape
+from kvtrie.settings.tier import DEFAULT_POLICY
 from kvtrie.sim.ends import last_ones
 from kvtrie.sim.fates import Fates, TurnFigures
-from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kvtrie.resume import ResumePoints
-    from kvtrie.scope import Structure
+    from kvtrie.settings.resume import ResumePoints
+    from kvtrie.settings.scope import Structure
+    from kvtrie.settings.tier import Tier
     from kvtrie.sim.readers.rows import Record, RowWithAnswer
     from kvtrie.sim.trace import TraceRequest
-    from kvtrie.tier import Tier
 
 __all__ = [
     "SHAPE",

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvtrie.argument import put, real, whole, word
+from kvtrie.settings.argument import put, real, whole, word
 from kvtrie.sim.passes import Passes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
 
 __all__ = ["DEVICES", "Device", "Roofline"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from kvtrie.settings.tier import Tier
 from kvtrie.sim.offline import leaves_first
 from kvtrie.sim.replay import open_manager, prompt_cost, replay
-from kvtrie.tier import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -14,8 +14,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.argument import real, whole
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import real, whole
 from kvtrie.sim.grid import check
 from kvtrie.sim.sweep import iter_sweep
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie._kvtrie import __version__
-from kvtrie.argument import text
 from kvtrie.errors import ConfigError
 from kvtrie.input import read_text
+from kvtrie.settings.argument import text
 from kvtrie.sim.run import run_config
 
 if TYPE_CHECKING:

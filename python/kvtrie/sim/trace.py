@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from kvtrie._kvtrie import hashed_line
-from kvtrie.argument import few, shown, text
 from kvtrie.errors import ConfigError
 from kvtrie.output import writing_text
+from kvtrie.settings.argument import few, shown, text
 from kvtrie.sim.readers.lines import (
     MOST,
     MOST_BLOCKS,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.group_pages import GroupPages
+from kvtrie.model.group_pages import GroupPages
 from kvtrie.tiers.agreement import MEMORY, check_group_formats, check_together, memory_above
 from kvtrie.tiers.block_format import BlockFormat, HasBlockFormat
 from kvtrie.tiers.conversion import agree
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvtrie import Index
-    from kvtrie.resume import ResumePoints
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.resume import ResumePoints
+    from kvtrie.settings.tier import Tier
 
 __all__ = [
     "Batched",

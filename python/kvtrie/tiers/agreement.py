@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import check_exists
+from kvtrie.settings.sizes import check_exists
 from kvtrie.tiers.gpu import default_device
 from kvtrie.tiers.narrowed import require_narrower
 from kvtrie.tiers.pool import all_of_device
@@ -19,7 +19,7 @@ from kvtrie.tiers.pool import all_of_device
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvtrie.tier import Tier
+    from kvtrie.settings.tier import Tier
     from kvtrie.tiers.block_format import BlockFormat
 
 __all__ = ["MEMORY", "check_group_formats", "check_together", "memory_above"]

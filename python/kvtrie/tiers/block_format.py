@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvtrie.errors import ConfigError
-from kvtrie.group_layout import group_layout
-from kvtrie.layout import Layout
+from kvtrie.model.group_layout import group_layout
+from kvtrie.model.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
 
 __all__ = ["FORMAT", "BlockFormat", "HasBlockFormat"]
 

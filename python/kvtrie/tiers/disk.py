@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvtrie._kvtrie import DiskStore
-from kvtrie.argument import folder as path_of
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.shape import require_fingerprint
-from kvtrie.sizes import all_disk, check_exists
+from kvtrie.model.shape import require_fingerprint
+from kvtrie.settings.argument import folder as path_of
+from kvtrie.settings.sizes import all_disk, check_exists
 from kvtrie.tiers.block_format import BlockFormat
 from kvtrie.tiers.narrowed import Narrowed, require_narrower
 from kvtrie.tiers.other_stores import count_others
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from typing import Literal, Self
 
     from kvtrie import Index
-    from kvtrie.layout import Layout
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.model.layout import Layout
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["DiskStorage", "meaning"]
 

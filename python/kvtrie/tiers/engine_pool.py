@@ -22,7 +22,7 @@ import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.kernels import copy_rows
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
 from kvtrie.tiers.block_format import FORMAT, BlockFormat
 from kvtrie.tiers.conversion import PIECE_BYTES
 from kvtrie.tiers.pool import Pool
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
 
 __all__ = ["EnginePool"]
 

@@ -12,8 +12,8 @@ import torch
 from kvtrie.tiers.pool import Pool
 
 if TYPE_CHECKING:
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["default_device", "gpu_pool"]
 

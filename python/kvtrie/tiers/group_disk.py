@@ -25,7 +25,7 @@ import numpy as np
 
 from kvtrie import Index
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.group_pages import GroupPages
+from kvtrie.model.group_pages import GroupPages
 from kvtrie.tiers.block_format import BlockFormat
 from kvtrie.tiers.disk import DiskStorage
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["GroupDisk", "GroupStore"]
 

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie import Index
-from kvtrie.group_pages import LAYER_DIGEST, GroupPages, layer_digests
-from kvtrie.shape import require_fingerprint
+from kvtrie.model.group_pages import LAYER_DIGEST, GroupPages, layer_digests
+from kvtrie.model.shape import require_fingerprint
 from kvtrie.tiers.block_format import BlockFormat
 from kvtrie.tiers.disk import meaning
 from kvtrie.tiers.group_pools import GroupPool, GroupPools
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie._kvtrie import KeptFile
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["GroupKept", "GroupKeptPool", "group_kept"]
 

@@ -27,11 +27,11 @@ import numpy as np
 import torch
 
 from kvtrie.errors import ClosedError, ConfigError
-from kvtrie.group_layout import group_bytes
-from kvtrie.group_pages import GroupPages, slot_start
 from kvtrie.kernels import copy_rows
-from kvtrie.layout import DTYPE_BYTES
-from kvtrie.sizes import check_exists
+from kvtrie.model.group_layout import group_bytes
+from kvtrie.model.group_pages import GroupPages, slot_start
+from kvtrie.model.layout import DTYPE_BYTES
+from kvtrie.settings.sizes import check_exists
 from kvtrie.tiers import conversion
 from kvtrie.tiers.block_format import BlockFormat
 from kvtrie.tiers.pool import Pool, all_of_device, paged
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie.kernels import Pages
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["GroupPool", "GroupPools"]
 

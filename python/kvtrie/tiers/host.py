@@ -15,8 +15,8 @@ from kvtrie.tiers.kept import kept_pool
 from kvtrie.tiers.pool import Pool
 
 if TYPE_CHECKING:
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["host_pool"]
 

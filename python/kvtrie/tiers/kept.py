@@ -31,8 +31,8 @@ import torch
 
 from kvtrie._kvtrie import KeptFile
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.shape import require_fingerprint
-from kvtrie.sizes import free_memory
+from kvtrie.model.shape import require_fingerprint
+from kvtrie.settings.sizes import free_memory
 from kvtrie.tiers.block_format import BlockFormat
 from kvtrie.tiers.disk import meaning
 from kvtrie.tiers.pool import Pool
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie import Index
-    from kvtrie.layout import Layout
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.model.layout import Layout
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
 
 __all__ = [
     "KeptPool",

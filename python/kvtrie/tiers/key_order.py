@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie._kvtrie import BlockManager, Index
-from kvtrie.argument import whole
 from kvtrie.errors import ConfigError, NoSpaceError
-from kvtrie.hint import Release, Retain
-from kvtrie.shape import ModelShape
-from kvtrie.tier import Tier
+from kvtrie.model.shape import ModelShape
+from kvtrie.settings.argument import whole
+from kvtrie.settings.hint import Release, Retain
+from kvtrie.settings.tier import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

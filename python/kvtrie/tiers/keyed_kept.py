@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtrie.argument import folder as path_of
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import forgotten
-from kvtrie.sizes import size as read_size
+from kvtrie.settings.argument import folder as path_of
+from kvtrie.settings.sizes import forgotten
+from kvtrie.settings.sizes import size as read_size
 from kvtrie.tiers.kept import check_memory, open_kept_file
 from kvtrie.tiers.kept_slots import KeptSlots
 from kvtrie.tiers.key_label import KEY_TOKENS

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.layout import DTYPE_BYTES
+from kvtrie.model.layout import DTYPE_BYTES
 from kvtrie.tiers import conversion
 from kvtrie.tiers.block_format import FORMAT
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
     from kvtrie.tiers.pool import Pool
 
 __all__ = ["NativeParts"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvtrie.tier import Tier
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["close_pools", "open_each"]
 

@@ -26,8 +26,8 @@ import torch
 
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
 from kvtrie.kernels import copy_rows
-from kvtrie.layout import DTYPE_BYTES, Layout
-from kvtrie.sizes import all_memory, check_exists
+from kvtrie.model.layout import DTYPE_BYTES, Layout
+from kvtrie.settings.sizes import all_memory, check_exists
 from kvtrie.tiers import conversion
 from kvtrie.tiers.block_format import FORMAT, BlockFormat
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie.kernels import Pages
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["Pool", "all_of_device", "give_back", "paged"]
 

@@ -14,8 +14,8 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from kvtrie.argument import flag, put, real, whole
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import flag, put, real, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

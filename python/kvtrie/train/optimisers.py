@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvtrie.argument import few, put, real, word
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import few, put, real, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

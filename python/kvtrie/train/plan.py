@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvtrie.errors import ConfigError
+from kvtrie.model.shape import ModelShape
 from kvtrie.selective import AttnWeightsReplayLog, make_cache
 from kvtrie.selective.arguments import CacheArguments
 from kvtrie.selective.attention import Passing
@@ -25,7 +26,6 @@ from kvtrie.selective.buffers import DefaultBuffers, Place
 from kvtrie.selective.names import parse, windows_of
 from kvtrie.selective.steps import cut
 from kvtrie.selective.window import WindowKVCache
-from kvtrie.shape import ModelShape
 from kvtrie.train.cell import CellCache
 from kvtrie.train.cells import columns, rows
 from kvtrie.train.checkpoint import coded_bytes

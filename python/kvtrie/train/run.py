@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from kvtrie.argument import flag, folder, put, real, text, whole, word
 from kvtrie.errors import ConfigError
 from kvtrie.selective.settings import CacheSettings
+from kvtrie.settings.argument import flag, folder, put, real, text, whole, word
 from kvtrie.train.head import HEADS
 from kvtrie.train.lora import LoraSettings
 from kvtrie.train.optimisers import OptimizerSettings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtrie.argument import folder, put, real, whole, word
+from kvtrie.settings.argument import folder, put, real, whole, word
 
 __all__ = ["QUANTISERS", "GradientSettings"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtrie.tier import Tier
+    from kvtrie.settings.tier import Tier
     from kvtrie.transfer.job import Job
 
 __all__ = ["Budget"]

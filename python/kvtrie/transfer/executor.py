@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
-from kvtrie.argument import whole
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.sizes import size
+from kvtrie.settings.argument import whole
+from kvtrie.settings.sizes import size
 from kvtrie.tiers import (
     BlockFormat,
     GroupDisk,

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvtrie.argument import put
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import size
+from kvtrie.settings.argument import put
+from kvtrie.settings.sizes import size
 from kvtrie.tiers import Pool
 from kvtrie.transfer.connector import BufferedConnector, PagedConnector
 from kvtrie.transfer.layer_loads import LayerLoads

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie import Moves
-    from kvtrie.tier import Tier
+    from kvtrie.settings.tier import Tier
     from kvtrie.tiers import TierBytes
     from kvtrie.transfer.job import Job
     from kvtrie.transfer.outbox import Outbox

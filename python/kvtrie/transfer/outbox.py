@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from kvtrie.tier import Tier
+    from kvtrie.settings.tier import Tier
     from kvtrie.tiers import TierBytes
     from kvtrie.transfer.job import Job
     from kvtrie.transfer.report import Sink

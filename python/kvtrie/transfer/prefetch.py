@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from kvtrie.argument import real
 from kvtrie.errors import ConfigError, NoSpaceError
-from kvtrie.hint import Prefetch
+from kvtrie.settings.argument import real
+from kvtrie.settings.hint import Prefetch
 from kvtrie.transfer.deadline_call import DeadlineCall
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from kvtrie.transfer.job import Urgency
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtrie.tier import Tier
+    from kvtrie.settings.tier import Tier
     from kvtrie.tiers import TierBytes
     from kvtrie.transfer.queue import Queue
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie import Moves
-    from kvtrie.tier import Tier
+    from kvtrie.settings.tier import Tier
     from kvtrie.tiers import TierBytes
     from kvtrie.transfer.report import MoveReport, Progress, Sink
     from kvtrie.transfer.section import Ticket

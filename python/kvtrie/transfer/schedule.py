@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping, Sequence
 
-    from kvtrie.tier import Tier
+    from kvtrie.settings.tier import Tier
     from kvtrie.transfer.job import Job
 
 __all__ = ["Schedule"]

@@ -55,15 +55,15 @@ pub use observe::log::Eviction;
 pub use observe::meter::{RequestStats, TierStats, TierTimes};
 pub use observe::miss::{Asked, Miss, MissBranch, MissCause, OpenMiss};
 pub use observe::report::{Event, Occupancy};
-pub use request::acquire::Acquire;
-pub use request::commit::Committed;
-pub use request::expected_sessions::ExpectedSession;
-pub use request::index::Row;
-pub use request::lease::{Lease, Plan};
-pub use request::lookup::{Copy, Match, MatchedBlock};
-pub use request::mark::Mark;
-pub use request::pins::PinId;
-pub use request::price::Unpriced;
+pub use request::life::acquire::Acquire;
+pub use request::life::commit::Committed;
+pub use request::life::expected_sessions::ExpectedSession;
+pub use request::life::lease::{Lease, Plan};
+pub use request::matching::lookup::{Copy, Match, MatchedBlock};
+pub use request::matching::price::Unpriced;
+pub use request::restart::index::Row;
+pub use request::restart::mark::Mark;
+pub use request::slots::pins::PinId;
 pub use settings::{DropOrder, Groups, Settings};
 
 use consequence::Consequences;
@@ -76,11 +76,11 @@ use observe::block_event::BlockEvents;
 use observe::meter::Meter;
 use points::Points;
 use policy_feed::PolicyFeed;
-use request::ages::Ages;
-use request::pins::Pins;
-use request::price::Prices;
-use request::refused::Refused;
-use request::session::Sessions;
+use request::life::ages::Ages;
+use request::life::session::Sessions;
+use request::matching::price::Prices;
+use request::slots::pins::Pins;
+use request::slots::refused::Refused;
 
 /// The block manager of one machine.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Conversion of the hints of `kvtrie.hint` to the core's, and of the replies.
+//! Conversion of the hints of `kvtrie.settings.hint` to the core's, and of the replies.
 //!
 //! Invariant: a wrong kind or number is an error that names it. Cost: a few attribute reads and one
 //! copy of tokens.
@@ -51,7 +51,7 @@ pub(crate) fn hints(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Vec<H
 fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> {
     let class = given.get_type();
     let tier = || shared.tier(&given.getattr("tier")?);
-    let ours = class.module().is_ok_and(|module| module == "kvtrie.hint");
+    let ours = class.module().is_ok_and(|module| module == "kvtrie.settings.hint");
     let name = class.name()?;
     match if ours { name.to_str()? } else { "" } {
         "Retain" => retain(given).map(Hint::Retain),

@@ -42,7 +42,7 @@ fn unlike(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyErr {
 /// A short representation of any value for a message.
 pub(crate) fn shown(given: &Bound<'_, PyAny>) -> String {
     let show = || {
-        let module = given.py().import("kvtrie.argument")?;
+        let module = given.py().import("kvtrie.settings.argument")?;
         module.getattr("shown")?.call1((given,))?.extract::<String>()
     };
     show().unwrap_or_else(|_| format!("a {}", given.get_type()))

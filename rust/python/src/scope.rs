@@ -17,7 +17,7 @@ pub(crate) fn scope(given: Option<&Bound<'_, PyAny>>) -> PyResult<Scope> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let Some(given) = given else { return Ok(Scope::default()) };
     let py = given.py();
-    if !given.is_instance(CLASS.import(py, "kvtrie.scope", "Scope")?)? {
+    if !given.is_instance(CLASS.import(py, "kvtrie.settings.scope", "Scope")?)? {
         return Err(bad(format!("scope is {}, a Scope wanted", shown(given))));
     }
     let mut extra = Vec::new();

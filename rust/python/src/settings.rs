@@ -47,9 +47,9 @@ impl Given<'_, '_> {
 /// consistent.
 pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     let model = given.model;
-    instance(model, "model", "kvtrie.shape", "ModelShape")?;
+    instance(model, "model", "kvtrie.model.shape", "ModelShape")?;
     for tier in given.tiers {
-        instance(tier, "a tier", "kvtrie.tier", "Tier")?;
+        instance(tier, "a tier", "kvtrie.settings.tier", "Tier")?;
     }
     if given.block_tokens == 0 || given.token_weight == 0 {
         return Err(bad(format!(
@@ -126,7 +126,7 @@ pub(crate) fn page_bytes(slots: Vec<u64>) -> PyResult<u64> {
 
 /// The groups of the model, of which each keeps what resume points need.
 fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Resume> {
-    instance(resume, "resume", "kvtrie.resume", "ResumePoints")?;
+    instance(resume, "resume", "kvtrie.settings.resume", "ResumePoints")?;
     let tiers = PyTuple::new(resume.py(), given.tiers)?;
     let plan = resume.call_method1("_plan", (given.model, tiers, given.real_tokens()?))?;
     let (rows, layer_bytes, rooms, points): Plan = plan.extract()?;
@@ -200,7 +200,7 @@ fn kind(name: &str) -> PyResult<Kind> {
 
 /// Refuses tiers that other processes can read if the model's KV has no name.
 pub(crate) fn require_fingerprint(model: &Bound<'_, PyAny>, what: &str) -> PyResult<()> {
-    let shapes = model.py().import("kvtrie.shape")?;
+    let shapes = model.py().import("kvtrie.model.shape")?;
     shapes.call_method1("require_fingerprint", (model, what)).map(drop)
 }
 
@@ -237,7 +237,7 @@ fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>, shared: Option<u32>) -> 
 }
 
 pub(crate) fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
-    instance(lane, "a lane", "kvtrie.tier", "Lane")?;
+    instance(lane, "a lane", "kvtrie.settings.tier", "Lane")?;
     // Bandwidths are often floats, like 12e9.
     let whole =
         lane.py().get_type::<pyo3::types::PyInt>().call1((lane.getattr("bytes_per_s")?,))?;
@@ -251,7 +251,7 @@ pub(crate) fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
 
 /// A `Cost`, or the name of one; `None` is the default one.
 fn cost(given: Option<&Bound<'_, PyAny>>, model: &Bound<'_, PyAny>) -> PyResult<CostModel> {
-    let class = model.py().import("kvtrie.cost")?.getattr("Cost")?;
+    let class = model.py().import("kvtrie.model.cost")?.getattr("Cost")?;
     let named = given.map(|given| given.extract::<String>().unwrap_or_default());
     let cost = match (named.as_deref(), given) {
         (None | Some("default" | "python"), _) => class.call_method1("default", (model,))?,

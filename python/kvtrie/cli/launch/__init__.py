@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtrie import BlockManager
-from kvtrie.argument import word
 from kvtrie.cli.launch.options import add_options
 from kvtrie.cli.launch.sglang import sglang_command
 from kvtrie.cli.launch.vllm import vllm_command
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.layout import FORMATS
+from kvtrie.model.layout import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

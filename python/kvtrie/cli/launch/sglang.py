@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.argument import url
 from kvtrie.cli.launch.flags import events_flag, number_of, refuse
 from kvtrie.cli.launch.options import ranking_of
 from kvtrie.cli.launch.sizes import sizes_of
 from kvtrie.cli.set_option import set_values, types_of
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import size
-from kvtrie.tier import Tier
+from kvtrie.settings.argument import url
+from kvtrie.settings.sizes import size
+from kvtrie.settings.tier import Tier
 
 if TYPE_CHECKING:
     import argparse

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import (
+from kvtrie.settings.sizes import (
     all_disk,
     all_memory,
     check_exists,

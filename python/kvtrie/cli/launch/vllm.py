@@ -11,14 +11,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.argument import url
 from kvtrie.cli.launch.flags import events_flag, number_of, refuse
 from kvtrie.cli.launch.options import ranking_of
 from kvtrie.cli.launch.sizes import keep, sizes_of
 from kvtrie.cli.set_option import set_values, types_of
-from kvtrie.engines.control import socket_path
+from kvtrie.engines.server.control import socket_path
 from kvtrie.errors import ConfigError
-from kvtrie.tier import Tier
+from kvtrie.settings.argument import url
+from kvtrie.settings.tier import Tier
 
 if TYPE_CHECKING:
     import argparse

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvtrie.argument import whole
 from kvtrie.cli.lenient import status_of
 from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import lines_in, watched
@@ -16,6 +15,7 @@ from kvtrie.cli.replay import add_model, model_of
 from kvtrie.cli.sim.settings import add_settings, changes_in, settings_of
 from kvtrie.errors import ConfigError
 from kvtrie.output import writing_text
+from kvtrie.settings.argument import whole
 
 if TYPE_CHECKING:
     import argparse

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.argument import real, whole
 from kvtrie.cli.lenient import status_of
 from kvtrie.cli.progress import counting
 from kvtrie.cli.sim.settings import add_settings, changes_in
+from kvtrie.settings.argument import real, whole
 
 if TYPE_CHECKING:
     import argparse

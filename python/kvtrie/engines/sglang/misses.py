@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvtrie.engines.why import Admitted, MissCounter
+from kvtrie.engines.server.why import Admitted, MissCounter
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
     from kvtrie import BlockManager
-    from kvtrie.engines.why import Explained
-    from kvtrie.scope import Scope
+    from kvtrie.engines.server.why import Explained
+    from kvtrie.settings.scope import Scope
 
 __all__ = ["Matched", "RequestMisses"]
 

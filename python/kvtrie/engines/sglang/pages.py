@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from kvtrie.argument import flag, folder, instance, masked, real, shown, whole
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import free_disk
-from kvtrie.sizes import size as size_of
-from kvtrie.tier import Tier
+from kvtrie.settings.argument import flag, folder, instance, masked, real, shown, whole
+from kvtrie.settings.sizes import free_disk
+from kvtrie.settings.sizes import size as size_of
+from kvtrie.settings.tier import Tier
 from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.tiers.keyed_kept import KeyedKept
 from kvtrie.tiers.remote.keyed import KeyedRemote

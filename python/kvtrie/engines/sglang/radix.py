@@ -28,14 +28,14 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
 from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.argument import shown, text, whole, word
-from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.server.boundary import Boundary
+from kvtrie.engines.server.startup import OpenTier, log_startup, startup_line, startup_warnings
 from kvtrie.engines.sglang.events import PublishedPages
 from kvtrie.engines.sglang.misses import Matched, RequestMisses
-from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
-from kvtrie.scope import Scope
-from kvtrie.tier import DEFAULT_POLICY
+from kvtrie.settings.argument import shown, text, whole, word
+from kvtrie.settings.scope import Scope
+from kvtrie.settings.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from kvtrie.engines.canonical import Encoding
+from kvtrie.engines.identity.canonical import Encoding
+from kvtrie.engines.identity.start_options import device, digest_of, variables_of, versions
 from kvtrie.engines.sglang.excluded import FIELDS, VARIABLES
-from kvtrie.engines.start_options import device, digest_of, variables_of, versions
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
-from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.server.boundary import Boundary
+from kvtrie.engines.server.startup import OpenTier, log_startup, startup_line, startup_warnings
 from kvtrie.engines.sglang.pages import PageSettings
 from kvtrie.engines.sglang.weights import identity, watch
-from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
 from kvtrie.errors import ConfigError
 from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.tiers.keyed_kept import KeyedKept

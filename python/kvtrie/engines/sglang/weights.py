@@ -6,7 +6,7 @@ modules, of the options that the server was started with, and of the files of th
 `--lora-paths` names. Adapters that are loaded later have random names in SGLang.
 Updates pass through methods of its weight updater, which are wrapped once per process.
 Invariant: all ranks have one identity, which changes with any bit of any rank.
-Cost: see `kvtrie.engines.weights`, once at start; measured and logged.
+Cost: see `kvtrie.engines.identity.weights`, once at start; measured and logged.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_lora, get_server_args
 from torch import distributed
 
-from kvtrie.engines.canonical import Encoding
-from kvtrie.engines.module_state import modules_digest
-from kvtrie.engines.sglang.start_options import options_digest
-from kvtrie.engines.weights import (
+from kvtrie.engines.identity.canonical import Encoding
+from kvtrie.engines.identity.module_state import modules_digest
+from kvtrie.engines.identity.weights import (
     checkpoint_digest,
     digest,
     files_digest,
@@ -38,6 +37,7 @@ from kvtrie.engines.weights import (
     packed_away,
     tensors_of,
 )
+from kvtrie.engines.sglang.start_options import options_digest
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:

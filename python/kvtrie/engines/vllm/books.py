@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie import BlockManager, Index, Moves
-from kvtrie.engines.boundary import Boundary, Contained
-from kvtrie.engines.commands import CommandQueue
-from kvtrie.engines.request_hints import RequestHints, read_hints
+from kvtrie.engines.server.boundary import Boundary, Contained
+from kvtrie.engines.server.commands import CommandQueue
+from kvtrie.engines.server.request_hints import RequestHints, read_hints
+from kvtrie.engines.server.why import MissCounter
 from kvtrie.engines.vllm.events import Change, Naming, PublishedBlocks
 from kvtrie.engines.vllm.hints import envelope_hints, priority_hint, range_hints
 from kvtrie.engines.vllm.identity import Identity
@@ -40,7 +41,6 @@ from kvtrie.engines.vllm.scope import scope_of
 from kvtrie.engines.vllm.store_client import StoreClient
 from kvtrie.engines.vllm.store_moves import StoreMoves
 from kvtrie.engines.vllm.waiting import WaitingRequest
-from kvtrie.engines.why import MissCounter
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.transfer.dispatch import Dispatch
 from kvtrie.transfer.used_blocks import UsedBlocks
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 
     from vllm.v1.request import Request
 
-    from kvtrie.engines.format_figure import FormatFigure
+    from kvtrie.engines.server.format_figure import FormatFigure
     from kvtrie.engines.vllm.messages import Opened
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
-    from kvtrie.hint import Hint
-    from kvtrie.scope import Scope
+    from kvtrie.settings.hint import Hint
+    from kvtrie.settings.scope import Scope
 
 __all__ = ["DISK", "HOST", "Books", "Planned"]
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
-from kvtrie.engines.boundary import Boundary
-from kvtrie.engines.request_hints import FAR, RetainedRange, read_hints
+from kvtrie.engines.server.boundary import Boundary
+from kvtrie.engines.server.request_hints import FAR, RetainedRange, read_hints
 from kvtrie.engines.vllm.hints import envelope_ranges
 from kvtrie.tiers.key_order import KeyOrder
 

@@ -20,8 +20,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from kvtrie.engines.control import Controlled, ControlSocket, control_path
-from kvtrie.engines.format_figure import FormatFigure
+from kvtrie.engines.identity.weights import checkpoint_digest
+from kvtrie.engines.server.control import Controlled, ControlSocket, control_path
+from kvtrie.engines.server.format_figure import FormatFigure
 from kvtrie.engines.vllm.kv_writer import writer_of
 from kvtrie.engines.vllm.media import name_media
 from kvtrie.engines.vllm.metrics import MetricsExporter
@@ -34,7 +35,6 @@ from kvtrie.engines.vllm.vllm_metrics import KvtrieProm, KvtrieStats
 from kvtrie.engines.vllm.watch import watch
 from kvtrie.engines.vllm.weights import WorkerWeights, combined
 from kvtrie.engines.vllm.worker import WorkerConnector
-from kvtrie.engines.weights import checkpoint_digest
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from kvtrie.engines.canonical import Encoding
-from kvtrie.engines.weights import digest
+from kvtrie.engines.identity.canonical import Encoding
+from kvtrie.engines.identity.weights import digest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -27,13 +27,13 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from kvtrie.argument import whole
-from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.server.boundary import Boundary
 from kvtrie.engines.vllm.media import name_media
 from kvtrie.engines.vllm.offloading import KvtrieOffloadingSpec
 from kvtrie.engines.vllm.watch import watch
 from kvtrie.engines.vllm.weights import combined
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import whole
 from kvtrie.tiers.keyed_disk import KeyedDisk
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from kvtrie.argument import few, flag, real, shown
-from kvtrie.engines.request_hints import FAR, MOST_RANGES, RetainedRange, session_name
+from kvtrie.engines.server.request_hints import FAR, MOST_RANGES, RetainedRange, session_name
 from kvtrie.errors import ConfigError, KvtrieError
-from kvtrie.hint import Prefetch, Release, Retain
+from kvtrie.settings.argument import few, flag, real, shown
+from kvtrie.settings.hint import Prefetch, Release, Retain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
-    from kvtrie.hint import Hint
-    from kvtrie.scope import Scope
+    from kvtrie.settings.hint import Hint
+    from kvtrie.settings.scope import Scope
 
 __all__ = ["EnvelopeHints", "envelope_hints", "envelope_ranges", "priority_hint", "range_hints"]
 

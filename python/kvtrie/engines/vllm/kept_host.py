@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from kvtrie import Moves
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.replicated import ReplicatedRanks
-    from kvtrie.layout import Layout
-    from kvtrie.tier import Tier
-    from kvtrie.tiers.shared_memory import SharedMemory
+    from kvtrie.engines.vllm.shared_memory import SharedMemory
+    from kvtrie.model.layout import Layout
+    from kvtrie.settings.tier import Tier
     from kvtrie.transfer.report import MoveReport
 
 __all__ = ["HostMemory", "KeptStores", "open_host"]

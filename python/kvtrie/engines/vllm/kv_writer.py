@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from kvtrie.engines.vllm.learned_views import BlockShape, learned_views
 from kvtrie.errors import ConfigError
-from kvtrie.tiers.learned_views import BlockShape, learned_views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
 
+    from kvtrie.engines.vllm.learned_views import WriteRows
     from kvtrie.engines.vllm.model import ServedModel
-    from kvtrie.tiers.learned_views import WriteRows
 
     Writer: TypeAlias = Callable[[str, torch.Tensor], WriteRows]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kvtrie.engines.vllm.books import HOST, Books
 from kvtrie.engines.vllm.waiting import Answer, Promise, WaitingRequest
 from kvtrie.errors import ConfigError, NoSpaceError
-from kvtrie.hint import Prefetch
+from kvtrie.settings.hint import Prefetch
 
 if TYPE_CHECKING:
     import numpy as np

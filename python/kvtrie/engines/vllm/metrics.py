@@ -12,15 +12,15 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvtrie.engines.miss_report import CAUSES
+from kvtrie.engines.server.miss_report import CAUSES
 from kvtrie.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvtrie import Stats
-    from kvtrie.engines.format_figure import FormatFigure
-    from kvtrie.engines.why import MissCounter
+    from kvtrie.engines.server.format_figure import FormatFigure
+    from kvtrie.engines.server.why import MissCounter
 
 __all__ = ["OWN", "ConnectorCounters", "Count", "ExportedValues", "MetricsExporter", "exported"]
 

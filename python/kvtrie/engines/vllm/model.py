@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvtrie.errors import ConfigError
-from kvtrie.shape import ModelShape
+from kvtrie.model.shape import ModelShape
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig

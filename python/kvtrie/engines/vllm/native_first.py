@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie.engines.request_hints import FAR, RetainedRange
+from kvtrie.engines.server.request_hints import FAR, RetainedRange
 from kvtrie.errors import ConfigError
-from kvtrie.hint import Retain
-from kvtrie.layout import FORMATS
+from kvtrie.model.layout import FORMATS
+from kvtrie.settings.hint import Retain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from kvtrie.engines.commands import Command
+    from kvtrie.engines.server.commands import Command
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
-    from kvtrie.hint import Hint
-    from kvtrie.scope import Scope
+    from kvtrie.settings.hint import Hint
+    from kvtrie.settings.scope import Scope
 
 __all__ = ["NativeFirst"]
 

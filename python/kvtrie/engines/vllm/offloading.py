@@ -29,11 +29,11 @@ from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingWorker,
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kvtrie.argument import shown
-from kvtrie.engines.boundary import Boundary
+from kvtrie.engines.server.boundary import Boundary
 from kvtrie.engines.vllm.board import Board
 from kvtrie.engines.vllm.weights import WorkerWeights
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

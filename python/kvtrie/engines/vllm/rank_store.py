@@ -21,8 +21,8 @@ from kvtrie.tiers.remote.open import read_secret
 
 if TYPE_CHECKING:
     from kvtrie.engines.vllm.model import ServedModel
-    from kvtrie.layout import Layout
-    from kvtrie.tier import Tier
+    from kvtrie.model.layout import Layout
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["RankStore"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvtrie.tiers.shared_memory import SharedMemory, machine
+from kvtrie.engines.vllm.shared_memory import SharedMemory, machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.engines.miss_report import UNASKED
+from kvtrie.engines.server.miss_report import UNASKED
 from kvtrie.engines.vllm.books import HOST
 from kvtrie.engines.vllm.matching import Matching
-from kvtrie.hint import Release
+from kvtrie.settings.hint import Release
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.used_blocks import UsedBlocks
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie import BlockManager, Index
-from kvtrie.tier import Tier
+from kvtrie.settings.tier import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

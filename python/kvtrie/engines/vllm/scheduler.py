@@ -19,14 +19,14 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kvtrie.engines.miss_report import client_report
+from kvtrie.engines.server.miss_report import client_report
+from kvtrie.engines.server.why import Admitted
 from kvtrie.engines.vllm.books import Planned
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.reports import Reports
 from kvtrie.engines.vllm.running import RunningRequest
 from kvtrie.engines.vllm.store_moves import DROPPED
 from kvtrie.engines.vllm.waiting import Promise, WaitingRequest
-from kvtrie.engines.why import Admitted
 from kvtrie.errors import KvtrieError, NoSpaceError
 
 if TYPE_CHECKING:

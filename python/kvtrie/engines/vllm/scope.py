@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from kvtrie.argument import text
 from kvtrie.engines.vllm.media import content_of
-from kvtrie.scope import Scope
+from kvtrie.settings.argument import text
+from kvtrie.settings.scope import Scope
 
 if TYPE_CHECKING:
     from vllm.multimodal.inputs import MultiModalFeatureSpec

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from kvtrie import BlockManager
-from kvtrie.argument import flag, folder, instance, real, shown, whole, word
-from kvtrie.engines.control import socket_path
+from kvtrie.engines.server.control import socket_path
 from kvtrie.errors import ConfigError
-from kvtrie.layout import FORMATS
-from kvtrie.sizes import free_disk, free_memory, is_share, size
-from kvtrie.tier import DEFAULT_POLICY, Tier
+from kvtrie.model.layout import FORMATS
+from kvtrie.settings.argument import flag, folder, instance, real, shown, whole, word
+from kvtrie.settings.sizes import free_disk, free_memory, is_share, size
+from kvtrie.settings.tier import DEFAULT_POLICY, Tier
 
 __all__ = ["KEYS", "TIER_KEYS", "Settings"]
 

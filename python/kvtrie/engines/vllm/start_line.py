@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from kvtrie.engines.startup import OpenTier, log_startup, startup_line, startup_warnings
-from kvtrie.layout import FORMATS
+from kvtrie.engines.server.startup import OpenTier, log_startup, startup_line, startup_warnings
+from kvtrie.model.layout import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvtrie import BlockManager
-    from kvtrie.engines.format_figure import FormatFigure
+    from kvtrie.engines.server.format_figure import FormatFigure
     from kvtrie.engines.vllm.messages import Opened
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings

@@ -14,10 +14,10 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kvtrie.engines.canonical import Encoding
-from kvtrie.engines.start_options import device, digest_of, variables_of, versions
+from kvtrie.engines.identity.canonical import Encoding
+from kvtrie.engines.identity.start_options import device, digest_of, variables_of, versions
+from kvtrie.engines.identity.weights import checkpoint_folder, files_digest
 from kvtrie.engines.vllm.excluded import FIELDS, VARIABLES
-from kvtrie.engines.weights import checkpoint_folder, files_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

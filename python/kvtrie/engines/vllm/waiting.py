@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from kvtrie.engines.vllm.running import GrowingTokens
     from kvtrie.engines.vllm.store_client import Question
-    from kvtrie.scope import Scope
+    from kvtrie.settings.scope import Scope
 
 __all__ = ["Answer", "Promise", "WaitingRequest"]
 

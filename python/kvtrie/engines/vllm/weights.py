@@ -8,7 +8,7 @@ digested too, in full.
 Invariant: after a change of any bit that the worker computes with, `digest` returns another value.
 Weights that were packed again while the server ran get a random one: nothing older matches, and
 what is stored from then on is not found after a restart.
-Cost: see `kvtrie.engines.weights`; every call is measured and logged.
+Cost: see `kvtrie.engines.identity.weights`; every call is measured and logged.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from weakref import ref
 
 import torch
 
-from kvtrie.engines.module_state import modules_digest
+from kvtrie.engines.identity.module_state import modules_digest
+from kvtrie.engines.identity.weights import (
+    checkpoint_digest,
+    digest,
+    owners,
+    packed_away,
+    tensors_of,
+)
 from kvtrie.engines.vllm.held_adapters import HeldAdapters
 from kvtrie.engines.vllm.layout_check import layouts_digest
 from kvtrie.engines.vllm.start_options import options_digest
-from kvtrie.engines.weights import checkpoint_digest, digest, owners, packed_away, tensors_of
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:

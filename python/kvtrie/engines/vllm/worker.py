@@ -28,8 +28,8 @@ from kvtrie.engines.vllm.rank_store import RankStore
 from kvtrie.engines.vllm.replicated import ReplicatedRanks
 from kvtrie.engines.vllm.step_copies import StepCopies
 from kvtrie.errors import ConfigError
-from kvtrie.sizes import free_memory
-from kvtrie.tier import Tier
+from kvtrie.settings.sizes import free_memory
+from kvtrie.settings.tier import Tier
 from kvtrie.tiers import DiskStorage, EnginePool, KeptPool, Pool
 from kvtrie.tiers.native_parts import NativeParts
 from kvtrie.transfer.copy_stream import CopyStream

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvtrie.argument import pairs, real, shown, whole
-from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError
+from kvtrie.model.cost import Cost
+from kvtrie.settings.argument import pairs, real, shown, whole
 from kvtrie.sim.config.table import made, plain
 from kvtrie.sim.passes import Grid, read_passes
 from kvtrie.sim.roofline import Roofline
 
 if TYPE_CHECKING:
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
     from kvtrie.sim.config.table import Table
 
 __all__ = ["Price", "cost_of"]

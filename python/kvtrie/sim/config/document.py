@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
 from kvtrie.input import read_text
 from kvtrie.input import toml_of as parsed
+from kvtrie.settings.argument import shown
 
 if TYPE_CHECKING:
     from pathlib import Path

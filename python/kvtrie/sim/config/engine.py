@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.argument import flag
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import flag
 
 if TYPE_CHECKING:
     from kvtrie.sim.config.table import Table

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
 from kvtrie.input import read_text, toml_of
+from kvtrie.settings.argument import shown
+from kvtrie.settings.tier import Lane
 from kvtrie.sim.config.table import made
-from kvtrie.tier import Lane
 
 if TYPE_CHECKING:
     from kvtrie.sim.config.table import Table

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from kvtrie.argument import few, whole
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import few, whole
 from kvtrie.sim.config.cost import cost_of
 from kvtrie.sim.config.rent import rent_of
 from kvtrie.sim.config.table import Table
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from kvtrie.cost import Cost
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.cost import Cost
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Lane, Tier
     from kvtrie.sim.config.cost import Price
     from kvtrie.sim.config.rent import Rent
-    from kvtrie.tier import Lane, Tier
 
 __all__ = ["Machines", "machines_of"]
 

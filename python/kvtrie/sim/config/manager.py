@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.argument import word
-from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError
+from kvtrie.model.cost import Cost
+from kvtrie.settings.argument import word
+from kvtrie.settings.tier import DEFAULT_POLICY
 from kvtrie.sim.config.table import Table, made, plain
-from kvtrie.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from kvtrie.sim.config.trace import TraceSource

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.errors import ConfigError
+from kvtrie.settings.tier import Lane
 from kvtrie.sim.config.table import made
-from kvtrie.tier import Lane
 
 if TYPE_CHECKING:
     from kvtrie.sim.config.table import Table

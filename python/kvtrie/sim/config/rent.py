@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
     from kvtrie.sim.config.table import Table
-    from kvtrie.tier import Tier
 
 __all__ = ["Rent", "rent_of"]
 

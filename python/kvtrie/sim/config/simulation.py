@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.group_pages import GroupPages
-from kvtrie.shape import ModelShape
+from kvtrie.model.group_pages import GroupPages
+from kvtrie.model.shape import ModelShape
 from kvtrie.sim.config.directory import directory_of
 from kvtrie.sim.config.document import change, read_document
 from kvtrie.sim.config.engine import engine_of
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from kvtrie.cost import Cost
-    from kvtrie.resume import ResumePoints
+    from kvtrie.model.cost import Cost
+    from kvtrie.settings.resume import ResumePoints
+    from kvtrie.settings.tier import Tier
     from kvtrie.sim.config.cost import Price
     from kvtrie.sim.config.goals import Goals
     from kvtrie.sim.config.rent import Rent
     from kvtrie.sim.config.trace import TraceSource
-    from kvtrie.tier import Tier
 
 __all__ = ["SimulationConfig", "config_of", "read_config"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, cast
 
-from kvtrie.argument import flag, real, shown, text, whole, word
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import flag, real, shown, text, whole, word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

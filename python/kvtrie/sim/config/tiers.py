@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtrie.argument import few
 from kvtrie.errors import ConfigError
-from kvtrie.layout import Layout
+from kvtrie.model.layout import Layout
+from kvtrie.settings.argument import few
+from kvtrie.settings.sizes import is_share
+from kvtrie.settings.tier import Lane, Tier
 from kvtrie.sim.config.table import Table, made, plain
-from kvtrie.sizes import is_share
-from kvtrie.tier import Lane, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

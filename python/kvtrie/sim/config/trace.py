@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import shown
 from kvtrie.sim.arrivals import Arrivals
 from kvtrie.sim.config.table import made, plain
 from kvtrie.sim.workloads.families import FAMILIES

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
 from kvtrie.input import json_of
+from kvtrie.settings.argument import shown
 from kvtrie.sim.readers.compressed import open_trace
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from kvtrie.argument import shown, text
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import shown, text
 from kvtrie.sim.arrivals import thoughts
 from kvtrie.sim.readers.compressed import open_trace
 from kvtrie.sim.readers.lines import MOST_CHARACTERS

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie.argument import shown, whole
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import shown, whole
 from kvtrie.sim.readers.lines import (
     MOST,
     MOST_BLOCKS,

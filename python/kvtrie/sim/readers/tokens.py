@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtrie.argument import whole
+from kvtrie.settings.argument import whole
 from kvtrie.sim.readers.lines import (
     MOST,
     Ascending,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtrie.argument import put, whole, word
+from kvtrie.settings.argument import put, whole, word
 from kvtrie.sim.workloads.families import FAMILIES
 
 if TYPE_CHECKING:

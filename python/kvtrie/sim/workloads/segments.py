@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie.argument import put, real, whole, word
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import put, real, whole, word
 from kvtrie.sim.arrivals import Arrivals, thoughts
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvtrie.argument import put, real, whole
+from kvtrie.settings.argument import put, real, whole
 from kvtrie.sim.arrivals import Arrivals
 from kvtrie.sim.readers.sharegpt import in_turns
 from kvtrie.sim.readers.tables import Prompts

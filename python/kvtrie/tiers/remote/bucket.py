@@ -18,8 +18,8 @@ import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import from_url
 
-from kvtrie.argument import masked
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.settings.argument import masked
 
 if TYPE_CHECKING:
     from kvtrie.tiers.remote.url import RemoteUrl

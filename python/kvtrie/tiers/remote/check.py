@@ -18,8 +18,8 @@ import numpy as np
 
 from kvtrie._kvtrie import BlockManager, ValueFormat
 from kvtrie.errors import ConfigError
-from kvtrie.shape import ModelShape
-from kvtrie.tier import Tier
+from kvtrie.model.shape import ModelShape
+from kvtrie.settings.tier import Tier
 from kvtrie.tiers.remote.folder import as_it_was
 from kvtrie.tiers.remote.open import open_store
 from kvtrie.tiers.remote.protocol import Get, Put, Result

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from kvtrie._kvtrie import ValueFolder
-from kvtrie.argument import folder as path_of
-from kvtrie.argument import word
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import folder as path_of
+from kvtrie.settings.argument import word
 from kvtrie.tiers.remote.protocol import Result
 
 if TYPE_CHECKING:

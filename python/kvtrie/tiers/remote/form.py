@@ -15,7 +15,7 @@ from kvtrie._kvtrie import ValueFormat
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvtrie.shape import ModelShape
+    from kvtrie.model.shape import ModelShape
     from kvtrie.tiers.block_format import BlockFormat
 
 __all__ = ["meaning_of", "value_format"]

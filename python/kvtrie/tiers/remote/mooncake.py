@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from kvtrie.argument import whole
 from kvtrie.at_exit import end_at_exit
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.settings.argument import whole
 from kvtrie.tiers.remote.protocol import Result
 
 if TYPE_CHECKING:

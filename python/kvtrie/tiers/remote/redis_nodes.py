@@ -20,8 +20,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
-from kvtrie.argument import masked
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.settings.argument import masked
 from kvtrie.tiers.remote.resp import LateError
 
 if TYPE_CHECKING:

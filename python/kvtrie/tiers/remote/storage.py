@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.shape import require_fingerprint
+from kvtrie.model.shape import require_fingerprint
 from kvtrie.tiers.block_format import BlockFormat
 from kvtrie.tiers.remote.client import RemoteClient
 from kvtrie.tiers.remote.form import value_format
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kvtrie._kvtrie import ValueFormat
-    from kvtrie.layout import Layout
-    from kvtrie.shape import ModelShape
-    from kvtrie.tier import Tier
+    from kvtrie.model.layout import Layout
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
     from kvtrie.tiers.remote.protocol import RemoteStore
 
 __all__ = ["RemoteStorage"]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
-from kvtrie.argument import masked, real, shown
-from kvtrie.argument import url as url_of
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import masked, real, shown
+from kvtrie.settings.argument import url as url_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kvtrie.argument import few, folder, text
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import few, folder, text
 from kvtrie.train.data.module import DataModule, Example
 
 if TYPE_CHECKING:

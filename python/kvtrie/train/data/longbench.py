@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvtrie.argument import folder
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import folder
 from kvtrie.train.data.module import DataModule, Example
 
 if TYPE_CHECKING:

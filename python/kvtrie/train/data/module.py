@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvtrie.argument import flag, folder, real, whole, word
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import flag, folder, real, whole, word
 from kvtrie.train.data.batches import Case
 from kvtrie.train.files import write_whole
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvtrie.argument import whole
 from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import whole
 from kvtrie.train.data.module import DataModule, Example
 
 if TYPE_CHECKING:

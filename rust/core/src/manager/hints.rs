@@ -36,7 +36,7 @@ use crate::time::Nanos;
 use crate::trie::Query;
 
 use crate::manager::Manager;
-use crate::manager::request::session::SessionId;
+use crate::manager::request::life::session::SessionId;
 
 use crate::manager::bands::claims::{self, Claims};
 use crate::manager::bands::quotas::Quotas;

@@ -12,7 +12,7 @@ use crate::block::{BlockId, Layers, MoveId, Slot, TierId};
 use crate::tier::ResidencyState;
 
 use crate::manager::Manager;
-use crate::manager::request::residency_scan::MissingBlock;
+use crate::manager::request::matching::residency_scan::MissingBlock;
 use crate::transfer::End;
 use crate::transfer::Leaves;
 

@@ -12,8 +12,8 @@ use crate::time::Nanos;
 use super::rejected;
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
-use crate::manager::request::path::PathBlock;
-use crate::manager::request::residency_scan::Prefill;
+use crate::manager::request::matching::path::PathBlock;
+use crate::manager::request::matching::residency_scan::Prefill;
 use crate::transfer::{End, MoveKind};
 
 /// At most 1 / `ARRIVING_SHARE` of a tier's blocks may be in flight for prefetches.

@@ -15,7 +15,7 @@ use crate::scope::{Scope, ScopeId};
 
 use super::rejected;
 use crate::manager::Manager;
-use crate::manager::request::session::SessionId;
+use crate::manager::request::life::session::SessionId;
 
 /// Bound of the blocks visited in one call.
 const MOST_VISITS: usize = 10_000;

@@ -13,7 +13,7 @@ use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, TierId};
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
-use crate::manager::request::window_slots::blocks_at;
+use crate::manager::request::slots::window_slots::blocks_at;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 use crate::transfer::{End, InFlightMove, MoveKind};

@@ -13,7 +13,7 @@ use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
 use crate::manager::moves::batch::TransferBatch;
-use crate::manager::request::residency_scan::MissingBlock;
+use crate::manager::request::matching::residency_scan::MissingBlock;
 use crate::manager::{Manager, moves};
 use crate::transfer::{End, MoveKind};
 

@@ -13,8 +13,8 @@ use crate::tier::{Owner, ResidencyState};
 
 use crate::manager::Manager;
 use crate::manager::kinds::Ahead;
-use crate::manager::request::lease::TailFrom;
-use crate::manager::request::open_slot::OpenSlot;
+use crate::manager::request::life::lease::TailFrom;
+use crate::manager::request::slots::open_slot::OpenSlot;
 use crate::transfer::{End, MoveKind};
 
 impl Manager {

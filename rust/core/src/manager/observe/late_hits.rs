@@ -13,7 +13,7 @@ use crate::time::{Stamp, stamp};
 
 use crate::manager::Manager;
 use crate::manager::node::Node;
-use crate::manager::request::path::LeasePath;
+use crate::manager::request::matching::path::LeasePath;
 
 /// Blocks of a lease that are neither hits nor misses yet.
 #[derive(Clone, Debug, Default)]

@@ -19,7 +19,7 @@ use crate::manager::Manager;
 use crate::manager::kinds::{Action, Cause, Reason};
 use crate::manager::moves::batch::MoveClass;
 use crate::manager::observe::log::Log;
-use crate::manager::request::lease::Plan;
+use crate::manager::request::life::lease::Plan;
 use crate::transfer::InFlightMove;
 use crate::transfer::MoveKind;
 

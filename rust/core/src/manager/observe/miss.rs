@@ -27,8 +27,8 @@ use crate::trie::Query;
 
 use crate::manager::Manager;
 use crate::manager::kinds::LoadMode;
-use crate::manager::request::acquire::Acquire;
-use crate::manager::request::residency_scan::Prefill;
+use crate::manager::request::life::acquire::Acquire;
+use crate::manager::request::matching::residency_scan::Prefill;
 
 /// Tokens of a branch that are read.
 const MOST_TOKENS: usize = 128 << 10;

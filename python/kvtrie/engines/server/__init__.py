@@ -1,0 +1,9 @@
+"""What servers share: the start-up line, request hints, the control socket, explanations of misses.
+
+```text
+control --> commands --> request_hints        why --> miss_report, top_breakers
+startup   boundary   format_figure   show_text
+```
+
+Nothing here imports an engine.
+"""

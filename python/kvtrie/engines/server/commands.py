@@ -1,0 +1,200 @@
+"""Commands of an operator: hints that come by the control socket instead of with a request.
+
+Invariant: a command is checked when it arrives, by the checks of request hints, and changes nothing
+until the engine applies it between two steps. A command that fails is counted and ends nothing.
+Cost: a few checks per command and 4 bytes per token; at most 64 commands per step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+import numpy as np
+
+from kvtrie.engines.server.request_hints import FAR, RetainedRange, read_ranges
+from kvtrie.errors import ConfigError, KvtrieError
+from kvtrie.settings.argument import few, shown, text, word
+from kvtrie.settings.hint import Prefetch, Release, Retain
+from kvtrie.settings.scope import Scope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvtrie import BlockManager
+
+__all__ = ["COMMANDS", "MOST_PER_STEP", "Command", "CommandQueue", "read_command"]
+
+Kind = Literal["release", "retain", "prefetch", "drop"]
+COMMANDS: tuple[Kind, ...] = ("release", "retain", "prefetch", "drop")
+"""Names of commands."""
+
+MOST_PER_STEP = 64
+"""Commands that are applied between two steps."""
+
+_MOST_WAITING = 1024
+_MOST_TOKENS = 1 << 20
+_MOST_TOKEN = 2**32 - 1
+_HIGH = 80  # the priority of `retain` without ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A checked command.
+
+    Attributes:
+        kind: its name.
+        session: the conversation that it is about; None with tokens.
+        tokens: the path that it is about; None with a session.
+        salt: the `cache_salt` of the requests whose blocks are meant.
+        ranges: what `retain` keeps.
+    """
+
+    kind: Kind
+    session: str | None
+    tokens: NDArray[np.uint32] | None
+    salt: str
+    ranges: tuple[RetainedRange, ...] = ()
+
+
+def read_command(kind: str, body: object) -> Command:
+    """Check a command: `{"session": ...}` or `{"tokens": [...]}`, with `cache_salt` and `retain`.
+
+    Args:
+        kind: its name.
+        body: its parameters, of any type.
+
+    Raises:
+        ConfigError: an unknown name or field, both or none of session and tokens, a value that
+            cannot be.
+    """
+    kind = cast("Kind", word("command", kind, COMMANDS))
+    if not isinstance(body, Mapping):
+        raise ConfigError(f"the body is {shown(body)}, an object wanted")
+    given = cast("Mapping[str, Any]", body)
+    fields = ("session", "tokens", "cache_salt", *(("retain",) if kind == "retain" else ()))
+    if strange := [shown(key) for key in given if key not in fields]:
+        raise ConfigError(f"{kind} has no {', '.join(strange)}: {', '.join(fields)}")
+    named = [name for name in ("session", "tokens") if given.get(name) is not None]
+    if len(named) != 1:
+        raise ConfigError(f"{kind} is about one of session, tokens, not {len(named)} of them")
+    if kind == "drop" and named == ["session"]:
+        raise ConfigError("drop is about tokens: release a session, and its blocks leave first")
+    session = None if given.get("session") is None else text("session", given["session"])
+    ranges = (RetainedRange(0, FAR, _HIGH, None),)
+    if given.get("retain") is not None:
+        ranges = read_ranges(given["retain"])
+    salt = text("cache_salt", given.get("cache_salt") or "")
+    tokens = None if session is not None else _tokens(given["tokens"])
+    return Command(kind, session, tokens, salt, ranges if kind == "retain" else ())
+
+
+def _tokens(given: object) -> NDArray[np.uint32]:
+    rows = few("tokens", given, _MOST_TOKENS)
+    try:
+        found = np.array(rows)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"tokens are {shown(given)}, integers wanted") from error
+    if found.ndim != 1 or found.dtype.kind not in "iu" or not len(found):
+        raise ConfigError(f"tokens are {shown(given)}, at least one integer wanted")
+    if found.min() < 0 or found.max() > _MOST_TOKEN:
+        raise ConfigError(f"tokens are {found.min()} to {found.max()}, 0 to {_MOST_TOKEN} wanted")
+    return found.astype(np.uint32)
+
+
+class PromptSequences(Protocol):
+    """The manager's sequences of prompts, where they are not the prompts."""
+
+    def command(self, command: Command) -> Command:
+        """Return a command about a prompt as one about its sequence."""
+        ...
+
+    def scope(self, scope: Scope) -> Scope:
+        """Return the scope of a prompt's sequence."""
+        ...
+
+
+class CommandQueue:
+    """Commands that wait for the engine's next step.
+
+    Attributes:
+        applied: commands that were applied.
+        failed: commands that could not be applied.
+        error: the error of the last of these; "" for none.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Command] = deque()
+        self._lock = threading.Lock()
+        self.applied = self.failed = 0
+        self.error = ""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, command: Command) -> int | None:
+        """Queue a command; how many wait then, or None if there is no room."""
+        with self._lock:
+            if len(self._waiting) >= _MOST_WAITING:
+                return None
+            self._waiting.append(command)
+            return len(self._waiting)
+
+    def apply(
+        self,
+        manager: BlockManager,
+        identity: str,
+        now: int,
+        sequences: PromptSequences | None = None,
+    ) -> None:
+        """Apply the first 64 commands.
+
+        Args:
+            manager: the manager whose blocks are meant.
+            identity: the name of weights that scopes have.
+            now: the time.
+            sequences: how the manager's sequences follow from prompts; None if they are equal.
+        """
+        for _ in range(min(MOST_PER_STEP, len(self._waiting))):
+            command = self._waiting.popleft()
+            try:
+                scope = Scope(tenant=command.salt.encode(), lora=identity)
+                if sequences is not None:
+                    command, scope = sequences.command(command), sequences.scope(scope)
+                _apply(manager, command, scope, now)
+            except KvtrieError as error:
+                self.failed += 1
+                self.error = f"{command.kind}: {error}"
+            else:
+                self.applied += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counters."""
+        return {
+            "waiting": len(self._waiting),
+            "applied": self.applied,
+            "failed": self.failed,
+            "error": self.error,
+        }
+
+
+def _apply(manager: BlockManager, command: Command, scope: Scope, now: int) -> None:
+    about: dict[str, Any] = {"session": command.session, "tokens": command.tokens, "scope": scope}
+    if command.kind == "release":
+        manager.hint([Release(**about)], now=now)
+    elif command.kind == "prefetch":
+        manager.hint([Prefetch(tier="host", **about)], now=now)
+    elif command.kind == "retain":
+        for each in command.ranges:
+            end = None if each.last == FAR else each.last
+            hint = Retain(
+                priority=each.priority, start=each.start, end=end, ttl=each.ttl_ns, **about
+            )
+            manager.hint([hint], now=now)
+    elif command.tokens is not None:
+        # Tiers below the engine's own, the slowest first.
+        for tier in range(len(manager.stats().tiers) - 1, 0, -1):
+            manager.mark(command.tokens, tier, present=False, now=now, scope=scope)

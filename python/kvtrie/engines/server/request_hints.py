@@ -1,0 +1,164 @@
+"""RequestHints: the hints in the fields of a request, read and checked once.
+
+No engine owns this module. Invariant: reading raises nothing; a field that is wrong is left out and
+named in `strange`. Cost: a few checks per range, once per request; at most `MOST_RANGES` are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import few, flag, real, shown, text, whole
+
+__all__ = [
+    "FAR",
+    "MOST_RANGES",
+    "RequestHints",
+    "RetainedRange",
+    "read_hints",
+    "read_ranges",
+    "session_name",
+]
+
+FAR = 2**63 - 1
+"""End of a range that has no end."""
+
+MOST_RANGES = 64
+"""Ranges that are read of one request."""
+
+_KEYS = ("session", "end", "retain", "why")
+_RANGE = ("start", "end", "priority", "ttl_s")
+_NORMAL, _HIGHEST = 35, 100
+_LONGEST_NAME = 256  # bytes: a manager keeps the names of sessions
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+
+
+class RetainedRange(NamedTuple):
+    """A range of a prompt that a request asks to be kept.
+
+    Attributes:
+        start: its first token.
+        last: one after its last token.
+        priority: 0 to 100.
+        ttl_ns: for how long, in nanoseconds; None for good.
+    """
+
+    start: int
+    last: int
+    priority: int
+    ttl_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHints:
+    """The valid part of a request's hints.
+
+    Attributes:
+        session: the conversation that the request belongs to.
+        end: whether the conversation ends with this request.
+        ranges: the ranges of its prompt to be kept.
+        why: whether the request asks why its tokens are computed.
+        strange: the fields that were left out, and why.
+    """
+
+    session: str | None = None
+    end: bool = False
+    ranges: tuple[RetainedRange, ...] = ()
+    strange: tuple[str, ...] = ()
+    why: bool = False
+
+
+def read_hints(params: object, session: object = None) -> RequestHints:
+    """Read `{"kvtrie": {"session": ..., "end": ..., "retain": [...], "why": ...}}`.
+
+    Args:
+        params: the parameters of a request, of any type.
+        session: the conversation, where the parameters name none.
+    """
+    strange: list[str] = []
+    given = _section(params, strange)
+    strange += [f"it has no {shown(key)}: {', '.join(_KEYS)}" for key in given if key not in _KEYS]
+    named = given.get("session")
+    if named is None or named == "":
+        named = session
+    found, ranges = None, list[RetainedRange]()
+    try:
+        found = None if named is None or named == "" else session_name("session", named)
+    except ConfigError as error:
+        strange.append(str(error))
+    end, why = (_flag(name, given, strange) for name in ("end", "why"))
+    rows = given.get("retain")
+    if rows is not None and (not isinstance(rows, Sequence) or isinstance(rows, str)):
+        strange.append(f"retain is {shown(rows)}, a list of ranges wanted")
+        rows = None
+    listed = cast("Sequence[object]", rows or ())
+    if len(listed) > MOST_RANGES:
+        strange.append(f"retain has {len(listed)} ranges, the first {MOST_RANGES} are read")
+    for row in listed[:MOST_RANGES]:
+        try:
+            ranges.append(_retained_range(row))
+        except ConfigError as error:
+            strange.append(str(error))
+    return RequestHints(found, end, tuple(ranges), tuple(strange), why)
+
+
+def session_name(name: str, given: object) -> str:
+    """Return the name of a session that a client chose.
+
+    Raises:
+        ConfigError: no str, lone surrogates, or more than 256 bytes.
+    """
+    found = text(name, given)
+    if (size := len(found.encode())) > _LONGEST_NAME:
+        raise ConfigError(f"{name} has {size} bytes, at most {_LONGEST_NAME} wanted")
+    return found
+
+
+def read_ranges(rows: object) -> tuple[RetainedRange, ...]:
+    """Check ranges to be kept, all or none.
+
+    Raises:
+        ConfigError: no list, more than `MOST_RANGES`, or a range that cannot be.
+    """
+    return tuple(_retained_range(row) for row in few("retain", rows, MOST_RANGES))
+
+
+def _flag(name: str, given: Mapping[str, Any], strange: list[str]) -> bool:
+    try:
+        return given.get(name) is not None and flag(name, given[name])
+    except ConfigError as error:
+        strange.append(str(error))
+        return False
+
+
+def _section(params: object, strange: list[str]) -> Mapping[str, Any]:
+    if not isinstance(params, Mapping):
+        return {}
+    given = cast("Mapping[str, object]", params).get("kvtrie")
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        strange.append(f"kvtrie is {shown(given)}, an object wanted")
+        return {}
+    return cast("Mapping[str, Any]", given)
+
+
+def _retained_range(row: object) -> RetainedRange:
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"a range is {shown(row)}, an object wanted")
+    given = cast("Mapping[str, object]", row)
+    if strange := [shown(key) for key in given if key not in _RANGE]:
+        raise ConfigError(f"retain has no {', '.join(strange)}: {', '.join(_RANGE)}")
+    start = whole("start", given.get("start", 0), 0, FAR)
+    end, seconds = given.get("end"), given.get("ttl_s")
+    last = FAR if end is None else whole("end", end, 0, FAR)
+    if last < start:
+        raise ConfigError(f"a range of tokens from {start} to {last}")
+    ttl = None
+    if seconds is not None:
+        ttl = int(real("ttl_s", seconds, _SHORTEST_S, _LONGEST_S) * 1e9)
+    priority = whole("priority", given.get("priority", _NORMAL), 0, _HIGHEST)
+    return RetainedRange(start, last, priority, ttl)

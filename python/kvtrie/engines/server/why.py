@@ -1,0 +1,376 @@
+"""MissCounter: why requests compute the tokens that they compute, counted by cause.
+
+A request is explained when it is admitted, before its blocks are stored. Whether the rest of a
+prompt `diverged` takes a comparison with cached branches: a background thread makes it for some
+requests, and the others are counted with its last answer for the same parting point.
+Invariant: each computed prompt token is counted once. Nothing waits for the thread; a request for
+which its queue has no room is counted without it.
+Cost: a lookup per request; for a compared one also a copy of the branches, of 4 bytes per token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.at_exit import end_at_exit
+from kvtrie.engines.server.miss_report import (
+    Ranges,
+    Spans,
+    breaker_example,
+    computed_ranges,
+    miss_report,
+    sums,
+)
+from kvtrie.engines.server.top_breakers import TopBreakers
+from kvtrie.errors import KvtrieError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvtrie import BlockManager, Miss
+    from kvtrie.settings.scope import Scope
+
+__all__ = ["Admitted", "Explained", "MissCounter"]
+
+_NS = 1_000_000_000
+_BRANCHES = 8
+_QUEUED = 32
+_IDLE_S = 1.0
+_REQUESTS = 256
+_LONGEST_ID = 256  # characters of a client's id that are remembered
+_DIGEST = 16
+_POINTS = _SALTS = 4096
+_UNDECIDED = "unclassified"
+_PENDING: dict[str, Any] = {"state": "pending"}
+_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request at its admission.
+
+    Attributes:
+        request_id: its name.
+        tokens: its prompt, which nothing changes any more.
+        scope: the scope of its blocks.
+        session: the conversation that it belongs to.
+        asked: whether it asks for an explanation.
+    """
+
+    request_id: str
+    tokens: NDArray[np.uint32]
+    scope: Scope
+    session: str | None = None
+    asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A request and the explanation of its miss.
+
+    Attributes:
+        request: the request.
+        miss: its explanation.
+        compared: whether cached branches are compared.
+        detail: a remark; "" for none.
+    """
+
+    request: Admitted
+    miss: Miss
+    compared: bool
+    detail: str
+
+
+class MissCounter:
+    """Causes of computed tokens of a server's requests.
+
+    Args:
+        manager: the manager whose blocks they are, made with `explain=True`.
+        min_tokens: computed tokens from which a request is compared.
+        per_second: requests that are compared per second; 0 for none but those that ask.
+        tokens: where computed tokens are counted by cause.
+        place: returns the place in a prompt of one in the tokens of its `Admitted`, where an engine
+            gives the manager other sequences than prompts; None if they are equal.
+
+    Attributes:
+        tokens: computed tokens by cause.
+        dropped: comparisons for which the queue had no room.
+        first_salts: requests that were the first of their tenant.
+    """
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        *,
+        min_tokens: int = 1024,
+        per_second: int = 20,
+        tokens: Counter[str] | None = None,
+        place: Callable[[int], int] | None = None,
+    ) -> None:
+        self._manager, self._place = manager, place
+        self._tiers = [str(name) for name in manager.stats().tiers]
+        self._min_tokens, self._per_second = min_tokens, per_second
+        self._allowed, self._allowed_at = float(per_second), 0
+        self.tokens: Counter[str] = Counter() if tokens is None else tokens
+        self.dropped = self.first_salts = 0
+        self._top = TopBreakers()
+        # The last class of a parting point, the last requests by id, and the last tenants.
+        self._classes: OrderedDict[Hashable, str] = OrderedDict()
+        self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._salts: OrderedDict[bytes, None] = OrderedDict()
+        # Comparisons that wait, and whether one is under way.
+        self._queue: deque[tuple[Explained, Spans]] = deque()
+        self._comparing = self._closed = False
+        self._thread: threading.Thread | None = None  # ends when nothing comes for a second
+        # Guards all that is above; never held while branches are compared.
+        self._lock = threading.Condition()
+
+    def admitted(self, request: Admitted, start: int, now: int) -> None:
+        """Count the tokens that a request computes.
+
+        Args:
+            request: the request.
+            start: the first token that it computes.
+            now: the time.
+        """
+        count = len(request.tokens) - start
+        if count > 0:  # otherwise it was counted before it was preempted
+            self.count(self.explain(request, count, now), [(start, len(request.tokens))])
+
+    def explain(self, request: Admitted, computed: int, now: int) -> Explained | None:
+        """Explain a request whose tokens are counted later, by `count`; None if that failed.
+
+        Args:
+            request: the request.
+            computed: the number of tokens that it will compute, as far as known.
+            now: the time.
+        """
+        with self._lock:
+            detail = self._salted(request.scope.tenant)
+            compared = request.asked or (computed >= self._min_tokens and self._may_compare(now))
+            if compared and len(self._queue) >= _QUEUED:
+                self.dropped += 1
+                compared = False
+        try:
+            miss = self._manager.explain_miss(
+                request.tokens,
+                now=now,
+                scope=request.scope,
+                session=request.session,
+                limit=_BRANCHES if compared else 0,
+            )
+        except KvtrieError:
+            return None
+        return Explained(request, miss, compared, detail)
+
+    def count(self, explained: Explained | None, spans: Spans) -> None:
+        """Count the tokens that an explained request computes.
+
+        Args:
+            explained: the answer of `explain`.
+            spans: the tokens, as `[first, last)`, in order.
+        """
+        with self._lock:
+            if explained is None:
+                self.tokens[_UNDECIDED] += sum(last - first for first, last in spans)
+            elif not explained.compared:
+                self._count(explained, self._classified(explained, spans))
+            else:
+                self._keep(explained.request.request_id, _PENDING)
+                self._queue.append((explained, spans))
+                self._lock.notify_all()
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="kvtrie why", daemon=True
+                    )
+                    self._thread.start()
+                    end_at_exit(self._thread, self._end)
+
+    def uncached(self, count: int) -> None:
+        """Count computed tokens of a request whose blocks are not cached."""
+        with self._lock:
+            self.tokens["not cacheable"] += count
+
+    def answer(self, request_id: str) -> dict[str, Any] | None:
+        """Return the explanation of one of the last 256 requests; None for another one.
+
+        Its `state` is "pending" until the comparison has ended. Branches are reported for requests
+        that were compared.
+
+        Args:
+            request_id: its name, or the part of it that precedes a "-".
+        """
+        start = request_id + "-"
+        with self._lock:
+            found = self._requests.get(request_id[:_LONGEST_ID])
+            if found is None:
+                named = (one for name, one in self._requests.items() if name.startswith(start))
+                found = next(named, None)
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Return the counts by cause and the first parting points, with token ids."""
+        with self._lock:
+            return {
+                "missed_tokens": dict(self.tokens),
+                "dropped": self.dropped,
+                "first_salt_requests": self.first_salts,
+                "breakers": [
+                    {"recurring": one.tokens, "error": one.error, "requests": one.requests}
+                    | one.example
+                    for one in self._top.first(_LISTED)
+                ],
+            }
+
+    def line(self) -> str:
+        """Return the first parting point for the log, without tokens; "" if there is none."""
+        with self._lock:
+            first = self._top.first(1)
+        if not first:
+            return ""
+        one = first[0]
+        return (
+            f"top breaker: {one.tokens} recurring tokens computed after token "
+            f"{one.example['position']} by {one.requests} requests"
+        )
+
+    def drain(self) -> None:
+        """Wait until all comparisons have ended."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._queue and not self._comparing)
+
+    def close(self) -> None:
+        """End the thread after the comparisons that are queued."""
+        self._end()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+
+    def _may_compare(self, now: int) -> bool:
+        """Whether the rate allows one more comparison, which it then counts."""
+        more = (now - self._allowed_at) * self._per_second / _NS
+        self._allowed = min(self._allowed + max(more, 0.0), float(self._per_second))
+        self._allowed_at = now
+        if self._allowed < 1:
+            return False
+        self._allowed -= 1
+        return True
+
+    def _run(self) -> None:
+        """Compare what is queued, until nothing comes for a second."""
+        try:
+            while self._compare_next():
+                pass
+        except BaseException:
+            with self._lock:
+                self._thread = None  # the next comparison starts another
+            raise
+
+    def _compare_next(self) -> bool:
+        with self._lock:
+            self._lock.wait_for(lambda: self._queue or self._closed, _IDLE_S)
+            if not self._queue:
+                self._thread = None
+                return False
+            explained, spans = self._queue.popleft()
+            self._comparing = True
+        try:
+            self._compare(explained, spans)
+        finally:
+            with self._lock:
+                self._comparing = False
+                self._lock.notify_all()
+        return True
+
+    def _compare(self, explained: Explained, spans: Spans) -> None:
+        """Compare the branches of a request, and count its tokens."""
+        request, miss = explained.request, explained.miss
+        causes = {cause for *_, cause in miss.causes}  # compares, without the interpreter's lock
+        ranges = self._ranges(miss, spans)
+        point = _point(explained)
+        with self._lock:
+            self._count(explained, ranges)
+            if "diverged" in causes:
+                self._classify(point, "diverged")
+                self._top.add(point, *breaker_example(miss, request.tokens, request.session))
+            elif "new" in causes and miss.parted_at is not None:
+                self._classify(point, "new")
+
+    def _count(self, explained: Explained, ranges: Ranges) -> None:
+        request = explained.request
+        self.tokens += sums(ranges)
+        report = miss_report(explained.miss, ranges, request.tokens, self._tiers, explained.detail)
+        if (place := self._place) is not None:
+            report["tokens"] = place(report["tokens"])
+            report["found"] = {tier: place(count) for tier, count in report["found"].items()}
+            if report["parted_at"] is not None:
+                report["parted_at"] = place(report["parted_at"])
+        self._keep(request.request_id, {"state": "explained", **report})
+
+    def _classified(self, explained: Explained, spans: Spans) -> Ranges:
+        """The causes of a request that is not compared: of the same parting point's last class."""
+        miss = explained.miss
+        ranges = self._ranges(miss, spans)
+        if miss.parted_at is None:
+            return ranges
+        cause = self._classes.get(_point(explained), _UNDECIDED)
+        return [(first, last, cause if why == "new" else why) for first, last, why in ranges]
+
+    def _ranges(self, miss: Miss, spans: Spans) -> Ranges:
+        """Causes of computed tokens, by their places in the prompt."""
+        ranges, place = computed_ranges(miss, spans, self._manager.block_tokens), self._place
+        if place is None:
+            return ranges
+        return [(place(first), place(last), why) for first, last, why in ranges]
+
+    def _classify(self, point: Hashable, cause: str) -> None:
+        self._classes[point] = cause
+        self._classes.move_to_end(point)
+        if len(self._classes) > _POINTS:
+            self._classes.popitem(last=False)
+
+    def _keep(self, request_id: str, answer: dict[str, Any]) -> None:
+        request_id = request_id[:_LONGEST_ID]
+        self._requests[request_id] = answer
+        self._requests.move_to_end(request_id)
+        if len(self._requests) > _REQUESTS:
+            self._requests.popitem(last=False)
+
+    def _salted(self, tenant: bytes) -> str:
+        """Note a request of a tenant; a remark if it is the first one."""
+        if not tenant:
+            return ""
+        tenant = _digest(tenant)
+        known = tenant in self._salts
+        self._salts[tenant] = None
+        self._salts.move_to_end(tenant)
+        if len(self._salts) > _SALTS:
+            self._salts.popitem(last=False)
+        if known:
+            return ""
+        self.first_salts += 1
+        return "first request of this salt"
+
+
+def _point(explained: Explained) -> Hashable:
+    """Identify a parting point: no two scopes share one."""
+    scope = explained.request.scope
+    return explained.miss.parting or (_digest(scope.tenant), _digest(scope.lora.encode()))
+
+
+def _digest(name: bytes) -> bytes:
+    """A name of bounded length, which thousands of clients may have chosen."""
+    return hashlib.blake2b(name, digest_size=_DIGEST).digest()

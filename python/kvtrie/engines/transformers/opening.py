@@ -1,0 +1,212 @@
+"""An executor for a model of transformers, derived from the model and a few sizes.
+
+Invariant: a call that fails leaves no folder locked and no thread. Cost: the memory of the tiers,
+touched once, and the digest of the weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie import BlockManager, ModelShape, ResumePoints, Tier
+from kvtrie.engines.identity.fingerprint import fingerprint
+from kvtrie.engines.server.startup import OpenTier, startup_line, startup_warnings
+from kvtrie.engines.transformers.layer_trial import model_shape, no_cache
+from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import instance, masked
+from kvtrie.settings.sizes import free_memory, path_and_size, size
+from kvtrie.tiers import (
+    DiskStorage,
+    GroupDisk,
+    GroupKept,
+    GroupPools,
+    KeptPool,
+    close_pools,
+    open_pools,
+)
+from kvtrie.transfer import Executor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+    from kvtrie import Scope
+    from kvtrie.tiers import TierBytes
+
+__all__ = ["LOOKUP_S", "ask_store", "check_written", "close_executor", "open_executor"]
+
+LOOKUP_S = 0.05
+"""Seconds that opening a cache asks a shared store, by default."""
+
+_LOG = logging.getLogger(__name__)
+_SHARE = "25%"
+_TRACKED = 10_000_000  # blocks of a shared store
+_NS = 1_000_000_000
+
+
+def open_executor(
+    model: PreTrainedModel,
+    *,
+    host: int | str | None,
+    disk: str | None,
+    gpu: int | str | None,
+    block_tokens: int,
+    policy: str,
+    keep: str | None = None,
+    remote: str | None = None,
+    resume: ResumePoints | None = None,
+) -> Executor:
+    """Open tiers for the KV of a model, with the blocks that its disk or kept host memory has.
+
+    Args:
+        model: the model, on the device where it will run.
+        host: size of host memory; None for no such tier.
+        disk: folder and size of the disk, as `kv:200GB`; None for no disk.
+        gpu: size of the first tier; None is a quarter of the free memory of the model's device.
+        block_tokens: tokens per block.
+        policy: the policy that ranks blocks for eviction.
+        keep: file of host memory that the next process finds; None keeps nothing.
+        remote: URL of a store that several processes share; None for none. Every block is stored
+            there as soon as it is computed.
+        resume: keep groups of layers apart, with these points; None does so with the default ones
+            where layers do not keep the same KV, and otherwise keeps all tokens of all layers.
+
+    Raises:
+        ConfigError: a size, path or URL that cannot be, a model whose KV no tier holds, a folder
+            that another process writes to, a file of another model, or groups of layers with a
+            remote tier or in a transformers that keeps none apart.
+        TransferError: the folder cannot be read or made.
+    """
+    instance("model", model, torch.nn.Module)
+    shape = _shape(model, by_layer=resume is not None)
+    if resume is None and not shape.even:
+        resume = ResumePoints()
+    if resume is not None and shape.groups:
+        no_cache()
+    device = model.device
+    # Others find only blocks that are in the store, and a process after a kill only kept ones.
+    write = "back" if remote is None else "through"
+    first = size("gpu", _SHARE if gpu is None else gpu, of=lambda: _free(device))
+    tiers = [Tier("gpu", bytes=first, write="through" if keep is not None else write)]
+    if host is not None:
+        tiers.append(Tier("host", bytes=host, keep=keep, write=write))
+    elif keep is not None:
+        raise ConfigError(f"keep is {keep!r}, and host is None: there is no host memory to keep")
+    elif remote is not None:
+        raise ConfigError(
+            f"remote is {masked(str(remote))!r}, and host is None: a shared store is below host "
+            "memory"
+        )
+    if disk is not None:
+        path, room = path_and_size("disk", disk)
+        tiers.append(Tier("disk", bytes=room, path=path, write=write))
+    if remote is not None:
+        tiers.append(Tier("remote", blocks=_TRACKED, path=remote))
+    manager = BlockManager(
+        shape, tiers, block_tokens=block_tokens, policy=policy, resume=resume, explain=True
+    )
+    pools = open_pools(shape, tiers, block_tokens, resume=resume)
+    try:
+        check_written(pools)
+        executor = Executor(manager, pools)
+    except BaseException:
+        close_pools(pools)
+        raise
+    try:
+        executor.restore()
+        _report(executor, tiers, policy)
+    except BaseException:
+        close_executor(executor)
+        raise
+    return executor
+
+
+def close_executor(executor: Executor) -> None:
+    """End the threads of an executor, give its memory and folders back. Twice does nothing."""
+    try:
+        executor.close()
+    finally:
+        close_pools(executor.pools)
+
+
+def _shape(model: PreTrainedModel, *, by_layer: bool) -> ModelShape:
+    """The shape that a configuration states or, where layers differ in their KV, that they show."""
+    name = fingerprint(model)
+    if not by_layer:
+        dtype = str(model.dtype).removeprefix("torch.")
+        with suppress(ConfigError):
+            stated = ModelShape.from_config(model.config, dtype=dtype, fingerprint=name)
+            with suppress(ConfigError):
+                if not (shown := model_shape(model, fingerprint=name)).even:
+                    return shown
+            return stated
+    return model_shape(model, fingerprint=name)
+
+
+def check_written(pools: Sequence[TierBytes | None]) -> None:
+    """Refuse disks that this process may not write.
+
+    Raises:
+        ConfigError: one of the pools is a disk that another process writes to.
+    """
+    for pool in pools:
+        if isinstance(pool, DiskStorage | GroupDisk) and pool.read_only:
+            raise ConfigError(f"the folder {pool.folder} cannot be written: {pool.refusal}")
+
+
+def ask_store(
+    executor: Executor, prompts: Sequence[NDArray[np.int64]], scope: Scope | None, seconds: float
+) -> None:
+    """Ask a shared store for prompts, all in some seconds; without one nothing happens.
+
+    Args:
+        executor: carries out the moves of the tiers.
+        prompts: tokens of each prompt.
+        scope: the scope of their blocks.
+        seconds: after which it returns, with or without answers.
+    """
+    end = executor.clock() + int(seconds * _NS)
+    for prompt in prompts:
+        left = end - executor.clock()
+        if left <= 0:
+            return
+        executor.prefetch(prompt, scope=scope, deadline_s=left / _NS)
+
+
+def _free(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+
+
+def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
+    """Print the start-up line on standard error, and log warnings."""
+    manager = executor.manager
+    stats, tokens = manager.stats().tiers, manager.block_tokens
+    kept = any(isinstance(pool, GroupKept | KeptPool) for pool in executor.pools)
+    disks = [pool for pool in executor.pools if isinstance(pool, DiskStorage | GroupDisk)]
+    lines = [
+        OpenTier(
+            tier.kind,
+            pool.nbytes
+            if isinstance(pool, GroupPools | GroupDisk)
+            else tier.room_bytes(manager.model, tokens),
+            stats[tier.kind].slots,
+            found=stats[tier.kind].slots - stats[tier.kind].free,
+            others=sum(disk.other_blocks() for disk in disks) if tier.kind == "disk" else 0,
+            path=tier.path or tier.keep,
+            kept=tier.keep is not None and kept,
+            pinned=tier.kind == "host" and torch.cuda.is_available(),
+        )
+        for tier, pool in zip(tiers, executor.pools, strict=True)
+    ]
+    sys.stderr.write(startup_line(lines, block_tokens=tokens, policy=policy) + "\n")
+    for warning in startup_warnings(lines[1:], gpu_blocks=lines[0].blocks):
+        _LOG.warning("kvtrie: %s", warning)

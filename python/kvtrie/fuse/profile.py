@@ -1,0 +1,72 @@
+"""Profile: measured speeds of a machine, as `kvtrie profile` wrote them to a file.
+
+Invariant: a file that is no profile is refused whole. Cost: of reading a small file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.errors import ConfigError
+from kvtrie.fuse.passes import Device, PassTable
+from kvtrie.input import read_text, toml_of
+from kvtrie.model.cost import Cost
+from kvtrie.settings.tier import Lane
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Profile", "load_profile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile as `kvtrie profile` wrote it.
+
+    Attributes:
+        cost: what `BlockManager(cost=...)` takes; None if no model was measured.
+        lanes: by name, what `Tier(read=..., store=...)` take.
+        both: by kind of tier, how much longer a load takes while a store runs the other way, as a
+            share.
+        passes: times of the model's passes; None if no model was measured.
+        device: speeds of the device that computes; None if they were not measured.
+    """
+
+    cost: Cost | None
+    lanes: dict[str, Lane]
+    both: dict[str, float]
+    passes: PassTable | None = None
+    device: Device | None = None
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        ConfigError: the file is no profile.
+    """
+    wrong = f"{path} is no profile of `kvtrie profile`"
+    parsed = toml_of(read_text(path, "the profile"), wrong)
+    try:
+        cost = parsed.get("cost")
+        table = cost and tuple((int(at), float(each)) for at, each in cost["table"])
+        return Profile(
+            Cost(table=table, ns_per_token=float(cost["ns_per_token"])) if cost and table else None,
+            {
+                name: Lane(name, float(each["bytes_per_s"]), int(each["latency_ns"]))
+                for name, each in parsed.get("lanes", {}).items()
+            },
+            {kind: float(share) for kind, share in parsed.get("both", {}).items()},
+            _passes(parsed["passes"]) if "passes" in parsed else None,
+            Device(**{name: float(parsed["compute"][name]) for name in Device._fields})
+            if "compute" in parsed
+            else None,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ConfigError(f"{wrong}: {error}") from error
+
+
+def _passes(parsed: dict[str, Any]) -> PassTable:
+    rows = tuple(tuple(float(ns) for ns in row) for row in parsed["ns"])
+    return PassTable(tuple(map(int, parsed["contexts"])), tuple(map(int, parsed["tokens"])), rows)

@@ -1,0 +1,70 @@
+"""The layout of a group of layers on a tier: K of all rows of a layer, then V; a state as it is.
+
+Invariant: the bytes of a state are known to the model alone and have no other format. Cost:
+arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvtrie.errors import ConfigError
+from kvtrie.model.layout import Layout
+
+if TYPE_CHECKING:
+    from kvtrie.model.shape import ModelShape
+
+__all__ = ["group_bytes", "group_layout"]
+
+
+def group_layout(model: ModelShape, group: int, layout: Layout | None) -> Layout:
+    """Layout of a layer of a block of a group.
+
+    Args:
+        model: the model.
+        group: which of its groups.
+        layout: that of the tier, of which dtype and scales count; None is the model's own.
+
+    Raises:
+        ConfigError: a layout of a tier with more than another dtype and scales.
+    """
+    if model.groups[group].kind == "state":
+        return Layout(dtype="uint8", opaque="state")
+    _, _, second, latent, dtype = model.form(group)
+    # A latent row of two widths is kept as two rows.
+    native = Layout(dtype=dtype, kv="split", latent=latent and not second)
+    if layout is None:
+        return native
+    if layout != Layout(dtype=layout.dtype, scales=layout.scales):
+        raise ConfigError(
+            f"{layout} for groups of layers that are kept apart: another dtype and scales, and "
+            "nothing else, are supported"
+        )
+    return replace(native, dtype=layout.dtype, scales=layout.scales)
+
+
+def group_bytes(
+    model: ModelShape, block_tokens: int, layout: Layout | None = None
+) -> tuple[int, ...]:
+    """Bytes of a block of each group, or of a state.
+
+    Args:
+        model: the model; the bytes are those of one rank.
+        block_tokens: tokens of a block.
+        layout: that of the tier; None is the model's own.
+
+    Raises:
+        ConfigError: as `group_layout`, and a group whose KV has no bytes per block.
+    """
+    sizes: list[int] = []
+    for group, one in enumerate(model.groups):
+        size = model.block_bytes(block_tokens, group)
+        if layout is not None and one.kind != "state":
+            heads, key, second, _, _ = model.form(group)
+            planes = group_layout(model, group, layout).planes(
+                block_tokens // one.tokens_per_row, heads, key, second or None
+            )
+            size = len(one.layers) * sum(planes)
+        sizes.append(size)
+    return tuple(sizes)

@@ -1,0 +1,102 @@
+"""ResumePoints: which borders of a sequence stay resumable in a model of several groups of layers.
+
+Invariant: a plan's bytes are those of the tier, and its first group keeps all tokens. Cost:
+arithmetic on a handful of integers, once per manager.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvtrie.errors import ConfigError
+from kvtrie.model.group_pages import GroupPages
+from kvtrie.settings.argument import put, whole
+
+if TYPE_CHECKING:
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
+
+__all__ = ["ResumePoints"]
+
+_Plan: TypeAlias = tuple[
+    list[tuple[str, int, int, int, int]], int, list[tuple[int, int, list[int]]], tuple[int, int]
+]
+_KEPT = ("gpu", "host", "disk")
+_MOST_BLOCKS = 2**32 - 2
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoints:
+    """The points of a sequence at which a model with windows or states can go on.
+
+    A point holds the windows and states that computing the next token needs. Points are at the end
+    of prompts and of answers, where a repeat of a prompt goes on, and where a second prompt leaves
+    a known path.
+
+    Attributes:
+        newest: how many points at ends are kept of a path; those where paths branch or a prompt
+            has come again are kept in addition.
+        every: tokens from one point to the next, a multiple of a block. Then all points are kept,
+            and there are no others. None has points at ends and branches.
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    newest: int = 1
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        put(self, newest=whole("newest of resume points", self.newest, 1, 2**32 - 1))
+        if self.every is not None:
+            put(self, every=whole("every of resume points", self.every, 1, 2**63 - 1))
+
+    def _plan(self, model: ModelShape, tiers: tuple[Tier, ...], block_tokens: int) -> _Plan:
+        """The groups as a manager takes them.
+
+        Args:
+            model: its groups are kept apart.
+            tiers: those whose bytes all groups share.
+            block_tokens: tokens of a block, each with its KV.
+
+        Returns:
+            Kind, window, sinks, bytes of a slot and layers of each group; bytes of a layer of the
+            first; of each tier the most blocks of the first group, the bytes, and those that a
+            slot of each group takes there; newest and blocks between points.
+
+        Raises:
+            ConfigError: a model of one group, a tier that groups cannot share, a room that does not
+                say its bytes, or points within a block.
+        """
+        if len(model.groups) < 2:  # noqa: PLR2004
+            raise ConfigError(
+                f"resume points are for models of several groups of layers, this one has "
+                f"{len(model.groups) or 1}"
+            )
+        kept = [tier for tier in tiers if tier.owner == "kvtrie" and tier.kind not in _KEPT]
+        if kept:
+            named = ", ".join(f"{tier.kind} of {tier.owner}" for tier in tiers)
+            raise ConfigError(
+                f"{len(tiers)} tiers with owners ({named}): groups are kept apart in gpu and host "
+                "memory, on disk, in slots of an engine, or with owner 'none'"
+            )
+        slots = [model.block_bytes(block_tokens, at) for at in range(len(model.groups))]
+        rows = zip(model.groups, slots, strict=True)
+        rooms = [GroupPages.of(model, tier, block_tokens) for tier in tiers]
+        layers = len(model.groups[0].layers)
+        every = self.every or 0
+        if every % block_tokens:
+            raise ConfigError(
+                f"resume points every {every} tokens, a multiple of a block of {block_tokens} "
+                "tokens wanted"
+            )
+        return (
+            [(one.kind, one.window, one.sinks, slot, len(one.layers)) for one, slot in rows],
+            max(1, slots[0] // layers),
+            [
+                (min(max(1, room.bytes // room.slots[0]), _MOST_BLOCKS), room.bytes, [*room.slots])
+                for room in rooms
+            ],
+            (self.newest, every // block_tokens),
+        )

@@ -1,0 +1,60 @@
+"""Scope: identity within which sequences share blocks.
+
+Invariant: blocks of two scopes (two tenants or two adapters) never match, whatever their tokens.
+Cost: a scope is looked up once per call, in O(log scopes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import pairs, put, salt, text, whole, word
+
+__all__ = ["Scope", "Structure"]
+
+_MOST_DIGESTS = 2**16 - 1
+
+Structure: TypeAlias = Literal["leaf-only", "holes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Identity that sequences must share to share blocks, in addition to the model's.
+
+    Attributes:
+        tenant: salt of the tenant; two tenants never share.
+        lora: name of the adapter; two adapters never share.
+        extra: pairs of token offset and digest of an input at that token that is no token, an
+            image say. Sequences share everything before the first digest in which they differ.
+        structure: "leaf-only" where the engine reuses prefixes only, "holes" where it can
+            recompute inside a sequence; None takes the manager's. Fixed at the scope's first use.
+
+    Raises:
+        ConfigError: an unknown structure, a negative or repeated offset, an empty digest.
+    """
+
+    tenant: bytes = b""
+    lora: str = ""
+    extra: tuple[tuple[int, bytes], ...] = ()
+    structure: Structure | None = None
+
+    def __post_init__(self) -> None:
+        put(
+            self,
+            tenant=salt("tenant", self.tenant),
+            lora=text("lora", self.lora),
+            extra=tuple(
+                (whole("token of a digest", at, 0, 2**63 - 1), salt("a digest", digest))
+                for at, digest in pairs("extra of a scope", self.extra, _MOST_DIGESTS)
+            ),
+        )
+        if self.structure is not None:
+            word("structure", self.structure, ("leaf-only", "holes"))
+        offsets = [at for at, _ in self.extra]
+        for at, digest in self.extra:
+            if not digest:
+                raise ConfigError(f"the digest at token {at} is empty")
+        if len(set(offsets)) < len(offsets):
+            raise ConfigError(f"two digests have one token: offsets {offsets}")

@@ -1,0 +1,371 @@
+"""Tier and Lane: where bytes may live on one machine, and how fast they get there.
+
+Invariant: a tier's room is stated once, in blocks or in bytes. Cost: read once when a manager is
+made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvtrie._kvtrie import DiskStore
+from kvtrie.errors import ConfigError
+from kvtrie.model.group_layout import group_bytes
+from kvtrie.model.layout import Layout
+from kvtrie.settings.argument import (
+    flag,
+    folder,
+    instance,
+    put,
+    real,
+    shown,
+    text,
+    url,
+    whole,
+    word,
+)
+from kvtrie.settings.sizes import forgotten, free_disk, free_memory, is_share, size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvtrie.model.shape import ModelShape
+
+__all__ = ["DEFAULT_POLICY", "Lane", "Tier"]
+
+DEFAULT_POLICY = "learned"
+"""The policy of every entry point that names none, as of `BlockManager`."""
+
+# Bytes per second and latency in nanoseconds, up and down alike.
+_SPEED = {
+    "gpu": (2e12, 0),
+    "host": (12e9, 10_000),
+    "disk": (2e9, 100_000),
+    "remote": (1e9, 1_000_000),
+}
+_MOST_BLOCKS = 2**32 - 2
+_WORKERS = {"disk": 2, "remote": 4}
+_MOST_WORKERS = 1024
+_MOST_TRUST = 1e9  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One first-in-first-out queue of bandwidth.
+
+    Attributes:
+        name: its name, for `transmit` and in statistics.
+        bytes_per_s: bandwidth in bytes per second, at least 1.
+        latency_ns: nanoseconds that each transmission takes in addition to its bytes.
+        shares: name of its queue; lanes of one queue wait for each other. None is
+            a separate queue with the lane's name.
+
+    Raises:
+        ConfigError: an empty name or a number that cannot be.
+    """
+
+    name: str
+    bytes_per_s: float
+    latency_ns: int = 0
+    shares: str | None = None
+
+    def __post_init__(self) -> None:
+        name = text("name of a lane", self.name)
+        shares = None if self.shares is None else text("shares of a lane", self.shares)
+        if not name or shares == "":
+            raise ConfigError(f"a lane and its queue need names: {name!r}, {shares!r}")
+        speed = real(f"bytes_per_s of lane {name!r}", self.bytes_per_s, 1, 2**62)
+        latency = whole(f"latency_ns of lane {name!r}", self.latency_ns, 0, 2**63 - 1)
+        put(self, bytes_per_s=speed, latency_ns=latency)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A storage level of one machine, with its budget.
+
+    Pools, storages and executors read `path`, `io_budget`, `layout`, `durability`, `io` and
+    everything after it; the manager does not, but for whether bytes outlive it.
+
+    Attributes:
+        kind: "gpu", "host", "disk" or "remote".
+        blocks: room in blocks; give either this or `bytes`.
+        bytes: room in bytes, rounded down to whole blocks; also as "8GB" (10^9), "512MiB" (2^20),
+            or "25%" of what is free when the tier is made: of host memory, or of the disk together
+            with what is in `path`. It is an int afterwards.
+        path: the folder in which a disk tier keeps its files, or the URL of a remote tier's store;
+            None if the caller has its own storage.
+        owner: allocator of the slots: "kvtrie"; "engine" for a first tier whose slots the engine
+            allocates and names by `Lease.bind`; "none" if there are no bytes.
+        write: when blocks are copied to the next tier: "back" when they are evicted or ahead of
+            need, "through" as soon as they are there, "never".
+        admit_after: uses before a block is worth a copy to the next tier.
+        free_low: below this share of free or clean slots, or of pages where groups of layers are
+            kept apart, blocks are written down ahead of need; 0 means 0.25 above a remote tier with
+            a path, for which eviction never waits.
+        growth_reserve: this share is kept for running decodes; `acquire` leaves it free.
+        retained_share: at most this share of the blocks is retained by hints, see
+            `kvtrie.settings.hint`.
+        io_budget: bytes per second that background copies may take; None does not limit them.
+        read: the lane that loads blocks from here; None takes the kind's default: 2 TB/s
+            for gpu, 12 GB/s and 10 us for host, 2 GB/s and 100 us for disk, 1 GB/s and 1 ms
+            for remote.
+        store: the lane that stores blocks here; None as for `read`.
+        layer_slots: one slot per layer of a block instead of one per block, so that single layers
+            can leave.
+        policy: this tier's policy; None takes the manager's.
+        layout: the layout and number format of its bytes; below the first tier the format may
+            differ from the model's, and a block takes fewer bytes. None takes kvtrie's own.
+        durability: the event that a block on disk survives: "none" a clean close, "flush" the death
+            of the process, "fsync" the loss of power.
+        io: "direct" moves a disk's bytes between device and memory without the system's page
+            cache, where the file system allows it; "buffered" uses the cache.
+        workers: threads of the storage of a disk or remote tier, which no other tier waits for;
+            None is 2 for disk and 4 for remote.
+        write_limit: bytes of writes to a remote tier that may be in flight, at least one block;
+            None is an eighth of host memory.
+        trust_s: seconds for which a remote block that was found is used without asking again;
+            None is 60.
+        lookup: "all" asks the remote store for blocks of other processes; "local" uses only those
+            that this process wrote or read. None is "all".
+        secret_file: a file with the secret that keys a remote store's names and checksums.
+        keep: path of the file in a memory file system (`/dev/shm`, a tmpfs, hugetlbfs) that is a
+            host tier's memory, so that the next process finds the blocks; None keeps nothing.
+        keep_replace: whether a file of another model, layout or version at `keep` is overwritten.
+
+    Raises:
+        ConfigError: no room or room stated twice, an unknown word, a number that cannot be.
+    """
+
+    kind: Literal["gpu", "host", "disk", "remote"]
+    blocks: int | None = None
+    bytes: int | str | None = None
+    path: str | None = None
+    owner: Literal["kvtrie", "engine", "none"] = "kvtrie"
+    write: Literal["back", "through", "never"] = "back"
+    admit_after: int = 1
+    free_low: float = 0.0
+    growth_reserve: float = 0.0
+    retained_share: float = 0.5
+    io_budget: int | str | None = None
+    read: Lane | None = None
+    store: Lane | None = None
+    layer_slots: bool = False
+    policy: str | None = None
+    layout: Layout | None = None
+    durability: Literal["none", "flush", "fsync"] = "flush"
+    io: Literal["direct", "buffered"] = "direct"
+    workers: int | None = None
+    write_limit: int | str | None = None
+    trust_s: float | None = None
+    lookup: Literal["all", "local"] | None = None
+    secret_file: str | None = None
+    keep: str | None = None
+    keep_replace: bool = False
+
+    def __post_init__(self) -> None:
+        words = {
+            "kind": (self.kind, tuple(_SPEED)),
+            "owner": (self.owner, ("kvtrie", "engine", "none")),
+            "write": (self.write, ("back", "through", "never")),
+            "durability": (self.durability, ("none", "flush", "fsync")),
+            "io": (self.io, ("direct", "buffered")),
+        }
+        for name, (value, allowed) in words.items():
+            word(f"{name} of a tier", value, allowed)
+        if self.path is not None:
+            what = f"path of tier {self.kind!r}"
+            local = self.kind != "remote"
+            given: Any = self.path
+            named = given if isinstance(given, str) else ""
+            if local and named.lower().startswith("folder:"):
+                raise ConfigError(f"{what} is {shown(self.path)}: folder: is for tier 'remote'")
+            put(self, path=folder(what, self.path) if local else url(what, self.path))
+        self._check_storage()
+        if self.keep is not None:
+            put(self, keep=folder(f"keep of tier {self.kind!r}", self.keep))
+        put(self, keep_replace=flag(f"keep_replace of tier {self.kind!r}", self.keep_replace))
+        self._check_keep()
+        self._check_room()
+        self._check_shares()
+        self._check_parts()
+
+    def _check_room(self) -> None:
+        if (self.blocks is None) == (self.bytes is None):
+            raise ConfigError(
+                f"tier {self.kind!r} needs room as blocks or as bytes: blocks is "
+                f"{shown(self.blocks)}, bytes is {shown(self.bytes)}"
+            )
+        limits = {
+            "blocks": (1, _MOST_BLOCKS),
+            "admit_after": (0, 2**32 - 1),
+        }
+        for name, (low, high) in limits.items():
+            if (given := getattr(self, name)) is not None or name == "admit_after":
+                put(self, **{name: whole(f"{name} of tier {self.kind!r}", given, low, high)})
+        for name, of in (("bytes", self._free()), ("io_budget", None)):
+            if (given := getattr(self, name)) is not None:
+                put(self, **{name: size(f"{name} of tier {self.kind!r}", given, of=of)})
+
+    def _check_storage(self) -> None:
+        what = f"of tier {self.kind!r}"
+        if self.workers is not None:
+            if self.kind not in _WORKERS:
+                raise ConfigError(f"workers is given {what}: only a disk or remote tier has any")
+            put(self, workers=whole(f"workers {what}", self.workers, 1, _MOST_WORKERS))
+        for name in ("write_limit", "trust_s", "lookup", "secret_file"):
+            if getattr(self, name) is not None and self.kind != "remote":
+                raise ConfigError(f"{name} is given {what}: only a remote tier has one")
+        if self.write_limit is not None:
+            put(self, write_limit=size(f"write_limit {what}", self.write_limit))
+        if self.trust_s is not None:
+            name = f"trust_s {what}"
+            trust = real(name, self.trust_s, 0, _MOST_TRUST)
+            if not trust:
+                raise ConfigError(f"{name} is 0, above 0 wanted")
+            put(self, trust_s=trust)
+        if self.lookup is not None:
+            word(f"lookup {what}", self.lookup, ("all", "local"))
+        if self.secret_file is not None:
+            put(self, secret_file=folder(f"secret_file {what}", self.secret_file))
+
+    def threads(self) -> int:
+        """Return the number of threads of its storage; 0 for memory."""
+        return self.workers or _WORKERS.get(self.kind, 0)
+
+    def _check_keep(self) -> None:
+        if self.keep is None:
+            if self.keep_replace:
+                raise ConfigError("keep_replace=True is for a tier with keep='PATH'")
+            return
+        if self.kind != "host" or self.owner != "kvtrie" or self.layer_slots:
+            raise ConfigError(
+                f"keep is {shown(self.keep)}, for a tier of kind 'host' with owner 'kvtrie' and "
+                f"slots of whole blocks, not {self.kind!r}, {self.owner!r} and "
+                f"layer_slots={self.layer_slots}"
+            )
+        if is_share(self.bytes):
+            raise ConfigError(
+                f"bytes of tier 'host' is {shown(self.bytes)} with keep: a share of the free "
+                "memory differs at each start, and a file of another size is made again; give a "
+                "number"
+            )
+
+    def _free(self) -> Callable[[], int] | None:
+        """The free bytes that a share of this tier is of, if it can be known."""
+        if self.kind == "host":
+            return free_memory
+        if self.kind == "disk" and self.path is not None:
+            path = self.path
+            return lambda: free_disk(path)
+        return None
+
+    def _check_shares(self) -> None:
+        for name in ("free_low", "growth_reserve", "retained_share"):
+            share, all_of_it = getattr(self, name), name == "retained_share"
+            what = f"{name} of tier {self.kind!r}"
+            put(self, **{name: real(what, share, 0, 1, open_end=not all_of_it)})
+
+    def _check_parts(self) -> None:
+        put(self, layer_slots=flag(f"layer_slots of tier {self.kind!r}", self.layer_slots))
+        if self.policy is not None:
+            text(f"policy of tier {self.kind!r}", self.policy)
+        for name, kind in (("read", Lane), ("store", Lane), ("layout", Layout)):
+            if (given := getattr(self, name)) is not None:
+                instance(f"{name} of tier {self.kind!r}", given, kind)
+
+    def outlives(self) -> bool:
+        """Return whether other processes may find its blocks: with a path, `keep`, or remote."""
+        lasting = (
+            self.kind == "remote"
+            or (self.kind == "disk" and self.path is not None)
+            or self.keep is not None
+        )
+        return lasting and self.owner != "none"
+
+    def lanes(self) -> tuple[Lane, Lane]:
+        """Return the lanes up from here and down to here, with the kind's defaults filled in."""
+        speed, latency = _SPEED[self.kind]
+        read = self.read or Lane(f"{self.kind} read", speed, latency)
+        store = self.store or Lane(f"{self.kind} store", speed, latency)
+        return read, store
+
+    def paced(self, model: ModelShape, block_tokens: int) -> tuple[Lane, Lane]:
+        """Return the lanes as a manager takes them; see `pace`.
+
+        Args:
+            model: the model whose KV is kept.
+            block_tokens: tokens of a block.
+
+        Returns:
+            The lane up from here and the lane down to here.
+        """
+        read, store = self.lanes()
+        return self.pace(read, model, block_tokens), self.pace(store, model, block_tokens)
+
+    def pace(self, lane: Lane, model: ModelShape, block_tokens: int) -> Lane:
+        """Return a lane whose bandwidth is in bytes of the model's own format, as a manager counts.
+
+        `bytes_per_s * model's bytes of a block / the tier's bytes of a block`: a block in a smaller
+        format takes less time.
+
+        Args:
+            lane: a lane whose bandwidth is in bytes of the tier's format.
+            model: the model whose KV is kept.
+            block_tokens: tokens of a block.
+        """
+        if self.layout is None:
+            return lane
+        if model.even:
+            share = model.layer_bytes(block_tokens) / self._layer_bytes(model, block_tokens)
+        else:
+            # One lane carries all groups, states too, which keep their bytes.
+            own = group_bytes(model, block_tokens, self.layout)
+            share = sum(group_bytes(model, block_tokens)) / sum(own)
+        speed = min(max(lane.bytes_per_s * share, 1.0), 2.0**62)
+        return lane if share == 1 else replace(lane, bytes_per_s=speed)
+
+    def room(self, model: ModelShape, block_tokens: int) -> int:
+        """Return the room in blocks for the KV of a model, in the tier's layout, padding counted.
+
+        On a disk with a path, all files are counted too.
+
+        Args:
+            model: the model; the bytes are those of one rank.
+            block_tokens: tokens of a block.
+
+        Raises:
+            ConfigError: `bytes` does not hold a single block, or holds too many.
+        """
+        if self.blocks is not None:
+            return self.blocks
+        layer = self._layer_bytes(model, block_tokens)
+        each, room = model.layers * layer, int(self.bytes or 0)
+        blocks = room // each
+        if self.kind == "disk" and self.path is not None:
+            blocks = DiskStore.blocks_in(room, model.layers, layer, block_tokens)
+        if not 1 <= blocks <= _MOST_BLOCKS:
+            raise ConfigError(
+                f"tier {self.kind!r} has {self.bytes} bytes, which is {blocks} blocks of {each}: "
+                f"1 to {_MOST_BLOCKS} wanted{forgotten(room)}"
+            )
+        return blocks
+
+    def room_bytes(self, model: ModelShape, block_tokens: int) -> int:
+        """Return the bytes that its blocks take on one rank, padding counted.
+
+        Args:
+            model: the model whose KV is kept.
+            block_tokens: tokens of a block.
+
+        Raises:
+            ConfigError: as `room`.
+        """
+        blocks = self.room(model, block_tokens)
+        return blocks * model.layers * self._layer_bytes(model, block_tokens)
+
+    def _layer_bytes(self, model: ModelShape, block_tokens: int) -> int:
+        if self.layout is None:
+            return model.layer_bytes(block_tokens)
+        widths = model.rank_heads, model.head_dim, model.v_head_dim
+        return sum(self.layout.planes(block_tokens, *widths))

@@ -1,0 +1,426 @@
+//! Acquire: lookup, pin and room for a request, in one atomic step.
+//!
+//! Invariant: all or nothing. Until there is room only refcounts and eviction entries change, and
+//! both are restored on failure. Cost: O(tokens) to match, O(blocks) to plan and pin, O(log n) per
+//! victim.
+
+use crate::arrival::MoveIds;
+use crate::block::{BlockId, LeaseId, MoveId, Structure, TierId, Token};
+use crate::error::{Error, Result};
+use crate::scope::{Scope, ScopeId};
+use crate::time::Nanos;
+use crate::trie::Query;
+
+use crate::manager::Manager;
+use crate::manager::kinds::LoadMode;
+use crate::manager::moves::load::{Load, Transit};
+use crate::manager::observe::late_hits::Undecided;
+use crate::manager::request::life::lease::{Hold, Lease, Plan, TailFrom};
+use crate::manager::request::matching::path::{LeasePath, PathBlock};
+use crate::manager::request::matching::residency_scan::{MissingBlock, Prefill};
+use crate::manager::request::slots::open_slot::OpenSlot;
+use crate::manager::request::slots::window_slots::Windows;
+use crate::transfer::End;
+
+/// Bound, in tokens, of the growth for which a path's memory is allocated in advance.
+const FAR: usize = 1 << 20;
+
+/// Request: a prompt and how to serve it.
+#[derive(Clone, Debug, Default)]
+pub struct Acquire<'a> {
+    /// The prompt.
+    pub tokens: &'a [Token],
+    /// Scope within which its blocks are shared.
+    pub scope: Scope,
+    /// Name of the conversation it belongs to.
+    pub session: Option<&'a str>,
+    /// Blocks that the conversation will have, if known.
+    pub session_blocks: Option<u32>,
+    /// Tokens at the end of the prompt that are computed in any case.
+    pub keep: usize,
+    /// Tokens after the prompt's end for which to make room.
+    pub reserve: usize,
+    /// Whether blocks of lower tiers are loaded.
+    pub load: LoadMode,
+    /// Loads that would be ready later than this are not planned.
+    pub deadline: Option<Nanos>,
+    /// Whether the engine computes a layer while the next ones are loaded; otherwise it waits for
+    /// all layers.
+    pub layerwise: bool,
+}
+
+/// Pinned path, slots and plan of a request that is not a lease yet.
+struct Taken {
+    path: LeasePath,
+    open: Vec<OpenSlot>,
+    awaits: Vec<MoveId>,
+    plan: Plan,
+    windows: Option<Box<Windows>>,
+}
+
+impl Manager {
+    /// Looks a prompt up, pins what the plan reuses or loads, and makes room for loads,
+    /// recomputation and growth.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if a tier cannot hold it, [`Error::Config`] for a bad argument; nothing
+    /// has changed then.
+    pub fn acquire(&mut self, ask: &Acquire<'_>, now: Nanos) -> Result<LeaseId> {
+        self.open()?;
+        self.scopes.sweep(&mut self.blocks);
+        self.scopes.digests.check(&ask.scope, ask.tokens)?;
+        self.scopes.digests.check_room(&ask.scope)?;
+        let scope = self.scopes.find(&ask.scope)?;
+        let now = self.tick(now);
+        let taken = self.take(ask, scope, self.next_lease, now);
+        self.meter.requested.refused += u64::from(matches!(taken, Err(Error::NoSpace { .. })));
+        let taken = taken?;
+        let id = self.next_lease;
+        self.next_lease += 1;
+        // A refused request adds no scope.
+        let scope = scope.unwrap_or_else(|| {
+            self.scopes.add(&ask.scope, self.settings.structure, &mut self.blocks)
+        });
+        self.begin(id, ask, scope, taken, now);
+        Ok(id)
+    }
+
+    /// Makes a lease of a request that has its room.
+    fn begin(
+        &mut self,
+        id: LeaseId,
+        ask: &Acquire<'_>,
+        scope_id: ScopeId,
+        taken: Taken,
+        now: Nanos,
+    ) {
+        let session = self.sessions.open(scope_id, ask.session, self.sessions_rank(), id);
+        if let (Some(session), Some(blocks)) = (session, ask.session_blocks) {
+            self.sessions.expect_blocks(session, blocks);
+        }
+        let matched = taken.path.len() * self.block_tokens();
+        // Ages are counted before `touch` makes them 0.
+        self.count_request(ask.tokens.len(), taken.path.blocks(), &taken.plan, now);
+        let undecided = if ask.load == LoadMode::None {
+            self.count_undecided(&taken.path)
+        } else {
+            Undecided::default()
+        };
+        self.touch(taken.path.blocks(), now);
+        let unconfirmed = taken.path.fresh();
+        self.awaits.add(id, taken.awaits);
+        self.scopes.hold(scope_id);
+        self.scopes.digests.promise(&ask.scope);
+        self.leases.insert(
+            id,
+            Box::new(Lease {
+                id,
+                scope: ask.scope.clone(),
+                scope_id,
+                session,
+                path: taken.path,
+                tail: Vec::new(),
+                tail_from: TailFrom::OpenSlot,
+                open: taken.open,
+                matched,
+                plan: taken.plan,
+                undecided,
+                layerwise: ask.layerwise,
+                unconfirmed,
+                hold: Hold::Active,
+                request: self.feed.request,
+                acquired: now,
+                windows: taken.windows,
+            }),
+        );
+        // Sessions and hints look the lease up, so it must be in the table.
+        self.track_session(id);
+        self.use_path(id, 0, now);
+        self.settle_sessions();
+        self.grant(id, 0, now);
+        self.write_ahead(now);
+    }
+
+    /// Plans again for a suspended lease.
+    pub(crate) fn reacquire(
+        &mut self,
+        id: LeaseId,
+        tokens: &[Token],
+        (reserve, load): (usize, LoadMode),
+        now: Nanos,
+    ) -> Result<()> {
+        let Lease { ref scope, scope_id, layerwise, .. } = *self.leases[&id];
+        let scope = scope.clone();
+        let ask = Acquire { tokens, scope, reserve, load, layerwise, ..Acquire::default() };
+        let taken = self.take(&ask, Some(scope_id), id, now)?;
+        let matched = taken.path.len() * self.block_tokens();
+        self.touch(taken.path.blocks(), now);
+        let request = self.feed.request;
+        self.awaits.add(id, taken.awaits);
+        let lease = self.lease_mut(id);
+        lease.unconfirmed = taken.path.fresh();
+        lease.path = taken.path;
+        lease.open = taken.open;
+        lease.plan = taken.plan;
+        lease.matched = matched;
+        lease.hold = Hold::Active;
+        lease.request = request;
+        lease.acquired = now;
+        lease.windows = taken.windows;
+        self.track_session(id);
+        self.use_path(id, 0, now);
+        self.grant(id, 0, now);
+        self.write_ahead(now);
+        Ok(())
+    }
+
+    /// The atomic part: plan, pin, make room, begin the loads.
+    fn take(
+        &mut self,
+        ask: &Acquire<'_>,
+        scope: Option<ScopeId>,
+        id: LeaseId,
+        now: Nanos,
+    ) -> Result<Taken> {
+        let mut path = scope.map_or_else(Vec::new, |scope| self.requested_path(ask, scope));
+        let mut windows = self.plan_windows(ask, &mut path, now);
+        let mut missing = self.scan(&path, now);
+        let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
+        let mut open = self.behind(path.len(), ask)?;
+        // Pinned before room is made, so that its own blocks are no victims.
+        self.pin(&path);
+        let mut room = self
+            .open_windows(windows.as_deref_mut(), &path, (open, &missing), now)
+            .and_then(|()| self.room_for(&missing, open, now));
+        if room.is_err() && self.avoid_transit(&mut missing) {
+            // Its own sources may fill host: blocks that would pass through it are computed
+            // instead, with all blocks after them for an engine that loads a full prefix or none.
+            if let Some(end) = self.prefix(&missing, scope, ask.load) {
+                self.unpin(&path, None);
+                path.truncate(end);
+                missing.retain(|miss| miss.at < end);
+                open = self.behind(end, ask)?;
+                self.pin(&path);
+            }
+            plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
+            room = self.room_for(&missing, open, now);
+        }
+        let mut transit = room.inspect_err(|_| {
+            self.close_windows(windows.as_deref_mut(), &path);
+            self.unpin(&path, None);
+        })?;
+        // From here on nothing fails.
+        let awaits = self.load_windows(windows.as_deref_mut(), &path, id, &mut plan, now);
+        self.feed_request(ask, scope, &path);
+        for miss in missing.iter().filter(|miss| miss.reclaim) {
+            self.reclaim(miss.block);
+        }
+        let mut taken = Taken {
+            path: LeasePath::of(path),
+            open: Vec::new(),
+            awaits,
+            plan: Plan::default(),
+            windows,
+        };
+        let moves = self.begin_missing(ask, id, &missing, &mut taken.path, &mut transit, now);
+        self.close_transit(transit);
+        taken.awaits.extend(moves.iter().flatten());
+        // Layers in flight for other requests must arrive too.
+        for miss in missing.iter().filter(|miss| !miss.load || miss.lacks != self.all_layers()) {
+            taken.awaits.extend(self.bringing(0, miss.block, self.all_layers()));
+        }
+        self.spans(taken.path.len(), &missing, &moves, &mut plan, now);
+        taken.plan = plan;
+        taken.open = self.new_open_slots(open);
+        Ok(taken)
+    }
+
+    /// The blocks of a request's tokens that are in the trie.
+    fn requested_path(&self, ask: &Acquire<'_>, scope: ScopeId) -> Vec<BlockId> {
+        let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
+        // The path will grow into this; the reserve may be far larger than what is written.
+        let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));
+        self.path(scope, Query::Tokens(&content), ask.keep, beyond)
+    }
+
+    /// Feeds a request that found `path` to the policies.
+    fn feed_request(&mut self, ask: &Acquire<'_>, scope: Option<ScopeId>, path: &[BlockId]) {
+        let run = if self.feed.learns() {
+            let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
+            self.next_turn(scope, path, &content)
+        } else {
+            0
+        };
+        self.feed.begin_request(ask.tokens.len() / self.block_tokens(), run);
+        self.pass_request();
+    }
+
+    /// Begins to load or compute the missing blocks of a path. Returns the moves of each.
+    fn begin_missing(
+        &mut self,
+        ask: &Acquire<'_>,
+        id: LeaseId,
+        missing: &[MissingBlock],
+        path: &mut LeasePath,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> Vec<MoveIds> {
+        let mut moves = vec![MoveIds::new(); missing.len()];
+        // Loads take the slots that are free at once; computation can wait for slots that drain.
+        let mut at = 0;
+        while let Some(miss) = missing.get(at) {
+            // A run from one tier is loaded in one batch.
+            if let Some(batch) = self.batch(&missing[at..], id) {
+                for (id, moves) in self.start_batch(&batch, now).zip(&mut moves[at..]) {
+                    moves.push(id);
+                }
+                at += batch.blocks.len();
+                continue;
+            }
+            if miss.load {
+                let begin = |step: &mut PathBlock| self.begin_load(miss, step, id, transit, now);
+                moves[at] = path.change(miss.at, begin);
+            }
+            at += 1;
+        }
+        for at in
+            (0..missing.len()).filter(|&at| !missing[at].load && !missing[at].lacks.is_empty())
+        {
+            let begin = |step: &mut PathBlock| {
+                step.deferred = ask.load == LoadMode::None;
+                self.begin_compute(&missing[at], step, id, transit, now)
+            };
+            moves[at] = path.change(missing[at].at, begin);
+        }
+        moves
+    }
+
+    /// The planner's request for a prompt of which `matched` blocks are known.
+    pub(in crate::manager::request) fn prefill(
+        &self,
+        ask: &Acquire<'_>,
+        matched: usize,
+    ) -> Prefill {
+        let weight = u64::from(self.settings.token_weight);
+        let context = matched * self.block_tokens();
+        let tokens = (ask.tokens.len() - context) as u64 * weight;
+        let rest = self.settings.cost.compute_ns(context as u64 * weight, tokens);
+        // All that the border of several groups needs is loaded: it was chosen with that in mind.
+        let all = self.points.is_some() && ask.load == LoadMode::Plan;
+        let mode = if all { LoadMode::All } else { ask.load };
+        Prefill { mode, deadline: ask.deadline, rest, layerwise: ask.layerwise }
+    }
+
+    /// Number of open slots that a request needs after `matched` blocks.
+    fn behind(&self, matched: usize, ask: &Acquire<'_>) -> Result<usize> {
+        let rest = (ask.tokens.len() - matched * self.block_tokens())
+            .checked_add(ask.reserve)
+            .ok_or_else(|| Error::config(format!("reserve of {} tokens", ask.reserve)))?;
+        let open = if self.tiers.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) };
+        self.check_memory(open)?;
+        Ok(open)
+    }
+
+    /// End of the prefix that can be loaded, if an engine loads it in full or not at all.
+    fn prefix(
+        &self,
+        missing: &[MissingBlock],
+        scope: Option<ScopeId>,
+        load: LoadMode,
+    ) -> Option<usize> {
+        let prefix_only = scope.is_some_and(|id| {
+            load == LoadMode::All && self.scopes.get(id).structure == Structure::LeafOnly
+        });
+        missing.iter().find(|miss| prefix_only && !miss.compute.is_empty()).map(|miss| miss.at)
+    }
+
+    /// Makes room for the planned loads and computation and for `open` further blocks, or changes
+    /// nothing. Returns the transit slots for loads that pass through host.
+    fn room_for(&mut self, missing: &[MissingBlock], open: usize, now: Nanos) -> Result<Transit> {
+        let mut units = self.units(0, self.all_layers()) * open as u64;
+        // An engine provides the slots that it loads into.
+        if !self.tiers.engine_owned() {
+            let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
+            units += lacking.map(|miss| self.units(0, miss.lacks)).sum::<u64>();
+        }
+        // With several groups the reserve is in pages, and was kept.
+        let growth = if self.points.is_some() { 0 } else { self.growth_slots(0) };
+        if growth > 0 {
+            // Counting leased slots takes O(leases' blocks): only a tier with a growth reserve
+            // pays.
+            let reclaimed = missing.iter().filter(|miss| miss.reclaim).count() as u64;
+            let wanted = units + reclaimed * self.units(0, self.all_layers());
+            let held = self.leased(0) + wanted;
+            // The growth reserve is for leases that hold blocks already.
+            if wanted > 0 && held + growth > u64::from(self.blocks.space(0).capacity()) {
+                return Err(self.no_space(0, wanted, &self.eviction_set()));
+            }
+        }
+        // These slots look free to `make_room`: they drain.
+        self.withhold(missing, true);
+        let transit = self.open_transit(missing, units, now);
+        // Refused: the leaving copies may be promised again.
+        if transit.is_err() {
+            self.withhold(missing, false);
+        }
+        transit
+    }
+
+    /// Begins the loads of a block into its residency on the first tier, or into a private slot
+    /// that the engine will name.
+    pub(crate) fn begin_load(
+        &mut self,
+        miss: &MissingBlock,
+        step: &mut PathBlock,
+        id: LeaseId,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> MoveIds {
+        if self.tiers.engine_owned() {
+            let private = self.new_private(0, miss.lacks);
+            step.private = Some(private);
+            step.fresh = true;
+            return self.load_private(miss, miss.lacks, private, id, transit, now);
+        }
+        let row = self.blocks.take_slots(0, self.residency(0, miss.block).slot, miss.lacks);
+        self.blocks.alter(0, miss.block, |here| here.slot = row);
+        let mut moves = MoveIds::new();
+        for (tier, layers) in miss.loads() {
+            let load = Load { block: miss.block, from: tier, layers, lease: id };
+            moves.extend(self.load_layers(load, transit, now, |manager, layer| {
+                (manager.slot_of(0, miss.block, layer), End::Here)
+            }));
+        }
+        let bring: MoveIds = moves.iter().copied().filter(|&id| self.moves[id].dst == 0).collect();
+        self.expect(0, miss.block, miss.lacks, &bring);
+        moves
+    }
+
+    /// Gives a block that is to be computed a private slot, and begins the loads of the layers
+    /// above the last one to compute.
+    fn begin_compute(
+        &mut self,
+        miss: &MissingBlock,
+        step: &mut PathBlock,
+        id: LeaseId,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> MoveIds {
+        let private = self.new_private(0, miss.lacks);
+        step.private = Some(private);
+        step.fresh = true;
+        step.compute = miss.compute;
+        self.load_private(miss, miss.lacks, private, id, transit, now)
+    }
+
+    fn growth_slots(&self, tier: TierId) -> u64 {
+        let capacity = self.blocks.space(tier).capacity();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share below one of a capacity below 2^32"
+        )]
+        let slots = (f64::from(capacity) * self.tiers[tier].spec.growth_reserve) as u64;
+        slots
+    }
+}

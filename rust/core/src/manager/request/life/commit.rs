@@ -1,0 +1,361 @@
+//! Commit: appends tokens to a lease and adds full blocks to the trie.
+//!
+//! Invariant: only full blocks enter the trie; of two requests that computed the same block the
+//! first one's copy stays and the other keeps a private duplicate until release. Cost: a token that
+//! fills no block costs O(1) and allocates nothing; one that does costs O(log n).
+
+use rustc_hash::FxHashSet;
+
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, TierId, Token};
+use crate::error::{Error, Result};
+use crate::private_slots::{PrivateSlot, PrivateSlotId};
+use crate::tier::{Residency, ResidencyState};
+use crate::time::{Nanos, stamp};
+
+use crate::manager::Manager;
+use crate::manager::node::Node;
+use crate::manager::request::life::lease::{Lease, TailFrom};
+use crate::manager::request::matching::path::PathBlock;
+use crate::manager::request::slots::open_slot::OpenSlot;
+
+/// Result of a commit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Committed {
+    /// Blocks that entered the trie.
+    pub new: Vec<Handle>,
+    /// Private slots of blocks that another request had committed already.
+    pub duplicate: Vec<Slot>,
+    /// The blocks that were kept, one for each duplicate.
+    pub canonical: Vec<Handle>,
+    /// Number of new blocks that had been stored ahead: their copies were adopted.
+    pub ahead: usize,
+}
+
+impl Manager {
+    /// Appends tokens whose KV is written. The first commit, which may be empty, also confirms the
+    /// blocks that the plan had the engine compute.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no room for the tokens or moves that the lease awaits have
+    /// not ended; nothing has changed then.
+    pub fn commit(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
+        self.check_commit(id, tokens)?;
+        self.commit_checked(id, tokens, now)
+    }
+
+    /// Commits tokens that were checked.
+    fn commit_checked(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
+        let content = self.with_digests(id, tokens)?;
+        let out = self.commit_content(id, content.as_deref().unwrap_or(tokens), now);
+        self.scopes.digests.free(content.as_deref().unwrap_or_default());
+        Ok(out)
+    }
+
+    /// Commits tokens with digests replaced.
+    fn commit_content(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Committed {
+        let now = self.tick(now);
+        let mut out = Committed::default();
+        let lease = &self.leases[&id];
+        let open = matches!(lease.tail_from, TailFrom::OpenSlot);
+        self.feed.request = lease.request;
+        // Only the first commit after a plan has computed blocks to confirm.
+        if lease.unconfirmed {
+            self.confirm(id, now, &mut out);
+        }
+        if tokens.is_empty() {
+            return out;
+        }
+        let size = self.block_tokens();
+        if !open {
+            self.adopt_tail(id);
+        }
+        let mut rest = tokens;
+        let lease = self.leases.get_mut(&id).expect("it was checked");
+        let known = lease.path.len();
+        if !lease.tail.is_empty() {
+            let take = (size - lease.tail.len()).min(rest.len());
+            self.scopes.digests.hold(&rest[..take]);
+            lease.tail.extend_from_slice(&rest[..take]);
+            rest = &rest[take..];
+            // The usual end of a decoded token: the tail is no full block yet.
+            if lease.tail.len() < size {
+                return out;
+            }
+            let tail = std::mem::take(&mut lease.tail);
+            self.seal(id, &tail, now, &mut out);
+            // Put back only to be removed, so that its memory and digests are accounted for.
+            self.lease_mut(id).tail = tail;
+            self.remove_tail(id, 0);
+        }
+        let full = rest.len() - rest.len() % size;
+        if full > 0 {
+            self.seal(id, &rest[..full], now, &mut out);
+        }
+        if full < rest.len() {
+            self.extend_tail(id, &rest[full..]);
+        }
+        // Only full blocks extend the session's path or become dirty.
+        if self.leases[&id].path.len() > known {
+            self.track_session(id);
+            self.open_next(id);
+            self.write_ahead(now);
+        }
+        out
+    }
+
+    /// Commits the next tokens of many leases: all of them or, on an error, none.
+    ///
+    /// # Errors
+    /// As [`Manager::commit`], for the first lease that fails; a lease named twice.
+    pub fn commit_many<T: AsRef<[Token]>>(
+        &mut self,
+        batch: &[(LeaseId, T)],
+        now: Nanos,
+    ) -> Result<Vec<Committed>> {
+        let mut seen = FxHashSet::default();
+        for (id, tokens) in batch {
+            self.check_commit(*id, tokens.as_ref())?;
+            if !seen.insert(*id) {
+                return Err(Error::config(format!("lease {id} is named twice in one batch")));
+            }
+        }
+        batch.iter().map(|(id, tokens)| self.commit_checked(*id, tokens.as_ref(), now)).collect()
+    }
+
+    /// The tokens with the scope's digests replaced, if it has any; each with a reference.
+    fn with_digests(&mut self, id: LeaseId, tokens: &[Token]) -> Result<Option<Vec<Token>>> {
+        let lease = &self.leases[&id];
+        if lease.scope.extra.is_empty() {
+            return Ok(None);
+        }
+        let from = (lease.path.len() * self.block_tokens() + lease.tail.len()) as u64;
+        let scope = lease.scope.clone();
+        self.intern(&scope, from, tokens).map(Some)
+    }
+
+    /// Fails if a commit cannot go ahead.
+    fn check_commit(&self, id: LeaseId, tokens: &[Token]) -> Result<()> {
+        let lease = self.active(id)?;
+        // A move in flight may still write, or read, the slots of these tokens.
+        if let Some(first) = self.first_wait(lease, tokens.len()) {
+            return Err(Error::config(format!(
+                "lease {id} awaits {} moves, the first is {first}; commit when they have ended",
+                self.awaits(id)?.len()
+            )));
+        }
+        // An empty commit only confirms.
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        self.scopes.digests.check(&lease.scope, tokens)?;
+        let room = self.room_of(lease);
+        if tokens.len() > room {
+            return Err(Error::config(format!(
+                "commit of {} tokens to lease {id}, which has room for {room}; call reserve first",
+                tokens.len()
+            )));
+        }
+        self.check_memory((lease.tail.len() + tokens.len()) / self.block_tokens())
+    }
+
+    /// A move that must end before `tokens` more tokens can have been written.
+    fn first_wait(&self, lease: &Lease, tokens: usize) -> Option<MoveId> {
+        if let Some(&first) = self.awaits.of(lease.id).first() {
+            return Some(first);
+        }
+        // Without draining slots no store delays a write.
+        if self.blocks.none_draining(0) {
+            return None;
+        }
+        if let Some(wait) = self.window_waits(lease).next() {
+            return Some(wait);
+        }
+        let written = (lease.tail.len() + tokens).div_ceil(self.block_tokens());
+        let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
+        computed
+            .filter_map(|(_, step)| step.private.map(OpenSlot::Private))
+            .chain(lease.open.iter().copied().take(written))
+            .find_map(|open| self.open_slot_waits(open).first().copied())
+    }
+
+    /// Tokens that a lease can still write; `usize::MAX` where the engine owns the slots.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn room_left(&self, id: LeaseId) -> Result<usize> {
+        Ok(self.room_of(self.active(id)?))
+    }
+
+    /// The same for a lease.
+    fn room_of(&self, lease: &Lease) -> usize {
+        let private_tail = match lease.tail_from {
+            TailFrom::OpenSlot => true,
+            TailFrom::Shared(private) => {
+                self.private_slots[private].refs == 1 && self.private_slots[private].busy == 0
+            }
+            TailFrom::Block(_) => false,
+        };
+        // A shared tail must be copied by `reserve` first.
+        if !private_tail {
+            return 0;
+        }
+        if self.tiers.engine_owned() {
+            return usize::MAX;
+        }
+        let shared = usize::from(!matches!(lease.tail_from, TailFrom::OpenSlot));
+        (lease.open.len() + shared) * self.block_tokens() - lease.tail.len()
+    }
+
+    /// Makes a tail that no fork shares any more the lease's first open slot.
+    pub(crate) fn adopt_tail(&mut self, id: LeaseId) {
+        let lease = self.lease_mut(id);
+        if let TailFrom::Shared(private) = lease.tail_from {
+            lease.open.insert(0, OpenSlot::Private(private));
+            lease.tail_from = TailFrom::OpenSlot;
+        }
+    }
+
+    /// Offers the blocks that the engine has computed for holes to the trie.
+    fn confirm(&mut self, id: LeaseId, now: Nanos, out: &mut Committed) {
+        let lease = self.lease_mut(id);
+        lease.unconfirmed = false;
+        let exceptions: Vec<(usize, PathBlock)> = lease.path.exceptions().collect();
+        for (at, PathBlock { block, private, fresh, .. }) in exceptions {
+            let (Some(private), true) = (private, fresh) else { continue };
+            self.lease_mut(id).path.change(at, |step| {
+                (step.compute, step.deferred, step.fresh) = (Layers::NONE, false, false);
+            });
+            let left = self.offer_private(block, private, now, out);
+            self.lease_mut(id).path.change(at, |step| step.private = left);
+        }
+        self.settle_holes(id);
+    }
+
+    /// Offers a private slot to the trie as the block's residency. Returns a slot that stays with
+    /// the lease: the engine's, or a duplicate, which is reported.
+    fn offer_private(
+        &mut self,
+        block: BlockId,
+        private: PrivateSlotId,
+        now: Nanos,
+        out: &mut Committed,
+    ) -> Option<PrivateSlotId> {
+        // The engine keeps its slot; only the tiers below are ours.
+        if self.tiers.engine_owned() {
+            self.forget_bad_copies(block);
+            if self.ahead.is_empty() || !self.adopt_ahead(block, private, now) {
+                self.write_through(0, block, Some(private), now);
+            } else {
+                out.ahead += 1;
+            }
+            Some(private)
+        } else if self.install(0, block, private) {
+            self.write_through(0, block, None, now);
+            None
+        } else {
+            let held = self.private_slots[private];
+            out.duplicate.push(self.private_slot(private, held.layers.lo));
+            out.canonical.push(self.trie().handle(block));
+            self.meter.requested.duplicates += 1;
+            Some(private)
+        }
+    }
+
+    /// Adds full blocks after a lease's path to the trie, each with the lease's next open slot.
+    fn seal(&mut self, id: LeaseId, tokens: &[Token], now: Nanos, out: &mut Committed) {
+        if tokens.is_empty() {
+            return;
+        }
+        let size = self.block_tokens();
+        let lease = self.leases.get_mut(&id).expect("checked");
+        let (scope, since, end) = (lease.scope_id, lease.acquired, lease.path.len());
+        let parent = lease.path.blocks().last().copied();
+        let slots = lease.open.len().min(tokens.len() / size);
+        let rest = lease.open.split_off(slots);
+        let open = std::mem::replace(&mut lease.open, rest);
+        let root = self.scopes.get(scope).root;
+        let mut path = Vec::with_capacity(tokens.len() / size);
+        // Leading blocks may be known from another request.
+        for tokens in tokens.chunks_exact(size) {
+            let Some(block) = self.trie().child(root, path.last().copied().or(parent), tokens)
+            else {
+                break;
+            };
+            path.push(block);
+        }
+        let known = path.len();
+        self.pin(&path);
+        self.touch(&path, now);
+        // Until the lease ends, its blocks count as used when it began.
+        let node = Node { scope, refs: 1, uses: 1, access: stamp(since), session_blocks: 0 };
+        let behind = path.last().copied().or(parent);
+        self.new_nodes(node, behind, &tokens[known * size..], &mut path);
+        let new = self.trie().handles(&path[known..]);
+        // Mostly one block per commit: the vector is moved, not copied.
+        if out.new.is_empty() {
+            out.new = new;
+        } else {
+            out.new.extend(new);
+        }
+        self.meter.requested.inserted += (path.len() - known) as u64;
+        self.lease_mut(id).path.extend(&path);
+        let settled = self.settle_open(&path[known..], open.get(known..).unwrap_or_default(), now);
+        // Known blocks, and slots that did not become a residency at once.
+        for at in (0..known).chain(known + settled..path.len()) {
+            // An engine may commit more than it has named slots for.
+            let Some(&open) = open.get(at) else { break };
+            let private = self.as_private(open);
+            let before = out.ahead;
+            let left = self.offer_private(path[at], private, now, out);
+            if at < known {
+                out.ahead = before;
+            }
+            self.lease_mut(id).path.change(end + at, |step| step.private = left);
+        }
+        self.use_path(id, end, since);
+        self.settle_windows(id);
+        self.grant(id, end, now);
+    }
+
+    /// Makes open slots the residencies of new blocks, which are pinned and so have no entry to
+    /// refresh. Stops at the first private slot; returns how many were before it.
+    fn settle_open(&mut self, blocks: &[BlockId], open: &[OpenSlot], now: Nanos) -> usize {
+        let settled = self.blocks.put_in(blocks, open.iter().map_while(|open| open.plain()));
+        self.on_resident(0, &blocks[..settled]);
+        if self.writes_through(0) {
+            for run in self.runs(&blocks[..settled]) {
+                self.write_run(0, run, now);
+            }
+        }
+        settled
+    }
+
+    /// Makes a private slot the block's residency, if those layers are absent.
+    pub(crate) fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
+        let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
+        let here = self.residency(tier, block);
+        let full = layers == self.all_layers() && here.state == ResidencyState::Absent;
+        // With layer slots the two ranges may join to one.
+        let grows = here.state == ResidencyState::Resident
+            && here.busy == 0
+            && self.tiers[tier].spec.layer_slots
+            && !here.have.covers(layers)
+            && here.have.join(layers).is_some();
+        // A slot that a fork or a move uses cannot change its owner.
+        if refs > 1 || busy > 0 || !(full || grows) {
+            return false;
+        }
+        self.private_slots.take(private);
+        if full {
+            let here = Residency { slot, have: layers, busy: 0, state: ResidencyState::Resident };
+            self.blocks.alter(tier, block, |known| *known = here);
+        } else {
+            self.blocks.join_rows(tier, slot, here.slot, layers, here.have);
+            let joined = here.have.join(layers).expect("no gap");
+            self.blocks.alter(tier, block, |here| here.have = joined);
+        }
+        self.forget_bad_copies(block);
+        self.residency_changed(tier, block);
+        true
+    }
+}

@@ -1,0 +1,262 @@
+//! Branches of a lease of a model with several groups: truncation, forks and suspension.
+//!
+//! A lease goes back to a border at which all groups resume, since no state is rolled back. A fork
+//! shares what its blocks have, and copies what the lease still writes. Invariant: a slot that is
+//! written has one holder. Cost: O(path) per call, one move per copied slot.
+
+use crate::arrival::MoveIds;
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, TierId};
+use crate::error::{Error, Result};
+use crate::group::GroupKind;
+use crate::manager::Manager;
+use crate::manager::kinds::Cause;
+use crate::manager::moves::NewMove;
+use crate::manager::points::Stay;
+use crate::manager::request::life::lease::Lease;
+use crate::manager::request::slots::placed_slots::PlacedSlots;
+use crate::manager::request::slots::window_slots::{blocks_at, path_border};
+use crate::tier::ResidencyState;
+use crate::time::{Nanos, stamp};
+use crate::transfer::{End, InFlightMove, MoveKind};
+
+/// Group, place on the path and slot of what a lease still writes.
+pub(crate) type Written = (usize, u32, Slot);
+
+impl Manager {
+    /// Border at which a lease can go on after the load of a block on its path failed: at most before
+    /// block `at`. Of a model with several groups it is one at which the first tier has all that a
+    /// resume needs; the lease holds that then.
+    pub(crate) fn resumable_before(
+        &mut self,
+        id: LeaseId,
+        at: usize,
+        known: &InFlightMove,
+    ) -> usize {
+        if self.points.is_none() {
+            return at;
+        }
+        self.plan_again(id);
+        // The windows of a shorter border are not in the engine's slots.
+        if self.tiers.engine_owned() {
+            if let Some(windows) = &mut self.lease_mut(id).windows {
+                windows.done = 0;
+            }
+            return 0;
+        }
+        let lease = &self.leases[&id];
+        let path = lease.path.blocks().to_vec();
+        let most = if matches!(known.to, End::Group(_)) { path.len() } else { at };
+        let border = self.longest_border(&path[..most.min(lease.path.written())], 1);
+        self.move_windows(id, &path, border);
+        border as usize
+    }
+
+    /// Adds the border of a match to those of its lease's pass: the request computes the rest of the
+    /// prompt from an earlier one, and the next request would miss the border that was lost.
+    fn plan_again(&mut self, id: LeaseId) {
+        let every = self.points.as_ref().map_or(0, |points| points.every);
+        let Some(windows) = &mut self.lease_mut(id).windows else { return };
+        let (lost, stay) = (windows.done, windows.here.unwrap_or(Stay::Newest));
+        let regular = every == 0 || lost.is_multiple_of(every);
+        let known = windows.borders.binary_search_by_key(&lost, |&(border, _)| border);
+        if let (Err(at), true, true) = (known, regular, 0 < lost && lost <= windows.end) {
+            let stay = if every > 0 { Stay::Always } else { stay };
+            windows.borders.insert(at, (lost, stay));
+        }
+    }
+
+    /// Tokens that a lease keeps if it is truncated to `tokens`, fewer than it holds: of a model with
+    /// several groups those up to the longest border at which it can go on, or part of its tail if no
+    /// group has states.
+    pub(crate) fn truncation(&self, id: LeaseId, tokens: usize) -> usize {
+        let Some(points) = &self.points else { return tokens };
+        let lease = &self.leases[&id];
+        let path = lease.path.blocks();
+        let full = tokens / self.block_tokens();
+        let states = points.groups.iter().any(|group| group.kind == GroupKind::State);
+        if full == path.len() && !states {
+            return tokens;
+        }
+        // The holes from here on are still to be computed.
+        let full = full.min(lease.path.written());
+        self.longest_border(&path[..full], 1) as usize * self.block_tokens()
+    }
+
+    /// Moves a lease's holds to the border at which it is truncated, and gives its other slots back.
+    pub(crate) fn truncate_windows(&mut self, id: LeaseId, full: usize) {
+        let lease = &self.leases[&id];
+        if lease.windows.is_none() {
+            return;
+        }
+        let path = lease.path.blocks().to_vec();
+        let border = path_border(&path[..full]);
+        self.move_windows(id, &path, border);
+        let mut windows = self.lease_mut(id).windows.take().expect("seen above");
+        for (at, slot) in windows.take_slots() {
+            self.blocks.give_group_slot(0, at, slot);
+        }
+        // Other tokens may follow.
+        windows.borders.clear();
+        windows.end = border;
+        let held = windows.held.iter().enumerate();
+        let held = held.flat_map(|(at, held)| held.iter().map(move |&place| (at, place)));
+        let moves: Vec<MoveId> =
+            held.flat_map(|(at, place)| self.bringing_group(0, at, path[place as usize])).collect();
+        self.lease_mut(id).windows = Some(windows);
+        self.awaits.add(id, moves);
+    }
+
+    /// Makes room for the slots that `n` forks of a lease copy, and returns what they copy.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; [`Error::Config`] if the lease has its own copy of a block that arrives for
+    /// another request. Nothing has changed then.
+    pub(crate) fn room_for_forks(
+        &mut self,
+        id: LeaseId,
+        n: usize,
+        now: Nanos,
+    ) -> Result<Vec<Written>> {
+        let lease = &self.leases[&id];
+        let Some(windows) = &lease.windows else { return Ok(Vec::new()) };
+        self.refuse_bound(id, "fork")?;
+        let end = path_border(lease.path.blocks());
+        let mut written = Vec::new();
+        for (at, open) in windows.open.iter().enumerate() {
+            if let Some((place, _)) = open.iter().next().filter(|&(place, _)| place < end) {
+                return Err(Error::config(format!(
+                    "fork of lease {id}, whose block {place} arrives for another request in group \
+                     {}; truncate or release it",
+                    at + 1
+                )));
+            }
+            let tail = open.get(end).filter(|_| !lease.tail.is_empty());
+            written.extend(tail.map(|slot| (at, end, slot)));
+        }
+        let mut wanted = vec![0; windows.open.len() + 1];
+        for &(at, ..) in &written {
+            wanted[at + 1] += n as u64;
+        }
+        if !written.is_empty() {
+            self.make_group_room(0, &wanted, (&[], &[]), now)?;
+        }
+        Ok(written)
+    }
+
+    /// Gives a fork the holds of the lease that it is a copy of, and copies of what that still writes.
+    /// Both wait for the copies.
+    pub(crate) fn fork_windows(
+        &mut self,
+        of: LeaseId,
+        fork: &mut Lease,
+        written: &[Written],
+        now: Nanos,
+    ) {
+        let Some(windows) = &mut fork.windows else { return };
+        for (at, held) in windows.held.iter().enumerate() {
+            self.blocks.hold_group(0, at, blocks_at(fork.path.blocks(), held));
+        }
+        windows.open.iter_mut().chain(&mut windows.spare).for_each(PlacedSlots::clear);
+        let mut moves = Vec::with_capacity(written.len());
+        for &(at, place, slot) in written {
+            let own = self.blocks.take_group_slot(0, at).expect("room was made");
+            windows.open[at].insert(place, own);
+            moves.push(self.copy_window(fork.id, at, (slot, own), fork.tail.len(), now));
+        }
+        self.awaits.add(of, moves.iter().copied());
+        self.awaits.add(fork.id, moves);
+    }
+
+    /// Begins to copy a slot of a group that a lease writes.
+    fn copy_window(
+        &mut self,
+        lease: LeaseId,
+        at: usize,
+        (from, into): (Slot, Slot),
+        tokens: usize,
+        now: Nanos,
+    ) -> MoveId {
+        let group = self.points.as_ref().expect("a model of several groups").groups[at];
+        let end = End::Group(u8::try_from(at + 1).expect("few groups"));
+        let part = u32::try_from(tokens).expect("less than a block");
+        let state = group.kind == GroupKind::State;
+        let deps: MoveIds = self.blocks.group_waits(0, at, into);
+        let copy = NewMove {
+            kind: MoveKind::Copy,
+            lease,
+            block: None,
+            src: (0, from, end),
+            dst: (0, into, end),
+            layers: Layers::new(0, group.layers),
+            tokens: if state { self.settings.block_tokens } else { part },
+            deps,
+        };
+        let id = self.enter(copy, self.route(MoveKind::Copy, 0, 0), now).0;
+        self.blocks.touch_group_slots(at, &[from, into], id);
+        id
+    }
+
+    /// Evicts a block of a suspended lease from the first tier, with the point after it, if nothing
+    /// else needs it there. The tier below takes it if it has room.
+    pub(crate) fn suspend_block(&mut self, block: BlockId, now: Nanos) {
+        if self.node(block).refs == 0 && self.has_point_on(0, block) {
+            self.demote_point(0, block, now);
+        }
+        let here = |manager: &Self| {
+            manager.trie().alive(block)
+                && manager.evictable(0, block)
+                && manager.residency(0, block).state == ResidencyState::Resident
+        };
+        if !here(self) {
+            return;
+        }
+        if self.tiers.writes(0) && self.make_room_below(1, &[1], now) {
+            self.blocks.stock(1, 1);
+        }
+        if here(self) {
+            let mut set = self.eviction_set_for(Cause::Suspended);
+            self.choose(&mut set, 0, block, now);
+            self.apply(&set, now);
+        }
+        (0..self.tiers.len()).for_each(|tier| self.blocks.unstock(tier));
+    }
+
+    /// Evicts `count` blocks of the first group from a tier, as [`Manager::evict_blocks`], with their
+    /// points.
+    pub(crate) fn evict_group_blocks(
+        &mut self,
+        tier: TierId,
+        count: u64,
+        stay: &[BlockId],
+        now: Nanos,
+    ) -> Result<Vec<Handle>> {
+        if self.leavable(tier, stay) < count {
+            return Err(self.no_space(tier, count, &self.eviction_set()));
+        }
+        let paths: Vec<Vec<BlockId>> =
+            stay.iter().map(|&block| self.path_to(Some(block))).collect();
+        let there = |&block: &BlockId| {
+            let here = self.residency(tier, block).state != ResidencyState::Absent;
+            here.then_some((tier, block..block + 1))
+        };
+        let below: Vec<_> = paths.iter().flatten().filter_map(there).collect();
+        self.keep_sources(&below, true);
+        for path in &paths {
+            self.pin(path);
+        }
+        let (begun, mut left) = (self.moves.latest(), Vec::new());
+        while (left.len() as u64) < count {
+            let victim = self.tiers[tier].eviction.victim(stamp(now));
+            if !self.free_victim((tier, 1, true), victim, Some(&mut left), now)
+                && !self.cancel_store(begun, now)
+            {
+                break;
+            }
+        }
+        for path in &paths {
+            self.unpin(path, None);
+        }
+        self.keep_sources(&below, false);
+        Ok(left)
+    }
+}

@@ -1,0 +1,435 @@
+//! Leases: a request's references to blocks and slots, with its plan.
+//!
+//! Invariant: each block of the path carries one reference per lease through it; the tail has fewer
+//! tokens than a block. Cost: O(path) to make and to release. A lease's tokens:
+//!
+//! ```text
+//! | path: full blocks in the trie, pinned | tail | room          |
+//!   residency, or a private slot           open[0], open[1] ...
+//!                                          (or shared with forks: `tail_from`)
+//! ```
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::block::{
+    BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token,
+};
+use crate::error::{Error, Result};
+use crate::private_slots::PrivateSlotId;
+use crate::scope::{Scope, ScopeId};
+use crate::tier::ResidencyState;
+use crate::time::{Nanos, stamp};
+
+use crate::manager::Manager;
+use crate::manager::kinds::Span;
+use crate::manager::node::Runs;
+use crate::manager::observe::late_hits::Undecided;
+use crate::manager::policy_feed::RequestContext;
+use crate::manager::request::life::session::SessionId;
+use crate::manager::request::matching::path::{LeasePath, PathBlock};
+use crate::manager::request::slots::open_slot::OpenSlot;
+use crate::manager::request::slots::window_slots::Windows;
+
+/// Plan: how each block and layer of a prefix becomes resident on the first tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Rectangles of blocks and layers, in logical order.
+    pub spans: Vec<Span>,
+    /// Predicted time at which all of the match is resident.
+    pub resident_at: Nanos,
+    /// Predicted time at which the rest of the prompt is computed too.
+    pub finish: Nanos,
+    /// Whether no plan can finish earlier under the lanes' and the cost model's predictions.
+    pub exact: bool,
+}
+
+impl Plan {
+    /// Delays the plan until all of the match is resident at a time that is no earlier.
+    pub(crate) fn wait_until(&mut self, resident_at: Nanos) {
+        let delay = resident_at.saturating_sub(self.resident_at);
+        self.resident_at += delay;
+        self.finish = self.finish.saturating_add(delay);
+    }
+}
+
+/// Slot of the tail's tokens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TailFrom {
+    /// In the first open slot.
+    OpenSlot,
+    /// In a private slot that forks share.
+    Shared(PrivateSlotId),
+    /// In a block of the trie, within which the path was truncated.
+    Block(PathBlock),
+}
+
+/// State of a lease.
+#[derive(Clone, Debug)]
+pub(crate) enum Hold {
+    Active,
+    /// Preempted: only its tokens are left.
+    Suspended(Vec<Token>),
+}
+
+/// Lease: a request's references to blocks and slots.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub(crate) id: LeaseId,
+    pub(crate) scope: Scope,
+    pub(crate) scope_id: ScopeId,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) path: LeasePath,
+    pub(crate) tail: Vec<Token>,
+    pub(crate) tail_from: TailFrom,
+    /// Slots after the path; the first one holds the tail.
+    pub(crate) open: Vec<OpenSlot>,
+    pub(crate) matched: usize,
+    pub(crate) plan: Plan,
+    /// Its blocks that may still become hits.
+    pub(crate) undecided: Undecided,
+    /// Whether its plans overlap loads and computation layer by layer.
+    pub(crate) layerwise: bool,
+    /// Whether a step of the path still has to be offered to the trie.
+    pub(crate) unconfirmed: bool,
+    pub(crate) hold: Hold,
+    pub(crate) request: RequestContext,
+    /// Time of acquire or resume: until the lease ends, the last use of the blocks that it commits.
+    pub(crate) acquired: Nanos,
+    /// Its slots of the groups after the first.
+    pub(crate) windows: Option<Box<Windows>>,
+}
+
+impl Lease {
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    /// Tokens of the prompt that the match covers: a multiple of the block size.
+    #[must_use]
+    pub fn matched(&self) -> usize {
+        self.matched
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whether it is suspended.
+    #[must_use]
+    pub fn suspended(&self) -> bool {
+        matches!(self.hold, Hold::Suspended(_))
+    }
+
+    /// Whether the engine computes into this private slot, or will.
+    pub(crate) fn keeps(&self, private: PrivateSlotId) -> bool {
+        self.open.contains(&OpenSlot::Private(private))
+            || self.path.private_slots().any(|known| known == private)
+            || self.bound().any(|known| known == private)
+    }
+
+    /// The borders, in blocks, at which a pass should end: each becomes a resume point.
+    pub fn resume_borders(&self) -> impl Iterator<Item = u32> + '_ {
+        let borders = self.windows.iter().flat_map(|windows| &windows.borders);
+        borders.map(|&(border, _)| border)
+    }
+
+    /// The private slots that an engine names in groups after the first.
+    pub(crate) fn bound(&self) -> impl Iterator<Item = PrivateSlotId> + '_ {
+        let bound = self.windows.iter().flat_map(|windows| &windows.bound);
+        bound.flat_map(|bound| bound.values().copied())
+    }
+
+    /// The blocks that the engine must compute, with the layers to write for each.
+    pub fn recompute(&self) -> impl Iterator<Item = (u32, Layers)> + '_ {
+        let place = |at| u32::try_from(at).expect("fewer than 2^32 blocks");
+        let computed = self.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
+        computed.map(move |(at, step)| (place(at), step.compute))
+    }
+}
+
+impl Manager {
+    /// The lease of an id; it outlives scheduler steps.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if it is released or never was.
+    pub fn lease(&self, id: LeaseId) -> Result<&Lease> {
+        self.open()?;
+        let lease = self.leases.get(&id).map(|lease| &**lease);
+        lease.ok_or_else(|| Error::closed(format!("lease {id} is not held")))
+    }
+
+    /// All leases, the oldest first.
+    pub(crate) fn leases_in_order(&self) -> Vec<&Lease> {
+        let mut leases: Vec<&Lease> = self.leases.values().map(|lease| &**lease).collect();
+        leases.sort_unstable_by_key(|lease| lease.id);
+        leases
+    }
+
+    /// A lease that holds its path.
+    pub(crate) fn active(&self, id: LeaseId) -> Result<&Lease> {
+        let lease = self.lease(id)?;
+        if lease.suspended() {
+            return Err(Error::closed(format!("lease {id} is suspended; resume it first")));
+        }
+        Ok(lease)
+    }
+
+    pub(crate) fn lease_mut(&mut self, id: LeaseId) -> &mut Lease {
+        self.leases.get_mut(&id).expect("a lease that was just seen")
+    }
+
+    /// Tokens of a lease: of its path and its tail.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn lease_tokens(&self, id: LeaseId) -> Result<usize> {
+        let lease = self.lease(id)?;
+        Ok(match &lease.hold {
+            Hold::Suspended(tokens) => tokens.len(),
+            Hold::Active => lease.path.len() * self.block_tokens() + lease.tail.len(),
+        })
+    }
+
+    /// Handles of the full blocks of a lease, in logical order; none while it is suspended.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn lease_blocks(&self, id: LeaseId) -> Result<Vec<Handle>> {
+        Ok(self.trie().handles(self.lease(id)?.path.blocks()))
+    }
+
+    /// The moves that must end before the engine may read the path and write the open slots.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn awaits(&self, id: LeaseId) -> Result<Vec<MoveId>> {
+        let mut awaits = Vec::new();
+        self.each_await(self.lease(id)?, |id| awaits.push(id));
+        awaits.sort_unstable();
+        awaits.dedup();
+        Ok(awaits)
+    }
+
+    /// Visits the moves that a lease awaits, some of them perhaps more than once.
+    pub(crate) fn each_await(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
+        self.awaits.of(lease.id).iter().copied().for_each(&mut visit);
+        self.each_reader(lease, visit);
+    }
+
+    /// Visits the stores that still read slots which a lease is to write.
+    pub(crate) fn each_reader(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
+        if self.blocks.none_draining(0) {
+            return;
+        }
+        self.window_waits(lease).for_each(&mut visit);
+        let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
+        let computed = computed.filter_map(|(_, step)| step.private.map(OpenSlot::Private));
+        for open in computed.chain(lease.open.iter().copied()) {
+            self.open_slot_waits(open).into_iter().for_each(&mut visit);
+        }
+    }
+
+    /// The block table of a lease on a tier, in logical order; with layer slots one row per layer.
+    /// An absent block has [`NO_SLOT`]. Open slots follow the path on the first tier.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::Config`] if there is no such tier.
+    pub fn slots(&self, id: LeaseId, tier: TierId) -> Result<(usize, Vec<Slot>)> {
+        let lease = self.lease(id)?;
+        if tier >= self.tiers.len() {
+            return Err(Error::config(format!(
+                "there is no tier {tier}, only {}",
+                self.tiers.len()
+            )));
+        }
+        let rows = if self.tiers[tier].spec.layer_slots { self.settings.layers } else { 1 };
+        let mut table = Vec::new();
+        for layer in 0..rows {
+            table.extend(lease.path.steps().map(|step| self.step_slot(tier, step, layer)));
+            if tier == 0 {
+                table.extend(self.tail_slot(lease, layer));
+                table.extend(lease.open.iter().map(|&open| self.open_slot(open, layer)));
+            }
+        }
+        Ok((usize::from(rows), table))
+    }
+
+    /// The slot that a lease uses for one layer of a step of its path.
+    fn step_slot(&self, tier: TierId, step: PathBlock, layer: u16) -> Slot {
+        if let (0, Some(id)) = (tier, step.private) {
+            let private = &self.private_slots[id];
+            // With layer slots a private slot may complete the layers of the residency.
+            if private.layers.contains(layer) || !self.tiers[0].spec.layer_slots {
+                return self.private_slot(id, layer);
+            }
+        }
+        // A bad copy has bytes that no request may read.
+        if self.residency(tier, step.block).state == ResidencyState::Bad {
+            return NO_SLOT;
+        }
+        self.slot_of(tier, step.block, layer)
+    }
+
+    /// The slot of the tail, unless it is the first open slot.
+    fn tail_slot(&self, lease: &Lease, layer: u16) -> Option<Slot> {
+        match lease.tail_from {
+            TailFrom::OpenSlot => None,
+            TailFrom::Shared(private) => Some(self.private_slot(private, layer)),
+            TailFrom::Block(step) => Some(self.step_slot(0, step, layer)),
+        }
+    }
+
+    /// Pins the blocks of a path.
+    pub(crate) fn pin(&mut self, path: &[BlockId]) {
+        let mut runs = Runs::new();
+        self.blocks.change_values(path, |run, node| {
+            node.refs += 1;
+            // Only the first reference takes a block out of the eviction index.
+            if node.refs == 1 {
+                runs.push(run);
+            }
+        });
+        let Some(first) = runs.first() else { return };
+        let structure = self.departures(first.start);
+        for run in runs {
+            for block in self.edge(0, run.clone(), structure) {
+                self.tiers[0].eviction.unlink(block);
+            }
+            if self.points.is_some() {
+                for block in self.points_in(run) {
+                    self.tiers[0].eviction.unlink(block);
+                }
+            }
+        }
+    }
+
+    /// Unpins the blocks of a path, last first, and removes those that nothing refers to any more.
+    /// `until` is the time of their last use, if the lease used them.
+    pub(crate) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
+        let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
+        let Some(&last) = path.last() else { return };
+        self.blocks.change_values(path, |run, node| {
+            node.refs -= 1;
+            node.access = until.map_or(node.access, stamp);
+            runs.push((run, node.refs == 0));
+        });
+        // Runs that were split at the path's end may join again.
+        self.blocks.trim(last);
+        let structure = self.departures(last);
+        if until.is_some() {
+            self.refused.used(path);
+            for (run, _) in &runs {
+                self.refresh_from(1, run.clone(), structure);
+            }
+        }
+        let leaf_only = structure == Structure::LeafOnly;
+        // If every block is resident, none is removed.
+        let all = self.holds_all(0);
+        let mut resident = false;
+        for (run, free) in runs.into_iter().rev() {
+            let child_resident = std::mem::take(&mut resident);
+            // A run that is still pinned keeps all before it pinned as well.
+            if !free {
+                continue;
+            }
+            self.refresh_points(0, run.clone());
+            let full = all || self.blocks.table(0).all_full(run.clone());
+            resident = full && leaf_only;
+            if resident && child_resident {
+                // A resident child keeps it from being a victim.
+                continue;
+            }
+            for block in if resident { run.end - 1..run.end } else { run }.rev() {
+                // Removing a child may have pruned it.
+                if !self.trie().alive(block) {
+                    continue;
+                }
+                self.refresh_on(0, block);
+                // Only a block without all its layers here can have become unneeded.
+                if !self.fully_resident(block) {
+                    self.prune(block);
+                    self.sweep(block);
+                }
+            }
+        }
+    }
+
+    /// Releases a path, or its end: private slots and references.
+    pub(crate) fn release_path(&mut self, path: &LeasePath, until: Option<Nanos>) {
+        for private in path.private_slots() {
+            self.unref_private(private);
+        }
+        self.unpin(path.blocks(), until);
+    }
+
+    /// Ends a lease. Returns the moves that still read slots of a tier that the engine owns: it may
+    /// reuse those slots once they have ended. Releasing twice does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`] of the manager itself.
+    pub fn release(&mut self, id: LeaseId, now: Nanos) -> Result<Vec<MoveId>> {
+        self.open()?;
+        if !self.leases.contains_key(&id) {
+            return Ok(Vec::new());
+        }
+        let now = self.tick(now);
+        self.take_back(id);
+        self.store_engine_blocks(id, now);
+        let mut lease = self.leases.remove(&id).expect("seen above");
+        self.awaits.forget(id);
+        let reading = self.reads_of(&lease);
+        self.abandon_lease(&mut lease, now);
+        self.carry_out();
+        self.scopes.let_go(lease.scope_id);
+        self.scopes.digests.retract(&lease.scope);
+        self.forget_lease_hints(lease.scope_id, id);
+        self.leave_session(lease.session, id);
+        self.write_ahead(now);
+        Ok(reading)
+    }
+
+    /// Drops all references of a lease to blocks and slots.
+    pub(crate) fn abandon_lease(&mut self, lease: &mut Lease, now: Nanos) {
+        self.end_windows(lease);
+        self.count_unloaded(&lease.undecided);
+        self.scopes.digests.free(&lease.tail);
+        for &open in &lease.open {
+            self.close_open(open);
+        }
+        match lease.tail_from {
+            TailFrom::OpenSlot => {}
+            TailFrom::Shared(private) => self.unref_private(private),
+            TailFrom::Block(step) => self.release_path(&step.into(), None),
+        }
+        self.use_last(lease, now);
+        self.release_path(&lease.path, Some(now));
+    }
+
+    /// The moves that still touch slots that the engine has named for a lease.
+    pub(crate) fn reads_of(&self, lease: &Lease) -> Vec<MoveId> {
+        if !self.tiers.engine_owned() {
+            return Vec::new();
+        }
+        let tail = match lease.tail_from {
+            TailFrom::OpenSlot => None,
+            TailFrom::Shared(private) => Some(private),
+            TailFrom::Block(step) => step.private,
+        };
+        let all = lease.path.private_slots().chain(tail).chain(lease.bound());
+        let named = |private: &PrivateSlotId| self.private_slots[*private].slot != NO_SLOT;
+        let private_slots: BTreeSet<PrivateSlotId> =
+            all.chain(lease.open.iter().filter_map(|open| open.private())).filter(named).collect();
+        let touches = |end| matches!(end, crate::transfer::End::PrivateSlot(private) if private_slots.contains(&private));
+        let under_way = self.moves.values().filter(|m| touches(m.from) || touches(m.to));
+        let mut reads: Vec<MoveId> = under_way.map(|m| m.id).collect();
+        reads.sort_unstable();
+        reads
+    }
+}

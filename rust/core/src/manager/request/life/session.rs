@@ -1,0 +1,491 @@
+//! Sessions: a table of conversations, with the end of each path and its length in blocks.
+//!
+//! A name belongs to a scope, as blocks do: two tenants, or two adapters, that use one name have
+//! two sessions. Invariant: a session has a lease or ends in a living block, and at most
+//! [`MOST_IDLE`] without a lease end in one block, so that sessions are bounded by blocks and
+//! leases; its tip is the last living block of its path. The lengths of the sessions through a
+//! block are tracked only where a policy ranks by them, at O(path) per extension. Cost: O(log
+//! sessions) per lease that begins, grows or ends, per run of blocks that is removed and per
+//! session that ended there. Its states:
+//!
+//! ```text
+//! open --> held by leases --last lease ends--> idle, ends in a block --ninth idle one--> removed
+//!              ^                                 |        | all its path was evicted -----> removed
+//!              +--------- a new lease -----------+
+//! finished while held: removed with its last lease, unless a request comes before
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::block::{BlockId, LeaseId};
+use crate::policy::Needs;
+use crate::scope::ScopeId;
+use crate::visits;
+
+use crate::manager::Manager;
+use crate::manager::request::life::session_lengths::SessionLengths;
+
+/// Id of a session.
+pub(crate) type SessionId = u64;
+
+/// Bound of the sessions without a lease that end in one block; the least recently used of more is
+/// removed.
+pub(crate) const MOST_IDLE: usize = 8;
+
+/// Value of `ended` while a session has a lease.
+const HELD: u64 = u64::MAX;
+
+/// Conversation: its leases, and the end of its path.
+#[derive(Clone, Debug)]
+struct Session {
+    name: Option<(ScopeId, Arc<str>)>,
+    /// Blocks of its path, living or not, or those expected, if they are more.
+    length: u32,
+    /// Blocks that the user expects it to have.
+    expected: u32,
+    tip: Option<BlockId>,
+    /// Ordinal of the end of its last lease; [`HELD`] while it has one.
+    ended: u64,
+    /// Whether the user finished it and no request has come since: then its last lease removes it.
+    finished: bool,
+}
+
+/// Sessions by id, with their indexes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sessions {
+    all: BTreeMap<SessionId, Session>,
+    names: BTreeMap<ScopeId, BTreeMap<Arc<str>, SessionId>>,
+    held: BTreeSet<(SessionId, LeaseId)>,
+    /// Index by tip, and by the end of the last lease.
+    tips: BTreeSet<(BlockId, u64, SessionId)>,
+    /// Blocks in which more sessions without a lease end than may.
+    crowded: BTreeSet<BlockId>,
+    lengths: SessionLengths,
+    next: SessionId,
+    ends: u64,
+}
+
+impl Sessions {
+    /// Opens the session of a name for a lease, or a nameless one if the lease's path is to be
+    /// tracked.
+    pub(crate) fn open(
+        &mut self,
+        scope: ScopeId,
+        name: Option<&str>,
+        track: bool,
+        lease: LeaseId,
+    ) -> Option<SessionId> {
+        if let Some(known) = name.and_then(|name| self.find(scope, name)) {
+            if let Some(session) = self.all.get_mut(&known) {
+                session.finished = false;
+            }
+            self.hold(known, lease);
+            return Some(known);
+        }
+        if name.is_none() && !track {
+            return None;
+        }
+        let id = self.next;
+        self.next += 1;
+        let name = name.map(|name| (scope, Arc::from(name)));
+        if let Some((_, name)) = &name {
+            self.names.entry(scope).or_default().insert(Arc::clone(name), id);
+        }
+        self.all.insert(
+            id,
+            Session { name, length: 0, expected: 0, tip: None, ended: HELD, finished: false },
+        );
+        self.held.insert((id, lease));
+        Some(id)
+    }
+
+    /// Sets the expected length, which counts from the next `extend`.
+    pub(crate) fn expect_blocks(&mut self, id: SessionId, blocks: u32) {
+        if let Some(session) = self.all.get_mut(&id) {
+            session.expected = blocks;
+        }
+    }
+
+    /// Adds a lease to a session.
+    pub(crate) fn hold(&mut self, id: SessionId, lease: LeaseId) {
+        self.held.insert((id, lease));
+        self.place(id, HELD);
+    }
+
+    /// Removes a lease from a session. Returns whether the session ends with it.
+    pub(crate) fn leave(&mut self, id: SessionId, lease: LeaseId) -> bool {
+        self.held.remove(&(id, lease));
+        if self.leases(id).next().is_some() {
+            return false;
+        }
+        self.ends += 1;
+        self.place(id, self.ends);
+        self.all.get(&id).is_some_and(|session| session.finished || session.tip.is_none())
+    }
+
+    /// Sets when a session's last lease ended.
+    fn place(&mut self, id: SessionId, ended: u64) {
+        let Some(session) = self.all.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut session.ended, ended);
+        if let Some(tip) = session.tip {
+            self.tips.remove(&(tip, before, id));
+            self.list_tip(tip, ended, id);
+        }
+    }
+
+    /// Lists a session at its tip.
+    fn list_tip(&mut self, tip: BlockId, ended: u64, id: SessionId) {
+        self.tips.insert((tip, ended, id));
+        if ended < HELD && self.idle(tip).nth(MOST_IDLE).is_some() {
+            self.crowded.insert(tip);
+        }
+    }
+
+    /// The sessions without a lease that end in a block, the least recently used first.
+    fn idle(&self, block: BlockId) -> impl Iterator<Item = SessionId> + '_ {
+        let here = (block, 0, 0)..(block, HELD, 0);
+        self.tips.range(here).inspect(|_| visits::note(1)).map(|&(_, _, id)| id)
+    }
+
+    /// A session that is one too many at its tip.
+    pub(crate) fn surplus(&mut self) -> Option<SessionId> {
+        while let Some(&block) = self.crowded.first() {
+            if self.idle(block).nth(MOST_IDLE).is_some() {
+                return self.idle(block).next();
+            }
+            self.crowded.remove(&block);
+        }
+        None
+    }
+
+    /// Removes a session. Returns its length.
+    pub(crate) fn end(&mut self, id: SessionId) -> Option<u32> {
+        let session = self.all.remove(&id)?;
+        if let Some(tip) = session.tip {
+            self.tips.remove(&(tip, session.ended, id));
+        }
+        if let Some((scope, name)) = session.name
+            && let Some(names) = self.names.get_mut(&scope)
+        {
+            names.remove(&name);
+            if names.is_empty() {
+                self.names.remove(&scope);
+            }
+        }
+        Some(session.length)
+    }
+
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.lengths.is_empty()
+    }
+
+    /// The session of a name.
+    pub(crate) fn find(&self, scope: ScopeId, name: &str) -> Option<SessionId> {
+        self.names.get(&scope)?.get(name).copied()
+    }
+
+    /// Names and last blocks of the sessions of a scope that have no lease.
+    pub(crate) fn waiting(&self, scope: ScopeId) -> impl Iterator<Item = (&str, BlockId)> + '_ {
+        let names = self.names.get(&scope).into_iter().flatten();
+        names.filter_map(|(name, id)| {
+            let session = self.all.get(id)?;
+            let idle = session.ended != HELD && !session.finished;
+            Some((&**name, session.tip.filter(|_| idle)?))
+        })
+    }
+
+    /// The leases of a session.
+    pub(crate) fn leases(&self, id: SessionId) -> impl Iterator<Item = LeaseId> + '_ {
+        let mine = self.held.range((id, LeaseId::MIN)..=(id, LeaseId::MAX));
+        mine.inspect(|_| visits::note(1)).map(|&(_, lease)| lease)
+    }
+
+    /// Finishes a session. Returns whether it ends at once; otherwise it ends with its last lease,
+    /// if no request comes before.
+    pub(crate) fn finish(&mut self, id: SessionId) -> bool {
+        let Some(session) = self.all.get_mut(&id) else { return false };
+        session.finished = true;
+        session.ended < HELD
+    }
+
+    /// Whether an unfinished session ends in a block.
+    pub(crate) fn end_in(&self, block: BlockId) -> bool {
+        let here = (block, 0, 0)..=(block, HELD, SessionId::MAX);
+        self.tips.range(here).inspect(|_| visits::note(1)).any(|(_, _, id)| !self.all[id].finished)
+    }
+
+    /// The length of the shortest session through a block: its position weighs most there.
+    pub(crate) fn shortest(&self, block: BlockId) -> Option<u32> {
+        self.lengths.shortest(block)
+    }
+
+    /// The last living block of a session's path.
+    pub(crate) fn tip(&self, id: SessionId) -> Option<BlockId> {
+        self.all.get(&id)?.tip
+    }
+
+    /// Sets a session's path. Returns the lengths before and now, if anything changed.
+    pub(crate) fn extend(&mut self, id: SessionId, path: &[BlockId]) -> Option<(u32, u32)> {
+        let session = self.all.get_mut(&id)?;
+        let length = u32::try_from(path.len()).unwrap_or(u32::MAX).max(session.expected);
+        let tip = path.last().copied();
+        if session.length == length && session.tip == tip {
+            return None;
+        }
+        let before = std::mem::replace(&mut session.length, length);
+        let old = std::mem::replace(&mut session.tip, tip);
+        let ended = session.ended;
+        if let Some(old) = old {
+            self.tips.remove(&(old, ended, id));
+        }
+        if let Some(tip) = tip {
+            self.list_tip(tip, ended, id);
+        }
+        Some((before, length))
+    }
+
+    /// Updates the lengths through blocks after a session of length `before` along `old` became one
+    /// of `length` along `new`. Returns the blocks whose shortest session has changed.
+    pub(crate) fn move_path(
+        &mut self,
+        (old, before): (&[BlockId], u32),
+        (new, length): (&[BlockId], u32),
+    ) -> Vec<BlockId> {
+        let same = old.iter().zip(new).take_while(|(a, b)| a == b).count();
+        let mut changed = Vec::new();
+        let (before, length) = (Some(before), Some(length));
+        self.lengths.change(&old[same..], before, None, &mut changed);
+        self.lengths.change(&new[..same], before, length, &mut changed);
+        self.lengths.change(&new[same..], None, length, &mut changed);
+        changed
+    }
+
+    /// Removes consecutive blocks, without descendants left; sessions that ended in one end in its
+    /// parent.
+    pub(crate) fn forget(&mut self, blocks: Range<BlockId>, parent: Option<BlockId>) {
+        if !self.lengths.is_empty() {
+            for block in blocks.clone() {
+                self.lengths.forget(block);
+            }
+        }
+        while let Some(&(tip, ended, id)) =
+            self.tips.range((blocks.start, 0, 0)..(blocks.end, 0, 0)).next()
+        {
+            visits::note(1);
+            self.tips.remove(&(tip, ended, id));
+            if let Some(session) = self.all.get_mut(&id) {
+                session.tip = parent;
+            }
+            if let Some(parent) = parent {
+                self.list_tip(parent, ended, id);
+            } else if ended < HELD {
+                // A session without any block left is removed, unless a lease holds it.
+                self.end(id);
+            }
+        }
+    }
+
+    /// The name of the session that came last of those that end in a block.
+    pub(crate) fn ending_in(&self, block: BlockId) -> Option<&str> {
+        let here = (block, 0, 0)..=(block, HELD, SessionId::MAX);
+        let ids = self.tips.range(here).map(|&(_, _, id)| id);
+        ids.filter(|&id| self.name(id).is_some()).max().and_then(|id| self.name(id))
+    }
+
+    /// The name of a session.
+    pub(crate) fn name(&self, id: SessionId) -> Option<&str> {
+        self.all.get(&id)?.name.as_ref().map(|(_, name)| &**name)
+    }
+
+    /// Name, length in blocks and tip of every named session of a scope, by name.
+    pub(crate) fn named(
+        &self,
+        scope: ScopeId,
+    ) -> impl Iterator<Item = (&str, u32, Option<BlockId>)> {
+        self.names.get(&scope).into_iter().flatten().filter_map(|(name, id)| {
+            let session = self.all.get(id)?;
+            Some((&**name, session.length, session.tip))
+        })
+    }
+
+    /// Checks the table against living blocks and leases.
+    fn audit(
+        &self,
+        block: impl Fn(BlockId) -> bool,
+        lease: impl Fn(SessionId, LeaseId) -> bool,
+    ) -> Vec<String> {
+        let mut broken = Vec::new();
+        for (&id, session) in &self.all {
+            let held = self.leases(id).next().is_some();
+            let ends = session.tip.is_some_and(&block);
+            if held != (session.ended == HELD) || !(held || ends) {
+                broken.push(format!("session {id} has neither a lease nor a block: {session:?}"));
+            }
+            if session.tip.is_some_and(|tip| !self.tips.contains(&(tip, session.ended, id))) {
+                broken.push(format!("session {id} is not listed where it ends: {session:?}"));
+            }
+            let named = session.name.as_ref();
+            if named.is_some_and(|(scope, name)| self.find(*scope, name) != Some(id)) {
+                broken.push(format!("session {id} is not found by its name: {session:?}"));
+            }
+        }
+        let ending = self.all.values().filter(|session| session.tip.is_some()).count();
+        let named = self.all.values().filter(|session| session.name.is_some()).count();
+        let listed: usize = self.names.values().map(BTreeMap::len).sum();
+        if (self.tips.len(), listed) != (ending, named) {
+            broken.push(format!(
+                "{ending} sessions end in a block and {named} have a name, {} and {listed} listed",
+                self.tips.len()
+            ));
+        }
+        let vain = self.held.iter().filter(|&&(id, held)| !lease(id, held));
+        broken.extend(vain.map(|(id, held)| format!("lease {held} does not hold session {id}")));
+        for &(tip, _, _) in &self.tips {
+            let here = self.idle(tip).count();
+            if here > MOST_IDLE && !self.crowded.contains(&tip) {
+                broken.push(format!("{here} sessions without a lease end in block {tip}"));
+            }
+        }
+        broken
+    }
+}
+
+impl Manager {
+    /// Extends the session of a lease to the end of its path.
+    pub(crate) fn track_session(&mut self, id: LeaseId) {
+        let lease = &self.leases[&id];
+        let Some(session) = lease.session else { return };
+        let path = lease.path.blocks();
+        let old = self.ranked_path(session);
+        let ranked = self.sessions_rank();
+        let Some((before, length)) = self.sessions.extend(session, path) else { return };
+        if ranked {
+            for block in self.sessions.move_path((&old, before), (path, length)) {
+                self.refresh(block);
+            }
+        }
+    }
+
+    /// Whether a policy ranks by the length of sessions.
+    pub(crate) fn sessions_rank(&self) -> bool {
+        self.tiers.iter().any(|tier| tier.eviction.needs(Needs::SESSION_BLOCKS))
+    }
+
+    /// The living path of a session, where a policy ranks by it.
+    fn ranked_path(&self, id: SessionId) -> Vec<BlockId> {
+        if self.sessions_rank() { self.path_to(self.sessions.tip(id)) } else { Vec::new() }
+    }
+
+    /// Removes a lease that ended from its session.
+    pub(crate) fn leave_session(&mut self, session: Option<SessionId>, lease: LeaseId) {
+        if let Some(id) = session
+            && self.sessions.leave(id, lease)
+        {
+            self.end_session(id);
+        }
+    }
+
+    /// Finishes a session for the user.
+    pub(crate) fn finish_session(&mut self, id: SessionId) {
+        if self.sessions.finish(id) {
+            self.end_session(id);
+        }
+    }
+
+    /// Removes sessions that are too many at their tips.
+    pub(crate) fn settle_sessions(&mut self) {
+        while let Some(id) = self.sessions.surplus() {
+            self.end_session(id);
+        }
+    }
+
+    /// Removes a session, and ranks the blocks of its path again.
+    fn end_session(&mut self, id: SessionId) {
+        let path = self.ranked_path(id);
+        let Some(length) = self.sessions.end(id) else { return };
+        for block in self.sessions.move_path((&path, length), (&[], 0)) {
+            self.refresh(block);
+        }
+    }
+
+    /// Checks the sessions against leases and the trie.
+    pub(crate) fn audit_sessions(&self, broken: &mut Vec<String>) {
+        let holds = |id, lease| self.leases.get(&lease).is_some_and(|l| l.session == Some(id));
+        broken.extend(self.sessions.audit(|block| self.trie().alive(block), holds));
+        for lease in self.leases.values() {
+            if lease.session.is_some_and(|id| !self.sessions.leases(id).any(|l| l == lease.id)) {
+                broken.push(format!("lease {} has session {:?}", lease.id, lease.session));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::Sessions;
+    use crate::block::BlockId;
+
+    proptest! {
+        /// Against a list of the paths left to every session: blocks of a tree are numbered in the
+        /// order they are added, and leaves are removed.
+        #[test]
+        fn the_shortest_session_through_a_block_is_known(
+            steps in prop::collection::vec((0_usize..4, prop::collection::vec(0_u8..2, 0..5), any::<bool>()), 1..60),
+        ) {
+            let mut sessions = Sessions::default();
+            let ids: Vec<_> = (0..4).filter_map(|at| sessions.open(0, None, true, at)).collect();
+            // Two sessions have an expected length.
+            let expected = [0, 3, 0, 9];
+            for (&id, blocks) in ids.iter().zip(expected) {
+                sessions.expect_blocks(id, blocks);
+            }
+            let mut held: [(Vec<BlockId>, u32); 4] = Default::default();
+            let (mut tree, mut next) = (BTreeMap::<Vec<u8>, BlockId>::new(), 0);
+            for (who, way, removes) in steps {
+                if removes {
+                    let leaf = |at: &Vec<u8>| !tree.keys().any(|other| other.len() > at.len() && other.starts_with(at));
+                    let Some(removed) = tree.keys().find(|at| at.starts_with(&way) && leaf(at)).cloned() else { continue };
+                    let parent = tree.get(&removed[..removed.len() - 1]).copied();
+                    let block = tree.remove(&removed).unwrap();
+                    sessions.forget(block..block + 1, parent);
+                    for (path, _) in &mut held {
+                        if path.last() == Some(&block) {
+                            path.pop();
+                        }
+                    }
+                } else {
+                    let new: Vec<BlockId> = (1..=way.len()).map(|to| {
+                        *tree.entry(way[..to].to_vec()).or_insert_with(|| { next += 1; next })
+                    }).collect();
+                    let (path, length) = &mut held[who];
+                    if let Some((before, after)) = sessions.extend(ids[who], &new) {
+                        prop_assert_eq!(before, *length);
+                        let shortest = |sessions: &Sessions| -> Vec<_> {
+                            (0..=next).map(|block| sessions.shortest(block)).collect()
+                        };
+                        let then = shortest(&sessions);
+                        let mut changed = sessions.move_path((path, before), (&new, after));
+                        changed.sort_unstable();
+                        let now = shortest(&sessions);
+                        let differ: Vec<BlockId> = (0..=next).filter(|&at| then[at as usize] != now[at as usize]).collect();
+                        prop_assert_eq!(changed, differ);
+                        prop_assert_eq!(after, u32::try_from(new.len()).unwrap().max(expected[who]));
+                        *length = after;
+                    }
+                    *path = new;
+                }
+                for &block in tree.values() {
+                    let through = held.iter().filter(|(path, _)| path.contains(&block));
+                    prop_assert_eq!(sessions.shortest(block), through.map(|held| held.1).min());
+                }
+            }
+        }
+    }
+}

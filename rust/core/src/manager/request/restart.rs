@@ -1,0 +1,7 @@
+//! Restarts: what outlives the manager, and residencies that are set without a request.
+
+pub(in crate::manager) mod digests;
+pub(in crate::manager) mod flush;
+pub(in crate::manager) mod group_mark;
+pub(in crate::manager) mod index;
+pub(in crate::manager) mod mark;

@@ -1,0 +1,160 @@
+//! Marks of a model with several groups: what the end of a marked sequence needs is marked with it.
+//!
+//! The end becomes a resume point on the tier. Clearing ends the points that need what leaves.
+//! Invariant: all errors are found before the first change. Cost: O(path), and room for the slots;
+//! O(points) per block that is cleared.
+
+use crate::block::{BlockId, TierId};
+use crate::error::{Error, Result};
+use crate::manager::Manager;
+use crate::manager::points::Stay;
+use crate::tier::ResidencyState;
+use crate::time::Nanos;
+
+/// Windows and states at the end of a marked sequence.
+#[derive(Debug, Default)]
+pub(in crate::manager::request) struct MarkedEnd {
+    /// Blocks of the sequence.
+    border: u32,
+    /// Groups and blocks of those that the tier has.
+    there: Vec<(usize, BlockId)>,
+    /// By group, places on the path of the others.
+    lacking: Vec<Vec<u32>>,
+}
+
+impl Manager {
+    /// What a resume at the end of a sequence of `blocks` blocks needs on a tier; `path` are those
+    /// that are known.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a failed move may still write some of it, or its bytes cannot be read.
+    pub(in crate::manager::request) fn marked_end(
+        &self,
+        tier: TierId,
+        path: &[BlockId],
+        blocks: usize,
+    ) -> Result<MarkedEnd> {
+        let Some(points) = &self.points else { return Ok(MarkedEnd::default()) };
+        let border = u32::try_from(blocks).expect("fewer than 2^32 blocks");
+        let mut end = MarkedEnd { border, ..MarkedEnd::default() };
+        for (at, group) in points.groups.iter().enumerate() {
+            let mut lacking = Vec::new();
+            for place in group.needed(border, points.block_tokens).iter() {
+                let Some(&block) = path.get(place as usize) else {
+                    lacking.push(place);
+                    continue;
+                };
+                let absent =
+                    self.blocks.group_residency(tier, at, block).state == ResidencyState::Absent;
+                if !absent && !self.blocks.group_here(tier, at, block) {
+                    return Err(Error::config(format!(
+                        "block {:#x} cannot be marked on tier '{}': moves have still to end there \
+                         in group {}",
+                        self.trie().handle(block).0,
+                        self.tiers[tier].spec.kind.name(),
+                        at + 1
+                    )));
+                }
+                if absent {
+                    lacking.push(place);
+                } else {
+                    end.there.push((at, block));
+                }
+            }
+            end.lacking.push(lacking);
+        }
+        Ok(end)
+    }
+
+    /// Makes room on a tier for `units` slots of the first group and for the end of a mark, which
+    /// must be settled then.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; nothing has changed then.
+    pub(in crate::manager::request) fn room_for_mark(
+        &mut self,
+        (tier, units): (TierId, u64),
+        path: &[BlockId],
+        end: &MarkedEnd,
+        now: Nanos,
+    ) -> Result<()> {
+        if self.points.is_none() {
+            let stay: Vec<_> = self.runs(path).into_iter().map(|run| (tier, run)).collect();
+            return self.make_room(&[(tier, units)], &stay, now);
+        }
+        let wanted = end.lacking.iter().map(|lacking| lacking.len() as u64);
+        let wanted: Vec<u64> = std::iter::once(units).chain(wanted).collect();
+        let mut held = vec![Vec::new(); wanted.len() - 1];
+        for &(at, block) in &end.there {
+            self.blocks.hold_group(tier, at, [block]);
+            held[at].push(self.trie().depth(block));
+        }
+        let here = |&&block: &&BlockId| self.residency(tier, block).state != ResidencyState::Absent;
+        let here = path.iter().filter(here).map(|&block| (tier, block..block + 1));
+        let here: Vec<_> = here.collect();
+        self.keep_sources(&here, true);
+        let room = self.make_group_room(tier, &wanted, (path, &held), now);
+        self.keep_sources(&here, false);
+        if room.is_err() {
+            self.let_marked_go(tier, end);
+        }
+        room
+    }
+
+    /// Makes the end of a mark, for which there is room, a resume point on a tier.
+    pub(in crate::manager::request) fn settle_marked_end(
+        &mut self,
+        tier: TierId,
+        path: &[BlockId],
+        end: &MarkedEnd,
+    ) {
+        for (at, places) in end.lacking.iter().enumerate() {
+            for &place in places {
+                let slot = self.blocks.take_group_slot(tier, at).expect("room was made");
+                self.blocks.settle_group(tier, at, (path[place as usize], slot), false);
+            }
+        }
+        if self.points.is_some() {
+            self.add_point_on(tier, path, end.border, Stay::Newest);
+        }
+        self.let_marked_go(tier, end);
+    }
+
+    fn let_marked_go(&mut self, tier: TierId, end: &MarkedEnd) {
+        for &(at, block) in &end.there {
+            self.blocks.unhold_group(tier, at, [block]);
+        }
+    }
+
+    /// Fails if moves read or write a block in a group after the first on a tier.
+    pub(in crate::manager::request) fn check_clear_groups(
+        &self,
+        tier: TierId,
+        block: BlockId,
+    ) -> Result<()> {
+        let groups = self.points.as_ref().map_or(0, |points| points.groups.len());
+        let moving = |&at: &usize| {
+            self.blocks.group_residency(tier, at, block).busy > 0
+                || self.blocks.group_arrival(tier, at, block).is_some()
+        };
+        match (0..groups).find(moving) {
+            None => Ok(()),
+            Some(at) => Err(Error::config(format!(
+                "block {:#x} cannot be cleared: moves of group {} have still to end",
+                self.trie().handle(block).0,
+                at + 1
+            ))),
+        }
+    }
+
+    /// Clears a block in all groups after the first on a tier, and ends the points that need it there.
+    pub(in crate::manager::request) fn clear_groups(&mut self, tier: TierId, block: BlockId) {
+        self.drop_point_on(tier, block);
+        for at in 0..self.points.as_ref().map_or(0, |points| points.groups.len()) {
+            if self.blocks.group_residency(tier, at, block).state != ResidencyState::Absent {
+                self.drop_points_of(tier, at, block);
+                self.blocks.drop_group(tier, at, block);
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Windows in slots that an engine owns: named by `bind`, loaded and stored from there.
+//!
+//! The first tier has no residency then, so a resume point is on the tier below. It is stored when its
+//! border is committed, since the engine takes slots back that no token attends to. Invariant: a slot
+//! is of one group at a time. Cost: O(slots) per call.
+
+use rustc_hash::FxHashMap;
+
+use crate::arrival::Arrival;
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot};
+use crate::error::{Error, Result};
+use crate::manager::Manager;
+use crate::manager::moves::NewMove;
+use crate::manager::points::Stay;
+use crate::manager::request::life::lease::Plan;
+use crate::manager::request::slots::window_slots::{Windows, path_border};
+use crate::private_slots::PrivateSlotId;
+use crate::time::{Nanos, Stamp};
+use crate::transfer::{End, MoveKind};
+
+impl Manager {
+    /// Refuses a call for a lease whose windows are in slots of an engine.
+    pub(crate) fn refuse_bound(&self, id: LeaseId, what: &str) -> Result<()> {
+        if self.tiers.engine_owned() && self.points.is_some() {
+            return Err(Error::config(format!(
+                "{what} of lease {id} is not supported where an engine owns the slots of several \
+                 groups"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Fails if a group does not exist, another group has one of these slots, or a place is bound to
+    /// another slot.
+    pub(crate) fn check_groups(
+        &self,
+        id: LeaseId,
+        (first, slots): (usize, &[Slot]),
+        group: usize,
+    ) -> Result<()> {
+        let groups = self.points.as_ref().map_or(1, |points| points.groups.len() + 1);
+        if group >= groups {
+            return Err(Error::config(format!(
+                "there is no group {group}, the manager keeps {groups} apart"
+            )));
+        }
+        let other = |&&slot: &&Slot| {
+            self.private_slots.group_of(slot).is_some_and(|known| usize::from(known) != group)
+        };
+        if let Some(&slot) = slots.iter().find(other) {
+            let holder = self.private_slots.group_of(slot).unwrap_or(0);
+            return Err(Error::config(format!(
+                "slot {slot} is bound in group {holder}, not {group}: a slot is of one group at a time"
+            )));
+        }
+        let Some(windows) = self.leases[&id].windows.as_ref().filter(|_| group > 0) else {
+            return Ok(());
+        };
+        for (place, &slot) in (first..).zip(slots) {
+            let place = u32::try_from(place).unwrap_or(u32::MAX);
+            let bound = windows.bound[group - 1].get(&place);
+            let known = bound.map_or(NO_SLOT, |&private| self.private_slots[private].slot);
+            if known != NO_SLOT && known != slot {
+                return Err(Error::config(format!(
+                    "block {place} of lease {id} is bound to slot {known} in group {group}, not {slot}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Names slots of a group after the first, that were checked.
+    pub(crate) fn bind_windows(
+        &mut self,
+        id: LeaseId,
+        first: usize,
+        slots: &[Slot],
+        at: usize,
+    ) -> Result<()> {
+        self.check_memory(slots.len())?;
+        let Some(mut windows) = self.lease_mut(id).windows.take() else { return Ok(()) };
+        let mut bound: FxHashMap<PrivateSlotId, Slot> = FxHashMap::default();
+        for (place, &slot) in (first..).zip(slots) {
+            let place = u32::try_from(place).unwrap_or(u32::MAX);
+            let known = windows.bound[at].get(&place).copied();
+            let private = known.unwrap_or_else(|| self.new_bound(at));
+            windows.bound[at].insert(place, private);
+            self.private_slots.set_slot(private, slot);
+            bound.insert(private, slot);
+        }
+        self.lease_mut(id).windows = Some(windows);
+        self.name_moves(&bound);
+        Ok(())
+    }
+
+    /// A slot of a group that the engine will name.
+    fn new_bound(&mut self, at: usize) -> PrivateSlotId {
+        let layers = self.points.as_ref().map_or(0, |points| points.groups[at].layers);
+        self.private_slots.add_of(u8::try_from(at + 1).expect("few groups"), Layers::new(0, layers))
+    }
+
+    /// Begins the loads that a match needs, into slots that the engine will name, and delays the plan
+    /// until they end.
+    pub(crate) fn load_bound(
+        &mut self,
+        windows: &mut Windows,
+        path: &[BlockId],
+        id: LeaseId,
+        plan: &mut Plan,
+        now: Nanos,
+    ) -> Vec<MoveId> {
+        let mut moves = Vec::with_capacity(windows.loads.len());
+        for (at, place, tier) in std::mem::take(&mut windows.loads) {
+            let (block, private) = (path[place as usize], self.new_bound(at));
+            windows.bound[at].insert(place, private);
+            self.private_slots.begin_move(private);
+            let group = End::Group(u8::try_from(at + 1).expect("few groups"));
+            let from = self.blocks.group_residency(tier, at, block).slot;
+            let load = NewMove {
+                kind: MoveKind::Load,
+                lease: id,
+                block: Some(block),
+                src: (tier, from, group),
+                dst: (0, NO_SLOT, End::PrivateSlot(private)),
+                layers: self.private_slots[private].layers,
+                tokens: self.settings.block_tokens,
+                deps: self.bringing_group(tier, at, block),
+            };
+            let by = self.enter(load, self.route(MoveKind::Load, tier, 0), now).0;
+            self.blocks.begin_group_read(tier, at, block, by);
+            self.blocks.unhold_group(tier, at, [block]);
+            moves.push(by);
+        }
+        let ready = moves.iter().filter_map(|&id| self.moves.get(id)).map(|known| known.ready);
+        plan.wait_until(ready.max().unwrap_or(0));
+        moves
+    }
+
+    /// Stores the resume points of the borders that a lease has committed, and lets go of what no
+    /// later token attends to.
+    pub(crate) fn settle_bound(&mut self, windows: &mut Windows, path: &[BlockId]) {
+        let (end, now) = (path_border(path), self.clock.last());
+        let reached = windows.borders.partition_point(|&(border, _)| border <= end);
+        for (border, stay) in windows.borders.drain(..reached).collect::<Vec<_>>() {
+            self.store_bound(windows, path, (border, stay), now);
+        }
+        let points = self.points.as_ref().expect("a model of several groups");
+        let ends = windows.borders.iter().map(|&(border, _)| border).chain([end]);
+        let ends: Vec<u32> = ends.collect();
+        let (groups, size) = (points.groups.clone(), points.block_tokens);
+        for (bound, group) in windows.bound.iter_mut().zip(groups) {
+            let needed: Vec<_> = ends.iter().map(|&end| group.needed(end, size)).collect();
+            let stays = |place| place >= end || needed.iter().any(|needed| needed.contains(place));
+            let gone: Vec<u32> = bound.keys().copied().filter(|&place| !stays(place)).collect();
+            for private in gone.into_iter().filter_map(|place| bound.remove(&place)) {
+                self.unref_private(private);
+            }
+        }
+        windows.done = end;
+    }
+
+    /// Writes blocks that only the engine's slots hold one tier down, before it takes them back.
+    pub(crate) fn store_engine_blocks(&mut self, id: LeaseId, now: Nanos) {
+        if !self.tiers.engine_owned() || !self.tiers.writes(0) || self.leases[&id].suspended() {
+            return;
+        }
+        let exceptions: Vec<_> = self.leases[&id].path.exceptions().collect();
+        for (_, step) in exceptions {
+            // Slots that are still written, or not named yet, have no valid bytes.
+            let ready = !step.fresh && step.compute.is_empty();
+            if let (Some(private), true) = (step.private, ready)
+                && self.private_slots[private].slot != NO_SLOT
+            {
+                self.write_down(0, step.block, Some(private), Stamp::MAX, now);
+            }
+        }
+        self.store_engine_end(id, now);
+    }
+
+    /// Makes the end of a lease's path a resume point, before the engine takes its slots back.
+    fn store_engine_end(&mut self, id: LeaseId, now: Nanos) {
+        let every = self.points.as_ref().map_or(1, |points| points.every);
+        let lease = self.lease_mut(id);
+        let Some(windows) = lease.windows.take() else { return };
+        let path = lease.path.blocks().to_vec();
+        let end = path_border(&path);
+        if every == 0 && windows.done == end {
+            self.store_bound(&windows, &path, (end, Stay::Newest), now);
+        }
+        self.lease_mut(id).windows = Some(windows);
+    }
+
+    /// Makes a border a resume point on the tier below, if the engine has named all that the tier
+    /// lacks and there is room.
+    fn store_bound(
+        &mut self,
+        windows: &Windows,
+        path: &[BlockId],
+        (border, stay): (u32, Stay),
+        now: Nanos,
+    ) {
+        if !self.tiers.writes(0) || border == 0 {
+            return;
+        }
+        let points = self.points.as_ref().expect("a model of several groups");
+        let mut wanted = vec![0; points.groups.len() + 1];
+        let (mut there, mut lacking) = (Vec::new(), Vec::new());
+        for (at, group) in points.groups.iter().enumerate() {
+            for place in group.needed(border, points.block_tokens).iter() {
+                let block = path[place as usize];
+                if self.blocks.group_here(1, at, block) {
+                    there.push((at, block));
+                    continue;
+                }
+                let private = windows.bound[at].get(&place).copied();
+                let named = private.filter(|&id| self.private_slots[id].slot != NO_SLOT);
+                let free = self.blocks.group_residency(1, at, block).slot == NO_SLOT;
+                // Bytes that cannot be read, or a failed move that may still write them.
+                let Some(private) = named.filter(|_| free) else { return };
+                lacking.push((at, block, private));
+                wanted[at + 1] += 1;
+            }
+        }
+        // What is there must not make room for the rest.
+        for &(at, block) in &there {
+            self.blocks.hold_group(1, at, [block]);
+        }
+        if self.make_room_below(1, &wanted, now) {
+            for (at, block, private) in lacking {
+                self.store_window(at, block, private, now);
+            }
+            self.add_point_on(1, path, border, stay);
+        }
+        for (at, block) in there {
+            self.blocks.unhold_group(1, at, [block]);
+        }
+        let last = path[border as usize - 1];
+        if self.writes_through(1) && self.has_point_on(1, last) {
+            self.copy_point(1, last, now);
+        }
+    }
+
+    /// Begins to copy a window or a state from an engine's slot to the tier below, which has room.
+    fn store_window(&mut self, at: usize, block: BlockId, private: PrivateSlotId, now: Nanos) {
+        let group = End::Group(u8::try_from(at + 1).expect("few groups"));
+        let slot = self.blocks.take_group_slot(1, at).expect("room was made");
+        let layers = self.private_slots[private].layers;
+        self.private_slots.begin_move(private);
+        let store = NewMove {
+            kind: MoveKind::Store,
+            lease: 0,
+            block: Some(block),
+            src: (0, self.private_slots[private].slot, End::PrivateSlot(private)),
+            dst: (1, slot, group),
+            layers,
+            tokens: self.settings.block_tokens,
+            deps: self.blocks.group_waits(1, at, slot),
+        };
+        let (id, times) = self.enter(store, self.route(MoveKind::Store, 0, 1), now);
+        let arrival = Arrival::new(layers, smallvec::smallvec![id], times.first, times.end);
+        self.blocks.begin_group_arrival(1, at, block, slot, arrival);
+    }
+}

@@ -1,0 +1,364 @@
+//! Reserve, bind and load: slots and loads for a running request.
+//!
+//! Invariant: a slot with more than one holder is copied before it is written. Cost: O(log n) per
+//! victim.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
+
+use crate::arrival::MoveIds;
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId};
+use crate::error::{Error, Result};
+use crate::private_slots::PrivateSlotId;
+use crate::time::Nanos;
+
+use crate::manager::kinds::Action;
+use crate::manager::moves::load::Transit;
+use crate::manager::request::life::lease::TailFrom;
+use crate::manager::request::matching::path::PathBlock;
+use crate::manager::request::matching::residency_scan::{MissingBlock, Prefill};
+use crate::manager::request::slots::open_slot::OpenSlot;
+use crate::manager::{Manager, moves};
+use crate::transfer::{End, MoveKind};
+
+impl Manager {
+    /// Makes room for `tokens` more tokens after the lease's end, and copies a shared partial
+    /// block before it is written.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; nothing has changed then.
+    pub fn reserve(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
+        self.active(id)?;
+        let now = self.tick(now);
+        // The engine makes room for itself.
+        if self.tiers.engine_owned() || tokens == 0 {
+            return Ok(());
+        }
+        // A tail that no fork shares any more needs no copy.
+        let adopts =
+            !matches!(self.leases[&id].tail_from, TailFrom::OpenSlot) && self.room_left(id)? > 0;
+        let lease = &self.leases[&id];
+        let written = lease
+            .tail
+            .len()
+            .checked_add(tokens)
+            .ok_or_else(|| Error::config(format!("reserve of {tokens} tokens")))?;
+        let blocks = written.div_ceil(self.block_tokens());
+        let more = blocks.saturating_sub(lease.open.len() + usize::from(adopts));
+        let places = self.unopened(lease, written);
+        self.check_memory(more)?;
+        if places.iter().any(|places| !places.is_empty()) {
+            let room = self.reserve_groups(id, more, places, now);
+            // Blocks that it has room for are written in any case, and one without a slot in a group is not
+            // kept there.
+            if more > 0 {
+                room?;
+            }
+        } else if more > 0 {
+            let units = self.units(0, self.all_layers()) * more as u64;
+            self.make_room(&[(0, units)], &[], now)?;
+        }
+        self.place_states(id, written);
+        if adopts {
+            self.adopt_tail(id);
+        }
+        let open = self.new_open_slots(more);
+        self.lease_mut(id).open.extend(open);
+        self.copy_tail(id, now);
+        self.write_ahead(now);
+        Ok(())
+    }
+
+    /// Copies a tail from a shared slot into the lease's first open slot.
+    fn copy_tail(&mut self, id: LeaseId, now: Nanos) {
+        if matches!(self.leases[&id].tail_from, TailFrom::OpenSlot) {
+            return;
+        }
+        let open = self.share_open(id, 0);
+        let lease = &self.leases[&id];
+        let tokens = u32::try_from(lease.tail.len()).expect("less than a block");
+        let (block, shared, step) = match lease.tail_from {
+            TailFrom::OpenSlot => return,
+            TailFrom::Shared(private) => (None, Some(private), None),
+            TailFrom::Block(step) => (Some(step.block), step.private, Some(step)),
+        };
+        let mut awaits = Vec::new();
+        for piece in self.pieces(0, 0, None, self.all_layers()) {
+            // With layer slots the private slot may have only some layers of the block.
+            let private =
+                shared.filter(|&private| self.private_slots[private].layers.contains(piece.lo));
+            let src = match (private, block) {
+                (Some(private), _) => {
+                    (0, self.private_slot(private, piece.lo), End::PrivateSlot(private))
+                }
+                (None, Some(block)) => (0, self.slot_of(0, block, piece.lo), End::Here),
+                (None, None) => return,
+            };
+            let slot = self.private_slot(open, piece.lo);
+            let mut deps: MoveIds = self.blocks.waits(0, slot);
+            // The source may itself still be arriving.
+            if let (End::Here, Some(block)) = (src.2, block) {
+                deps.extend(self.bringing(0, block, piece));
+            }
+            let copy = moves::NewMove {
+                kind: MoveKind::Copy,
+                lease: id,
+                block,
+                src,
+                dst: (0, slot, End::PrivateSlot(open)),
+                layers: piece,
+                tokens,
+                deps,
+            };
+            awaits.push(self.add_move(copy, now));
+        }
+        let lease = self.lease_mut(id);
+        lease.tail_from = TailFrom::OpenSlot;
+        self.awaits.add(id, awaits);
+        match (step, shared) {
+            (Some(step), _) => self.release_path(&step.into(), None),
+            (None, Some(private)) => self.unref_private(private),
+            (None, None) => {}
+        }
+        self.carry_out();
+    }
+
+    /// Names the slots of a tier that the engine owns: `slots[i]` holds block `first + i` of the
+    /// lease's path. Loads that waited for a name are queued.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the first tier is not the engine's or a slot is bound already.
+    pub fn bind(&mut self, id: LeaseId, first: usize, slots: &[Slot]) -> Result<()> {
+        self.bind_group(id, first, slots, 0)
+    }
+
+    /// The same in a group of layers. A slot belongs to one group at a time.
+    ///
+    /// # Errors
+    /// As [`Manager::bind`]; [`Error::Config`] if there is no such group, or another one has a slot.
+    pub fn bind_group(
+        &mut self,
+        id: LeaseId,
+        first: usize,
+        slots: &[Slot],
+        group: usize,
+    ) -> Result<()> {
+        let lease = self.active(id)?;
+        if !self.tiers.engine_owned() {
+            return Err(Error::config("bind on a first tier whose owner is not 'engine'"));
+        }
+        let known = lease.path.len();
+        let end = first
+            .checked_add(slots.len())
+            .ok_or_else(|| Error::config(format!("bind from block {first}")))?;
+        let next = known + lease.open.len();
+        if first > next {
+            return Err(Error::config(format!(
+                "bind from block {first}, lease {id} has {next} blocks"
+            )));
+        }
+        if let Some(at) = slots.iter().position(|&slot| slot == NO_SLOT) {
+            return Err(Error::config(format!("slot {at} of bind is {NO_SLOT}, which names none")));
+        }
+        self.check_groups(id, (first, slots), group)?;
+        if group > 0 {
+            return self.bind_windows(id, first, slots, group - 1);
+        }
+        // All errors are found before the first change.
+        for at in first..end.min(next) {
+            let private = lease
+                .path
+                .get(at)
+                .map_or_else(|| lease.open[at - known].private(), |step| step.private);
+            if let Some(private) = private
+                && self.private_slots[private].slot != NO_SLOT
+                && self.private_slots[private].slot != slots[at - first]
+            {
+                return Err(Error::config(format!(
+                    "block {at} of lease {id} is bound to slot {}, not {}",
+                    self.private_slots[private].slot,
+                    slots[at - first]
+                )));
+            }
+        }
+        self.check_memory(end.saturating_sub(next))?;
+        let mut bound: FxHashMap<PrivateSlotId, Slot> = FxHashMap::default();
+        for (at, &slot) in (first..end).zip(slots) {
+            let private = self.private_at(id, at);
+            self.private_slots.set_slot(private, slot);
+            bound.insert(private, slot);
+        }
+        self.name_moves(&bound);
+        Ok(())
+    }
+
+    /// Names the slots of moves that were planned before: they know the private slot only.
+    pub(crate) fn name_moves(&mut self, bound: &FxHashMap<PrivateSlotId, Slot>) {
+        let named = |end: End| match end {
+            End::PrivateSlot(private) => bound.get(&private).copied(),
+            End::Here | End::Leaving | End::Group(_) => None,
+        };
+        for known in self.moves.values_mut() {
+            known.dst_slot = named(known.to).unwrap_or(known.dst_slot);
+            known.src_slot = named(known.from).unwrap_or(known.src_slot);
+        }
+        self.moves.unpark(self.clock.last());
+    }
+
+    /// The private slot of a lease's block on a tier that the engine owns, made if there is none.
+    fn private_at(&mut self, id: LeaseId, at: usize) -> PrivateSlotId {
+        let lease = &self.leases[&id];
+        let known = lease.path.len();
+        if let Some(step) = lease.path.get(at) {
+            if let Some(private) = step.private {
+                return private;
+            }
+            let private = self.new_private(0, self.all_layers());
+            self.lease_mut(id).path.change(at, |step| step.private = Some(private));
+            return private;
+        }
+        if at - known < lease.open.len() {
+            return self.share_open(id, at - known);
+        }
+        let private = self.new_private(0, self.all_layers());
+        self.lease_mut(id).open.push(OpenSlot::Private(private));
+        private
+    }
+
+    /// Starts the loads that `acquire` with [`super::LoadMode::None`] deferred, of all blocks that
+    /// are resident on a lower tier by now; of all layers and blocks of the path, or of those
+    /// given.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if a transit slot is wanted and there is none; [`Error::Config`] if
+    /// there are no such layers or blocks, or what remains to be loaded of a block would not be
+    /// one range.
+    pub fn load(
+        &mut self,
+        id: LeaseId,
+        layers: Option<Layers>,
+        blocks: Option<Range<usize>>,
+        now: Nanos,
+    ) -> Result<Vec<MoveId>> {
+        let known = self.active(id)?.path.len();
+        let requested = layers.unwrap_or(self.all_layers());
+        if requested.is_empty() || requested.hi > self.settings.layers {
+            return Err(Error::config(format!(
+                "load of layers {requested}, the model has {}",
+                self.settings.layers
+            )));
+        }
+        let within = blocks.unwrap_or(0..known);
+        if within.start > within.end || within.end > known {
+            return Err(Error::config(format!(
+                "load of blocks {} to before {}, lease {id} has matched {known}",
+                within.start, within.end
+            )));
+        }
+        let exceptions = self.leases[&id].path.exceptions();
+        let steps: Vec<(usize, PathBlock)> =
+            exceptions.filter(|(at, step)| step.deferred && within.contains(at)).collect();
+        for (at, step) in &steps {
+            // Layers are computed from the lowest up: loading the middle would leave two ranges.
+            if step.compute.without(requested).is_none() {
+                return Err(Error::config(format!(
+                    "load of layers {requested} would leave a gap in layers {} of block {at}",
+                    step.compute
+                )));
+            }
+        }
+        let now = self.tick(now);
+        let blocks: Vec<BlockId> = steps.iter().map(|(_, step)| step.block).collect();
+        let miss = |(at, &block)| self.find_missing(at, block, now);
+        let mut missing: Vec<_> = blocks.iter().enumerate().map(miss).collect();
+        self.decide_loads(&mut missing, now, Prefill::ALL);
+        let mut transit = self.open_transit(&missing, 0, now)?;
+        let mut all = Vec::new();
+        for (&(at, step), miss) in steps.iter().zip(&missing) {
+            all.extend(self.load_step(id, (at, step), miss, requested, &mut transit, now));
+        }
+        self.close_transit(transit);
+        Ok(all)
+    }
+
+    /// Starts the loads of one deferred block of a path.
+    fn load_step(
+        &mut self,
+        id: LeaseId,
+        (at, step): (usize, PathBlock),
+        miss: &MissingBlock,
+        requested: Layers,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> MoveIds {
+        let private = step.private.expect("a deferred step has a private slot");
+        if miss.lacks.is_empty() {
+            // Another request has loaded the block since: use its residency.
+            self.lease_mut(id).path.change(at, |step| *step = PathBlock::shared(step.block));
+            self.unref_private(private);
+            self.carry_out();
+            let arriving = self.bringing(0, step.block, self.all_layers());
+            self.awaits.add(id, arriving);
+            self.replan_block(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
+            self.count_late_hit(id, at, 0);
+            return MoveIds::new();
+        }
+        let loadable = Layers::new(miss.compute.hi.max(miss.lacks.lo), miss.lacks.hi);
+        let wanted = loadable.meet(requested).meet(step.compute);
+        // Layers below a gap are computed: only those above can be loaded.
+        let Some(rest) = step.compute.without(wanted) else { return MoveIds::new() };
+        // The residency has changed since the slot was taken, so the parts would not fit together.
+        if wanted.is_empty() || miss.lacks != self.private_slots[private].layers {
+            return MoveIds::new();
+        }
+        let moves = self.load_private(miss, wanted, private, id, transit, now);
+        let first = moves.iter().map(|&id| self.moves[id].first).min().unwrap_or(now);
+        let ready = moves.iter().map(|&id| self.moves[id].ready).max().unwrap_or(now);
+        let hit = self.plan_load(id, at, miss, wanted, rest, (first, ready));
+        if let Some(tier) = hit {
+            self.count_late_hit(id, at, tier);
+        }
+        let lease = self.lease_mut(id);
+        lease.path.change(at, |step| (step.deferred, step.compute) = (!rest.is_empty(), rest));
+        self.awaits.add(id, moves.iter().copied());
+        moves
+    }
+
+    /// Replaces a deferred block's spans: layers `wanted` are loaded by these times, `rest` are left.
+    /// Returns the tier that the block is a hit of, if nothing is left.
+    fn plan_load(
+        &mut self,
+        id: LeaseId,
+        at: usize,
+        miss: &MissingBlock,
+        wanted: Layers,
+        rest: Layers,
+        (first, ready): (Nanos, Nanos),
+    ) -> Option<TierId> {
+        let plan = &self.leases[&id].plan;
+        let here = u32::try_from(at).unwrap_or(u32::MAX);
+        // Spans of earlier loads of this block stay.
+        let before = plan
+            .spans
+            .iter()
+            .filter(|span| span.action == Action::Load && span.start <= here && here < span.stop);
+        let mut parts: Vec<_> = before
+            .map(|span| (span.layers, span.action, span.tier, span.first_ready, span.ready))
+            .collect();
+        parts.extend(
+            miss.loads()
+                .map(|(tier, layers)| (layers.meet(wanted), Action::Load, tier, first, ready))
+                .filter(|(layers, ..)| !layers.is_empty()),
+        );
+        // A hit of the tier of its lowest layers, as `count_request` has it.
+        let lowest =
+            parts.iter().min_by_key(|(layers, ..)| layers.lo).map(|&(_, _, tier, ..)| tier);
+        let hit = lowest.filter(|_| rest.is_empty());
+        if !rest.is_empty() {
+            parts.push((rest, Action::Recompute, 0, plan.resident_at, plan.resident_at));
+        }
+        self.replan_block(id, at, parts);
+        hit
+    }
+}

@@ -1,0 +1,461 @@
+//! Windows: the slots of a lease in the groups after the first.
+//!
+//! A request matches up to a border at which every group can resume. Its lease holds what that needs,
+//! takes slots for what its own borders will need, and gives each block its slots as it is committed:
+//!
+//! ```text
+//!   match   border          branch            end of the prompt
+//!   |-------|----------------|-----------------|------ answer
+//!    [held ]            [ window of a point ]  [ window of a point ]   the rest: slots that are free
+//! ```
+//!
+//! Invariant: a lease holds on the first tier what its border needs. Cost: O(blocks committed · groups).
+
+use smallvec::SmallVec;
+
+use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Slot, TierId};
+use crate::error::{Error, Result};
+use crate::group::GroupKind;
+use crate::manager::Manager;
+use crate::manager::points::Stay;
+use crate::manager::request::life::lease::{Lease, Plan};
+use crate::manager::request::matching::residency_scan::MissingBlock;
+use crate::manager::request::slots::next_slots::path_room;
+use crate::manager::request::slots::window_slots::{Windows, blocks_at, path_border};
+use crate::tier::{Owner, ResidencyState};
+use crate::time::Nanos;
+use crate::transfer::MoveKind;
+
+impl Manager {
+    /// Holds what the match needs, and takes room for `open` blocks and their windows.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; nothing but the holds has changed then.
+    pub(crate) fn open_windows(
+        &mut self,
+        windows: Option<&mut Windows>,
+        path: &[BlockId],
+        (open, missing): (usize, &[MissingBlock]),
+        now: Nanos,
+    ) -> Result<()> {
+        let Some(windows) = windows else { return Ok(()) };
+        let holes = missing.iter().filter(|miss| !miss.compute.is_empty());
+        let holes = holes.map(|miss| u32::try_from(miss.at).expect("fewer than 2^32 blocks"));
+        let holes: Vec<u32> = holes.collect();
+        let loads = missing.iter().filter(|miss| !miss.lacks.is_empty()).count();
+        let mut wanted = vec![(open + loads) as u64];
+        wanted.extend(windows.wanted.iter().map(|places| places.len() as u64));
+        for (at, needed) in self.needed_over(&holes, path).into_iter().enumerate() {
+            for place in needed.iter() {
+                // The request writes the block in a slot of its own: other leases may read the copy on a tier.
+                if holes.binary_search(&place).is_ok() {
+                    windows.wanted[at].push(place);
+                    wanted[at + 1] += 1;
+                    continue;
+                }
+                let block = path[place as usize];
+                match self.nearest(at, block) {
+                    0 => windows.held[at].push(place),
+                    // What is loaded stays below until the load has begun.
+                    tier => {
+                        self.blocks.hold_group(tier, at, [block]);
+                        windows.loads.push((at, place, tier));
+                        wanted[at + 1] += 1;
+                    }
+                }
+            }
+            self.blocks.hold_group(0, at, blocks_at(path, &windows.held[at]));
+        }
+        // The engine makes room for itself.
+        if self.tiers.engine_owned() {
+            windows.wanted.clear();
+            return Ok(());
+        }
+        let sources = missing
+            .iter()
+            .flat_map(|miss| miss.loads().map(|(tier, _)| (tier, miss.block..miss.block + 1)));
+        let sources: Vec<_> = sources.collect();
+        self.keep_sources(&sources, true);
+        let held = (path, &windows.held[..]);
+        let room = self.check_growth(&wanted, held);
+        let room = room.and_then(|()| self.make_group_room(0, &wanted, held, now));
+        self.keep_sources(&sources, false);
+        room?;
+        for (at, places) in std::mem::take(&mut windows.wanted).into_iter().enumerate() {
+            for place in places {
+                let slot = self.blocks.take_group_slot(0, at).expect("room was made");
+                windows.open[at].insert(place, slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether each slot is assigned to a block before its bytes are written.
+    pub(in crate::manager::request) fn writes_bytes(&self) -> bool {
+        self.tiers[0].spec.owner == Owner::Kvtrie
+    }
+
+    /// Takes free slots for the blocks of a prompt that no border needs: a later prompt may leave this
+    /// one there.
+    fn take_spare_slots(&mut self, windows: &mut Windows, from: u32) {
+        if !self.writes_bytes() {
+            return;
+        }
+        let kinds: Vec<GroupKind> =
+            self.points.iter().flat_map(|points| &points.groups).map(|group| group.kind).collect();
+        for (at, kind) in kinds.into_iter().enumerate() {
+            // A state is there only where a pass ends.
+            let places = if kind == GroupKind::State { 0..0 } else { from..windows.end };
+            for place in places {
+                if windows.open[at].has(place) {
+                    continue;
+                }
+                let Some(slot) = self.blocks.take_group_slot(0, at) else { break };
+                windows.spare[at].insert(place, slot);
+            }
+        }
+    }
+
+    /// Gives the spare slots of one lease back. Returns whether one has any.
+    pub(crate) fn give_spare_slots(&mut self) -> bool {
+        if !self.writes_bytes() {
+            return false;
+        }
+        let has = |lease: &&mut Box<Lease>| {
+            let windows = lease.windows.as_ref();
+            windows.is_some_and(|windows| windows.spare.iter().any(|spare| !spare.is_empty()))
+        };
+        // The latest lease, so that the same calls take the same slots.
+        let lease = self.leases.values_mut().filter(has).max_by_key(|lease| lease.id);
+        let Some(windows) = lease.and_then(|lease| lease.windows.as_mut()) else { return false };
+        for (at, spare) in windows.spare.iter_mut().enumerate() {
+            for (_, slot) in spare.take() {
+                self.blocks.give_group_slot(0, at, slot);
+            }
+        }
+        true
+    }
+
+    /// Begins the loads that a match needs, into slots for which there is room, and delays the plan
+    /// until they end. The border of the match is a resume point on the first tier again if it is one
+    /// below, or if the prompt leaves a known path or ends there. Returns all moves that bring what
+    /// the match needs.
+    pub(crate) fn load_windows(
+        &mut self,
+        windows: Option<&mut Windows>,
+        path: &[BlockId],
+        id: LeaseId,
+        plan: &mut Plan,
+        now: Nanos,
+    ) -> Vec<MoveId> {
+        let Some(windows) = windows else { return Vec::new() };
+        if self.tiers.engine_owned() {
+            return self.load_bound(windows, path, id, plan, now);
+        }
+        for (at, place, tier) in std::mem::take(&mut windows.loads) {
+            let needed = (at, path[place as usize]);
+            self.move_group((MoveKind::Load, id), needed, (tier, 0), now);
+            self.blocks.unhold_group(tier, at, [needed.1]);
+            self.blocks.hold_group(0, at, [needed.1]);
+            windows.held[at].push(place);
+            windows.held[at].sort_unstable();
+        }
+        self.raise_point(path);
+        let arriving =
+            windows.held.iter().enumerate().filter(|&(at, _)| self.blocks.group_arrives(at));
+        let held = arriving.flat_map(|(at, held)| held.iter().map(move |&place| (at, place)));
+        let moves: Vec<MoveId> =
+            held.flat_map(|(at, place)| self.bringing_group(0, at, path[place as usize])).collect();
+        let ready = moves.iter().filter_map(|&id| self.moves.get(id)).map(|known| known.ready);
+        plan.wait_until(ready.max().unwrap_or(0));
+        if let Some(stay) = windows.here {
+            self.add_point(path, path_border(path), stay);
+        }
+        self.take_spare_slots(windows, path_border(path));
+        moves
+    }
+
+    /// Puts the resume point at the end of a path on the first tier too, if that has all it needs: it
+    /// lacks what is still computed in holes.
+    fn raise_point(&mut self, path: &[BlockId]) {
+        let Some(&last) = path.last() else { return };
+        if self.has_point(last)
+            && !self.has_point_on(0, last)
+            && self.can_resume(0, path, path_border(path))
+        {
+            self.hold_point(0, path, path_border(path));
+        }
+    }
+
+    /// Gives the blocks that a request has computed within its match their slots, and lets go of what
+    /// only they needed.
+    pub(crate) fn settle_holes(&mut self, id: LeaseId) {
+        if self.tiers.engine_owned() {
+            return;
+        }
+        let lease = self.lease_mut(id);
+        let Some(mut windows) = lease.windows.take() else { return };
+        let path = lease.path.blocks().to_vec();
+        let (end, room) = (windows.done, path_room(lease));
+        for at in 0..windows.held.len() {
+            let places = windows.open[at].iter().map(|(place, _)| place);
+            let places: Vec<u32> = places.take_while(|&place| place < end).collect();
+            self.settle_group(at, &mut windows, &path, (places, end, room));
+            windows.held[at].sort_unstable();
+            self.slide(at, &mut windows, &path, end);
+        }
+        self.raise_point(&path[..end as usize]);
+        if let Some(stay) = windows.here {
+            self.add_point(&path, end, stay);
+        }
+        self.lease_mut(id).windows = Some(windows);
+    }
+
+    /// The block table of a lease in a group of layers, as [`Manager::slots`]. In a group after the
+    /// first a slot on the first tier is one that the lease holds or writes. Its spare slots stay with
+    /// it from then on.
+    ///
+    /// # Errors
+    /// As [`Manager::slots`]; [`Error::Config`] if there is no such group.
+    pub fn group_table(
+        &mut self,
+        id: LeaseId,
+        tier: TierId,
+        group: usize,
+    ) -> Result<(usize, Vec<Slot>)> {
+        let first = self.slots(id, tier)?;
+        let groups = self.points.as_ref().map_or(1, |points| points.groups.len() + 1);
+        if group >= groups {
+            return Err(Error::config(format!(
+                "there is no group {group}, the manager keeps {groups} apart"
+            )));
+        }
+        if group == 0 {
+            return Ok(first);
+        }
+        let mut twice = Vec::new();
+        if let (0, Some(windows)) = (tier, &mut self.lease_mut(id).windows) {
+            for (place, slot) in windows.spare[group - 1].take() {
+                // A reservation may have taken another slot for the place.
+                if place < windows.done || windows.open[group - 1].has(place) {
+                    twice.push(slot);
+                } else {
+                    windows.open[group - 1].insert(place, slot);
+                }
+            }
+        }
+        for slot in twice {
+            self.blocks.give_group_slot(0, group - 1, slot);
+        }
+        Ok((1, self.window_table(&self.leases[&id], tier, group - 1, first.1.len())))
+    }
+
+    fn window_table(&self, lease: &Lease, tier: TierId, at: usize, blocks: usize) -> Vec<Slot> {
+        let windows = lease.windows.as_ref();
+        let held = windows.map_or(&[][..], |windows| &windows.held[at]);
+        let named = |place| {
+            let bound = windows.and_then(|windows| windows.bound[at].get(&place));
+            bound.map_or(NO_SLOT, |&private| self.private_slots[private].slot)
+        };
+        let slot = |(place, block): (u32, Option<&BlockId>)| {
+            if tier == 0 && self.tiers.engine_owned() {
+                return named(place);
+            }
+            let has = tier > 0 || held.binary_search(&place).is_ok();
+            if let Some(&block) = block.filter(|_| has) {
+                let here = self.blocks.group_residency(tier, at, block);
+                return if here.state == ResidencyState::Bad { NO_SLOT } else { here.slot };
+            }
+            let open = windows.filter(|_| tier == 0).map(|windows| &windows.open[at]);
+            open.and_then(|open| open.get(place)).unwrap_or(NO_SLOT)
+        };
+        let path = lease.path.blocks();
+        let places = path.iter().map(Some).chain(std::iter::repeat(None)).take(blocks);
+        (0..).zip(places).map(slot).collect()
+    }
+
+    /// The moves that still read slots which a lease is to write in groups after the first.
+    pub(crate) fn window_waits<'a>(
+        &'a self,
+        lease: &'a Lease,
+    ) -> impl Iterator<Item = MoveId> + 'a {
+        let slots = lease.windows.iter().flat_map(|windows| windows.slots());
+        slots.flat_map(|(at, slot)| self.blocks.group_waits(0, at, slot))
+    }
+
+    /// Gives all slots and holds of a lease back.
+    pub(crate) fn close_windows(&mut self, windows: Option<&mut Windows>, path: &[BlockId]) {
+        let Some(windows) = windows else { return };
+        for (at, held) in windows.held.iter_mut().enumerate() {
+            self.blocks.unhold_group(0, at, blocks_at(path, held));
+            held.clear();
+        }
+        for (at, slot) in windows.take_slots() {
+            self.blocks.give_group_slot(0, at, slot);
+        }
+        for private in windows.bound.iter_mut().flat_map(std::mem::take) {
+            self.unref_private(private.1);
+        }
+        for (at, place, tier) in windows.loads.drain(..) {
+            self.blocks.unhold_group(tier, at, [path[place as usize]]);
+        }
+    }
+
+    /// Gives the blocks that a lease has committed their slots, makes its borders resume points, and
+    /// releases what no later token attends to.
+    pub(crate) fn settle_windows(&mut self, id: LeaseId) {
+        if self.points.is_none() {
+            return;
+        }
+        let lease = self.lease_mut(id);
+        let Some(mut windows) = lease.windows.take() else { return };
+        let path = lease.path.blocks().to_vec();
+        let (end, room) = (path_border(&path), path_room(lease));
+        if self.tiers.engine_owned() {
+            self.settle_bound(&mut windows, &path);
+            self.lease_mut(id).windows = Some(windows);
+            self.carry_out();
+            return;
+        }
+        let new = windows.done..end;
+        for at in 0..windows.held.len() {
+            self.settle_group(at, &mut windows, &path, (new.clone(), end, room));
+        }
+        let reached = windows.borders.partition_point(|&(border, _)| border <= end);
+        for (border, stay) in windows.borders.drain(..reached) {
+            self.add_point(&path, border, stay);
+        }
+        for at in 0..windows.held.len() {
+            self.slide(at, &mut windows, &path, end);
+        }
+        windows.done = end;
+        self.lease_mut(id).windows = Some(windows);
+    }
+
+    /// The same for one group: a slot for each new block that a border or the end needs, and for
+    /// others as long as room is free.
+    fn settle_group(
+        &mut self,
+        at: usize,
+        windows: &mut Windows,
+        path: &[BlockId],
+        (places, end, room): (impl IntoIterator<Item = u32>, u32, u32),
+    ) {
+        let points = self.points.as_ref().expect("a model of several groups");
+        let (group, size) = (points.groups[at], points.block_tokens);
+        let needed = group.needed_at(windows.ends(end), size, 0..end);
+        for place in places {
+            let block = path[place as usize];
+            let wanted = needed.contains(place);
+            let own = windows.open[at].remove(place).or_else(|| windows.spare[at].remove(place));
+            let here = self.blocks.group_residency(0, at, block);
+            match (here.state, own) {
+                (ResidencyState::Absent, own) => {
+                    let late = (at, group.kind);
+                    let slot = match own {
+                        Some(slot) => Some(slot),
+                        None => self.late_slot(late, windows, path, (end, wanted)),
+                    };
+                    let Some(slot) = slot else { continue };
+                    self.blocks.settle_group(0, at, (block, slot), wanted);
+                    if wanted {
+                        windows.held[at].push(place);
+                    }
+                    continue;
+                }
+                // The same bytes are there, and a later block of the answer gets the slot.
+                (ResidencyState::Resident, Some(slot)) => {
+                    let open = &mut windows.open[at];
+                    let mut places = end..room;
+                    let next = places.find(|&place| !open.has(place));
+                    if let Some(next) = next.filter(|_| place >= windows.end && self.writes_bytes())
+                    {
+                        open.insert(next, slot);
+                    } else {
+                        self.blocks.give_group_slot(0, at, slot);
+                    }
+                }
+                // Moves may still write the slot that the block has: the lease keeps its own.
+                (_, Some(slot)) if self.writes_bytes() => {
+                    windows.open[at].insert(place, slot);
+                    continue;
+                }
+                (_, Some(slot)) => self.blocks.give_group_slot(0, at, slot),
+                (_, None) => {}
+            }
+            if wanted && self.blocks.group_here(0, at, block) {
+                self.blocks.hold_group(0, at, [block]);
+                windows.held[at].push(place);
+            }
+        }
+    }
+
+    /// A slot for a committed block that got none before: where no bytes are written, one of those
+    /// that a lease needs no more, or a free or released one if it is `wanted`.
+    fn late_slot(
+        &mut self,
+        (at, kind): (usize, GroupKind),
+        windows: &mut Windows,
+        path: &[BlockId],
+        (end, wanted): (u32, bool),
+    ) -> Option<Slot> {
+        // A state is there only where a pass ends.
+        if self.writes_bytes() || (kind == GroupKind::State && !wanted) {
+            return None;
+        }
+        if !wanted {
+            return self.blocks.take_group_slot(0, at);
+        }
+        self.slide(at, windows, path, end);
+        self.take_unheld_slot(at)
+    }
+
+    /// A slot that is free or released.
+    pub(in crate::manager::request) fn take_unheld_slot(&mut self, at: usize) -> Option<Slot> {
+        loop {
+            if let Some(slot) = self.blocks.take_group_slot(0, at) {
+                return Some(slot);
+            }
+            if !self.give_spare_slots() && !self.blocks.take_released(0, 1) {
+                return None;
+            }
+        }
+    }
+
+    /// Releases what neither the end of a lease nor one of its borders needs.
+    fn slide(&mut self, at: usize, windows: &mut Windows, path: &[BlockId], end: u32) {
+        let points = self.points.as_ref().expect("a model of several groups");
+        let group = points.groups[at];
+        let needed = group.needed_at(windows.ends(end), points.block_tokens, 0..u32::MAX);
+        let blocks = &mut self.blocks;
+        let mut passed: SmallVec<[BlockId; 32]> = SmallVec::new();
+        windows.held[at].retain(|&place| {
+            let stays = needed.contains(place);
+            if !stays {
+                passed.push(path[place as usize]);
+            }
+            stays
+        });
+        blocks.unhold_group(0, at, passed);
+        windows.open[at].retain(|place, slot| {
+            let stays = place >= end || needed.contains(place);
+            if !stays {
+                blocks.give_group_slot(0, at, slot);
+            }
+            stays
+        });
+    }
+
+    /// Keeps the end of an answer as a resume point, and gives all slots and holds back.
+    pub(crate) fn end_windows(&mut self, lease: &mut Lease) {
+        let Some(mut windows) = lease.windows.take() else { return };
+        let path = lease.path.blocks();
+        let end = path_border(path);
+        let regular = self.points.as_ref().is_some_and(|points| points.every == 0);
+        // Holes that were not computed are still there.
+        if regular && windows.done == end && !lease.unconfirmed {
+            self.add_point(path, end, Stay::Newest);
+        }
+        self.close_windows(Some(&mut windows), path);
+    }
+}
