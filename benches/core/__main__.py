@@ -11,7 +11,6 @@ Cost: half an hour with the peers, ten minutes without, on two cores.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benches.core.place import place
-from benches.core.referee import PROTOTYPE, ROOT, DriverError, Line, missing, run, schedule
+from benches.core.referee import ROOT, DriverError, Line, missing, run, schedule
 from benches.core.report import PlayedWronglyError, check, rows_of, table
 from benches.core.rows import GAMES, chosen, quick
 from benches.record import Result, document, keep, options, read, write
@@ -55,8 +54,6 @@ def main() -> int:
         parser.error(f"{given.rounds} rounds measure nothing")
     for words in [] if given.without_peers else missing(games):
         screen.print(words, highlight=False)
-    if PROTOTYPE not in os.environ:
-        screen.print(f"limit: not played, {PROTOTYPE} names no folder", highlight=False)
     try:
         where, rows = play(games, given, screen)
     except (DriverError, PlayedWronglyError) as error:

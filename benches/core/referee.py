@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benches.core.rows import LIMIT, OURS
+from benches.core.rows import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "benches/peers/envs"
-PROTOTYPE = "KVTRIE_PROTOTYPE"
-OUR_OWN = (OURS, LIMIT)
 PRINTED = 20  # last lines of a driver that failed
 
 
@@ -47,9 +45,7 @@ class Line:
 
 def interpreter(environment: str) -> Path | None:
     """The interpreter of an environment, or None where it is not installed."""
-    if environment == LIMIT and PROTOTYPE not in os.environ:
-        return None
-    if environment in OUR_OWN:
+    if environment == OURS:
         return Path(sys.executable)
     folder = ENVIRONMENTS / environment
     return folder / "bin/python" if (folder / ".ready").exists() else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from benches.core.goals import GOALS
-from benches.core.rows import LIMIT, OURS
+from benches.core.rows import OURS
 from benches.record import NO_PEER, Result
 from benches.workload import LRU_POOL, LRU_SHARE, LRU_WITHIN, SEED
 
@@ -62,7 +62,7 @@ def rows_of(games: Iterable[Game], lines: Sequence[Line]) -> list[Result]:
     values: dict[tuple[str, str], list[float]] = {}
     for line in lines:
         values.setdefault((line.peer, line.what), []).append(line.value)
-    others = [peer for peer, _ in values if peer not in {OURS, LIMIT}]
+    others = [peer for peer, _ in values if peer != OURS]
     rows: list[Result] = []
     for game in games:
         for row in game.rows:
@@ -87,8 +87,8 @@ def of(values: dict[tuple[str, str], list[float]], peer: str, row: Row) -> list[
 
 
 def result(game: Game, row: Row, values: dict[tuple[str, str], list[float]], name: str) -> Result:
-    """Compare one row with one peer, with medians, rounds and the limit's best as `more`."""
-    ours, limit = of(values, OURS, row), of(values, LIMIT, row)
+    """Compare one row with one peer, with medians and rounds as `more`."""
+    ours = of(values, OURS, row)
     peer = values.get((OURS, name) if name == row.also else (name, theirs(row)), [])
     best, best_peer = lowest(ours), lowest(peer)
     ratio = None if best is None or best_peer is None or best <= 0 else best_peer / best
@@ -107,7 +107,6 @@ def result(game: Game, row: Row, values: dict[tuple[str, str], list[float]], nam
             "label": row.label,
             "ours_median": None if best is None else round(median(ours), 4),
             "peer_median": None if best_peer is None else round(median(peer), 4),
-            "limit": lowest(limit),
             "rounds": len(ours),
         },
     )
@@ -120,13 +119,10 @@ def lowest(values: list[float]) -> float | None:
 
 def table(rows: Sequence[Result]) -> Table:
     """Return the table for people: best, and median in brackets."""
-    limited = any(row.more["limit"] is not None for row in rows)
     shown = Table(title="ours and the peers: best (median) of the rounds, less is better")
     for head in ("what", "ours", "peer's", "peer", "peer / ours", "goal", ""):
         left = head in {"what", "peer"}
         shown.add_column(head, justify="left" if left else "right", no_wrap=True)
-    if limited:
-        shown.add_column("limit", justify="right")
     label = ""
     for row in rows:
         first = row.more["label"] != label
@@ -140,9 +136,7 @@ def table(rows: Sequence[Result]) -> Table:
             "-" if row.goal is None else short(row.goal),
             "" if row.ok is None else ("[green]ok[/]" if row.ok else "[red]missed[/]"),
         )
-        limit = row.more["limit"]
-        last = ("-" if limit is None else f"{limit:.3g}",) if limited else ()
-        shown.add_row(*cells, *last)
+        shown.add_row(*cells)
     return shown
 
 

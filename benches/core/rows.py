@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 OURS = "kvtrie"
-LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class Play:
     """One driver's run, in the interpreter of that environment.
 
     Attributes:
-        environment: `kvtrie` or `limit` for ours, else the peer that `setup.sh` installs.
+        environment: `kvtrie` for ours, else the peer that `setup.sh` installs.
         module: the driver.
         arguments: of the driver.
     """
@@ -73,10 +72,6 @@ def _mine(module: str, *arguments: str) -> Play:
     return Play(OURS, f"benches.ours.{module}", arguments)
 
 
-def _limit(what: str) -> Play:
-    return Play(LIMIT, "benches.limit", (what,))
-
-
 def _sglang(what: str, tree: str) -> Play:
     return Play("sglang", "benches.peers.sglang_tree", (what, "--tree", tree))
 
@@ -95,7 +90,6 @@ _REQUEST = Game(
         _mine("request", "--policy", "lru"),
         _mine("request", "--policy", "retention"),
         _mine("request"),
-        _limit("request"),
     ),
     (_sglang("request", "rust"), _sglang("request", "radix"), _vllm("request")),
     (
@@ -104,7 +98,7 @@ _REQUEST = Game(
         Row("request.commit_prompt", "  of it commit of the prompt", "us"),
         Row("request.commit_answer", "  of it commit of the answer", "us"),
         Row("request.release", "  of it release", "us"),
-        # Theirs and the limit's policy.
+        # The peers' policy.
         Row("request.lru", "the same with policy lru", "us", peer="request"),
         Row("request.retention", "the same with policy retention", "us", peer="request"),
         Row("lookup.mean", "longest prefix in that trace, mean", "us"),
@@ -120,7 +114,6 @@ _EVICT = Game(
     (
         *(_mine("leaves", "--policy", policy) for policy in _FAST),
         *(_mine("leaves", "--policy", policy, "--steps", "300") for policy in _OTHER),
-        _limit("leaves"),
     ),
     (_vllm("leaves"), _sglang("leaves", "rust"), _sglang("leaves", "radix")),
     (
@@ -145,7 +138,7 @@ _FIND = ("miss", "10", "100", "1000")
 
 _STORE = Game(
     "store",
-    (_mine("store"), _limit("store")),
+    (_mine("store"),),
     (_dynamo(16), _dynamo(100)),
     (
         Row("store.16", "mark runs of 16 blocks, per block", "ns"),
@@ -183,7 +176,6 @@ _MEMORY = Game(
     (
         *(_mine("memory", what) for what in ("1", "2", "3", "sequences")),
         *(_mine("memory", "1", "--policy", policy) for policy in ("lru", "retention")),
-        _limit("memory"),
     ),
     (_sglang("memory", "rust"), _vllm("memory"), _dynamo(16)),
     (
@@ -251,11 +243,11 @@ _SMALL = {
 
 
 def quick(game: Game) -> Game:
-    """The game on small sizes, without the limit and peers."""
+    """The game on small sizes, without peers."""
     names = {play: play.module.rpartition(".")[2] for play in game.ours}
     ours = [
         replace(play, arguments=(*play.arguments, *_SMALL[name].split()))
         for play, name in names.items()
-        if play.environment == OURS and name in _SMALL
+        if name in _SMALL
     ]
     return replace(game, ours=tuple(ours), peers=())

@@ -105,7 +105,7 @@ def main() -> None:
         "seed": given.seed,
         "hit_rate": round(found / requested, 4),
     }
-    if given.policy != DEFAULT_POLICY:  # lru: what the peers and the limit play
+    if given.policy != DEFAULT_POLICY:  # lru: what the peers play
         emit("kvtrie", f"request.{given.policy}", clock.us().mean(), "us", **context)
         return
     emit("kvtrie", "request", clock.us().mean(), "us", **context)

@@ -4,12 +4,11 @@
 
 The two files are not part of the project: without them (or KVTRIE_TRACE and KVTRIE_SESSIONS) their
 rows are left out. Figures are per cent of all prompts. `belady` is a bound on hits; those marked
-(ref) are good plans made by knowing the future, and no bound. `--exact` shows what short
-fingerprints lose. Where libcachesim is installed its lru, fifo and lfu serve the same single
-blocks, and must agree; its ARC, S3-FIFO, LIRS and GDSF serve them too, for comparison. The mode
-`engine` is a host tier below an engine that evicts its own tier by lru and stores every block; the
-mode `short` plays single blocks (`short.py`). Last come the shares of lru's room in which the
-default policy is as good (`equal.py`).
+(ref) are good plans made by knowing the future, and no bound. Where libcachesim is installed its
+lru, fifo and lfu serve the same single blocks, and must agree; its ARC, S3-FIFO, LIRS and GDSF
+serve them too, for comparison. The mode `engine` is a host tier below an engine that evicts its own
+tier by lru and stores every block; the mode `short` plays single blocks (`short.py`). Last come the
+shares of lru's room in which the default policy is as good (`equal.py`).
 The first seeds of all modes are played first. A record is written every minute; `--resume` plays
 what it lacks. Cost: two hours on one core, a seed of it half an hour after the first.
 """
@@ -41,7 +40,6 @@ from benches.policies.cells import (
     CHECKED,
     ENDS,
     ENGINE,
-    EXACT,
     HITS,
     LEAVES,
     SHORT,
@@ -97,9 +95,9 @@ def _store_jobs(given: argparse.Namespace, structure: str, tiers: int) -> Iterat
                 rows += [policy + ENDS for policy in ("learned", "flat", "lru") if policy in rows]
             if tiers == 1:
                 rows.append(LEAVES if structure == "leaf-only" else BLOCKS)
-            # The rows below compare ghosts and the other implementation, so one trace suffices.
+            # The rows below compare implementations, so one trace suffices.
             if main and source.seed == 0 and not sessions:
-                rows += [BOUND, *([EXACT] if given.exact else [])]
+                rows.append(BOUND)
             for row in rows:
                 yield Job(source, room, structure, tiers, row)
             if main and given.check and source.seed == 0 and not sessions:
@@ -232,7 +230,6 @@ def main() -> int:
     parser.add_argument("--modes", type=int, help="the number of them, leaf-only first")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--resume", action="store_true", help="play what the record lacks")
-    parser.add_argument("--exact", action="store_true", help="also exact ghosts, which is slow")
     given = parser.parse_args()
     given.requests = given.requests or (60 if given.quick else 10_000)
     given.seeds = given.seeds or (1 if given.quick else SEEDS)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from benches.policies import short
-from benches.policies.exact import exact_retention
 from benches.policies.traces import Source, engine_room, trace_of
 from kvtrie import BlockManager, Tier
 from kvtrie.model.cost import Cost
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 BOUND = "belady"
 LEAVES = "belady, leaves (ref)"
 BLOCKS = "belady, blocks (ref)"
-EXACT = "retention, exact ghosts"
 # Our policy, and libcachesim's that must find the same.
 CHECKED = {"lru": "LRU", "fifo": "FIFO", "lfu": "LFU"}
 # Policies that libcachesim has and we do not; our default is played next to them.
@@ -88,8 +86,6 @@ def play(job: Job) -> Row:
     if job.policy == BOUND:
         requested = sum(len(request.blocks) for request in requests)
         return Row(*head, None, 100 * most_hits(requests, job.room).hits / requested)
-    if job.policy == EXACT:
-        return Row(*head, *bill(job.source, requests, exact_retention(requests, job.room)))
     if job.policy in {LEAVES, BLOCKS}:
         plan = leaves_first if job.policy == LEAVES else most_hits
         # Requests that do not fit are refused, so they hit no blocks.
