@@ -1,8 +1,8 @@
-"""Evaluation: cells that are measured into a file of records; the same command resumes.
+"""Evaluation: cells that are measured into records; the same command resumes.
 
-A record is one line of JSON, appended as soon as it is measured, so an interrupt loses at most the
-record in progress. Stages are asked for one after another: a later one may choose its cells by the
-records of earlier ones.
+A record is kept as soon as it is measured, so an interrupt loses at most the record in progress;
+an evaluation's is one line of JSON. Stages are asked for one after another: a later one may choose
+its cells by the records of earlier ones.
 Invariant: a key that has a record is not measured again; a line that an interrupt cut off is. Cost:
 one read of the file per run, and what the cells cost.
 """
@@ -11,43 +11,36 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from abc import ABC, abstractmethod
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from benches.core.place import place
 from benches.record import write
-from kvtrie.canvas import INK, figure, save
 from kvtrie.cli.progress import watched
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benches" / "results"
 INTERRUPTED = 130
 WIDTH = 200
-POINT, GOAL = "#1b4f8a", "#c0392b"
 
 Record = TypeVar("Record", bound=Any)
 """A dataclass with a property `key`, and a field `world` if files have records of several."""
 
 Key: TypeAlias = tuple[Any, ...]
-
-
-class Interval(NamedTuple):
-    """A figure and the ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Cell(NamedTuple):
@@ -62,7 +55,54 @@ class Cell(NamedTuple):
     measure: Callable[[list[Key]], Iterable[Any]]
 
 
-class Evaluation(ABC, Generic[Record]):
+class Runner(ABC, Generic[Record]):
+    """Measures the cells that have no record.
+
+    Attributes:
+        by_key: the records that there are, by their keys.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[Key, Record] = {}
+
+    def append(self, record: Record) -> None:
+        """Keep a record."""
+        self.by_key[record.key] = record
+
+    def complete(
+        self, what: str, cells: Iterable[Cell], *, quiet: bool = False, workers: int = 0
+    ) -> None:
+        """Measure the keys of cells that have no record.
+
+        Args:
+            what: the text before the bar.
+            cells: in this order, unless there are workers.
+            quiet: draw no bar.
+            workers: processes; 0 measures in this one.
+        """
+        missing = [
+            (cell, left)
+            for cell in cells
+            if (left := [key for key in dict.fromkeys(cell.keys) if key not in self.by_key])
+        ]
+        if workers:
+            with ProcessPoolExecutor(workers) as pool:
+                running = [pool.submit(_measured, *each) for each in missing]
+                for ended in watched(as_completed(running), what, quiet=quiet, total=len(running)):
+                    for record in ended.result():
+                        self.append(record)
+            return
+        # A single cell draws its own bar, if it takes long.
+        for cell, left in watched(missing, what, quiet=quiet or len(missing) == 1):
+            for record in cell.measure(left):
+                self.append(record)
+
+
+def _measured(cell: Cell, left: list[Key]) -> list[Any]:
+    return list(cell.measure(left))
+
+
+class Evaluation(Runner[Record]):
     """One evaluation: its cases, records and table.
 
     Args:
@@ -72,7 +112,6 @@ class Evaluation(ABC, Generic[Record]):
         name: of the command; records go to `target/NAME.jsonl`.
         record_name: the file in `benches/results` that `--record` writes.
         record: the class of a record.
-        known: the records that there are, by their keys.
         world: the model and sizes; records of another world are left alone.
     """
 
@@ -82,8 +121,8 @@ class Evaluation(ABC, Generic[Record]):
     world: str = ""
 
     def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__()
         self.given = given
-        self.by_key: dict[Key, Record] = {}
 
     @staticmethod
     @abstractmethod
@@ -101,10 +140,6 @@ class Evaluation(ABC, Generic[Record]):
     @abstractmethod
     def show(self, console: Console) -> None:
         """Print the table."""
-
-    @abstractmethod
-    def draw(self, path: Path) -> None:
-        """Write the picture."""
 
     def close(self) -> None:
         """Give back what was opened."""
@@ -139,34 +174,24 @@ class Evaluation(ABC, Generic[Record]):
             file.seek(max(0, file.seek(0, 2) - 1))
             broken = file.read(1) not in {b"", b"\n"}
             file.write(b"\n" * broken + json.dumps(asdict(record)).encode() + b"\n")
-        self.by_key[record.key] = record
+        super().append(record)
 
     def run(self) -> None:
         """Measure every cell that lacks a record."""
         for what, cells in self.stages():
-            missing = [
-                (cell, left)
-                for cell in cells
-                if (left := [key for key in dict.fromkeys(cell.keys) if key not in self.by_key])
-            ]
-            # A single cell draws its own bar, if it takes long.
-            quiet = self.given.json or len(missing) == 1
-            for cell, left in watched(missing, what, quiet=quiet):
-                for record in cell.measure(left):
-                    self.append(record)
+            self.complete(what, cells, quiet=self.given.json)
 
 
-def evaluate(
-    evaluation: type[Evaluation[Any]], about: str, arguments: Sequence[str] | None = None
-) -> int:
+def evaluate(evaluation: type[Evaluation[Any]], arguments: Sequence[str] | None = None) -> int:
     """Measure what is missing, then print all of it.
 
     Args:
         evaluation: which.
-        about: one sentence about it.
         arguments: of the command line.
     """
-    given = _parse(evaluation, about, arguments)
+    import torch  # which policies do without
+
+    given = _parse(evaluation, arguments)
     torch.set_num_threads(given.threads)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
@@ -181,18 +206,17 @@ def evaluate(
                     "command resumes, and --report shows what there is"
                 )
                 return INTERRUPTED
-            return _report(made)
+            return _report(made, torch.__version__)
     except ConfigError as error:
         errors.print(str(error), markup=False)
         return 2
 
 
-def _report(made: Evaluation[Any]) -> int:
+def _report(made: Evaluation[Any], torch: str) -> int:
     given = made.given
     if not made.by_key:
         raise ConfigError(f"{given.results} has no record of {made.world or made.name}")
-    made.draw(given.picture)
-    document = made.document(place() | {"torch": torch.__version__})
+    document = made.document(place() | {"torch": torch})
     if given.record:
         write(RESULTS / made.record_name, document)
     if given.json:
@@ -200,18 +224,16 @@ def _report(made: Evaluation[Any]) -> int:
         return 0
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH, markup=False)
     made.show(console)
-    if given.picture.exists():
-        console.print(f"Picture: {given.picture}")
     return 0
 
 
 def _parse(
-    evaluation: type[Evaluation[Any]], about: str, arguments: Sequence[str] | None
+    evaluation: type[Evaluation[Any]], arguments: Sequence[str] | None
 ) -> argparse.Namespace:
     results = Path("target") / f"{evaluation.name}.jsonl"
+    about = (sys.modules[evaluation.__module__].__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog=f"make {evaluation.name} ARGS=", description=about)
     parser.add_argument("--results", type=Path, default=results, help="default: %(default)s")
-    parser.add_argument("--picture", type=Path, help="default: next to the results")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--quick", action="store_true", help="a random model and few cases")
     parser.add_argument("--record", action="store_true", help="write benches/results too")
@@ -219,7 +241,6 @@ def _parse(
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
     evaluation.options(parser)
     given = parser.parse_args(arguments)
-    given.picture = given.picture or given.results.with_suffix(".png")
     for name, least in parser.get_default("least").items():
         if (value := getattr(given, name)) is not None and value < least:
             parser.error(f"--{name.replace('_', '-')} is {value}: at least {least} wanted")
@@ -236,44 +257,27 @@ def table_of(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iter
     return table
 
 
-def draw_intervals(
-    path: Path,
-    title: str,
-    panels: Mapping[str, Mapping[str, Interval]],
-    *,
-    label: str,
-    goals: Mapping[tuple[str, str], float] | None = None,
-    least: float | None = None,
-) -> None:
-    """Write a picture of intervals.
+def started(module: str, *words: str, python: Path | str = sys.executable) -> Popen[str]:
+    """Start a module that imports the benches; its input and output are pipes."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return Popen(
+        [str(python), "-m", module, *words],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        stdin=PIPE,
+        stdout=PIPE,
+        text=True,
+    )
 
-    Args:
-        path: the file.
-        title: of the picture.
-        panels: by the panel's title and the row's name.
-        label: of the axis of figures, with its unit.
-        goals: by panel and row.
-        least: the left end of the axis; what is below is drawn there.
+
+def lines_of(program: Popen[str]) -> Iterator[dict[str, Any]]:
+    """The lines of JSON that a program prints.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: it has ended, and failed.
     """
-    rows = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    drawn = figure(title, 1.6 + 0.35 * len(rows))
-    axes = drawn.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axis, (panel, figures) in zip(axes, panels.items(), strict=True):
-        for name, found in figures.items():
-            at = rows.index(name)
-            value, low, high = (each if least is None else max(least, each) for each in found)
-            axis.plot([low, high], [at, at], color=POINT, linewidth=1.5)
-            axis.plot([value], [at], "o", color=POINT)
-            if (goal := (goals or {}).get((panel, name))) is not None:
-                axis.plot([goal, goal], [at - 0.3, at + 0.3], color=GOAL, linewidth=2)
-        axis.axvline(0, color=INK, linewidth=0.8)
-        axis.set_title(panel, color=INK, fontsize=11)
-        axis.spines[["top", "right", "left"]].set_visible(False)
-        axis.tick_params(axis="y", length=0)
-    axes[0].set_yticks(range(len(rows)), rows)
-    axes[0].invert_yaxis()
-    drawn.supxlabel(label, color=INK, fontsize=10)
-    save(drawn, path)
+    for line in program.stdout or ():
+        if line.startswith("{"):
+            yield json.loads(line)
+    if program.wait():
+        raise ConfigError(f"the program ended with {program.returncode}; its output is above")

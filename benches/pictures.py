@@ -30,6 +30,7 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "benches/results"
 FIGURES = "Description"  # the text chunk of a PNG that holds its figures
 OURS, OTHER, PLAIN = "#1b4f8a", "#d98c21", "#9a9a9a"
+SERVED = "#c0392b"  # the second policy of a panel with points
 
 
 def first_token(record: dict[str, Any]) -> dict[str, float]:
@@ -192,11 +193,40 @@ def draw_exact_matches(figures: dict[str, list[float]]) -> Figure:
     return drawn
 
 
+def advice(record: dict[str, Any]) -> dict[str, dict[str, list[list[float]]]]:
+    """Blocks of host memory, and shares predicted and found there, by workload and policy."""
+    figures: dict[str, dict[str, list[list[float]]]] = {}
+    for row in record["rows"]:
+        point = [row["host"], *(round(row[what], 4) for what in ("predicted", "found"))]
+        figures.setdefault(row["workload"], {}).setdefault(row["policy"], []).append(point)
+    return figures
+
+
+def draw_advice(figures: dict[str, dict[str, list[list[float]]]]) -> Figure:
+    """Draw predictions as lines and what servers found as points, a panel per workload."""
+    drawn = figure("Tokens found on host: predicted from events, and served", 4.2)
+    panels = drawn.subplots(1, len(figures), squeeze=False)[0]
+    for axes, (workload, policies) in zip(panels, figures.items(), strict=True):
+        for (policy, points), colour in zip(policies.items(), (OURS, SERVED), strict=True):
+            hosts, predicted, found = zip(*points, strict=True)
+            axes.plot(hosts, predicted, "-", color=colour)
+            axes.plot(hosts, found, "o", color=colour, label=policy)
+            axes.set_xticks(hosts)
+        top = max(share for points in policies.values() for _, *pair in points for share in pair)
+        axes.set_title(workload, color=INK, fontsize=11)
+        axes.set_ylim(0, 1.1 * top)
+        axes.set_xlabel("blocks of host memory")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    return drawn
+
+
 PICTURES: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Figure]]] = {
     "first-token": ("engines", first_token, draw_first_token),
     "policies-agents": ("policies", closed_gap, draw_closed_gap),
     "fusion": ("eval_fusion", fusion, draw_fusion),
     "eval-train": ("eval_train", exact_matches, draw_exact_matches),
+    "eval-advise": ("eval_advise", advice, draw_advice),
 }
 """By picture: the record, the figures that are shown, and the function that draws them."""
 

@@ -15,10 +15,8 @@ Cost: ten servers of about a minute on two idle cores.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -27,24 +25,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benches.engines.__main__ import PYTHON
-from benches.evaluation import GOAL, POINT, Cell, Evaluation, evaluate, table_of
+from benches.evaluation import Cell, Evaluation, evaluate, lines_of, started, table_of
 from kvtrie import ModelShape
-from kvtrie.canvas import INK, figure, save
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
+    from subprocess import Popen
 
     from rich.console import Console
 
     from benches.evaluation import Key
 
-ROOT = Path(__file__).parents[2]
 WORKLOADS = {"chats": 8, "agents": 14}
 POLICIES = ("lru", "learned")
 HOSTS = (128, 256)
-SHARES = ("found", "predicted")
 GPU, BLOCK = 81, 32
 POINTS, PERCENT = 2.0, 5.0
 WAIT_S = 60
@@ -138,26 +134,17 @@ class AdviseEvaluation(Evaluation[Record]):
             self.model = self.folder.name
         return self.model
 
-    def start(self, workload: str, *more: str) -> subprocess.Popen[str]:
+    def start(self, workload: str, *more: str) -> Popen[str]:
         """Start servers of a workload."""
-        command = [str(PYTHON), "-m", "benches.eval_advise.server", "--workload", workload]
-        command += ["--model", self.folder_of_model(), "--gpu", str(GPU)]
-        command += ["--turns", str(WORKLOADS[workload] // (2 if self.given.quick else 1)), *more]
-        return subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        words = ["--workload", workload, "--model", self.folder_of_model(), "--gpu", str(GPU)]
+        words += ["--turns", str(WORKLOADS[workload] // (2 if self.given.quick else 1)), *more]
+        return started("benches.eval_advise.server", *words, python=PYTHON)
 
     def served(self, workload: str, keys: list[Key]) -> Iterator[Record]:
         """Answer a workload with kvtrie, one setting after the other."""
         names = [f"{policy}:{host}" for _, policy, host in keys]
-        servers = self.start(workload, "--settings", *names)
         rows: list[dict[str, Any]] = []
-        for row in rows_of(servers):
+        for row in lines_of(self.start(workload, "--settings", *names)):
             if "done" not in row:
                 rows.append(row)
                 continue
@@ -166,14 +153,13 @@ class AdviseEvaluation(Evaluation[Record]):
             count = self.by_key[workload, "", 0].requests
             yield self.counted(rows, count, (workload, policy, int(host)))
             rows = []
-        check_ended(servers)
 
     def listened(self, workload: str, _: list[Key]) -> Iterator[Record]:
         """Answer a workload without kvtrie, and let `kvtrie advise` listen."""
         ports = free_ports(3)
         server = self.start(workload, "--ports", *map(str, ports))
-        if not any("ready" in row for row in rows_of(server)):
-            check_ended(server)
+        printed = lines_of(server)
+        next(row for row in printed if "ready" in row)
         config = json.loads((Path(self.folder_of_model()) / "config.json").read_text())
         block = ModelShape(
             layers=config["num_hidden_layers"],
@@ -183,28 +169,24 @@ class AdviseEvaluation(Evaluation[Record]):
         ).block_bytes(BLOCK)
         # A shell's background jobs ignore SIGINT, and so would advice, which it ends.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        advice = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "kvtrie", "advise", f"tcp://127.0.0.1:{ports[0]}"),
-                *("--replay", f"tcp://127.0.0.1:{ports[1]}"),
-                *("--metrics", f"http://127.0.0.1:{ports[2]}/metrics", "--for", "24h"),
-                *("--bytes-per-token", str(block // BLOCK), "--disk", "0", "--json"),
-                *("--host", ",".join(f"{blocks * block}B" for blocks in HOSTS)),
-            ],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            text=True,
+        advice = started(
+            *("kvtrie", "advise", f"tcp://127.0.0.1:{ports[0]}"),
+            *("--replay", f"tcp://127.0.0.1:{ports[1]}"),
+            *("--metrics", f"http://127.0.0.1:{ports[2]}/metrics", "--for", "24h"),
+            *("--bytes-per-token", str(block // BLOCK), "--disk", "0", "--json"),
+            *("--host", ",".join(f"{blocks * block}B" for blocks in HOSTS)),
         )
         go(server)
         rows: list[dict[str, Any]] = []
-        for row in rows_of(server):
+        for row in printed:
             if "done" in row:
                 break
             rows.append(row)
         advice.send_signal(signal.SIGINT)
         said, _ = advice.communicate(timeout=WAIT_S)
         go(server)
-        check_ended(server)
+        for _ in printed:  # to the end, which raises if the server failed
+            pass
         if advice.returncode:
             raise ConfigError(f"kvtrie advise ended with {advice.returncode}: {said[-300:]}")
         answer = json.loads(said)
@@ -275,56 +257,13 @@ class AdviseEvaluation(Evaluation[Record]):
         }
         console.print(table_of("Advice", columns, self.rows()))
 
-    def draw(self, path: Path) -> None:
-        """Shares found on host over host memory: predicted as lines, served as points."""
-        rows, names = self.rows(), list(WORKLOADS)
-        if not rows:
-            return
-        drawn = figure("Tokens found on host: predicted from events, and served", 4.2)
-        for axis, name in zip(drawn.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-            shares = [row[what] for row in rows if row["workload"] == name for what in SHARES]
-            for policy, colour in zip(POLICIES, (POINT, GOAL), strict=True):
-                some = [row for row in rows if (row["workload"], row["policy"]) == (name, policy)]
-                hosts = [row["host"] for row in some]
-                axis.plot(hosts, [row["predicted"] for row in some], "-", color=colour)
-                axis.plot(hosts, [row["found"] for row in some], "o", color=colour, label=policy)
-            axis.set_title(name, color=INK, fontsize=11)
-            top = 1.1 * max(shares, default=1)
-            axis.set(xlabel="blocks of host memory", xticks=HOSTS, ylim=(0, top))
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.legend(frameon=False)
-        save(drawn, path)
-
 
 def missed(value: float, most: float) -> str:
     """A mark for a figure that is beyond its goal."""
     return "" if abs(value) <= most else ", missed"
 
 
-def environment() -> dict[str, str]:
-    """The variables of a process that imports the benches."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-
-
-def rows_of(server: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    """The lines of JSON that a server prints."""
-    for line in server.stdout or ():
-        if line.startswith("{"):
-            yield json.loads(line)
-
-
-def check_ended(server: subprocess.Popen[str]) -> None:
-    """Wait for the end of a server.
-
-    Raises:
-        ConfigError: it failed.
-    """
-    if server.wait():
-        raise ConfigError(f"the server ended with {server.returncode}; its output is above")
-
-
-def go(server: subprocess.Popen[str]) -> None:
+def go(server: Popen[str]) -> None:
     """Let a server go on."""
     if server.stdin is not None:
         server.stdin.write("\n")
@@ -341,4 +280,4 @@ def free_ports(count: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(evaluate(AdviseEvaluation, (__doc__ or "").partition("\n")[0]))
+    sys.exit(evaluate(AdviseEvaluation))

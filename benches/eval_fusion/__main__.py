@@ -24,26 +24,22 @@ from benches.eval_fusion.cases import FEWEST, KINDS, Sizes, case_of
 from benches.eval_fusion.settings import Record, rows_of
 from benches.eval_fusion.summary import MEAN, choose, line_of
 from benches.eval_fusion.trial import Trial
-from benches.evaluation import Cell, Evaluation, draw_intervals, evaluate, table_of
+from benches.evaluation import Cell, Evaluation, evaluate, table_of
 from kvtrie.demo.model import smollm, tiny
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from benches.eval_fusion.settings import Setting
-    from benches.eval_fusion.summary import Line
-    from benches.evaluation import Interval, Key
+    from benches.eval_fusion.summary import Interval, Line
+    from benches.evaluation import Key
 
 LEGEND = """\
 mean of kinds and each kind: recovered, 1 - KL / KL of plain reuse, with 95 % intervals
 exact, tokens: answers, and their tokens, whose best token is the full prefill's
 cost, computed: CPU time, of the full prefill's; share of all chunks' tokens and layers
 rank: correlation of the monitor's score with -KL"""
-LEAST = -0.25
-"""The left end of the picture's axes."""
-
 SEEDS, QUICK = 16, 2
 
 
@@ -140,25 +136,6 @@ class FusionEvaluation(Evaluation[Record]):
                 name = f"{line.row.name} {_short(line.row.ratio)}"
                 console.print(f"goals of {name}: {', '.join(words)}")
 
-    def draw(self, path: Path) -> None:
-        """Write what each selection recovers, by kind; plain reuse is the zero."""
-        lines = {f"{line.row.name} {line.row.ratio:.2f}": line for line in self.lines()[1:]}
-        if not lines:
-            return
-        panels = {
-            kind: {
-                name: line.recovered[kind] for name, line in lines.items() if kind in line.recovered
-            }
-            for kind in (MEAN, *self.given.kinds)
-        }
-        goals = {
-            (kind, name): goal
-            for name, line in lines.items()
-            for kind, goal in line.row.goals.items()
-        }
-        label = "recovered: 1 - KL / KL of plain reuse, 95 % intervals; red: goal of the lower end"
-        draw_intervals(path, self._title(), panels, label=label, goals=goals, least=LEAST)
-
     def _cells(self, seeds: Sequence[int], settings: Sequence[Setting]) -> list[Cell]:
         by_name = {str(setting): setting for setting in settings}
 
@@ -194,7 +171,7 @@ def _short(number: float) -> str:
 
 def main() -> int:
     """Measure what is missing, then print all of it."""
-    return evaluate(FusionEvaluation, __doc__.partition("\n")[0])
+    return evaluate(FusionEvaluation)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benches.evaluation import Interval
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -25,6 +23,14 @@ RESAMPLES = 2000
 MEAN = "mean"
 FEWEST = 3
 """Cases of which a rank correlation says anything."""
+
+
+class Interval(NamedTuple):
+    """A figure and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 class Line(NamedTuple):

@@ -31,7 +31,7 @@ from rich.console import Console
 
 from benches.eval_fusion.prose import prose
 from benches.eval_selective.beside import Beside, Member
-from benches.evaluation import Cell, Evaluation, Interval, draw_intervals, evaluate, table_of
+from benches.evaluation import Cell, Evaluation, evaluate, table_of
 from kvtrie.demo.model import smollm, tiny
 from kvtrie.errors import ConfigError
 from kvtrie.selective.names import policy_names
@@ -369,17 +369,6 @@ class SelectiveEvaluation(Evaluation[Record]):
         console.print(table_of(self.world, columns, self.rows()))
         console.print(GOALS)
 
-    def draw(self, path: Path) -> None:
-        """Write both kinds at both budgets, exact buffers only."""
-        panels: dict[str, dict[str, Interval]] = {}
-        for row in self.rows():
-            if row["buffers"] == "default":
-                mean, half = row["mean"], row["half"]
-                panel = panels.setdefault(f"{row['kind']}, {row['budget']} of the rows", {})
-                panel[row["policy"]] = Interval(mean, mean - half, mean + half)
-        label = "text: nats above the dense model; facts: share of answers that are right"
-        draw_intervals(path, self.world, panels, label=label)
-
 
 def _name(row: dict[str, Any]) -> str:
     return f"{row['policy']}-{row['buffers']} {row['setting']}"
@@ -387,7 +376,7 @@ def _name(row: dict[str, Any]) -> str:
 
 def main() -> int:
     """Measure what is missing, then print all of it."""
-    return evaluate(SelectiveEvaluation, __doc__.partition("\n")[0])
+    return evaluate(SelectiveEvaluation)
 
 
 if __name__ == "__main__":

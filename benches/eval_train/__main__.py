@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from benches.evaluation import Cell, Evaluation, Interval, draw_intervals, evaluate, table_of
+from benches.evaluation import Cell, Evaluation, evaluate, table_of
 from benches.record import Result, document
 from kvtrie.cli.progress import watched
 from kvtrie.demo.model import Speaker, smollm, tiny
@@ -267,10 +267,6 @@ class TrainEvaluation(Evaluation[Record]):
         }
         console.print(table_of(self.name, columns, rows_of(self.found())))
 
-    def draw(self, path: Path) -> None:
-        """Write the arms' exact matches."""
-        draw(rows_of(self.found()), path)
-
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half of its 95 % interval, in points."""
@@ -299,29 +295,9 @@ def rows_of(found: Sequence[dict[str, Record]]) -> list[Result]:
     ]
 
 
-def draw(rows: Sequence[Result], path: Path) -> None:
-    """Write exact matches of every arm; the last row is a difference and has its own panel."""
-    if not rows:
-        return
-    bars = {
-        row.what: Interval(row.ours, row.ours - row.more["half"], row.ours + row.more["half"])
-        for row in rows
-        if row.ours is not None
-    }
-    last = rows[-1].what
-    panels = {
-        "exact matches under the policy, %": {name: bars[name] for name in bars if name != last},
-        "difference, points": {last: bars[last]},
-    }
-    worth, half = rows[-1].ours, rows[-1].more["half"]
-    title = f"Training under the policy is worth {worth} ± {half} points over a dense cache"
-    goals = {("difference, points", last): GOAL}
-    draw_intervals(path, title, panels, label="with 95 % intervals; red: goal", goals=goals)
-
-
 def main() -> int:
     """Measure what is missing, then print all of it."""
-    return evaluate(TrainEvaluation, __doc__.partition("\n")[0])
+    return evaluate(TrainEvaluation)
 
 
 if __name__ == "__main__":

@@ -11,19 +11,14 @@ Cost: three minutes on two idle cores.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from benches.engines.__main__ import PYTHON, smollm_folder
-from benches.evaluation import Cell, Evaluation, evaluate, table_of
-from kvtrie.errors import ConfigError
+from benches.evaluation import Cell, Evaluation, evaluate, lines_of, started, table_of
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +26,6 @@ if TYPE_CHECKING:
 
     from benches.evaluation import Key
 
-ROOT = Path(__file__).parents[2]
 KINDS = (
     "date in the system prompt",
     "tools reordered",
@@ -115,17 +109,10 @@ class WhyEvaluation(Evaluation[Record]):
     def ask(self, keys: list[Key]) -> Iterator[Record]:
         """Start the servers, and yield a record per break."""
         model = smollm_folder(Console(stderr=True))
-        command = [PYTHON, "-m", "benches.eval_why.server", "--model", model]
-        command += ["--show"] if self.given.show else []
-        command += ["--kinds", *(key[0] for key in keys)]
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        server = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
-        for line in server.stdout or ():
-            if line.startswith("{"):
-                yield Record(**json.loads(line))
-        if server.wait():
-            raise ConfigError(f"the servers ended with {server.returncode}; their output is above")
+        words = ["--show"] if self.given.show else []
+        words += ["--model", model, "--kinds", *(key[0] for key in keys)]
+        for row in lines_of(started("benches.eval_why.server", *words, python=PYTHON)):
+            yield Record(**row)
 
     def rows(self) -> list[Record]:
         """The records, in the order of kinds."""
@@ -156,9 +143,6 @@ class WhyEvaluation(Evaluation[Record]):
         }
         console.print(table_of("Breaks", columns, self.rows()))
 
-    def draw(self, path: Path) -> None:
-        """There is no picture."""
-
 
 if __name__ == "__main__":
-    sys.exit(evaluate(WhyEvaluation, (__doc__ or "").partition("\n")[0]))
+    sys.exit(evaluate(WhyEvaluation))

@@ -18,9 +18,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from benches import tables
+from benches.evaluation import Cell, Runner
 from benches.pages import write_part
 from benches.policies import short
 from benches.policies.cells import (
@@ -46,20 +47,21 @@ from benches.policies.cells import (
     Job,
     Row,
     play,
-    policies,
 )
-from benches.policies.equal import Equal, Share, questions, share_of
+from benches.policies.equal import Share, questions, share_of
 from benches.policies.goals import goals_of
 from benches.policies.show import show
 from benches.policies.traces import AGENTS, COMMON, SEEDS, Source, engine_room, rooms_of, sources
 from benches.record import options
+from kvtrie import BlockManager
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from benches.evaluation import Key
 
 RESULTS = Path(__file__).parents[1] / "results" / "policies.json"
-Key = tuple[str | int, ...]
 COMPARED = ("learned", "lru", "flat", "retention")
 MODES = (
     ("leaf-only", 1),
@@ -158,61 +160,69 @@ def keep(path: Path, rows: list[Row], shares: list[Share]) -> None:
         write_part(tables.page("policies"), "policies", tables.rendered("policies"))
 
 
-def before(path: Path | None) -> dict[Key, Row | Share]:
-    """What a record already has, by the key of its job."""
-    if path is None or not path.exists():
-        return {}
-    record = json.loads(path.read_text())
-    found: list[Row | Share] = [Row(**row) for row in record["rows"]]
-    found += [Share(**share) for share in record["shares"]]
-    return {key_of(one): one for one in found}
+class Table(Runner["Row | Share"]):
+    """All cells, and the record, which is written every minute.
 
+    Args:
+        jobs: rows, in the record's order.
+        asked: shares.
+        path: of the record; None writes none.
+        console: for progress.
+    """
 
-def key_of(one: Job | Equal | Row | Share) -> Key:
-    """Trace, seed, room, structure, tiers, and the policy of a cell."""
-    if isinstance(one, Equal):
-        one = one.lru
-        return (one.source.name, one.source.seed, one.room, one.structure, one.tiers)
-    if isinstance(one, Job):
-        source = one.source
-        return (source.name, source.seed, one.room, one.structure, one.tiers, one.policy)
-    return astuple(one)[: 6 if isinstance(one, Row) else 5]
+    def __init__(
+        self, jobs: Iterable[Job], asked: Iterable[Job], path: Path | None, console: Console
+    ) -> None:
+        super().__init__()
+        cells = [Cell([job.key], partial(_one, play, job)) for job in jobs]
+        cells += [Cell([job.key[:-1]], partial(_one, share_of, job)) for job in asked]
+        self.cells = list({cell.keys[0]: cell for cell in cells}.values())
+        self.path, self.console = path, console
+        self.count = self.left = 0
+        self.begun = self.written = perf_counter()
 
+    def resume(self) -> None:
+        """Read what the record has."""
+        if self.path is not None and self.path.exists():
+            record = json.loads(self.path.read_text())
+            for row in record["rows"]:
+                super().append(Row(**row))
+            for share in record["shares"]:
+                super().append(Share(**share))
 
-def answer(asked: Job | Equal) -> Row | Share:
-    """Play a cell, or find a share."""
-    return share_of(asked) if isinstance(asked, Equal) else play(asked)
+    def play(self, workers: int) -> None:
+        """Play the cells that have no row, seed by seed."""
+        self.left = sum(cell.keys[0] not in self.by_key for cell in self.cells)
+        first = sorted(self.cells, key=lambda cell: cell.keys[0][1])
+        self.complete("Playing", first, quiet=True, workers=workers)
+        self.keep()
 
+    def append(self, record: Row | Share) -> None:
+        """Keep a row or a share, and write the record once a minute."""
+        super().append(record)
+        self.count += 1
+        if perf_counter() - self.written > EVERY_S:
+            self.keep()
 
-def _all(
-    jobs: list[Job | Equal], path: Path | None, console: Console, *, workers: int, resume: bool
-) -> tuple[list[Row], list[Share]]:
-    """Play the jobs, seed by seed, and write the record as they come."""
-    done = before(path) if resume else {}
-    order = {key_of(job): job for job in jobs}
-    left = sorted((key for key in order if key not in done), key=lambda key: key[1])
+    def keep(self) -> None:
+        """Write the record, if it has a file, and say how far it is."""
+        self.written = perf_counter()
+        self.console.print(f"{self.count}/{self.left}, {self.written - self.begun:.0f} s")
+        if self.path is not None:
+            keep(self.path, *self.found())
 
-    def found() -> tuple[list[Row], list[Share]]:
-        known = [done[key] for key in order if key in done]
+    def found(self) -> tuple[list[Row], list[Share]]:
+        """Rows and shares of the cells that are measured."""
+        keys = [cell.keys[0] for cell in self.cells]
+        known = [self.by_key[key] for key in keys if key in self.by_key]
         return (
             [one for one in known if isinstance(one, Row)],
             [one for one in known if isinstance(one, Share)],
         )
 
-    begun = written = perf_counter()
-    with ProcessPoolExecutor(workers) as pool:
-        running = {pool.submit(answer, order[key]): key for key in left}
-        for count, one in enumerate(as_completed(running), 1):
-            done[running[one]] = one.result()
-            now = perf_counter()
-            if now - written > EVERY_S or count == len(left):
-                console.print(f"{count}/{len(left)}, {now - begun:.0f} s")
-                written = now
-                if path is not None:
-                    keep(path, *found())
-    if path is not None:
-        keep(path, *found())
-    return found()
+
+def _one(call: Callable[[Job], Row | Share], job: Job, _: list[Key]) -> list[Row | Share]:
+    return [call(job)]
 
 
 def main() -> int:
@@ -224,7 +234,7 @@ def main() -> int:
     parser.add_argument(
         "--sessions", default=os.environ.get("KVTRIE_SESSIONS"), help="sessions of coding agents"
     )
-    parser.add_argument("--policy", action="append", choices=policies())
+    parser.add_argument("--policy", action="append", choices=BlockManager.policies())
     parser.add_argument("--requests", type=int, help="of a made-up trace (default: 10 000)")
     parser.add_argument("--seeds", type=int, choices=range(1, SEEDS + 1))
     parser.add_argument("--modes", type=int, help="the number of them, leaf-only first")
@@ -243,13 +253,14 @@ def main() -> int:
     given.check = find_spec("libcachesim") is not None
     if not given.check:
         console.print("libcachesim is not installed: the independent check is left out.")
-    jobs: list[Job | Equal] = []
-    for structure, tiers in MODES[: given.modes]:
-        jobs += jobs_of(given, structure, tiers)
-    if not given.quick:
-        played = sources(given.trace, given.sessions, given.seeds, given.requests)
-        jobs += [asked for source in played for asked in questions(source)]
-    rows, shares = _all(jobs, path, console, workers=given.workers, resume=given.resume)
+    jobs = [job for mode in MODES[: given.modes] for job in jobs_of(given, *mode)]
+    played = sources(given.trace, given.sessions, given.seeds, given.requests)
+    asked = [] if given.quick else [job for source in played for job in questions(source)]
+    made = Table(jobs, asked, path, console)
+    if given.resume:
+        made.resume()
+    made.play(given.workers)
+    rows, shares = made.found()
     if given.json:
         sys.stdout.write(text_of(rows, shares))
     else:

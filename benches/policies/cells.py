@@ -14,7 +14,7 @@ import numpy as np
 
 from benches.policies import short
 from benches.policies.traces import Source, engine_room, trace_of
-from kvtrie import BlockManager, Tier
+from kvtrie import Tier
 from kvtrie.model.cost import Cost
 from kvtrie.sim.offline import OfflineHits, leaves_first, most_hits
 from kvtrie.sim.replay import open_manager, replay
@@ -52,6 +52,12 @@ class Job:
     tiers: int
     policy: str
 
+    @property
+    def key(self) -> tuple[str, int, int, str, int, str]:
+        """Of its row."""
+        source = self.source
+        return (source.name, source.seed, self.room, self.structure, self.tiers, self.policy)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -73,19 +79,25 @@ class Row:
     check: float | None = None
     refused: int | None = None
 
+    @property
+    def key(self) -> tuple[str, int, int, str, int, str]:
+        """Trace, seed, room, structure, tiers and policy."""
+        return (self.trace, self.seed, self.room, self.structure, self.tiers, self.policy)
+
 
 def play(job: Job) -> Row:
     """Fill one cell."""
-    head = (job.source.name, job.source.seed, job.room, job.structure, job.tiers, job.policy)
     if job.structure == SHORT:
-        return Row(*head, None, short.hits(job.source.name, job.room, job.source.seed, job.policy))
+        return Row(
+            *job.key, None, short.hits(job.source.name, job.room, job.source.seed, job.policy)
+        )
     if job.structure == "single blocks":
         ours, theirs = singles(job, trace_of(job.source))
-        return Row(*head, None, ours, check=theirs)
+        return Row(*job.key, None, ours, check=theirs)
     requests = trace_of(job.source)
     if job.policy == BOUND:
         requested = sum(len(request.blocks) for request in requests)
-        return Row(*head, None, 100 * most_hits(requests, job.room).hits / requested)
+        return Row(*job.key, None, 100 * most_hits(requests, job.room).hits / requested)
     if job.policy in {LEAVES, BLOCKS}:
         plan = leaves_first if job.policy == LEAVES else most_hits
         # Requests that do not fit are refused, so they hit no blocks.
@@ -93,7 +105,7 @@ def play(job: Job) -> Row:
         fits = [len(path.blocks) <= job.room for path in stored]
         found = iter(plan(list(compress(stored, fits)), job.room).blocks)
         masks = tuple(next(found) if fit else () for fit in fits)
-        return Row(*head, *bill(job.source, requests, OfflineHits(masks)))
+        return Row(*job.key, *bill(job.source, requests, OfflineHits(masks)))
     policy = job.policy.partition(",")[0]
     manager = open_manager(
         _tiers(job, policy),
@@ -106,7 +118,7 @@ def play(job: Job) -> Row:
     size, running = job.source.block_tokens, job.source.running
     played = replay(requests, manager, block_tokens=size, ends=with_ends, running=running)
     found = (100 * played.cost_rate, 100 * played.hit_rate, 100 * played.token_rate)
-    return Row(*head, *found, refused=played.refused)
+    return Row(*job.key, *found, refused=played.refused)
 
 
 def _tiers(job: Job, policy: str) -> list[Tier]:
@@ -174,8 +186,3 @@ def singles(job: Job, requests: list[TraceRequest]) -> tuple[float, float]:
         requested.obj_id = int(block[0])
         others += theirs.get(requested)
     return 100 * ours / len(stream), 100 * others / len(stream)
-
-
-def policies() -> list[str]:
-    """The names of all policies."""
-    return BlockManager.policies()

@@ -25,15 +25,8 @@ LEAST = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
-class Equal:
-    """The question: which share of this job's room does the default policy need."""
-
-    lru: Job
-
-
-@dataclass(frozen=True, slots=True)
 class Share:
-    """The answer: shares of the room of `lru`, for its cost saved and for its hits."""
+    """Shares of the room of `lru`, for its cost saved and for its hits."""
 
     trace: str
     seed: int
@@ -43,18 +36,22 @@ class Share:
     cost: float
     hits: float
 
+    @property
+    def key(self) -> tuple[str, int, int, str, int]:
+        """Trace, seed, room, structure and tiers."""
+        return (self.trace, self.seed, self.room, self.structure, self.tiers)
 
-def questions(source: Source) -> Iterator[Equal]:
+
+def questions(source: Source) -> Iterator[Job]:
     """One line for one tier and one below an engine, in the room in the middle of the trace's."""
     rooms = rooms_of(source)
-    yield Equal(Job(source, rooms[len(rooms) // 2], "leaf-only", 1, "lru"))
+    yield Job(source, rooms[len(rooms) // 2], "leaf-only", 1, "lru")
     below = BELOW_ENGINE[len(BELOW_ENGINE) // 2] * engine_room(source)
-    yield Equal(Job(source, below, ENGINE, 2, "lru"))
+    yield Job(source, below, ENGINE, 2, "lru")
 
 
-def share_of(asked: Equal) -> Share:
-    """Answer a question."""
-    lru = asked.lru
+def share_of(lru: Job) -> Share:
+    """The share of a job's room that the default policy needs."""
     wanted = play(lru)
     played: dict[int, tuple[float, float]] = {}
 
@@ -66,11 +63,7 @@ def share_of(asked: Equal) -> Share:
         return played[room]
 
     return Share(
-        lru.source.name,
-        lru.source.seed,
-        lru.room,
-        lru.structure,
-        lru.tiers,
+        *lru.key[:-1],
         crossing(lambda share: at(share)[0], wanted.cost_saved or 0.0),
         crossing(lambda share: at(share)[1], wanted.hits),
     )
