@@ -5,6 +5,7 @@ PYTHON ?= python3
 ARGS ?=
 OPS ?=
 MINUTES ?= 30
+WORKERS ?= 2
 SCHEDULES ?= 100000
 
 VENV := .venv
@@ -37,9 +38,9 @@ help: ## list the targets
 run: $(BUILT) $(MODEL) ## twelve chats of a real model whose KV does not fit; ARGS="--tiny" for seconds
 	$(BIN)/kvtrie demo $(ARGS)
 
-test: $(BUILT) ## every test of both languages; ARGS="-k name" goes to pytest
+test: $(BUILT) ## every test of both languages, WORKERS=2 at once; ARGS="-k name" goes to pytest
 	PROPTEST_RNG_SEED=1 cargo test --quiet
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 test-deep: $(BUILT) ## full grids of cases that `make test` draws a share of; ARGS goes to pytest
 	PROPTEST_RNG_SEED=1 cargo test --quiet -- --ignored

@@ -22,10 +22,18 @@ from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
 pytestmark = pytest.mark.engine
 
 RESUME = dict.fromkeys(("gemma-3", "gpt-oss"), ResumePoints())  # which `open` would keep together
+FEW = {"gemma-3", "lfm2", "deepseek-v3"}  # windows, states, latent KV
+
+
+def families(names, few=FEW):
+    """Families of which `make test` plays a few."""
+    return [pytest.param(name, marks=[] if name in few else pytest.mark.deep) for name in names]
+
+
 APART = [name for name in FAMILIES if name != "deepseek-v3"]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=families(FAMILIES))
 def name(request):
     return request.param
 
@@ -159,7 +167,7 @@ def test_passes_over_states_end_where_a_state_is_kept_and_nowhere_else(widths):
     executor.close()
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("name", families(APART))
 def test_loads_that_fail_in_any_group_only_shorten_the_match(name):
     model = family(name)
     executor = serve(model, gpu=20, host=200, points=6)
@@ -195,13 +203,7 @@ def test_an_answer_that_is_preempted_goes_on(model):
     executor.close()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in {"gemma-3", "falcon-h1"} else pytest.mark.deep)
-        for name in APART
-    ],
-)
+@pytest.mark.parametrize("name", families(APART, {"gemma-3", "falcon-h1"}))
 def test_chats_go_on_from_disk_and_after_a_restart(name, tmp_path):
     model = family(name)
     states = has_states(model)
@@ -233,7 +235,7 @@ def test_no_room_changes_nothing(model):
     executor.close()
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("name", families(APART))
 def test_what_takes_tokens_back_is_refused(name):
     model = family(name)
     executor = serve(model)

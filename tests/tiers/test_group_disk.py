@@ -45,7 +45,7 @@ def taken_over(world):
     return contents(world, disk.folder)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("groups", MODELS.values(), ids=MODELS)
 def test_a_restart_finds_what_the_files_have_and_each_byte_is_right(groups, seed, tmp_path):
     with World(groups, **ROOM, folder=tmp_path, seed=seed) as world:

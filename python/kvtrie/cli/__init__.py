@@ -1,5 +1,13 @@
 """The command line: `kvtrie demo`, `generate`, `replay`, `sim`, `top`, `disk` and others.
 
+```text
+demo, fuse, profile, calibrate, replay, remote --> output_file      a model's work, timings, traces
+generate, finetune, longcontext --> model, cache, dotted            settings with dotted keys
+disk --> folder --> kept_file --> found                             what a tier left on disk
+top --> view --> scrape      advise --> advice_text      doctor --> control
+replay, disk, advise --> progress
+```
+
 Arguments are parsed here and work is done elsewhere, imported when a command runs.
 Exit status: 0 if all is well, 1 if a verdict failed, 2 for a wrong argument or setting or a file
 that cannot be read, 130 after Ctrl-C. Cost: that of `import kvtrie` until a command runs.

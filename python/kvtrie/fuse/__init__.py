@@ -1,4 +1,13 @@
-"""Fusion of chunks: pieces of text whose KV is computed once and reused at any position."""
+"""Fusion of chunks: pieces of text whose KV is computed once and reused at any position.
+
+```text
+fusor --> store --> fetch, lookup, placement, turns      chunks by content, on all tiers
+  +--> gate --> prefill, rotation      whether and how a question's tokens are computed
+  +--> select --> deviation      which tokens are computed again
+  +--> backing, memory, log, monitor
+controller --> profile --> passes      how many tokens, from measured speeds
+```
+"""
 
 from kvtrie.fuse.context import Chunk, Context
 from kvtrie.fuse.controller import Controller

@@ -1,5 +1,13 @@
 """Operations on paged KV in place: gather, scatter, rotate to other positions, recompute.
 
+```text
+verbs --> call --> launch --> cubin      which device; launches of what `cuda/` compiled to
+  +--> twin, pages                       the same in torch
+attention --> flash --> launch           attention_backward --> flash_backward
+rows, int4, rope, padding, ordered, terms: one operation each
+checks --> formats
+```
+
 `attend` is attention to rows in any order, with the weights that each row was given. Each of the
 others takes one layer of a pool (`Pages`) and a slot per token. On a CUDA device it runs a kernel
 of `cuda/`, compiled at first use; on the CPU it runs the torch twin that says what the kernel

@@ -1,5 +1,13 @@
 """Selective caches: a fixed number of rows per layer and head, kept by what a policy thinks.
 
+```text
+generate --> model --> passes --> steps      a model whose passes are checked first
+               +--> attention, layers --> continuation, park
+               +--> decoder_caches --> names --> policies, small, window, mix, coded, foreign
+policies, small, mix --> attn_weights --> buffered --> buffers, cache      a class per kind of rows
+coded, foreign --> quantiser
+```
+
 Invariant: a selective cache is the state of one request; no plain scope of the trie matches it.
 Cost: memory does not grow with the sequence.
 """

@@ -1,5 +1,14 @@
 """Memory and storage of tiers: one object per tier of a manager, in the manager's order.
 
+```text
+gpu, host, kept --> pool --> conversion --> block_format      addressable memory
+disk, remote        storages: `read` and `write` of layers
+group_pools, group_disk, group_kept --> pool, disk, kept      models of several groups of layers
+keyed_disk, keyed_kept --> key_label, key_order      blocks by the key of an engine
+narrowed, native_parts, engine_pool --> conversion      tiers in fewer bits
+agreement: all tiers of a manager have one form
+```
+
 A tier's bytes are either addressable memory (`Pool`: device or host) or reached by an interface
 that moves layers to and from a pool's memory (`Storage`: a disk or a remote store).
 Invariant: everything here obeys slot numbers that the manager chose and chooses none itself.

@@ -1,5 +1,14 @@
 """Fine-tuning on long contexts with the cache's policy in place.
 
+```text
+run --> lora, head, optimisers
+finetune --> steps --> data         one run: batches, evaluation, snapshots
+   +--> gradients --> cells --> cell         the backward pass, cell by cell
+   |        +--> window_cell, checkpoint, spill, host_pool, residence
+   +--> evaluate, metrics, saved --> files, snapshots
+plan: memory and time before a run
+```
+
 A model learns under the decisions that it will run with: inference by steps, then a backward pass
 by cells that plays them again.
 Invariant: gradients are those of plain autograd under the same decisions. Cost: memory follows the

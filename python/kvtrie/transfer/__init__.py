@@ -1,5 +1,15 @@
 """Carrying out what the manager decided: moves become copied bytes, and copies become completions.
 
+```text
+executor --> runner --> ledger --> schedule --> queue, budget      which job runs next
+   |           |          +--> section, hung, addresses, remote_stores
+   |           +--> carry --> job --> layer_copies, job_state      what a thread does
+   |           +--> outbox --> report
+   +--> claims, prefetch --> deadline_call, feedback, used_blocks
+layerwise --> layer_loads, layer_stores --> stream, connector      copies beside a pass
+dispatch: one manager over several ranks      timed_copies: for profiles
+```
+
 Nothing here chooses a slot, a victim or an order; it only obeys, and reports.
 """
 

@@ -4,9 +4,12 @@
 //! in one [`manager::Manager`]: it decides, the caller executes. The same operations give the same
 //! moves, byte for byte.
 //!
-//! Modules depend on one another in one direction: nouns (`block`, `error`, `group`, `histogram`,
-//! `time`, `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`,
-//! `eviction`, `tier`, `arrival`, `residency`, `private_slots`, `lane`, `cost`, `recurrence`), `policy`, `tiers`, `plan`, `manager`.
+//! ```text
+//! manager --> plan --> tiers --> policy
+//!    +--> trie, scope, eviction, tier, arrival, residency, private_slots, lane, cost, recurrence
+//!            +--> paged_vec, u32_map, paged_slab      structures
+//!                    +--> block, error, group, histogram, time, record, hint, visits      nouns
+//! ```
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,13 @@
 //! kvtrie._kvtrie: the core for Python, conversions only, one file per exposed class but
 //! for plain records.
 //!
+//! ```text
+//! manager, lease, simulation, disk, kept, remote      classes with calls
+//!     +--> tokens, scope, settings, hint, mark, matched      arguments
+//!     +--> plan, moves, stats, histogram, event, miss, record, routing, index      results
+//! shared --> error, number, text, arrays, memory      what each conversion uses
+//! ```
+//!
 //! Invariant: it makes no decisions, and no panic crosses into Python. Cost: one conversion of
 //! arguments and results per call.
 

@@ -4,8 +4,13 @@
 //! takes the time of a copy instead of copying. Time is integer nanoseconds of the trace; costs come
 //! in as integers. Equal runs give equal bytes on every platform and in every build.
 //!
-//! Modules build on each other in one direction: nouns (`event`, `request`, `record`, `call`, `cost`),
-//! `timeline`, `decision`, `transfer`, `machine`, `engine`, `router`, `directory`, `peers`, `simulation`.
+//! ```text
+//! simulation --> router, decision            which machine serves a request
+//!     +--> engine --> cost, record           steps of a machine's batch
+//!     +--> peers --> directory --> machine   blocks of other machines
+//!     +--> machine --> transfer --> timeline, network      a manager, and the time of its copies
+//! event, request, call      nouns
+//! ```
 
 #![forbid(unsafe_code)]
 #![deny(clippy::float_arithmetic)]

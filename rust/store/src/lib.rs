@@ -5,12 +5,14 @@
 //! a restart finds its blocks by its manifest alone. The format, byte by byte:
 //! `docs/design/disk.md`.
 //!
-//! Modules depend on one another in one direction: nouns (`error`, `settings`, `meta`, `claim`,
-//! `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` on `regular`, `ring` and
-//! `threads`, `faults`, `quarantine`, `segment`), indexes (`table`, `scan`, `manifest`), and the
-//! store with its operations (`open`, `read`, `write`, `rows`, `verify`, `gc`). The values of a
-//! shared store are apart: `value` is their format, `value_folder` keeps them in the files of
-//! `value_place`, and `value_gc` removes old ones. So is `kept`, the table of a host pool in shared memory, which needs no device.
+//! ```text
+//! store --> manifest --> scan, table --> frame, page --> meta, pages, settings, claim, error
+//!   |           +--> quarantine --> file, regular
+//!   +--> segment --> system --> ring, threads --> work      or faults, in tests
+//! open, read, write, rows, verify, gc      operations of a store, a file each
+//! value_folder --> value_place, value_gc --> value      values of a shared store
+//! kept      the table of a host pool in shared memory, without a device
+//! ```
 
 mod claim;
 mod device;

@@ -1,5 +1,17 @@
 """vLLM: a KV connector that keeps a server's KV on host and disk.
 
+```text
+connector --> scheduler --> books --> store_moves, running, waiting, hints, events, metrics
+    |             |           +--> native_first, proofs, restored, scope, store_client
+    |             +--> messages, reports --> matching
+    +--> worker --> kv_writer --> learned_views        bytes in vLLM's layout
+    |       +--> rank_store, replicated --> shared_memory, kept_host, age_writer
+    |       +--> step_copies --> device_reports
+    +--> weights --> held_adapters, layout_check, start_options --> excluded      stored KV's name
+disk_tier --> offloading --> board      vLLM's own offloading with our disk below
+version_check --> surface
+```
+
 In the scheduler's process (`scheduler`) it has the manager and decides; in each worker's (`worker`)
 it has the bytes and copies. They exchange `messages`. `connector` is the class that vLLM asks for;
 `plugin` registers its name; `surface` lists all that is used of vLLM.
