@@ -1,4 +1,4 @@
-"""What a user sets: tiers, scopes, hints, resume points, sizes, and how arguments are read.
+"""Settings of a user: tiers, scopes, hints, resume points, sizes, and how arguments are read.
 
 ```text
 tier, hint, resume, scope --> sizes, machine --> argument

@@ -1,4 +1,4 @@
-"""What stored KV is named by: all that a model computes with.
+"""Names of stored KV: digests of all that a model computes with.
 
 ```text
 fingerprint --> code, model_state --> model_fields        of a model of transformers

@@ -1,4 +1,4 @@
-"""What servers share: the start-up line, request hints, the control socket, explanations of misses.
+"""Parts that servers share: the start-up line, request hints, control, explanations of misses.
 
 ```text
 control --> commands --> request_hints        why --> miss_report, top_breakers
