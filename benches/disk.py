@@ -11,7 +11,6 @@ that were written before. Cost: two runs of `--seconds` per pair, and the data o
 
 from __future__ import annotations
 
-import argparse
 import json
 import mmap
 import os
@@ -33,18 +32,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benches.core.place import place
-from benches.record import Result, document, read, write
+from benches.record import Result, document, keep, options
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie._kvtrie import DiskStore
 
-ROOT = Path(__file__).resolve().parent.parent
+OUT = Path(__file__).parent / "results" / "disk.json"
 GOAL = 0.95
 MIB = 1 << 20
 TOKENS = 16
 BATCH = 1024 * MIB  # of a call, at whose end fewer blocks are under way than fio has
 DROP = Path("/proc/sys/vm/drop_caches")
-FROM = "<!-- disk: written by make bench-disk -->"
-TO = "<!-- disk: end -->"
+DATA = 6 << 30  # bytes of each side
+QUICK = 64 * MIB
+WAYS = ("direct", "buffered")
+VERBS = ("read", "write")
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,8 @@ class Shape:
         return self.layers * self.layer_bytes
 
 
-def shapes(depths):
-    """32 MiB is a chunk of 256 tokens of a model with 8 B weights, 1 MiB a block of a small one."""
-    return [
-        Shape("32 MiB", 32, MIB, depths[0]),
-        Shape("1 MiB", 16, 64 * 1024, depths[1]),
-    ]
+# 32 MiB is a chunk of 256 tokens of a model with 8 B weights, 1 MiB a block of a small one.
+SHAPES = (Shape("32 MiB", 32, MIB, 4), Shape("1 MiB", 16, 64 * 1024, 8))
 
 
 def drop_caches():
@@ -122,14 +119,13 @@ class Ours:
         )
         return paged.reshape(batch, shape.layers, shape.layer_bytes)
 
-    def fill(self, advance):
+    def fill(self):
         """Write every block once."""
         slots = np.arange(self.blocks)
         memory = self.memory[0]
         for first in range(0, self.blocks, len(memory)):
             batch = slots[first : first + len(memory)]
             self._call("write", batch, memory, self.shape.depth)
-            advance(len(batch) * self.shape.size)
         self.store.sync()
 
     def _call(self, verb, slots, memory, depth):
@@ -294,42 +290,6 @@ def measure(verb, given, sides, step):
     )
 
 
-def others(rows, path):
-    """Rows of the record that this run did not measure."""
-    played = {row.what for row in rows}
-    return [row for row in read(path)[1] if row.what not in played]
-
-
-def markdown(rows, context):
-    """The table of the docs."""
-    lines = [
-        FROM,
-        "",
-        (
-            f"{context['date'][:10]}, {context['cores']} cores ({context['cpu']}), "
-            f"{context['data_bytes'] >> 30} GiB of data, {context['file_system']}, queue "
-            f"{context['queue']}, {rows[0].more['pairs']} pairs of {rows[0].more['seconds']} s, "
-            f"page cache {'' if rows[0].more['page_cache_dropped'] else 'not '}dropped before each "
-            f"run. Load average, with what this itself puts on: "
-            f"{min(row.more['load'] for row in rows)} to {max(row.more['load'] for row in rows)}."
-        ),
-        "",
-        (
-            "| Blocks | | I/O | Depth | Ours, GB/s | fio, GB/s | Ratio, median (quartiles) "
-            "| Goal | Cores used: ours, fio |"
-        ),
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row.more['size']} | {row.more['verb']} | {row.more['io']} | {row.more['depth']} "
-        f"| {row.ours / 1e9:.2f} | {row.peer / 1e9:.2f} "
-        f"| {row.ratio:.3f} ({row.more['ratio_low']:.3f} to {row.more['ratio_high']:.3f}) "
-        f"| {row.goal or '-'} | {row.more['ours_cpu']:.2f}, {row.more['fio_cpu']:.2f} |"
-        for row in rows
-    ]
-    return "\n".join([*lines, "", TO])
-
-
 def printed(rows):
     """The table of the screen."""
     table = Table("blocks", "", "I/O", title="The disk tier compared with fio")
@@ -365,17 +325,17 @@ def play(given, folder, bar):
     """All cells; their rows, and by what queue ours went."""
     rows: list[Result] = []
     queue = ""
-    cells = list(product(shapes(given.depths), given.io))
-    step = bar.add_task("", total=len(cells) * len(given.verbs) * given.pairs * 2)
+    cells = list(product(SHAPES, WAYS))
+    step = bar.add_task("", total=len(cells) * len(VERBS) * given.pairs * 2)
     for shape, io in cells:
         own = folder / f"{shape.layers}-{io}"
         own.mkdir()
-        ours = Ours(own, shape, given.data_bytes, io)
-        fio = Fio(own, shape, given.data_bytes, io)
+        total = QUICK if given.quick else DATA
+        ours, fio = Ours(own, shape, total, io), Fio(own, shape, total, io)
         bar.update(step, description=f"{shape.name}, {io}: filling")
         fio.fill()
-        ours.fill(lambda _bytes: None)
-        for verb in given.verbs:
+        ours.fill()
+        for verb in VERBS:
             bar.update(step, description=f"{shape.name}, {io}: {verb}")
             sides = (fio, ours)
             rows.append(measure(verb, given, sides, lambda: bar.advance(step)))
@@ -389,22 +349,19 @@ def play(given, folder, bar):
 
 def main():
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--seconds", type=int, default=5, help="of each run")
-    parser.add_argument("--data-bytes", type=int, default=6 << 30, help="of each side")
-    parser.add_argument("--depths", type=int, nargs=2, default=[4, 8], help="at 32 and at 1 MiB")
-    parser.add_argument("--io", nargs="+", default=["direct", "buffered"])
-    parser.add_argument("--verbs", nargs="+", default=["read", "write"])
+    parser = options(__doc__, OUT)
+    parser.add_argument("--pairs", type=int, help="of runs (default: 9)")
+    parser.add_argument("--seconds", type=int, help="of each run (default: 5)")
     parser.add_argument("--folder", type=Path, help="folder of the files; the default is temporary")
-    parser.add_argument("--json", action="store_true", help="print the document, not the table")
-    parser.add_argument("--out", type=Path, default=ROOT / "benches/results/disk.json")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs/benchmarks.md")
     given = parser.parse_args()
+    if given.pairs is None:
+        given.pairs = 1 if given.quick else 9
+    if given.seconds is None:
+        given.seconds = 1 if given.quick else 5
     if shutil.which("fio") is None:
         parser.error("fio is not on the path: it is in your distribution's packages")
-    if min(given.pairs, given.seconds, *given.depths) < 1:
-        parser.error("pairs, seconds and depths are at least 1")
+    if min(given.pairs, given.seconds) < 1:
+        parser.error("pairs and seconds are at least 1")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -416,21 +373,12 @@ def main():
         Progress(*columns, console=Console(stderr=True), transient=True) as bar,
     ):
         context = place() | {
-            "data_bytes": given.data_bytes,
+            "data_bytes": QUICK if given.quick else DATA,
             "pool_bytes": 2 * BATCH,
             "file_system": file_system(folder),
         }
         rows, context["queue"] = play(given, Path(folder), bar)
-    rows = [*rows, *others(rows, given.out)]
-    record = document(context, rows)
-    write(given.out, record)
-    text = given.docs.read_text()
-    if FROM in text:
-        before, after = text.split(FROM)[0], text.split(TO)[1]
-        given.docs.write_text(before + markdown(rows, context) + after)
-    if given.json:
-        sys.stdout.write(json.dumps(record) + "\n")
-    else:
+    if not keep(given, document(context, rows)):
         Console().print(printed(rows))
     return 0
 

@@ -38,7 +38,7 @@ from kvtrie.settings.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvtrie import BlockManager
 
@@ -149,7 +149,7 @@ def costs(
     return {name: round(1e6 * float(np.median(each)), 3) for name, each in times.items()}
 
 
-def of_peers(sizes: list[int], screen: Console) -> list[dict[str, Any]]:
+def of_peers(sizes: Sequence[int], screen: Console) -> list[dict[str, Any]]:
     """Medians of the peers that are installed, at each size up to `PEERS_TO` blocks."""
     there = {name: play for name, play in PEERS.items() if referee.interpreter(play.environment)}
     for name in PEERS.keys() - there.keys():
@@ -220,22 +220,15 @@ def words(size: int) -> str:
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = options(__doc__, ROOT / "benches/results/scaling.json")
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="BLOCKS")
-    parser.add_argument("--crowds", type=int, nargs="+", metavar="NUMBER")
-    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument(
         "--picture", type=Path, help=f"default: {PICTURE.name}, if --out is not given"
     )
     parser.add_argument("--without-peers", action="store_true", help="measure kvtrie alone")
     parser.add_argument("--redraw", action="store_true", help="only draw what --out holds")
     given = parser.parse_args()
-    given.sizes = given.sizes or list(QUICK[0] if given.quick else SIZES)
     given.without_peers |= given.quick
-    given.crowds = given.crowds or list(QUICK[1] if given.quick else crowds.NUMBERS)
     if not (given.quick or given.out):
         given.picture = given.picture or PICTURE
-    if min(given.sizes) < 16 * SEQUENCE:
-        parser.error(f"{min(given.sizes)} blocks: at least {16 * SEQUENCE} are needed")
     return given
 
 
@@ -275,8 +268,9 @@ def main() -> int:
     if given.redraw:
         picture(json.loads((given.out or given.default_out).read_text()), given.picture or PICTURE)
         return 0
-    sizes, screen = sorted(given.sizes), Console(stderr=True)
-    draw, measured, where = np.random.default_rng(given.seed), [], place()
+    sizes, numbers = QUICK if given.quick else (SIZES, crowds.NUMBERS)
+    screen = Console(stderr=True)
+    draw, measured, where = np.random.default_rng(SEED), [], place()
     worst = Worst()
     gc.freeze()
     for size in track(sizes, "Filling", console=screen, transient=True):
@@ -286,7 +280,7 @@ def main() -> int:
         del managed, stored
     beside = [
         {"beside": number, **crowds.costs(number)}
-        for number in track(sorted(given.crowds), "Crowds", console=screen, transient=True)
+        for number in track(numbers, "Crowds", console=screen, transient=True)
     ]
     document: dict[str, Any] = {
         "context": where | {"policy": DEFAULT_POLICY, "sequence_blocks": SEQUENCE},

@@ -110,6 +110,35 @@ def results(name: str) -> Callable[[dict[str, Any]], str]:
     return render
 
 
+def disk(record: dict[str, Any]) -> str:
+    """Blocks of both sizes, read and written, next to fio's."""
+    about, rows = record["place"], record["rows"]
+    more = [row["more"] for row in rows]
+    loads = [each["load"] for each in more]
+    head = (
+        f"{about['date'][:10]}, {about['cores']} cores ({about['cpu']}), "
+        f"{about['data_bytes'] >> 30} GiB of data, {about['file_system']}, queue "
+        f"{about['queue']}, {more[0]['pairs']} pairs of {more[0]['seconds']} s, "
+        f"page cache {'' if more[0]['page_cache_dropped'] else 'not '}dropped before each "
+        f"run. Load average, with what this itself puts on: {min(loads)} to {max(loads)}."
+    )
+    table = grid(
+        "Blocks | | I/O | Depth | Ours, GB/s | fio, GB/s | Ratio, median (quartiles) "
+        "| Goal | Cores used: ours, fio",
+        [
+            (
+                *(f"{row['more'][name]}" for name in ("size", "verb", "io", "depth")),
+                *(f"{row[side] / 1e9:.2f}" for side in ("ours", "peer")),
+                "{:.3f} ({ratio_low:.3f} to {ratio_high:.3f})".format(row["ratio"], **row["more"]),
+                f"{row['goal'] or '-'}",
+                "{ours_cpu:.2f}, {fio_cpu:.2f}".format(**row["more"]),
+            )
+            for row in rows
+        ],
+    )
+    return f"{head}\n\n{table}"
+
+
 def engines(record: dict[str, Any]) -> str:
     """First tokens by server, and the ratios with their goals."""
     servers = [
@@ -280,6 +309,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
         for name in ("core", "transfer", "fusion", "selective", "train", "sim", "hybrid", "remote")
     },
     "reproductions": results("reproductions"),
+    "disk": disk,
     "engines": engines,
     "scaling": scaling,
     "formats": formats,

@@ -1,7 +1,7 @@
 """The kernels and copies on a CUDA device: one table, in minutes; `--json` for scripts.
 
-Without a device it says so and measures nothing. `--rehearse` runs every part with small sizes on
-the CPU, to prove this program; its figures mean nothing.
+Without a device it says so and measures nothing. `--quick` runs every part with small sizes on the
+CPU, to prove this program; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ def main() -> int:
     parser = options(__doc__)
     parser.add_argument(
         "--only", action="append", choices=["bandwidth", "link", "overlap", "attention"]
-    )
-    parser.add_argument(
-        "--rehearse", dest="quick", action="store_true", help="as --quick: small sizes on the CPU"
     )
     given = parser.parse_args()
     if not torch.cuda.is_available() and not given.quick:
