@@ -241,7 +241,7 @@ def _roots() -> list[tuple[str | None, Path]]:
     """Folders of code with the package that each is, inner ones first; None for many packages."""
     names = {"purelib": None, "platlib": None, "stdlib": "python"}
     paths = [(name, Path(sysconfig.get_path(path)).resolve()) for path, name in names.items()]
-    return [("kvtrie", Path(__file__).resolve().parents[1]), *paths]
+    return [("kvtrie", Path(__file__).resolve().parents[2]), *paths]
 
 
 @functools.cache
