@@ -90,7 +90,7 @@ BENCHES = [
     ("reproductions.__main__", "", set()),
     ("hybrid.__main__", "", {"core three groups: per request"}),
     pytest.param("fusion", "", {"prefix reuse", "fusion, disk"}, marks=pytest.mark.engine),
-    pytest.param("selective.__main__", "", {"attend, geometric mean"}, marks=LINUX),
+    pytest.param("selective.__main__", "", {"attend, geometric mean"}, marks=[LINUX, DEEP]),
     pytest.param(
         "train.__main__", "", {"step 4 L", "checkpoints of 8 bits, 16 L"}, marks=[LINUX, DEEP]
     ),
