@@ -2685,7 +2685,6 @@ class Simulation:
         | None = None,
         *,
         best: int = 0,
-        tell: Callable[..., object] | None = None,
     ) -> None:
         """Play requests to their end; other threads run Python during it.
 
@@ -2707,10 +2706,9 @@ class Simulation:
                 the requests there that have not ended. The regret is the cost of the chosen one
                 less the least.
             best: number of other machines reported, the best ones first.
-            tell: former name of `on_record`, for one release.
 
         Raises:
-            ConfigError: a request that arrives before the one above it, or no `on_record`.
+            ConfigError: a request that arrives before the one above it.
         """
 
     @property

@@ -42,15 +42,6 @@ def test_every_selection_computes_its_share_and_lowers_the_error(select):
     assert apart[1] != apart[0]
 
 
-def test_the_former_name_of_rank_layers_warns():
-    _, decoder = decoder_of()
-    with pytest.warns(DeprecationWarning, match="rank_layers"):
-        fusor = Fusor(decoder, heed=(1, 3))
-    assert fusor._rank_layers == (1, 3)
-    with pytest.raises(ConfigError, match="one of them"):
-        Fusor(decoder, heed=(1,), rank_layers=(1,))
-
-
 @pytest.mark.parametrize("prefix", [(), tuple(range(1, 12))])
 def test_through_a_store_it_is_what_it_is_from_memory(prefix):
     model, decoder = decoder_of()

@@ -14,13 +14,6 @@ def test_settings_that_are_not_given_have_their_defaults():
     assert Settings.read({"use_layerwise": True, "deadline_s": 2}).deadline_s == 2.0
 
 
-def test_layerwise_is_another_name_of_use_layerwise():
-    for name in ("layerwise", "use_layerwise"):
-        assert Settings.read({name: True}) == Settings(use_layerwise=True)
-    with pytest.raises(ConfigError, match="give one of them"):
-        Settings.read({"layerwise": True, "use_layerwise": True})
-
-
 def test_tiers_are_read_with_sizes_as_json_writes_them(tmp_path):
     rows = [
         {"kind": "host", "bytes": 8e9},
@@ -84,7 +77,7 @@ def test_ranks_divide_the_sizes_of_a_server(tmp_path, monkeypatch):
             "needs a path",
         ),
         ({"policy": "best"}, "best"),
-        ({"layerwise": 1}, "use_layerwise"),
+        ({"use_layerwise": 1}, "use_layerwise"),
         ({"deadline_s": 0}, "deadline_s"),
     ],
 )

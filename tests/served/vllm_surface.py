@@ -67,15 +67,6 @@ def test_a_signature_takes_what_vllm_gives():
         assert {one.name for one in wanted} <= taken, name
 
 
-def test_the_old_name_of_the_scheduler_warns():
-    from kvtrie.engines.vllm import KvtrieConnector
-
-    connector = object.__new__(KvtrieConnector)
-    connector._scheduler = scheduler = object()
-    with pytest.warns(DeprecationWarning, match="half is deprecated: use scheduler"):
-        assert connector.half is scheduler
-
-
 @pytest.mark.skipif(VERSIONS[-1] != MINOR, reason="the stubs are those of the newest version")
 def test_the_stubs_are_what_is_installed():
     assert stubs.committed("vllm") == stubs.written("vllm")

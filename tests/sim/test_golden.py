@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrie.errors import ConfigError
-from kvtrie.sim import requests
 from kvtrie.sim.config import config_of
-from kvtrie.sim.readers.lines import Skipped
 from kvtrie.sim.run import open_simulation
 
 FOLDER = Path(__file__).parents[2] / "rust/sim/tests/golden"
@@ -84,16 +81,3 @@ def test_a_run_is_the_one_on_file(name):
         f"calls {digest(simulation, RUNS[name].get('machines', 1)):016x}",
     ]
     assert seen == (FOLDER / f"{name}.txt").read_text().splitlines()
-
-
-def test_the_former_names_of_a_simulation_warn():
-    config = config_of({**SETTINGS, **RUNS["continuous"]}, FOLDER)
-    with pytest.warns(DeprecationWarning, match="on_record"):
-        open_simulation(config).run([(0, range(16), 16, 1, None)], tell=print)
-    for given in ({}, {"tell": print, "on_record": print}):
-        with pytest.raises(ConfigError, match="give one of them"):
-            open_simulation(config).run([], **given)
-    with pytest.warns(DeprecationWarning, match="RequestRow"):
-        assert requests.Asked is requests.RequestRow
-    with pytest.warns(DeprecationWarning, match="parsed"):
-        assert Skipped().kept == 0

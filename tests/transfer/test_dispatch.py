@@ -141,15 +141,6 @@ def test_a_failed_move_takes_along_what_waits_for_it_and_a_hung_one_reports_twic
     manager.audit()
 
 
-def test_the_former_name_of_on_reports_warns():
-    manager, dispatch, lease, down = full()
-    with pytest.warns(DeprecationWarning, match="on_reports"):
-        assert not dispatch.tell(0, [MoveReport(tuple(down))], 1)
-    lease.release(now=1)
-    assert len(ids_of(dispatch.take(1))) == 2
-    manager.audit()
-
-
 class Cluster:
     """Ranks in which a block's bytes are a number made of its tokens."""
 

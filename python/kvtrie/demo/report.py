@@ -128,7 +128,7 @@ def read_report(path: Path) -> Report:
                 str(name): _grid(texts, layers, len(tiers))
                 for name, texts in fields["sessions"].items()
             },
-            groups=_groups(fields.get("groups", {}), layers),
+            groups=_groups(fields["groups"], layers),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path} is a broken report of kvtrie: {error!r}") from error
@@ -139,7 +139,7 @@ def _texts(where: NDArray[np.int8]) -> list[str]:
 
 
 def _groups(given: dict[str, Any], layers: int) -> dict[str, int]:
-    """Parse a layer of each group; a report of an earlier version has none."""
+    """Parse a layer of each group."""
     groups = {str(name): int(layer) for name, layer in given.items()}
     if any(not 0 <= layer < layers for layer in groups.values()):
         raise ValueError(f"groups of layers {sorted(groups.values())} of {layers}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -144,7 +143,6 @@ class Fusor:
         reserve: tokens after the query to make room for at once; otherwise room grows with every
             pass.
         seed: of what is drawn.
-        heed: former name of `rank_layers`, for one release.
 
     Raises:
         ConfigError: an unknown way, ratios that are not from 0 to 1 or that rise, layers that the
@@ -164,14 +162,8 @@ class Fusor:
         monitor: Monitor | None = None,
         reserve: int = 0,
         seed: int = 0,
-        heed: Sequence[int] | None = None,
     ) -> None:
         layers = decoder.layers
-        if heed is not None:
-            if rank_layers is not None:
-                raise ConfigError("heed is the former name of rank_layers: give one of them")
-            warnings.warn("Fusor's heed is rank_layers", DeprecationWarning, stacklevel=2)
-            rank_layers = heed
         self.decoder = decoder
         self.store = None if store is None else instance("store", store, CacheStore)
         self.controller = controller

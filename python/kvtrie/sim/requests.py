@@ -6,7 +6,6 @@ Cost: one pass over the file, of which one line is held; see the readers for wha
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
     from kvtrie.sim.readers.lines import Skipped
 
 __all__ = ["RequestRow", "block_requests", "trace_requests"]
-
-
-def __getattr__(name: str) -> object:
-    """Give `RequestRow` by its former name, `Asked`, for one release."""
-    if name == "Asked":
-        warnings.warn("Asked is RequestRow", DeprecationWarning, stacklevel=2)
-        return RequestRow
-    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 def trace_requests(

@@ -8,7 +8,6 @@ when it comes. Cost: array operations over the moves of a call, a step per move 
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -111,17 +110,6 @@ class Dispatch:
             if report.layers_done is None:
                 self._end(ids, bit)
         return failed | self._lose(failed)
-
-    def tell(self, rank: int, reports: Iterable[MoveReport], now: int) -> set[int]:
-        """Call `on_reports` by its former name, which the next release removes.
-
-        Args:
-            rank: as of `on_reports`.
-            reports: as of `on_reports`.
-            now: as of `on_reports`.
-        """
-        warnings.warn("Dispatch.tell is on_reports", DeprecationWarning, stacklevel=2)
-        return self.on_reports(rank, reports, now)
 
     def cancel(self, ids: Collection[int], now: int, why: str) -> int:
         """Take back moves that no rank has: those that wait, and those still to be handed out.

@@ -241,9 +241,6 @@ policies! {
     learned => |_| Box::new(learned::Learned::default());
 }
 
-/// Names that earlier versions knew.
-const REMOVED: [&str; 5] = ["arc", "gdsf", "hazard", "lirs", "s3fifo"];
-
 /// The names that [`by_name`] knows.
 pub const NAMES: &[&str] = &{
     let mut names = [""; TABLE.len()];
@@ -274,9 +271,6 @@ pub fn check(name: &str) -> Result<()> {
 fn find(name: &str) -> Result<Make> {
     match TABLE.iter().find(|(known, _)| *known == name) {
         Some((_, make)) => Ok(*make),
-        None if REMOVED.contains(&name) => Err(Error::config(format!(
-            "policy '{name}' was removed: choose 'learned', which adapts as it did, or 'lru'"
-        ))),
         None => Err(Error::config(format!(
             "there is no policy '{name}', choose one of {}",
             NAMES.join(", ")

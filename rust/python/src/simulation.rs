@@ -23,7 +23,6 @@ use kvtrie_sim::router::RoundRobin;
 use kvtrie_sim::simulation::{Config, Simulation as Run};
 use kvtrie_sim::timeline::{Span, Track};
 use kvtrie_sim::transfer::{Mode, Transfer};
-use pyo3::exceptions::PyDeprecationWarning;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -228,25 +227,16 @@ impl Simulation {
     }
 
     /// Plays a trace to its end.
-    #[pyo3(signature = (requests, on_record=None, decide=None, *, best=0, tell=None))]
+    #[pyo3(signature = (requests, on_record, decide=None, *, best=0))]
     fn run(
         &self,
         requests: &Bound<'_, PyAny>,
-        on_record: Option<&Bound<'_, PyAny>>,
+        on_record: &Bound<'_, PyAny>,
         decide: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::best)] best: usize,
-        tell: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let py = requests.py();
-        let report = match (on_record, tell) {
-            (Some(report), None) => report.as_unbound(),
-            (None, Some(report)) => {
-                let warning = py.get_type::<PyDeprecationWarning>();
-                PyErr::warn(py, &warning, c"Simulation.run's tell is on_record", 1)?;
-                report.as_unbound()
-            }
-            _ => return Err(bad("on_record is wanted; tell is its former name: give one of them")),
-        };
+        let report = on_record.as_unbound();
         let requests = requests.try_iter()?.unbind();
         let decide = decide.map(Bound::as_unbound);
         let mut run = self.take()?;

@@ -8,7 +8,6 @@ Cost: attribute look-ups.
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import vllm
@@ -124,14 +123,6 @@ class KvtrieConnector(KVConnectorBase_V1):
         if self._scheduler is None:
             raise ConfigError("vLLM has not brought the workers' handshake to the scheduler")
         return self._scheduler
-
-    @property
-    def half(self) -> SchedulerConnector:
-        """Deprecated name of `scheduler`."""
-        warnings.warn(
-            "KvtrieConnector.half is deprecated: use scheduler", DeprecationWarning, stacklevel=2
-        )
-        return self.scheduler
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Take in what the workers' tiers are, by pipeline stage and tensor-parallel rank."""

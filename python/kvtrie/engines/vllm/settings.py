@@ -156,7 +156,7 @@ class Settings:
                 folder that cannot be written, or a secret that cannot be read.
         """
         instance("kv_connector_extra_config", extra or {}, Mapping)
-        given = _renamed(dict(extra or {}))
+        given = dict(extra or {})
         _check_keys("kv_connector_extra_config", given, KEYS)
         words = {
             "policy": tuple(BlockManager.policies()),
@@ -224,15 +224,6 @@ def _calibrated(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("calibration") is not None:
         read["calibration"] = folder("calibration", given["calibration"])
     return read
-
-
-def _renamed(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings with `use_layerwise` under its name, where its former name is given."""
-    if "layerwise" in given:
-        if "use_layerwise" in given:
-            raise ConfigError("layerwise is another name of use_layerwise: give one of them")
-        given["use_layerwise"] = given.pop("layerwise")
-    return given
 
 
 def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:

@@ -7,7 +7,6 @@ counted and left out. Cost: one line is held.
 from __future__ import annotations
 
 import logging
-import warnings
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -70,12 +69,6 @@ class Skipped:
     def __init__(self) -> None:
         self.lines = self.parsed = 0
         self.first: ConfigError | None = None
-
-    @property
-    def kept(self) -> int:
-        """The former name of `parsed`, for one release."""
-        warnings.warn("Skipped.kept is parsed", DeprecationWarning, stacklevel=2)
-        return self.parsed
 
     def add(self, error: ConfigError) -> None:
         """Count one."""

@@ -5,7 +5,7 @@
 use std::cmp::Ordering;
 
 use super::sample::{TestCache, facts, order};
-use super::{Entry, Facts, NAMES, Needs, REMOVED, by_name};
+use super::{Entry, Facts, NAMES, Needs, by_name};
 use crate::cost::CostModel;
 use crate::error::{Error, Result};
 
@@ -144,14 +144,6 @@ fn values_are_compared_exactly() -> Result<()> {
 fn an_unknown_name_is_refused_with_the_known_ones() {
     let Err(Error::Config(message)) = by_name("random", true) else { panic!("not refused") };
     assert!(message.contains("'random'") && NAMES.iter().all(|name| message.contains(name)));
-}
-
-#[test]
-fn a_removed_name_is_refused_with_its_successors() {
-    for name in REMOVED {
-        let Err(Error::Config(message)) = by_name(name, true) else { panic!("not refused") };
-        assert!(["'learned'", "'lru'", name].iter().all(|part| message.contains(part)));
-    }
 }
 
 #[test]
