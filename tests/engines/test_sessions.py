@@ -11,7 +11,7 @@ import torch
 
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.engines.sessions import Sessions
-from kvtrie.errors import ConfigError
+from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 
@@ -318,3 +318,15 @@ def test_of_a_chunk_the_full_blocks_are_stored_and_counted():
         assert not len(found.holes)
     with pytest.raises(ConfigError, match="no tokens"):
         sessions.put("a", 2, [], {})
+
+
+def test_a_chunk_that_does_not_fit_stores_nothing():
+    executor = serve(gpu=4)
+    sessions = Sessions(executor)
+    kv = {layer: tuple(torch.zeros(2, 6 * SIZE, 2, 4)) for layer in range(SHAPE.layers)}
+    with pytest.raises(NoSpaceError):
+        sessions.put("a", 0, list(range(6 * SIZE)), kv)
+    with pytest.raises(ConfigError, match="no session"):
+        sessions.get("a", 0, 0)
+    assert executor.manager.stats().blocks == 0
+    executor.manager.audit()

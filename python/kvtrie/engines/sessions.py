@@ -9,7 +9,7 @@ whole conversation, `get` only looks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,14 +75,6 @@ class Gathered:
     holes: NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class _Conversation:
-    """All that is known of a conversation: its tokens, and how many blocks it will have."""
-
-    tokens: list[int] = field(default_factory=list[int])
-    blocks: int | None = None
-
-
 class Sessions:
     """Conversations as growing rows of full blocks.
 
@@ -102,7 +94,7 @@ class Sessions:
         self._manager = executor.manager
         self._pool = pool
         self._scope = scope
-        self._conversations: dict[str, _Conversation] = {}
+        self._conversations: dict[str, tuple[list[int], int | None]] = {}  # tokens, session_blocks
 
     def put(
         self,
@@ -117,8 +109,7 @@ class Sessions:
     ) -> int:
         """Store blocks: the next ones of a conversation, or again such as were dropped.
 
-        Of a last block that is not full nothing is stored. Each block is stored by itself: when
-        one raises, those before it are stored.
+        Of a last block that is not full nothing is stored.
 
         Args:
             session: name of the conversation.
@@ -142,77 +133,81 @@ class Sessions:
             NoSpaceError: the conversation does not fit on the first tier.
             TransferError: a move that it awaits hangs.
         """
-        size, count = self._manager.block_tokens, len(tokens)
-        if not count:
-            raise ConfigError(f"block {block} of session {session!r} has no tokens")
-        for layer, both in kv.items():
-            if wrong := [len(each) for each in both if len(each) != count]:
-                raise ConfigError(f"layer {layer} has K or V of {wrong[0]} tokens, {count} given")
-        full = count - count % size
-        for at in range(0, full, size):
-            rows = slice(at, at + size)
-            mine = {layer: (keys[rows], values[rows]) for layer, (keys, values) in kv.items()}
-            before = None if context is None else context + at
-            self._put(
-                session, block + at // size, tokens[rows], mine, session_blocks, before, layers
+        stored, announced = self._conversations.get(session, ([], None))
+        start, path = self._path(session, block, stored, tokens, kv)
+        if (context not in (None, start)) or (layers not in (None, self._pool.layers)):
+            raise ConfigError(
+                f"block {block} of session {session!r} has {start} tokens before it and "
+                f"{self._pool.layers} layers, not {context} and {layers}"
             )
-        return full
+        blocks = announced if session_blocks is None else session_blocks
+        size, now = self._manager.block_tokens, self._executor.clock
+        with self._lease(session, path, blocks) as lease:
+            rows = self._missing(lease, start, len(path))
+            if absent := [layer for layer, at in enumerate(rows) if len(at) and layer not in kv]:
+                raise ConfigError(f"block {block} lacks K and V of layers {absent}")
+            # A load that failed may have taken the room along.
+            while (lease.room or 0) < (fresh := len(path) - lease.matched):
+                lease.reserve(fresh, now=now())
+                self._executor.wait(lease)
+            units = self._pool.table(lease.slots(0))
+            for layer, at in enumerate(rows):
+                if len(at):
+                    written = [each[at - start] for each in kv[layer]]
+                    self._pool.scatter(units[layer, at // size], at % size, *written)
+            lease.commit(path[lease.matched :], now=now())
+        self._conversations[session] = (max(stored, path, key=len), blocks)
+        self._executor.poll()
+        return len(path) - start
 
-    def _put(  # noqa: PLR0917 - as `put` has them
+    def _path(
         self,
         session: str,
         block: int,
+        stored: list[int],
         tokens: Sequence[int],
         kv: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
-        session_blocks: int | None,
-        context: int | None,
-        layers: int | None,
-    ) -> None:
-        """Store one full block."""
+    ) -> tuple[int, list[int]]:
+        """Return where the block starts, and all tokens up to the last full block after it.
+
+        Raises:
+            ConfigError: the tokens cannot be there, or K and V are not of them.
+        """
+        if not len(tokens):
+            raise ConfigError(f"block {block} of session {session!r} has no tokens")
+        for layer, both in kv.items():
+            if wrong := [len(each) for each in both if len(each) != len(tokens)]:
+                raise ConfigError(
+                    f"layer {layer} has K or V of {wrong[0]} tokens, {len(tokens)} given"
+                )
         size = self._manager.block_tokens
-        before_it = self._conversations.get(session) or _Conversation()
-        stored = before_it.tokens
         start = block * size
         if not 0 <= start <= len(stored):
             raise ConfigError(
                 f"block {block} is not the next one: session {session!r} has "
                 f"{len(stored) // size} blocks of {size}"
             )
-        path = [*stored[:start], *tokens]
-        if start < len(stored) and path != stored[: start + size]:
+        path = [*stored[:start], *tokens[: len(tokens) - len(tokens) % size]]
+        if path[: len(stored)] != stored[: len(path)]:
             raise ConfigError(f"block {block} of session {session!r} has other tokens")
-        if (context not in (None, start)) or (layers not in (None, self._pool.layers)):
-            raise ConfigError(
-                f"block {block} of session {session!r} has {start} tokens before it and "
-                f"{self._pool.layers} layers, not {context} and {layers}"
+        return start, path
+
+    def _missing(self, lease: Lease, start: int, end: int) -> list[torch.Tensor]:
+        """Return the positions from `start` to `end` that are to be written, of each layer.
+
+        Raises:
+            ConfigError: positions before `start` are missing.
+        """
+        before = int((lease.plan.recompute() < start).sum()) + max(0, start - lease.matched)
+        if before:
+            raise ConfigError(f"{before} tokens before token {start} are dropped: put them")
+        fresh = np.arange(lease.matched, end)
+        return [
+            torch.as_tensor(
+                np.concatenate([lease.plan.recompute(layer), fresh]), device=self._pool.device
             )
-        blocks = before_it.blocks if session_blocks is None else session_blocks
-        with self._lease(session, path, blocks) as lease:
-            missing = lease.plan.recompute()
-            before = int((missing < start).sum()) + max(0, start - lease.matched)
-            if before:
-                raise ConfigError(f"{before} tokens before block {block} are dropped: put them")
-            fresh = lease.matched <= start
-            wanted = [
-                layer
-                for layer in range(self._pool.layers)
-                if fresh or len(lease.plan.recompute(layer))
-            ]
-            if absent := [layer for layer in wanted if layer not in kv]:
-                raise ConfigError(f"block {block} lacks K and V of layers {absent}")
-            # A load that failed may have taken the room along.
-            while fresh and (lease.room or 0) < size:
-                lease.reserve(size, now=self._executor.clock())
-                self._executor.wait(lease)
-            offsets = torch.arange(size, device=self._pool.device)
-            units = self._pool.table(lease.slots(0))[:, block]
-            for layer in wanted:
-                self._pool.scatter(units[layer].expand(size), offsets, *kv[layer])
-            lease.commit(list(tokens) if fresh else [], now=self._executor.clock())
-        self._conversations[session] = _Conversation(
-            path if start == len(stored) else stored, blocks
-        )
-        self._executor.poll()
+            for layer in range(self._pool.layers)
+        ]
 
     def end(self, session: str) -> None:
         """Forget a conversation that is over: blocks that no other one needs are evicted first.
@@ -233,8 +228,7 @@ class Sessions:
         Raises:
             ConfigError: there is no such session, block or layer.
         """
-        conversation, size = self._conversation(session), self._manager.block_tokens
-        tokens = conversation.tokens
+        (tokens, announced), size = self._conversation(session), self._manager.block_tokens
         blocks = len(tokens) // size
         if not (0 <= block < blocks and 0 <= layer < self._pool.layers):
             raise ConfigError(
@@ -261,7 +255,7 @@ class Sessions:
             keys=keys,
             values=values,
             context=block * size,
-            session_blocks=max(blocks, conversation.blocks or 0),
+            session_blocks=max(blocks, announced or 0),
             layers=self._pool.layers,
             last_access=access,
             tier=tier,
@@ -278,11 +272,10 @@ class Sessions:
             NoSpaceError: the conversation does not fit on the first tier.
             TransferError: a move that it awaits hangs.
         """
-        conversation = self._conversation(session)
-        tokens = conversation.tokens
+        tokens, announced = self._conversation(session)
         if not 0 <= layer < self._pool.layers:
             raise ConfigError(f"layer {layer}: the model has {self._pool.layers}")
-        with self._lease(session, tokens, conversation.blocks) as lease:
+        with self._lease(session, tokens, announced) as lease:
             missing = np.zeros(len(tokens), dtype=bool)
             missing[lease.plan.recompute(layer)] = True
             missing[lease.matched :] = True
@@ -296,7 +289,7 @@ class Sessions:
             whole[at] = part
         return Gathered(keys, values, holes)
 
-    def _conversation(self, session: str) -> _Conversation:
+    def _conversation(self, session: str) -> tuple[list[int], int | None]:
         if session not in self._conversations:
             raise ConfigError(f"there is no session {session!r}")
         return self._conversations[session]
