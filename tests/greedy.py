@@ -180,7 +180,6 @@ REQUIRED = {
         "saw_lane": {"lane": "gpu read", "busy_ns": 1},
         "sessions": {},
         "set_costs": {"ids": [], "costs": []},
-        "set_lane": {"lane": Lane("gpu read", 1e9)},
         "snapshot": {},
         "stats": {},
         "take_events": {},

@@ -332,7 +332,6 @@ def test_bad_tokens_are_named(given, said):
         (lambda m: m.mark([1], 0, present=1, now=0), "present is 1"),
         (lambda m: m.hint(5, now=0), "hints are 5"),
         (lambda m: m.hint(["keep"], now=0), "a hint is a Retain.* not 'str'"),
-        (lambda m: m.set_lane("up"), "a lane is 'up', a Lane"),
         (lambda m: m.set_costs([1], 5, now=0), "costs are 5"),
         (lambda m: m.set_costs([1], ["dear"], now=0), "cost 0 is 'dear'"),
         (lambda _: Index(5), "rows are 5"),

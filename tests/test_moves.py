@@ -414,15 +414,3 @@ def test_a_flush_copies_down_what_stands_only_above():
     manager.complete(manager.moves().id, now=3)
     assert len(manager.index(now=3)) == 2
     assert manager.flush(now=4) == 0
-
-
-def test_a_lane_takes_another_speed():
-    lane = Lane("up", bytes_per_s=MODEL.block_bytes(4) * 1_000_000)
-    manager = BlockManager(
-        MODEL, [Tier("gpu", blocks=4), Tier("host", blocks=4, read=lane)], block_tokens=4
-    )
-    assert manager.transmit("up", 4, now=0).end == 1000
-    manager.set_lane(Lane("up", bytes_per_s=lane.bytes_per_s * 2, latency_ns=7))
-    assert manager.transmit("up", 4, now=1000).end == 1507
-    with pytest.raises(ConfigError, match="there is no lane 'down'"):
-        manager.set_lane(Lane("down", bytes_per_s=1))

@@ -421,19 +421,6 @@ class BlockManager:
             ConfigError: there is no lane of that name, or the model has fewer layers.
         """
 
-    def set_lane(self, lane: Lane) -> None:
-        """Set the measured bandwidth and latency of a lane, for all predictions from now on.
-
-        Queued transmissions keep their predicted times; lanes of one name are one; `shares` stays
-        as it was.
-
-        Args:
-            lane: its name, its bandwidth and its latency.
-
-        Raises:
-            ConfigError: there is no lane of that name.
-        """
-
     def saw_lane(self, lane: str, *, busy_ns: int) -> None:
         """Count time in which a lane was busy, for `LaneStats.busy_ns`.
 

@@ -42,7 +42,7 @@ class Time:
 
 
 class Paced:
-    """A storage that is as fast as its tier's `io_budget` allows."""
+    """A storage of a given speed."""
 
     def __init__(self, time):
         self.time = time
@@ -71,7 +71,7 @@ def store(monkeypatch):
     tiers = [
         Tier("gpu", blocks=64),
         Tier("host", blocks=64),
-        Tier("disk", blocks=256, io_budget=8 * GB, read=Lane("disk read", 8e9)),
+        Tier("disk", blocks=256, read=Lane("disk read", 8e9)),
     ]
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE, policy="lru")
     pools = [*open_pools(SHAPE, tiers, SIZE)[:DISK], disk]
@@ -86,8 +86,7 @@ def store(monkeypatch):
 
 
 def limit(store, rate):
-    """Let the disk's budget change, and the device with it."""
-    store.executor.set_io_budget(DISK, rate)
+    """Give the disk another speed."""
     store.executor.pools[DISK].rate = rate
 
 
@@ -270,6 +269,3 @@ def test_what_cannot_be_is_refused(store):
         Controller(profile(), None)
     with pytest.raises(ConfigError, match="profile is 'kv"):
         Controller("kvtrie.toml", store)
-    for budget in ((3, 1), (DISK, 0)):
-        with pytest.raises(ConfigError):
-            store.executor.set_io_budget(*budget)

@@ -15,7 +15,7 @@ def test_a_lane_learns_what_its_copies_show():
     slow = Lane("up", bytes_per_s=1e6)
     tiers = [Tier("gpu", blocks=4), Tier("host", blocks=40, read=slow)]
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
-    executor = Executor(manager, open_pools(SHAPE, tiers, SIZE), workers=0, learn=True)
+    executor = Executor(manager, open_pools(SHAPE, tiers, SIZE), workers=0)
     feedback = executor.feedback
 
     @dataclass
@@ -32,8 +32,6 @@ def test_a_lane_learns_what_its_copies_show():
     learned = feedback.lanes()["up"]
     assert learned.bytes_per_s == pytest.approx(1024 / 2 * 1e9, rel=1e-3)
     assert learned.latency_ns == pytest.approx(1_000_000, rel=1e-2)
-    sent = manager.transmit("up", 4, now=now)
-    assert sent.end - now == pytest.approx(1_000_000, rel=0.01)
     for size in (4 << 20, 8 << 20, 2 << 20, 16 << 20) * 20:  # as a GPU reports: 2 ms, 1 ns per KiB
         feedback.took(Copy(), size, 2_000_000 + size // 1024)
     learned = feedback.lanes()["up"]
@@ -59,9 +57,8 @@ def test_predicted_and_seen_times_are_recorded():
         kv = store(executor, tokens, 1)
         store(executor, prompt(2, 6), 2)
         executor.drain()
-        assert executor.feedback.error_ns() is None
+        assert not executor.feedback.layers
         retrieved(engine, tokens, kv)
         sights = list(executor.feedback.layers)
         assert [sight.layer for sight in sights] == list(range(LAYERS))
         assert all(sight.predicted_ns > 0 for sight in sights)
-        assert executor.feedback.error_ns() is not None

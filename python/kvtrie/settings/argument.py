@@ -43,7 +43,6 @@ __all__ = [
 MOST_NAME = 2**16 - 1
 """Most bytes of a name, a salt or a digest."""
 
-PAIR = 2
 _PAIR = 2
 _SHORT_BITS = 300
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

@@ -37,11 +37,6 @@ class Budget:
         """Whether any tier has a budget."""
         return any(self._rates)
 
-    def set(self, tier: int, rate: int | None) -> None:
-        """Give a tier another budget; what has started by the old one is over with it."""
-        self._rates[tier] = rate
-        self._free[tier] = 0
-
     def free_at(self, job: Job) -> int:
         """From when on a background job may start, in nanoseconds; a demanded one always may."""
         if not self.limited or job.urgency == 0:

@@ -15,8 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.settings.argument import whole
-from kvtrie.settings.sizes import size
 from kvtrie.tiers import (
     BlockFormat,
     GroupDisk,
@@ -135,7 +133,6 @@ class Executor:
         progress: called from the worker's thread whenever moves get further or end, well or not;
             those that were reported failed at their deadline, when they end. Its first exception
             is logged.
-        learn: give each lane the bandwidth and latency that its copies show, from then on.
 
     Attributes:
         runner: the threads that copy.
@@ -160,14 +157,13 @@ class Executor:
         layers_per_report: int = 8,
         moves_per_job: int = 64,
         progress: Callable[[Progress], None] | None = None,
-        learn: bool = False,
     ) -> None:
         given = [pool for pool in pools if pool is not None]
         if len(given) != len(manager.tiers):
             raise ConfigError(f"{len(given)} pools given for {len(manager.tiers)} tiers")
         _look(manager, given)
         self.manager = manager
-        self.feedback = Feedback(manager, learn=learn)
+        self.feedback = Feedback(manager)
         self.runner = Runner(
             given,
             tiers=manager.tiers,
@@ -258,23 +254,6 @@ class Executor:
         with self._section:
             self._ledger.take()
             return self.runner.cancel(ids)
-
-    def set_io_budget(self, tier: int, bytes_per_s: int | str | None) -> None:
-        """Give a tier another `io_budget`, from now on.
-
-        Args:
-            tier: index of the tier.
-            bytes_per_s: bytes per second that background copies may take, also as "500MB"; None
-                does not limit them.
-
-        Raises:
-            ConfigError: no such tier, or a budget below 1.
-        """
-        whole("tier", tier, 0, len(self.pools) - 1)
-        rate = None if bytes_per_s is None else size("io_budget", bytes_per_s)
-        with self._section:
-            self._ledger.schedule.budget.set(tier, rate)
-            self._section.notify_all()
 
     def prefetch(
         self,

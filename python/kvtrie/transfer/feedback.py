@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvtrie.errors import ClosedError, InvariantError
 
 if TYPE_CHECKING:
-    from kvtrie import BlockManager, Lane, Tier
+    from kvtrie import BlockManager, Lane
     from kvtrie.transfer.job import Job
 
 __all__ = ["Feedback", "Sight"]
@@ -54,36 +54,32 @@ class _Sums:
     """
 
     lane: Lane
-    tier: Tier
     running: int = 0
     since: int = 0
     counted_to: int = 0
     copies: int = 0
     bytes: int = 0
-    periods: float = 0.0
     cc: float = 0.0
     cb: float = 0.0
     bb: float = 0.0
     ct: float = 0.0
     bt: float = 0.0
 
-    def close(self, now: int) -> bool:
-        """End a busy period; return whether it is large enough to count."""
+    def close(self, now: int) -> None:
+        """End a busy period and add it."""
         copies, size, took = self.copies, self.bytes, now - self.since
         self.copies, self.bytes, self.since = 0, 0, now
-        return self.add(copies, size, took)
+        self.add(copies, size, took)
 
-    def add(self, copies: int, size: int, took: int) -> bool:
-        """Add one period: copies, bytes and nanoseconds; return whether it is large enough."""
+    def add(self, copies: int, size: int, took: int) -> None:
+        """Add one period: copies, bytes and nanoseconds; too few bytes are left out."""
         if took <= 0 or size < _BYTES:
-            return False
+            return
         self.cc = _KEEP * self.cc + copies * copies
         self.cb = _KEEP * self.cb + copies * size
         self.bb = _KEEP * self.bb + size * size
         self.ct = _KEEP * self.ct + copies * took
         self.bt = _KEEP * self.bt + size * took
-        self.periods = _KEEP * self.periods + 1.0
-        return True
 
     def fit(self) -> Lane:
         """Return the lane with the fitted speed; with equal periods the latency stays declared."""
@@ -103,14 +99,12 @@ class Feedback:
 
     Args:
         manager: the manager.
-        learn: whether the manager's lanes take the measured speeds.
 
     Attributes:
         layers: the last layers that were waited for, with their predicted and their real times.
     """
 
     manager: BlockManager
-    learn: bool = False
     layers: deque[Sight] = field(default_factory=lambda: deque[Sight](maxlen=_LAYERS))
     _lanes: dict[str, _Sums] = field(default_factory=dict[str, _Sums])
     _ways: dict[tuple[int, int, bool], _Sums] = field(
@@ -144,15 +138,13 @@ class Feedback:
             sums.bytes += brought
         if sums.running and sums.copies < _COPIES:
             return
-        if sums.close(now):
-            self._teach(sums)
+        sums.close(now)
 
     def took(self, job: Job, size: int, ns: int) -> None:
         """Count bytes that a GPU stream copied, one copy after another, and the time they took."""
         sums = self._sums(job)
         self._busy(sums, ns)
-        if sums.add(1, size, ns):
-            self._teach(sums)
+        sums.add(1, size, ns)
 
     def saw(self, sight: Sight) -> None:
         """A layer is there."""
@@ -160,28 +152,16 @@ class Feedback:
 
     def lanes(self) -> dict[str, Lane]:
         """Return the lanes that were measured, with their fitted speeds."""
-        return {name: sums.fit() for name, sums in self._lanes.items() if sums.periods}
-
-    def error_ns(self) -> float | None:
-        """Mean of seen minus predicted over the last layers; None if there were none."""
-        if not self.layers:
-            return None
-        return sum(one.seen_ns - one.predicted_ns for one in self.layers) / len(self.layers)
+        return {name: sums.fit() for name, sums in self._lanes.items() if sums.bb}
 
     def _busy(self, sums: _Sums, ns: int) -> None:
         with suppress(ClosedError, InvariantError):  # the report that follows says so
             self.manager.saw_lane(sums.lane.name, busy_ns=max(0, ns))
 
-    def _teach(self, sums: _Sums) -> None:
-        if self.learn and sums.periods > 2:  # noqa: PLR2004 - of two unknowns
-            lane = sums.tier.pace(sums.fit(), self.manager.model, self.manager.block_tokens)
-            self.manager.set_lane(lane)
-
     def _sums(self, job: Job) -> _Sums:
         way = (*job.tiers, job.store)
         sums = self._ways.get(way)
         if sums is None:
-            lower = self.manager.tiers[max(job.tiers)]
-            lane = lower.lanes()[1 if job.store else 0]
-            sums = self._ways[way] = self._lanes.setdefault(lane.name, _Sums(lane, lower))
+            lane = self.manager.tiers[max(job.tiers)].lanes()[1 if job.store else 0]
+            sums = self._ways[way] = self._lanes.setdefault(lane.name, _Sums(lane))
         return sums

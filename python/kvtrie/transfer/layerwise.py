@@ -103,7 +103,6 @@ class LayerwiseEngine:
         load: the stream of loads.
         store: the stream of stores.
         layerwise_retrievers: a generator per request of the batch that runs.
-        layerwise_storers: empty; `save_kv_layer` needs no generators.
 
     Raises:
         ConfigError: the first tier has no memory.
@@ -124,7 +123,6 @@ class LayerwiseEngine:
         self.load = Stream("kvtrie-load", pool.device)
         self.store = Stream("kvtrie-store", pool.device)
         self.layerwise_retrievers: list[Generator[int]] = []
-        self.layerwise_storers: list[Generator[int | Committed]] = []
         self._batch: list[Request] = []
         self._loads: list[LayerLoads] = []
         self._single_loads: set[LayerLoads] = set()

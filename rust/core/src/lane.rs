@@ -107,16 +107,6 @@ impl Lanes {
         self.lanes.iter().position(|lane| lane.spec.name == name)
     }
 
-    /// Sets bandwidth and latency of all lanes of a name; returns whether there is one.
-    pub fn set(&mut self, name: &str, bytes_per_s: u64, latency_ns: Nanos) -> bool {
-        let mut found = false;
-        for lane in self.lanes.iter_mut().filter(|lane| lane.spec.name == name) {
-            (lane.spec.bytes_per_s, lane.spec.latency_ns) = (bytes_per_s, latency_ns);
-            found = true;
-        }
-        found
-    }
-
     /// Adds measured busy time to all lanes of a name; returns whether there is one.
     pub fn saw(&mut self, name: &str, busy: Nanos) -> bool {
         let mut found = false;
@@ -243,16 +233,6 @@ mod tests {
         assert_eq!((third.end, lanes.free_at(lane)), (505, 505));
         assert_eq!((lanes.predicted(lane), lanes.bytes(lane)), (105 + 25 + 5, 120));
         assert_eq!(lanes.waited(lane), 115 - 11);
-    }
-
-    #[test]
-    fn a_lane_that_learns_keeps_its_queue() {
-        let mut lanes = Lanes::default();
-        let lane = lanes.add(spec("up", 1_000_000_000, 5, None));
-        assert_eq!(lanes.transmit(lane, 100, 0, 1).end, 105);
-        assert!(lanes.set("up", 500_000_000, 7));
-        assert_eq!(lanes.transmit(lane, 100, 0, 1).end, 105 + 207);
-        assert!(!lanes.set("down", 1, 0));
     }
 
     #[test]

@@ -244,19 +244,6 @@ impl Manager {
         Ok(self.lanes.transmit(id, bytes, now, layers))
     }
 
-    /// Sets a lane's measured bandwidth and latency for all later predictions; transmissions that
-    /// are queued keep their times.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if no lane has that name.
-    pub fn set_lane(&mut self, lane: &str, bytes_per_s: u64, latency_ns: Nanos) -> Result<()> {
-        self.open()?;
-        if self.lanes.set(lane, bytes_per_s, latency_ns) {
-            return Ok(());
-        }
-        Err(Error::config(format!("there is no lane '{lane}'")))
-    }
-
     /// Counts nanoseconds in which a lane was seen busy.
     ///
     /// # Errors

@@ -173,13 +173,12 @@ class Removed:
     kept: int
 
 
-def collect(url: RemoteUrl, *, now: float | None = None, stale_s: float = _STALE_S) -> Removed:
+def collect(url: RemoteUrl, *, now: float | None = None) -> Removed:
     """Remove expired values and stale staging files of a folder that others may be using.
 
     Args:
         url: the folder; without its option `ttl` no value expires.
         now: seconds of the wall clock; None is now.
-        stale_s: age from which a staging file is stale.
 
     Raises:
         ConfigError: no such folder, or one that is no store of kvtrie's.
@@ -190,7 +189,7 @@ def collect(url: RemoteUrl, *, now: float | None = None, stale_s: float = _STALE
     expired, staged, size, kept = ValueFolder.collect(
         folder_of(url),
         expired=None if ttl is None else _ns(now - ttl),
-        stale=_ns(now - stale_s),
+        stale=_ns(now - _STALE_S),
     )
     return Removed(expired, staged, size, kept)
 

@@ -354,13 +354,6 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         tier.arena.drained(by);
     }
 
-    /// Whether moves read or write a slot of the first tier which no block has.
-    #[must_use]
-    pub fn is_touched(&self, at: usize, slot: Slot) -> bool {
-        let touched = self.groups.as_ref().map(|groups| &groups.0[0].touched);
-        touched.is_some_and(|touched| touched.contains_key(&(number(at), slot)))
-    }
-
     /// Takes this slot of a group, the first included, for a block that will be there. Returns whether
     /// it was free.
     pub fn claim_slot(&mut self, tier: TierId, group: usize, slot: Slot) -> bool {

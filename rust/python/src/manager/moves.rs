@@ -10,7 +10,6 @@ use crate::manager::{BlockManager, Times};
 use crate::moves::{Move, Moves};
 use crate::number::{self, BusyTime, Layers, LayersDone, Limit, Now, shown};
 use crate::record::{Failed, Transmission};
-use crate::settings;
 use crate::text::{reason, text};
 
 #[pymethods]
@@ -89,14 +88,6 @@ impl BlockManager {
         let lane = text(lane, "lane")?;
         let sent = self.shared.call(py, |manager| manager.transmit(lane, tokens, now.0, layers))?;
         Ok(sent.into())
-    }
-
-    /// Reports the measured speed of a lane.
-    fn set_lane(&self, lane: &Bound<'_, PyAny>) -> PyResult<()> {
-        let spec = settings::lane(lane)?;
-        self.shared.call(lane.py(), |manager| {
-            manager.set_lane(&spec.name, spec.bytes_per_s, spec.latency_ns)
-        })
     }
 
     /// Counts time in which a lane was busy.
