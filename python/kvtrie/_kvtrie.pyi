@@ -163,10 +163,10 @@ class BlockManager:
                 `set_costs` gives it per block; until then the default applies.
             structure: "leaf-only" keeps every cached prefix whole; "holes" lets any block go and
                 has the engine recompute it. A scope may have its own.
-            drop_order: layers of a last copy that leave first: the first ones with "shallow", the
-                last ones with "seed".
+            drop_order: for operators: layers of a last copy that leave first: the first ones with
+                "shallow", the last ones with "seed".
             token_weight: real tokens for each given one; above 1 for traces of block hashes.
-            machine: this machine's number.
+            machine: for operators: this machine's number, a label of metrics.
             ranks: tensor-parallel ranks, 1 to 64; a move is done when all have reported it.
             events: how many events are remembered for `take_events`.
             events_of: which events: "evictions" with reason and cause, or by "residency" all layers
@@ -174,11 +174,12 @@ class BlockManager:
                 machines. These cost a hash per block.
             eviction_log: how many evictions are kept for `evictions`, up to 1 048 576; each costs
                 about 200 bytes, and an eviction about a microsecond. 0 keeps none.
-            reuse: whether policies that may count uses do: `retention` multiplies its cost by them,
-                and remembers them of blocks that are gone, in 8 bytes per block of the tiers.
-            epsilon: policies of the form cost / idle round costs down to classes `1 + epsilon`
-                apart, 0 to 1; a victim's value is at most that factor above the smallest one, by
-                default 1/64. With 0 victims are exact.
+            reuse: for operators: whether policies that may count uses do: `retention` multiplies
+                its cost by them, and remembers them of blocks that are gone, in 8 bytes per block
+                of the tiers.
+            epsilon: for operators: policies of the form cost / idle round costs down to classes
+                `1 + epsilon` apart, 0 to 1; a victim's value is at most that factor above the
+                smallest one, by default 1/64. With 0 victims are exact.
             objective: what policies by value save: the "cost" of computing blocks again, or "hits",
                 where every block is worth the same and prices are not read. Every tier's policy
                 must have values then: `learned`, `retention`, `flat`, `weighted`.

@@ -99,14 +99,16 @@ class Tier:
             allocates and names by `Lease.bind`; "none" if there are no bytes.
         write: when blocks are copied to the next tier: "back" when they are evicted or ahead of
             need, "through" as soon as they are there, "never".
-        admit_after: uses before a block is worth a copy to the next tier.
-        free_low: below this share of free or clean slots, or of pages where groups of layers are
-            kept apart, blocks are written down ahead of need; 0 means 0.25 above a remote tier with
-            a path, for which eviction never waits.
-        growth_reserve: this share is kept for running decodes; `acquire` leaves it free.
-        retained_share: at most this share of the blocks is retained by hints, see
+        admit_after: for operators: uses before a block is worth a copy to the next tier.
+        free_low: for operators: below this share of free or clean slots, or of pages where groups
+            of layers are kept apart, blocks are written down ahead of need; 0 means 0.25 above a
+            remote tier with a path, for which eviction never waits.
+        growth_reserve: for operators: this share is kept for running decodes; `acquire` leaves it
+            free.
+        retained_share: for operators: at most this share of the blocks is retained by hints, see
             `kvtrie.settings.hint`.
-        io_budget: bytes per second that background copies may take; None does not limit them.
+        io_budget: for operators: bytes per second that background copies may take; None does not
+            limit them.
         read: the lane that loads blocks from here; None takes the kind's default: 2 TB/s
             for gpu, 12 GB/s and 10 us for host, 2 GB/s and 100 us for disk, 1 GB/s and 1 ms
             for remote.
@@ -120,12 +122,12 @@ class Tier:
             of the process, "fsync" the loss of power.
         io: "direct" moves a disk's bytes between device and memory without the system's page
             cache, where the file system allows it; "buffered" uses the cache.
-        workers: threads of the storage of a disk or remote tier, which no other tier waits for;
-            None is 2 for disk and 4 for remote.
-        write_limit: bytes of writes to a remote tier that may be in flight, at least one block;
-            None is an eighth of host memory.
-        trust_s: seconds for which a remote block that was found is used without asking again;
-            None is 60.
+        workers: for operators: threads of the storage of a disk or remote tier, which no other tier
+            waits for; None is 2 for disk and 4 for remote.
+        write_limit: for operators: bytes of writes to a remote tier that may be in flight, at least
+            one block; None is an eighth of host memory.
+        trust_s: for operators: seconds for which a remote block that was found is used without
+            asking again; None is 60.
         lookup: "all" asks the remote store for blocks of other processes; "local" uses only those
             that this process wrote or read. None is "all".
         secret_file: a file with the secret that keys a remote store's names and checksums.
