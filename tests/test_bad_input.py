@@ -342,7 +342,7 @@ def test_bad_tokens_are_named(given, said):
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], policy=3), "policy is 3"),
         (
             lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], policy="arc"),
-            "policy 'arc' was removed: choose 'learned', which adapts as it did, or 'lru'",
+            "there is no policy 'arc', choose one of",
         ),
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], reuse="no"), "reuse is 'no'"),
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], epsilon="0"), "epsilon is '0'"),
