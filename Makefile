@@ -50,7 +50,7 @@ test-wheel: $(LOCKED) ## the wheel: its tags and size, and what runs where it st
 	$(BIN)/pytest tests/wheel.py $(ARGS)
 
 bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kvtrie`
-	cargo bench -p kvtrie-core
+	cargo bench -p kvtrie-bench
 	$(BIN)/pytest benches --benchmark-enable --benchmark-columns=min,median,stddev,rounds $(ARGS)
 	$(BIN)/python -m benches.import_time
 
@@ -141,7 +141,7 @@ lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contrac
 	$(BIN)/python tests/words.py --check
 
 fuzz: $(BUILT) ## six million random operations in Rust (OPS=100000000 sets it), a hundred thousand through Python, and mutations
-	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
+	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test all fuzz:: -- --ignored --nocapture
 	PROPTEST_CASES=100000 cargo test -p kvtrie-store --lib value::
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest tests/test_state_machine.py -s --timeout=7200 $(ARGS)
 	$(BIN)/python tests/mutations.py
@@ -158,7 +158,7 @@ fuzz-sanitize: ## three threads at the lock under ThreadSanitizer, on the stable
 fuzz-coverage: ## share of lines and branches of the core that a short fuzz run takes; needs cargo-llvm-cov
 	@if cargo llvm-cov --version >/dev/null 2>&1; then \
 	    RUSTC_BOOTSTRAP=1 KVTRIE_FUZZ_OPS=$(or $(OPS),200000) cargo llvm-cov --branch -p kvtrie-core \
-	        --test fuzz --ignore-filename-regex '/tests/' -- --ignored; \
+	        --test all --ignore-filename-regex '/tests/' -- --ignored fuzz::; \
 	else echo "coverage: not run, there is no cargo-llvm-cov"; fi
 
 faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong blocks; ARGS="--cases 500"

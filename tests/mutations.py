@@ -37,7 +37,7 @@ class Mutation:
         file: Below `src`.
         old: A text that is there once.
         new: What it becomes.
-        suite: The test binary that should notice.
+        suite: The module of the integration tests that should notice, or `lib` for the unit tests.
     """
 
     title: str
@@ -216,7 +216,7 @@ def failures(folder: Path, suite: str) -> list[str]:
     if cargo is None:
         message = "cargo is not on the path"
         raise SystemExit(message)
-    which = ["--lib"] if suite == "lib" else ["--test", suite]
+    which = ["--lib"] if suite == "lib" else ["--test", "all", f"{suite}::"]
     command = [cargo, "test", "--offline", "-p", "kvtrie-core", *which, "--no-fail-fast"]
     env = {**os.environ, "CARGO_TARGET_DIR": str(TARGET / "mutated"), "RUST_BACKTRACE": "0"}
     # Random cases, but the same ones for every mutation.

@@ -295,11 +295,11 @@ def test_every_row_of_the_core_has_one_name_a_driver_and_every_goal_a_row():
     names = [row.what for game in GAMES for row in game.rows]
     assert len(names) == len(set(names))
     assert set(GOALS) <= set(names)
-    manifest = tomllib.loads((ROOT / "rust/core/Cargo.toml").read_text())
+    manifest = tomllib.loads((ROOT / "rust/bench/Cargo.toml").read_text())
     for bench, _, figures in rust.BENCHES.values():
         assert bench in {each["name"] for each in manifest["bench"]}
         assert set(figures) <= set(names)
-        source = (ROOT / f"rust/core/benches/{bench}.rs").read_text()
+        source = (ROOT / f"rust/bench/{bench}.rs").read_text()
         for identifier, *_ in figures.values():
             group = identifier.replace("1/64", "1:64").split("/")[0].replace("1:64", "1/64")
             assert f'"{group}"' in source, (bench, identifier)

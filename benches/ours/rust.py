@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("what", choices=BENCHES)
     given = parser.parse_args()
     bench, only, wanted = BENCHES[given.what]
-    command = ("cargo", "bench", "--quiet", "-p", "kvtrie-core", "--bench", bench, "--", only)
+    command = ("cargo", "bench", "--quiet", "-p", "kvtrie-bench", "--bench", bench, "--", only)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     folder = target()
     for what, (pattern, unit, factor) in wanted.items():

@@ -5,15 +5,14 @@
 //! plays. `KVTRIE_DIGESTS=record` records them again, only for a change that is meant to decide
 //! differently; its commit says why.
 
-mod world;
-
 use std::fmt::Write;
 use std::path::Path;
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::manager::{Event, Move, Settings};
 use kvtrie_core::policy::NAMES;
-use world::{Raw, World, mixed, settings};
+
+use crate::world::{Raw, World, mixed, settings};
 
 const OPS_PER_WORLD: usize = 200;
 const FEW: usize = 10_000 / OPS_PER_WORLD;
@@ -131,7 +130,7 @@ fn compare(at: usize, counts: &[usize]) {
     assert!(
         changed.is_empty(),
         "moves or evictions have changed under {}. If that is meant: KVTRIE_DIGESTS=record \
-         cargo test -p kvtrie-core --test digests -- --ignored, and say why in the commit",
+         cargo test -p kvtrie-core --test all digests:: -- --ignored, and say why in the commit",
         changed.join(", ")
     );
 }

@@ -3,17 +3,13 @@
 //! `KVTRIE_FUZZ_OPS` sets how many, `KVTRIE_FUZZ_SEED` the first world. The first ten million are
 //! checked after every operation, the others after every 64th.
 
-mod bytes;
-mod group_story;
-mod rig;
-mod world;
-
 use std::time::Instant;
 
-use group_story::{Step, Story};
 use kvtrie_core::manager::Settings;
 use kvtrie_core::policy::NAMES;
-use world::{Mix, Raw, World, engines, mixed, settings, shared};
+
+use crate::group_story::{Step, Story, drawn};
+use crate::world::{Mix, Raw, World, engines, mixed, settings, shared};
 
 const OPS_PER_WORLD: u64 = 200;
 
@@ -81,7 +77,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 /// Plays a story of several groups, and names its shape.
 fn play_groups(world_seed: u64, drawn_from: u64, state: &mut u64) -> &'static str {
-    let settings = group_story::drawn::drawn(drawn_from);
+    let settings = drawn::drawn(drawn_from);
     let groups = settings.groups.as_ref().map_or(0, |groups| groups.groups.len());
     let number = |bits: u8, n: usize| usize::from(bits) % n;
     let steps: Vec<Step> = (0..OPS_PER_WORLD)

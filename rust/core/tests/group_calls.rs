@@ -2,11 +2,6 @@
 //!
 //! Every call is followed by an audit. Cost: seconds.
 
-mod bytes;
-mod group_story;
-mod rig;
-
-use group_story::{FULL, branch, on};
 use kvtrie_core::block::{LeaseId, NO_SLOT};
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::hint::{Answer, Hint, HintReply, Target};
@@ -14,7 +9,9 @@ use kvtrie_core::manager::{Acquire, Asked, Manager, MoveKind, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, Write};
 use proptest::prelude::*;
-use rig::{GPU, HOST, Rig, SIZE, settings, tier, tokens};
+
+use crate::group_story::{FULL, branch, on};
+use crate::rig::{self, GPU, HOST, Rig, SIZE, settings, tier, tokens};
 
 /// Two blocks of four tokens.
 const WINDOW: Group =

@@ -2,16 +2,13 @@
 //!
 //! Every call is followed by an audit. Cost: seconds. Random stories over holes are in `groups`.
 
-mod bytes;
-mod group_story;
-mod rig;
-
-use group_story::{FULL, branch, on};
 use kvtrie_core::block::{LeaseId, NO_SLOT, Structure, Token};
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::manager::{Action, Mark, MoveKind, Outcome, Settings};
 use kvtrie_core::scope::Scope;
-use rig::{GPU, HOST, Rig, SIZE, tokens};
+
+use crate::group_story::{FULL, branch, on};
+use crate::rig::{GPU, HOST, Rig, SIZE, tokens};
 
 /// Two blocks of four tokens.
 const WINDOW: Group =

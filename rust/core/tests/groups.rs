@@ -3,25 +3,20 @@
 //! Every call is followed by an audit, which counts slots, pages, holds and links again from the
 //! resume points and the leases. Cost: seconds.
 
-mod bytes;
-mod group_story;
-mod rig;
+mod engine;
+mod points;
+mod room;
+mod stories;
+mod tiers;
 
-mod groups {
-    mod engine;
-    mod points;
-    mod room;
-    mod stories;
-    mod tiers;
-}
-
-use group_story::on;
 use kvtrie_core::block::Token;
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::hint::{Answer, Hint, Target};
 use kvtrie_core::manager::Settings;
 use kvtrie_core::scope::Scope;
-use rig::{GPU, Rig};
+
+use crate::group_story::on;
+use crate::rig::{GPU, Rig};
 
 /// Two blocks of four tokens.
 const WINDOW: Group =

@@ -1,10 +1,9 @@
 //! Model test of the manager: random operations compared with a naive world, an audit after each.
 
-mod world;
-
 use kvtrie_core::manager::Settings;
 use proptest::prelude::*;
-use world::{Raw, World, engines, settings, shared};
+
+use crate::world::{Raw, World, engines, settings, shared};
 
 fn run(settings: Settings, ops: &[Raw]) -> World {
     let mut world = World::new(settings);

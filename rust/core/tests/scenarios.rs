@@ -2,12 +2,8 @@
 //!
 //! One layer of one block is L39C0: layer 39 of block 0. Blocks and layers as in the document.
 
-mod rig;
-
-mod scenarios {
-    mod crowd;
-    mod shift;
-}
+mod crowd;
+mod shift;
 
 use kvtrie_core::block::{Handle, Layers, Structure};
 use kvtrie_core::cost::CostModel;
@@ -15,7 +11,7 @@ use kvtrie_core::manager::{Acquire, DropOrder, Event, LoadMode, Reason, Settings
 use kvtrie_core::policy::NAMES;
 use kvtrie_core::tier::{Kind, TierSpec};
 
-use rig::{GPU, HOST, Rig, layered, settings, tier};
+use crate::rig::{self, GPU, HOST, Rig, layered, settings, tier};
 
 /// A model of `layers` layers with blocks of 32 tokens and the document's constants.
 fn document(layers: u16, policy: &str, tiers: Vec<TierSpec>) -> Settings {

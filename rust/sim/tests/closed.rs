@@ -1,7 +1,5 @@
 //! Clients that wait for answers: each turn comes a time to think after the last answer has ended.
 
-mod rig;
-
 use std::collections::BTreeMap;
 
 use kvtrie_core::tier::{Kind, Write};
@@ -9,7 +7,8 @@ use kvtrie_sim::engine::Wait;
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::simulation::{Config, Simulation};
-use rig::{Dice, config, drawn, play, requests, settings, tier, together};
+
+use crate::rig::{Dice, config, drawn, play, requests, settings, tier, together};
 
 /// Conversations of one to four turns with times to think, some of which are none, and single requests.
 fn conversations(seed: u64) -> Vec<Request> {

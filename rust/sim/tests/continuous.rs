@@ -1,12 +1,11 @@
 //! The continuous engine: figures by hand, and what its shortcuts may not change.
 
-mod rig;
-
 use kvtrie_core::manager::Settings;
 use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::engine::{Limits, Wait};
 use kvtrie_sim::record::Record;
-use rig::{drawn, play, requests, settings, tier, together, ttft, two_tiers};
+
+use crate::rig::{drawn, play, requests, settings, tier, together, ttft, two_tiers};
 
 const A: u32 = 1;
 const B: u32 = 2;

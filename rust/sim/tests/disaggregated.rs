@@ -1,13 +1,12 @@
 //! Prompts computed on one machine, answers made on another.
 
-mod rig;
-
 use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::call::Call;
 use kvtrie_sim::engine::{self, Limits, Wait};
 use kvtrie_sim::network::PeerSpec;
 use kvtrie_sim::simulation::{Config, Simulation};
-use rig::{drawn, play, requests, settings, tier, together, ttft};
+
+use crate::rig::{drawn, play, requests, settings, tier, together, ttft};
 
 const A: u32 = 1;
 const B: u32 = 2;

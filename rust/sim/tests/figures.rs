@@ -1,14 +1,13 @@
 //! Runs whose figures can be worked out by hand.
 
-mod rig;
-
 use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::engine::Wait;
 use kvtrie_sim::network::PeerSpec;
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::transfer::Mode;
-use rig::{config, lane, play, requests, settings, tier, ttft, two_tiers};
+
+use crate::rig::{config, lane, play, requests, settings, tier, ttft, two_tiers};
 
 const A: u32 = 1;
 const B: u32 = 2;

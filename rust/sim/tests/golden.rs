@@ -2,10 +2,8 @@
 //!
 //! `golden/trace.txt` has a request per line: arrival, tokens of the answer, and the prompt as
 //! `first+count` ranges. Each other file there is one run of it: a line per request, and a digest of all
-//! calls. `KVTRIE_GOLDEN=record cargo test -p kvtrie-sim --test golden` writes them again;
+//! calls. `KVTRIE_GOLDEN=record cargo test -p kvtrie-sim --test all golden::` writes them again;
 //! `tests/sim/test_golden.py` has the same settings.
-
-mod rig;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -19,7 +17,8 @@ use kvtrie_sim::network::PeerSpec;
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::simulation::{Config, Simulation};
-use rig::{config, play, settings, tier, together};
+
+use crate::rig::{config, play, settings, tier, together};
 
 fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)

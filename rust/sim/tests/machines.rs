@@ -1,7 +1,5 @@
 //! Machines whose hardware differs, what they share, and what several of them cannot have.
 
-mod rig;
-
 use std::sync::Arc;
 
 use kvtrie_core::cost::CostModel;
@@ -11,7 +9,8 @@ use kvtrie_sim::engine::Wait;
 use kvtrie_sim::network::PeerSpec;
 use kvtrie_sim::simulation::{Config, Hardware, Simulation};
 use kvtrie_sim::transfer::Mode;
-use rig::{config, play, requests, settings, tier, ttft, two_tiers};
+
+use crate::rig::{config, play, requests, settings, tier, ttft, two_tiers};
 
 const A: u32 = 1;
 const B: u32 = 2;

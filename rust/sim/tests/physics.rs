@@ -7,8 +7,6 @@
     reason = "times are far below 2^52 ns"
 )]
 
-mod rig;
-
 use kvtrie_core::manager::{LoadMode, MoveKind, Settings};
 use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::call::Call;
@@ -17,7 +15,10 @@ use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::router::Hash;
 use kvtrie_sim::simulation::Config;
-use rig::{Dice, config, drawn, play, requests, settings, tier, together, ttft, two_tiers};
+
+use crate::rig::{
+    self, Dice, config, drawn, play, requests, settings, tier, together, ttft, two_tiers,
+};
 
 /// Poisson arrivals at one serial engine that takes S for each: the mean wait is
 /// load * S / (2 * (1 - load)), within 2 %.

@@ -1,7 +1,5 @@
 //! Choice of machines, knowledge of the directory, and the cost of a wrong answer.
 
-mod rig;
-
 use kvtrie_core::manager::Settings;
 use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::decision::{Choice, Decision};
@@ -12,7 +10,8 @@ use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::router::{Locality, RATIO_ONE, Router, Score};
 use kvtrie_sim::simulation::{Config, Simulation};
-use rig::{config, play, requests, settings, tier, ttft, two_tiers};
+
+use crate::rig::{config, play, requests, settings, tier, ttft, two_tiers};
 
 const A: u32 = 1;
 const B: u32 = 2;

@@ -1,12 +1,11 @@
 //! Records of a watched run: spans of steps and transmissions, and samples of tiers.
 
-mod rig;
-
 use kvtrie_core::time::Nanos;
 use kvtrie_sim::engine::Wait;
 use kvtrie_sim::simulation::Simulation;
 use kvtrie_sim::timeline::{Sample, Track};
-use rig::{config, play, requests, two_tiers};
+
+use crate::rig::{config, play, requests, two_tiers};
 
 const MS: Nanos = 1_000_000;
 

@@ -1,7 +1,5 @@
 //! The budget: whatever is written, all files of a store stay within `bytes_for`.
 
-mod rig;
-
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +10,8 @@ use kvtrie_core::record::{Record, scope_key};
 use kvtrie_store::{
     Access, Device, Durability, Error, File, Item, KeptBlock, Meta, Settings, Store, System, Work,
 };
-use rig::{Block, Random, bytes};
+
+use crate::rig::{self, Block, Random, bytes};
 
 /// A device that measures the folder before each rename, when two manifests exist.
 #[derive(Debug)]

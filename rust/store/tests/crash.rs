@@ -1,16 +1,15 @@
 //! Loss of power at every sync of a random workload, with any part of the unsynced writes lost:
 //! under `Fsync` every completed write is found and right; wrong bytes are never read.
 
-mod rig;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::BlockKey;
 use kvtrie_store::{Chance, Device, Durability, Fault, Faults, KeptBlock, Meta, Settings};
-use rig::memory::{Image, Memory, Op, Power};
-use rig::{Block, Model, Random, behind, first, layer, long, read, write};
+
+use crate::rig::memory::{Image, Memory, Op, Power};
+use crate::rig::{self, Block, Model, Random, behind, first, layer, long, read, write};
 
 const SLOTS: u32 = 3;
 const ALL: Layers = Layers::new(0, 4);

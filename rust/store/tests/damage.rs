@@ -1,15 +1,14 @@
 //! Damaged files: never a wrong block, always a reason, and the other blocks are found.
 
-mod rig;
-
 use std::path::Path;
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_store::{Device, Durability, Error, Settings, Store};
-use rig::memory::Memory;
-use rig::{Block, Random, behind, bytes, first, read, write};
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::rig::memory::Memory;
+use crate::rig::{self, Block, Random, behind, bytes, first, read, write};
 
 const ALL: Layers = Layers::new(0, 4);
 const BACK: Layers = Layers::new(2, 4);

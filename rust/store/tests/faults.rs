@@ -1,9 +1,7 @@
 //! Campaign of faults: every kind against random stores, with a table of the results.
 //!
-//! `cargo test -p kvtrie-store --test faults -- --ignored --nocapture` runs `KVTRIE_FAULTS` cases of
-//! each kind (2000); the test that is always run, a few.
-
-mod rig;
+//! `cargo test -p kvtrie-store --test all faults:: -- --ignored --nocapture` runs `KVTRIE_FAULTS` cases
+//! of each kind (2000); the test that is always run, a few.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,8 +9,9 @@ use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_store::{Chance, Device, Durability, Fault, Faults, KeptBlock, Meta, Settings, Store};
-use rig::memory::{Memory, Power};
-use rig::{Block, Holds, Model, Random, behind, first, layer, read, write};
+
+use crate::rig::memory::{Memory, Power};
+use crate::rig::{self, Block, Holds, Model, Random, behind, first, layer, read, write};
 
 const SLOTS: u32 = 5;
 const LAYER: usize = 600;

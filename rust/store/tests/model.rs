@@ -1,8 +1,6 @@
 //! Model test: random operations compared with a naive model; written blocks are found and right,
 //! also after reopening, and no others.
 
-mod rig;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,8 +10,9 @@ use kvtrie_store::{
     Device, Durability, Error, KeptBlock, Meta, QueueKind, Settings, Store, System,
 };
 use proptest::prelude::*;
-use rig::memory::Memory;
-use rig::{Block, Model, behind, bytes, first, read};
+
+use crate::rig::memory::Memory;
+use crate::rig::{self, Block, Model, behind, bytes, first, read};
 
 const SLOTS: u32 = 6;
 

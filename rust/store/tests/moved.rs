@@ -1,14 +1,13 @@
 //! Folders that are held open: what their paths lead to later changes nothing.
 
-mod rig;
-
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_store::{Durability, Error, KeptBlock, Meta, Settings, Store, System};
-use rig::{Block, behind, bytes, first, note, read, settings, write};
+
+use crate::rig::{Block, behind, bytes, first, note, read, settings, write};
 
 const ALL: Layers = Layers::new(0, 4);
 

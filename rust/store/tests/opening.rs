@@ -1,7 +1,5 @@
-//! Time of a restart: `cargo test --release -p kvtrie-store --test opening -- --ignored
+//! Time of a restart: `cargo test --release -p kvtrie-store --test all opening:: -- --ignored
 //! --nocapture`.
-
-mod rig;
 
 use std::io::{self, IoSlice, Write};
 use std::path::Path;
@@ -11,6 +9,8 @@ use std::time::{Duration, Instant};
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::Record;
 use kvtrie_store::{Access, Device, Durability, File, Item, Meta, Settings, Size, Store, System};
+
+use crate::rig;
 
 /// A device that discards the bytes of segments, so that only the manifest costs time.
 #[derive(Debug, Default)]

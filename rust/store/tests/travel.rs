@@ -1,8 +1,6 @@
 //! I/O paths: direct or through the page cache, by `io_uring` or threads. Bytes written one way are
 //! read the other, whatever the memory, the depth and the short transfers.
 
-mod rig;
-
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +10,8 @@ use kvtrie_store::{
     Access, BlockRead, BlockWrite, Bytes, Chance, Device, Durability, Error, Fault, Faults, Meta,
     Op, Pages, QueueKind, Settings, Store, System, Work,
 };
-use rig::{Block, Random, behind, bytes, first};
+
+use crate::rig::{self, Block, Random, behind, bytes, first};
 
 const ALL: Layers = Layers::new(0, 4);
 const SLOTS: u32 = 12;

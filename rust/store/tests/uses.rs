@@ -1,8 +1,6 @@
 //! Metadata noted while a store runs: it is found after a kill, costs no block whatever is lost of
 //! it, and leaves the manifest bounded.
 
-mod rig;
-
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
@@ -10,8 +8,9 @@ use kvtrie_core::record::Record;
 use kvtrie_store::{
     Chance, Device, Durability, Error, Fault, Faults, Meta, Settings, Store, System, UsedBlock,
 };
-use rig::memory::Memory;
-use rig::{Block, behind, first, note, read, write};
+
+use crate::rig::memory::Memory;
+use crate::rig::{self, Block, behind, first, note, read, write};
 
 const ALL: Layers = Layers::new(0, 4);
 const DURABILITIES: [Durability; 3] = [Durability::None, Durability::Flush, Durability::Fsync];

@@ -4,9 +4,9 @@ use kvtrie_core::block::{LeaseId, NO_SLOT};
 use kvtrie_core::group::Group;
 use kvtrie_core::tier::Owner;
 
+use super::{STATE, WINDOW};
 use crate::group_story::{FULL, branch, on};
 use crate::rig::{GPU, Rig, SIZE, tokens};
-use crate::{STATE, WINDOW};
 
 /// Two tiers, the first of an engine that numbers its slots.
 fn engine(group: Group) -> Rig {

@@ -4,9 +4,9 @@ use kvtrie_core::block::NO_SLOT;
 use kvtrie_core::manager::{Acquire, Settings};
 use kvtrie_core::tier::{Owner, TierSpec};
 
+use super::{STATE, WINDOW, held, of};
 use crate::group_story::{FULL, branch};
 use crate::rig::{GPU, Rig, SIZE, tokens};
-use crate::{STATE, WINDOW, held, of};
 
 #[test]
 fn the_next_turn_resumes_at_the_end_of_the_prompt() {

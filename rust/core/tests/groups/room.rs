@@ -8,9 +8,9 @@ use kvtrie_core::manager::{Manager, Mark, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Write};
 
+use super::{STATE, WINDOW, held, held_on, hinted, of, target};
 use crate::group_story::{FULL, on};
 use crate::rig::{GPU, HOST, Rig, SIZE, all_of, retain, tokens};
-use crate::{STATE, WINDOW, held, held_on, hinted, of, target};
 
 #[test]
 fn a_long_pass_needs_a_window_and_its_points_alone() {

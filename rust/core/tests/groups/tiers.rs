@@ -5,9 +5,9 @@ use kvtrie_core::hint::{Answer, Hint};
 use kvtrie_core::manager::{Acquire, LoadMode, Manager, MoveKind};
 use kvtrie_core::tier::{Kind, Write};
 
+use super::{STATE, WINDOW, held_on, hinted, target};
 use crate::group_story::{FULL, branch, on};
 use crate::rig::{DISK, GPU, HOST, Rig, SIZE, tokens};
-use crate::{STATE, WINDOW, held_on, hinted, target};
 
 #[test]
 fn a_point_that_leaves_the_first_tier_is_loaded_for_its_next_turn() {

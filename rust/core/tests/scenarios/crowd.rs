@@ -4,8 +4,8 @@ use kvtrie_core::block::Handle;
 use kvtrie_core::manager::{Event, Settings};
 use kvtrie_core::tier::Kind;
 
+use super::{close, conversation, demoting, document, press};
 use crate::rig::{GPU, Rig, tier};
-use crate::{close, conversation, demoting, document, press};
 
 /// Twelve conversations of one to six blocks, used at different times, some twice.
 fn crowd(settings: Settings) -> (Rig, Vec<Vec<Handle>>) {

@@ -9,7 +9,9 @@
 
 #![allow(dead_code, reason = "other benches use the rest of their pool and trace")]
 
+#[path = "../core/benches/pool/mod.rs"]
 mod pool;
+#[path = "../core/benches/trace/mod.rs"]
 mod trace;
 
 use std::time::Duration;
