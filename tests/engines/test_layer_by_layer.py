@@ -25,7 +25,7 @@ ROOM = 20
 """Blocks of the first tier: a prompt of 15 and an answer fit, with little to spare."""
 
 
-REAL = pytest.param("SmolLM2-135M", marks=pytest.mark.slow)
+REAL = pytest.param("SmolLM2-135M", marks=pytest.mark.deep)
 CARD = pytest.param("tiny on a card", marks=pytest.mark.gpu)
 
 
