@@ -9,8 +9,7 @@ import pytest
 import torch
 from tinymodels import BLOCK, agree, answer, before, serve, some
 
-from kvtrie.engines import arrival, first_pass
-from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.engines.transformers import KvtrieCache, arrival, first_pass
 from kvtrie.engines.transformers.row_recovery import RowRecovery
 from kvtrie.errors import TransferError
 from kvtrie.transfer import LayerwiseEngine
