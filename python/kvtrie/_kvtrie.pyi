@@ -2664,8 +2664,7 @@ class Simulation:
                 ]
             ],
             object,
-        ]
-        | None = None,
+        ],
         decide: Callable[
             [tuple[int, int, tuple[int, int, int, int], list[tuple[int, int, int, int]], int]],
             object,
