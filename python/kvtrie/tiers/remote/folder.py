@@ -117,7 +117,7 @@ def folder_of(url: RemoteUrl) -> str:
 def as_it_was(url: RemoteUrl) -> Generator[None]:
     """Remove at the end the marker and the empty folders that the first store there has made.
 
-    Blocks that other processes store meanwhile stay; the next store opened there reads them.
+    Other processes may store blocks during the check: those stay, and the next open reads them.
 
     Args:
         url: the folder; one that is a store already is left alone.
