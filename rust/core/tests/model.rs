@@ -3,6 +3,7 @@
 use kvtrie_core::manager::Settings;
 use proptest::prelude::*;
 
+use crate::rig::share;
 use crate::world::{Raw, World, engines, settings, shared};
 
 fn run(settings: Settings, ops: &[Raw]) -> World {
@@ -15,7 +16,7 @@ fn run(settings: Settings, ops: &[Raw]) -> World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: share(400), ..ProptestConfig::default() })]
 
     #[test]
     fn every_operation_keeps_every_invariant(

@@ -48,7 +48,6 @@ mod tokens;
 /// Native classes of kvtrie; import them from `kvtrie`.
 #[pyo3::pymodule(gil_used = false)]
 mod _kvtrie {
-    use pyo3::exceptions::PyRuntimeWarning;
     use pyo3::prelude::*;
 
     #[pymodule_export]
@@ -75,12 +74,6 @@ mod _kvtrie {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        if cfg!(debug_assertions) {
-            let warning = module.py().get_type::<PyRuntimeWarning>();
-            let message =
-                c"kvtrie._kvtrie is a debug build, tens of times slower: build with --release";
-            PyErr::warn(module.py(), &warning, message, 1)?;
-        }
         module.add("KERNELS", std::collections::BTreeMap::from(crate::kernels::KERNELS))?;
         #[cfg(feature = "faults")] // an attribute only: `__all__` is that of the wheel
         module.setattr("Faults", module.py().get_type::<crate::faults::Faults>())?;

@@ -9,7 +9,7 @@ use kvtrie_core::tier::{Kind, TierSpec};
 use proptest::prelude::*;
 
 use crate::contract::hints::{keep, path, say};
-use crate::rig::{Rig, all_of, holes, retain, settings, tier, tokens};
+use crate::rig::{Rig, all_of, holes, retain, settings, share, tier, tokens};
 
 /// A request that a manager without hints can serve.
 fn fits(rig: &mut Rig, ask: &Acquire<'_>) -> Result<LeaseId> {
@@ -88,7 +88,7 @@ fn some_victims_are_written_and_the_others_dropped() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(share(400)))]
 
     #[test]
     fn a_flood_of_hints_takes_no_slots(

@@ -7,7 +7,7 @@ use kvtrie_core::policy::NAMES;
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 use proptest::prelude::*;
 
-use crate::rig::{GPU, Rig, SIZE, all_of, holes, layered, settings, tier, tokens};
+use crate::rig::{GPU, Rig, SIZE, all_of, holes, layered, settings, share, tier, tokens};
 
 /// Blocks of the first tier.
 const ROOM: u32 = 5;
@@ -144,7 +144,7 @@ fn any_shape() -> impl Strategy<Value = Shape> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 150,
+        cases: share(150),
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
@@ -212,7 +212,7 @@ fn a_store_that_fails_in_transit_is_not_retried_forever() {
 
 #[test]
 fn a_block_in_flight_down_is_not_evicted_from_its_destination() {
-    for seed in 0..480_u64 {
+    for seed in 0..u64::from(share(480)) {
         let tiers = vec![layered(Kind::Gpu, 3), layered(Kind::Host, 2), tier(Kind::Disk, 3)];
         let policy = NAMES[usize::try_from(seed).unwrap() % NAMES.len()].to_owned();
         let mut rig = Rig::new(Settings { layers: 3, policy, ..settings(tiers) });

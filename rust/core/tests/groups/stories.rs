@@ -7,6 +7,7 @@ use kvtrie_core::tier::{Owner, Write};
 use proptest::prelude::*;
 
 use crate::group_story::{FULL, Step, Story, on};
+use crate::rig::share;
 
 /// One to three groups after the first.
 fn groups() -> impl Strategy<Value = Vec<Group>> {
@@ -71,7 +72,7 @@ fn told(groups: &[Group], (pages, below, newest, every): Sizes, ways: Ways) -> S
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(share(300)))]
 
     #[test]
     fn a_match_is_what_attention_can_use(

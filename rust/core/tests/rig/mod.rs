@@ -26,6 +26,11 @@ pub(crate) const LAYERS: u16 = 4;
 /// All of them.
 pub(crate) const ALL: Layers = Layers::new(0, LAYERS);
 
+/// Number of cases of a slow property: an eighth of `all`, or all under `make test-deep`.
+pub(crate) fn share(all: u32) -> u32 {
+    if std::env::var_os("KVTRIE_DEEP").is_some() { all } else { all.div_ceil(8) }
+}
+
 /// The first tier.
 pub(crate) const GPU: TierId = 0;
 
