@@ -109,7 +109,7 @@ def answers(given, prompts, extra):
         scheduler = core.scheduler.connector.scheduler
         while scheduler.busy:
             engine.step()
-        found = dict(scheduler.counters.tokens)
+        found = dict(scheduler.cache.counters.tokens)
         scheduler.manager.audit()
     engine.engine_core.shutdown()
     del llm, engine, core

@@ -103,7 +103,7 @@ def play(server, turns, *, connected):
         stats = output.metrics
         if connected:
             server.settle()
-            found = server.kv_scheduler.counters.tokens["host"]
+            found = server.kv_scheduler.cache.counters.tokens["host"]
         yield {
             "prompt": len(path),
             "cached": output.num_cached_tokens,

@@ -122,14 +122,14 @@ class Failing:
 def test_an_unexpected_error_takes_one_request_out_of_the_cache(name):
     engine = Engine("", 1, 0, 1, host=16)
     manager = engine.scheduler.manager
-    engine.scheduler.manager = Failing(manager, name)
+    engine.scheduler.cache.manager = Failing(manager, name)
     odd = Request("odd", [1] * 12, 12, 1)
     odd.priority = -5
     engine.waiting.append(odd)
     engine.add("next", [2] * 12, 1)
     engine.drain()
-    engine.scheduler.manager = manager
-    assert engine.scheduler.counters.lost["an unexpected error"] == 1
+    engine.scheduler.cache.manager = manager
+    assert engine.scheduler.cache.counters.lost["an unexpected error"] == 1
     for request, found in (("a", 0), ("b", 12)):
         tokens = [1 + (request == "b")] * 13
         assert engine.scheduler.match(Request(request, tokens, 13, 1), 0) == found
@@ -144,7 +144,7 @@ def test_a_scope_that_cannot_be_formed_neither_matches_nor_stores(salt):
     odd.cache_salt = salt
     engine.waiting.append(odd)
     engine.drain()
-    assert engine.scheduler.counters.lost["a scope that cannot be formed"] == 1
+    assert engine.scheduler.cache.counters.lost["a scope that cannot be formed"] == 1
     assert engine.scheduler.manager.stats().blocks == 0
     engine.scheduler.manager.audit()
     engine.close()

@@ -24,7 +24,7 @@ class Server(Engine):
         self.doubt()  # so that the first weights have a name
 
     def doubt(self):
-        self.scheduler.identity.doubt()
+        self.scheduler.cache.identity.doubt()
 
     def update(self, weights):
         """As trainers do: running requests are computed from the beginning."""
@@ -83,7 +83,7 @@ def test_a_call_that_changed_nothing_costs_one_step(monkeypatch):
 def changed():
     """A scheduler's half whose worker has other weights since, and vLLM's cache was not reset."""
     scheduler = Engine("", 1, 0, 0).scheduler
-    scheduler.identity.doubt()
+    scheduler.cache.identity.doubt()
     scheduler.orders(planned({}))
     scheduler.on_reports({0: StepNews(0, b"", (1, b"other"))})
     return scheduler
@@ -111,7 +111,7 @@ def test_requests_that_run_through_a_change_keep_nothing_more():
     one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
     scheduler.match(one, 0)
     scheduler.admit(one, [1, 2, 3, 4], 0)
-    scheduler.identity.doubt()
+    scheduler.cache.identity.doubt()
     assert stores(scheduler.orders(planned({"one": 13}))) == (0, 0)  # its weights are not known yet
     scheduler.on_reports({0: StepNews(0, b"", (1, b"other"))})
     assert stores(scheduler.orders(planned({}))) == (0, 0)
@@ -126,7 +126,7 @@ def test_requests_that_run_through_a_call_that_changed_nothing_are_stored():
     one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
     scheduler.match(one, 0)
     scheduler.admit(one, [1, 2, 3, 4], 0)
-    scheduler.identity.doubt()
+    scheduler.cache.identity.doubt()
     assert stores(scheduler.orders(planned({"one": 13}))) == (0, 0)
     scheduler.on_reports({0: StepNews(0, b"", (1, b""))})
     assert stores(scheduler.orders(planned({}))) == (3, 0)

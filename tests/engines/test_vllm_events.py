@@ -126,11 +126,11 @@ def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path
             else:
                 there[change.tier].remove(change.hash)
         for tier, hashes in there.items():
-            index = engine.scheduler.manager.index(tier, now=engine.scheduler._clock())
+            index = engine.scheduler.manager.index(tier, now=engine.scheduler.cache.clock())
             whole = np.flatnonzero(index.layer_hi - index.layer_lo == LAYERS)
             assert len(hashes) == len(whole)
         assert there[2]
-        assert engine.scheduler._announced.unknown == 0
+        assert engine.scheduler.cache.published.unknown == 0
         engine.close()
     assert engine.scheduler.reset()
     gone = {

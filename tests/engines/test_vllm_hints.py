@@ -136,7 +136,7 @@ def test_envelope_and_priority_decide_what_stays_on_host():
         found = engine.scheduler.match(PlayedRequest("again", [0] * 13, 13, 1), 0)
         engine.scheduler.manager.audit()
         engine.close()
-        return found, engine.scheduler.counters.lost["a hint that says nothing sensible"]
+        return found, engine.scheduler.cache.counters.lost["a hint that says nothing sensible"]
 
     retain = action("kv.retain", {"directives": [{"priority": 90}]})
     envelope = SimpleNamespace(actions=[retain])

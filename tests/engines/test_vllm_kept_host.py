@@ -44,7 +44,7 @@ def fill(path, **more):
 
 
 def lost(engine):
-    return {why: count for why, count in engine.scheduler.counters.lost.items() if count}
+    return {why: count for why, count in engine.scheduler.cache.counters.lost.items() if count}
 
 
 @pytest.mark.parametrize(("ranks", "alike"), [(1, False), (2, False), (2, True)])
@@ -53,7 +53,7 @@ def test_the_next_server_finds_every_block(path, ranks, alike):
     engine = kept_engine(path, ranks, alike=alike)
     assert ask(engine) == WHOLE
     assert not lost(engine)
-    assert not engine.scheduler.proofs
+    assert not engine.scheduler.cache.proofs
     files = sorted(one.name for one in path.parent.iterdir())
     assert files == (["pool"] if ranks == 1 else ["pool-0"] if alike else ["pool-0", "pool-1"])
     engine.close()
@@ -81,7 +81,7 @@ def test_stores_are_sealed_while_the_server_runs(path):
         worker.host.seal()
     assert worker.host.kept_blocks == 3 * len(PROMPTS)
     engine.step()
-    assert engine.scheduler.kept_blocks == {0: 3 * len(PROMPTS)}
+    assert engine.scheduler.reports.kept_blocks == {0: 3 * len(PROMPTS)}
     engine.close()
 
 
@@ -96,7 +96,7 @@ def test_a_damaged_block_is_a_miss_and_fails_no_request(path):
     engine = kept_engine(path)
     found = ask(engine)
     assert WHOLE - 3 * SIZE <= found < WHOLE
-    assert engine.scheduler.proofs.damaged == 1
+    assert engine.scheduler.cache.proofs.damaged == 1
     assert lost(engine) == {"kept block: checksum": 1}
     again = ask(engine)
     assert again >= found
@@ -199,5 +199,5 @@ class Clock:
 
 def path_keys(engine, tokens):
     manager = engine.scheduler.manager
-    handles = manager.lookup(tokens, now=engine.scheduler._clock(), keep=0).handles
+    handles = manager.lookup(tokens, now=engine.scheduler.cache.clock(), keep=0).handles
     return [key.tobytes() for key in manager.index("host", now=0, blocks=np.asarray(handles)).key]

@@ -20,7 +20,7 @@ def test_counters_are_exported_as_differences_and_add_up():
                 assert value >= 0
                 sums[name, label] = sums.get((name, label), 0) + value
     engine.close()
-    stats, counters = engine.scheduler.manager.stats(), engine.scheduler.counters
+    stats, counters = engine.scheduler.manager.stats(), engine.scheduler.cache.counters
     assert sums["vllm:kvtrie_found_tokens_total", "host"] == counters.tokens["host"] > 0
     assert sums["vllm:kvtrie_written_bytes_total", "host"] == stats.tiers["host"].bytes_written
     assert export["gauges"]["vllm:kvtrie_slots"]["gpu"] == BLOCKS
@@ -28,13 +28,13 @@ def test_counters_are_exported_as_differences_and_add_up():
 
 def test_counts_are_exported_once_a_second_while_a_server_is_busy():
     engine, counts = Engine("", 1, 0, 3), MetricsExporter()
-    engine.scheduler._clock = lambda: 5 * 10**9
+    engine.scheduler.cache.clock = lambda: 5 * 10**9
     assert engine.scheduler.counts(counts) is not None
     assert engine.scheduler.counts(counts) is not None  # idle: its next step may be far
     engine.add("busy", [1, 2, 3, 4, 5], 9)
     engine.step()
     assert engine.scheduler.counts(counts) is None
-    engine.scheduler._clock = lambda: 7 * 10**9
+    engine.scheduler.cache.clock = lambda: 7 * 10**9
     assert engine.scheduler.counts(counts) is not None
     engine.drain()
     engine.close()
@@ -59,7 +59,7 @@ def test_every_count_has_one_name_and_is_exported():
 def test_the_minutes_line_has_hits_by_tier_and_reasons_of_losses(caplog):
     engine = Engine("", 1, 0, 0, host=2)
     now = [60 * 10**9]
-    engine.scheduler._clock = lambda: now[0]
+    engine.scheduler.cache.clock = lambda: now[0]
     caplog.set_level("INFO", "vllm.kvtrie")
     play(engine, 12, 0)
     assert not caplog.messages

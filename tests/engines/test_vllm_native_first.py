@@ -129,7 +129,7 @@ def test_disk_keeps_parts_over_a_restart(tmp_path, ranks):
         play(engine, 14, 0)
         engine.close()
         assert engine.failed == 0
-    assert engine.scheduler.counters.tokens["disk"] > 0
+    assert engine.scheduler.cache.counters.tokens["disk"] > 0
 
 
 def test_kept_memory_has_parts_over_a_restart():
@@ -194,8 +194,8 @@ def test_computed_tokens_are_counted_once_each():
     missed = engine.scheduler.why.tokens
     assert sum(missed.values()) == 18 + 16 - 4
     assert engine.found == 4
-    assert engine.scheduler.counters.tokens["asked"] == 18 + 16
-    assert engine.scheduler.counters.blocks["written"] == 4 + 3
+    assert engine.scheduler.cache.counters.tokens["asked"] == 18 + 16
+    assert engine.scheduler.cache.counters.blocks["written"] == 4 + 3
     request = PlayedRequest("c", [*range(18)], 18, 1)
     assert engine.scheduler.match(request, 0) == 16
     assert engine.scheduler.match(request, 4) == 12
@@ -224,4 +224,4 @@ def test_any_sizes_and_tiers(seed, tmp_path):
         play(engine, 12, seed, aborts=draw.choice([0.05, 0.3]))
         engine.close()
         assert engine.failed == 0
-        assert not engine.scheduler.counters.lost["an unexpected error"]
+        assert not engine.scheduler.cache.counters.lost["an unexpected error"]

@@ -49,9 +49,9 @@ def test_random_schedules_with_resets_read_nothing_old(tmp_path, monkeypatch, se
     assert engine.served == 40
     assert engine.found > 0
     assert not engine.failed
-    assert not engine.scheduler._resetting
+    assert not engine.scheduler.cache.resetting
     stats = engine.scheduler.manager.stats()
-    assert (stats.leases, stats.moves, engine.scheduler._pinned) == (0, 0, 0)
+    assert (stats.leases, stats.moves, engine.scheduler.requests.pinned) == (0, 0, 0)
     engine.scheduler.manager.audit()
     engine.close()
 
@@ -60,12 +60,12 @@ def test_after_a_reset_that_awaited_copies_the_disk_is_empty(tmp_path):
     engine = Engine(tmp_path, 1, 0, 1, host=8)
     engine.add("a", [1] * 16, 1)
     engine.plan()
-    while not engine.scheduler.dispatch.pending:
+    while not engine.scheduler.cache.moves.dispatch.pending:
         engine.execute()
         engine.plan()
     # A step whose orders hold the copies has not run yet, however fast the copies are.
     assert engine.scheduler.reset()
-    assert engine.scheduler._resetting
+    assert engine.scheduler.cache.resetting
     engine.drain()
     engine.close()
     again = Engine(tmp_path, 1, 0, 1, host=8)

@@ -23,14 +23,17 @@ def test_the_last_step_of_a_request_stores_what_it_fills(ranks):
     one.execute()
     assert one.served == 1
     # Its copies are done, and vLLM gives its slots to the next request at once.
-    assert (one.scheduler.dispatch.pending, one.scheduler.manager.stats().moves) == (0, 0)
+    assert (one.scheduler.cache.moves.dispatch.pending, one.scheduler.manager.stats().moves) == (
+        0,
+        0,
+    )
     one.add("two", [7] * (SIZE * (BLOCKS - 1) - 1), 0)
     one.plan()
     assert len(one.free) == 0
     assert stores(one.under_way[0][0]) == (0, 12)
     one.execute()
     assert one.on_host(PROMPT) == [0, 1, 2]
-    assert sum(one.scheduler.counters.lost.values()) == 0
+    assert sum(one.scheduler.cache.counters.lost.values()) == 0
     one.drain()
     one.close()
 
@@ -96,5 +99,5 @@ def test_what_has_no_room_is_stored_by_the_next_step_or_counted(tmp_path, deep):
     one.execute()
     one.drain()
     assert one.on_host(PROMPT) == [0, 1]
-    assert one.scheduler.counters.lost["no room on host"] == 1
+    assert one.scheduler.cache.counters.lost["no room on host"] == 1
     one.close()

@@ -40,7 +40,7 @@ def test_the_causes_sum_to_the_computed_prompt_tokens(tmp_path, seed, deep):
 
 
 def own(engine):
-    return engine.scheduler.counters, 0, 0, engine.scheduler.why
+    return engine.scheduler.cache.counters, 0, 0, engine.scheduler.why
 
 
 def run(engine, name, tokens, **more):
@@ -174,7 +174,7 @@ def test_without_why_nothing_is_counted_or_exported():
 
 def test_the_minutes_line_names_the_first_breaker(caplog):
     engine, now = make_engine(why_clients=True), [60 * 10**9]
-    engine.scheduler._clock = lambda: now[0]
+    engine.scheduler.cache.clock = lambda: now[0]
     caplog.set_level("INFO", "vllm.kvtrie")
     old = [*range(100, 124)]
     run(engine, "old", old)
@@ -198,6 +198,6 @@ def test_neither_statistics_nor_logs_have_a_text_of_a_client(caplog):
     assert caplog.records
     assert all(message.isprintable() for message in caplog.messages)
     scheduler = engine.scheduler
-    seen = answer, scheduler.counters.as_dict(), scheduler.counts(exporter)
+    seen = answer, scheduler.cache.counters.as_dict(), scheduler.counts(exporter)
     assert "forged" not in repr(seen)
     engine.close()

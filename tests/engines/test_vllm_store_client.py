@@ -47,7 +47,7 @@ def close(*engines):
 def test_the_next_server_finds_all_full_blocks(tmp_path):
     one, two = serve(tmp_path), serve(tmp_path)
     assert (one.found, two.found) == (0, FULL)
-    tokens = two.scheduler.counters.tokens
+    tokens = two.scheduler.cache.counters.tokens
     assert (tokens["remote"], tokens["host"], tokens["disk"]) == (FULL, 0, 0)
     assert len(values(tmp_path)) == 3 * 3
     close(one, two)
@@ -63,7 +63,7 @@ def test_random_schedules_over_a_shared_store(tmp_path, ranks, more, ahead):
         engine.close()
         assert engine.failed == 0
         assert engine.served > 0
-        found += engine.scheduler.counters.tokens["remote"]
+        found += engine.scheduler.cache.counters.tokens["remote"]
     assert found > 0
 
 
@@ -74,7 +74,7 @@ def test_a_disk_is_between_host_memory_and_the_store(tmp_path):
         play(engine, 10, seed)
         engine.close()
         assert engine.failed == 0
-        found += engine.scheduler.counters.tokens["remote"]
+        found += engine.scheduler.cache.counters.tokens["remote"]
     assert found > 0
 
 
@@ -100,7 +100,7 @@ def test_values_that_vanish_or_are_damaged_are_misses(tmp_path):
         play(engine, 10, seed % 2)
         engine.close()
         assert engine.failed == 0
-        lost += sum(engine.scheduler.counters.lost[f"store get: {why}"] for why in WHYS)
+        lost += sum(engine.scheduler.cache.counters.lost[f"store get: {why}"] for why in WHYS)
     assert lost > 0
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_value_is_written_again(tmp_path):
         file.write_bytes(file.read_bytes()[::-1])
     two, three = serve(tmp_path), serve(tmp_path)
     assert (two.found, three.found) == (0, FULL)
-    assert two.scheduler.counters.lost["store get: damaged"] == 9
+    assert two.scheduler.cache.counters.lost["store get: damaged"] == 9
     close(one, two, three)
 
 
@@ -134,13 +134,13 @@ def test_a_reset_drops_beliefs_and_deletes_nothing_in_the_store(tmp_path):
     engine.scheduler.reset()
     engine.drain()
     storages = [worker.remote.storage for worker in engine.workers]
-    storages += [storage for storage, _ in engine.scheduler._store._parts]
+    storages += [storage for storage, _ in engine.scheduler.cache.store._parts]
     assert all(not len(storage._beliefs) for storage in storages)
     assert engine.scheduler.manager.stats().blocks == 0
     assert [(file, file.read_bytes()) for file in values(tmp_path)] == before
     engine.add("again", PROMPTS[0], 1)
     engine.drain()
-    assert engine.scheduler.counters.tokens["remote"] == 3 * SIZE
+    assert engine.scheduler.cache.counters.tokens["remote"] == 3 * SIZE
     close(engine)
 
 
@@ -149,7 +149,7 @@ def test_kv_of_other_weights_is_not_found(tmp_path):
     scheduler = engine.scheduler
     scheduler.reset()
     engine.drain()
-    scheduler.identity._weights = "other weights"
+    scheduler.cache.identity._weights = "other weights"
     engine.add("again", PROMPTS[0], 1)
     engine.drain()
     assert engine.found == 0
@@ -162,7 +162,7 @@ def test_latent_kv_of_two_ranks_is_written_once(tmp_path, alike, parts):
     blocks = one.scheduler.manager.stats().tiers["remote"].copies
     assert len(values(tmp_path)) == parts * blocks
     two = serve(tmp_path, ranks=2, alike=alike)
-    assert two.scheduler.counters.tokens["remote"] == FULL
+    assert two.scheduler.cache.counters.tokens["remote"] == FULL
     other = serve(tmp_path, ranks=1)  # of another number of ranks, and not latent
     assert other.found == 0
     close(one, two, other)
@@ -185,7 +185,7 @@ def test_lookup_local_asks_no_store(tmp_path, monkeypatch):
     assert two.found == 0
     two.add("again", PROMPTS[0], 1)
     two.drain()
-    assert two.scheduler.counters.tokens["remote"] > 0  # it has written them itself
+    assert two.scheduler.cache.counters.tokens["remote"] > 0  # it has written them itself
     close(one, two)
 
 
@@ -207,7 +207,7 @@ def test_nothing_waits_for_writes_to_a_store_that_hangs(tmp_path, monkeypatch):
     there = [at for at in range(12) if engine.on_host([at, *range(12)])]
     assert len(there) > 1  # later blocks have taken the room of earlier ones
     assert there[-1] > 9
-    assert engine.scheduler.counters.lost[DROPPED] > 0
+    assert engine.scheduler.cache.counters.lost[DROPPED] > 0
     released.set()
     engine.drain()
     engine.close()
@@ -229,7 +229,7 @@ def test_a_store_that_hangs_ends_no_request_later_than_the_deadline(tmp_path, mo
     two.add("a", PROMPTS[0], 1)
     while not two.served:
         two.step()
-    lost = two.scheduler.counters.lost
+    lost = two.scheduler.cache.counters.lost
     assert lost["store lookup: no answer" if fault == "find" else "store too slow"] == 1
     assert two.found == 0
     assert two.scheduler.busy or fault == "find"  # a read that hangs is still under way

@@ -22,9 +22,12 @@ class Counting:
 
 def naive(scheduler, request, local, layers=2):
     """Tokens after `local` in whole blocks on host, and those on any tier or in flight."""
-    now = scheduler._clock()
+    now = scheduler.cache.clock()
     match = scheduler.manager.manager.lookup(
-        request.all_token_ids, now=now, scope=scheduler._waiting[request.request_id].scope, keep=1
+        request.all_token_ids,
+        now=now,
+        scope=scheduler.requests.waiting[request.request_id].scope,
+        keep=1,
     )
     blocks = match.blocks[local // SIZE :]
 
@@ -46,7 +49,7 @@ def test_the_answer_about_a_waiting_request_is_that_of_a_lookup(tmp_path, seed, 
     for again in range(2):  # the second server finds the disk of the first
         engine = Engine(tmp_path, 1 + seed % 2, ahead, seed, host=8)
         scheduler = engine.scheduler
-        scheduler.manager = counting = Counting(scheduler.manager)
+        scheduler.cache.manager = counting = Counting(scheduler.manager)
         watched = [
             PlayedRequest(f"w{at}", (one := [*draw.choice(heads), *range(at, at + 5)]), len(one), 1)
             for at in range(3)
@@ -79,7 +82,7 @@ def test_nothing_is_looked_up_while_nothing_changes():
     engine.add("first", list(range(20)), 1)
     engine.drain()
     scheduler = engine.scheduler
-    scheduler.manager = counting = Counting(scheduler.manager)
+    scheduler.cache.manager = counting = Counting(scheduler.manager)
     waits = PlayedRequest("second", list(range(20)), 20, 1)
     assert [scheduler.match(waits, 0) for _ in range(50)] == [16] * 50
     assert counting.lookups == 1
@@ -101,13 +104,13 @@ def test_a_wait_ends_although_nothing_changes(tmp_path):
     engine.close()
     engine = Engine(tmp_path, 1, 0, 0, host=24)
     scheduler, now = engine.scheduler, [10**9]
-    scheduler._clock = lambda: now[0]
+    scheduler.cache.clock = lambda: now[0]
     waits = PlayedRequest("second", list(range(20)), 20, 1)
     assert [scheduler.match(waits, 0) for _ in range(3)] == [
         None
     ] * 3  # no step carries its moves out
     generation = scheduler.manager.generation
-    now[0] += scheduler._deadline_ns
+    now[0] += scheduler._matching._deadline_ns
     assert scheduler.match(waits, 0) == 0
     assert scheduler.manager.generation == generation
     scheduler.end(waits)
@@ -122,12 +125,12 @@ def served_before(folder, prompt, **more):
     engine.drain()
     engine.close()
     engine, now = Engine(folder, 1, 0, 0, **more), [10**9]
-    engine.scheduler._clock = lambda: now[0]
+    engine.scheduler.cache.clock = lambda: now[0]
     return engine, now
 
 
 def lost(scheduler):
-    return {cause: count for cause, count in scheduler.counters.lost.items() if count}
+    return {cause: count for cause, count in scheduler.cache.counters.lost.items() if count}
 
 
 def changed(scheduler):
@@ -136,7 +139,7 @@ def changed(scheduler):
     scheduler.match(other, 0)
     scheduler.admit(other, [20, 21, 22], 0)
     scheduler.end(other)
-    scheduler._let_go(scheduler._clock())
+    scheduler._commits.let_go(scheduler.cache.clock())
 
 
 def test_a_request_that_gives_up_is_counted_once_under_its_cause(tmp_path):
@@ -144,7 +147,7 @@ def test_a_request_that_gives_up_is_counted_once_under_its_cause(tmp_path):
     scheduler = engine.scheduler
     waits = PlayedRequest("second", list(range(20)), 20, 1)
     assert scheduler.match(waits, 0) is None
-    now[0] += scheduler._deadline_ns
+    now[0] += scheduler._matching._deadline_ns
     for _ in range(9):  # vLLM asks in each step in which it has no room for the request
         changed(scheduler)
         assert scheduler.match(waits, 0) == 0
@@ -159,13 +162,13 @@ def test_without_room_in_host_memory_the_disk_is_not_called_slow(tmp_path):
     engine, now = served_before(tmp_path, list(range(20)), host=24)
     scheduler = engine.scheduler
     waits = PlayedRequest("second", list(range(20)), 20, 1)
-    waiting = scheduler._waiting_request(waits)
-    waiting.prefetched = 0  # as if what was asked for had brought nothing
+    waiting = scheduler.requests.of(waits)
+    waiting.wait.prefetched = 0  # as if what was asked for had brought nothing
     for step in range(9):
         changed(scheduler)
         assert scheduler.match(waits, 0) == 0
         assert lost(scheduler) == {"no room to bring up": 1}
-        now[0] += scheduler._deadline_ns * step
+        now[0] += scheduler._matching._deadline_ns * step
     scheduler.end(waits)
     engine.drain()
     engine.close()

@@ -356,9 +356,9 @@ class Engine:
         """The blocks of a sequence that are whole on host: their bytes are right."""
         sequence, scope = np.array(tokens, np.uint32), None
         if self.native:
-            sequence = self.scheduler._native.sequence(sequence)
-            scope = self.scheduler._native.scope(Scope())
-        now, manager = self.scheduler._clock(), self.scheduler.manager
+            sequence = self.scheduler.cache.native.sequence(sequence)
+            scope = self.scheduler.cache.native.scope(Scope())
+        now, manager = self.scheduler.cache.clock(), self.scheduler.manager
         blocks = manager.lookup(sequence, now=now, keep=0, scope=scope).blocks
         stored = []
         for at, block in enumerate(blocks):
@@ -380,9 +380,9 @@ class Engine:
 
     def wait_for_store(self):
         """Wait until questions to a shared store are answered, as time passes between steps."""
-        for waiting in list(self.scheduler._waiting.values()):
-            if waiting.question is not None:
-                waiting.question.closed.wait(60)
+        for waiting in list(self.scheduler.requests.waiting.values()):
+            if waiting.store.question is not None:
+                waiting.store.question.closed.wait(60)
 
     def drain(self):
         for _ in range(3000):
@@ -393,7 +393,9 @@ class Engine:
                     return
             self.step()
             self.wait_for_store()
-        pytest.fail(f"{len(self.running)} run, {self.scheduler.dispatch.pending} moves are left")
+        pytest.fail(
+            f"{len(self.running)} run, {self.scheduler.cache.moves.dispatch.pending} moves are left"
+        )
 
     def close(self):
         for worker in self.workers:
@@ -433,7 +435,7 @@ def play(engine, requests, seed, aborts=0.1):
     engine.drain()
     stats = engine.scheduler.manager.stats()
     assert (stats.leases, stats.moves) == (0, 0)
-    assert engine.scheduler._pinned == 0
+    assert engine.scheduler.requests.pinned == 0
     assert sorted(engine.free) == list(range(1, BLOCKS))
     engine.stored_blocks = sum(len(engine.on_host(each.all_token_ids)) for each in engine.seen)
     engine.scheduler.manager.audit()

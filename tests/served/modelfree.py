@@ -339,15 +339,14 @@ class Engine:
             if not (self.scheduler.has_requests() or self.under_way):
                 return
             self.step()
-        raise AssertionError(
-            f"{len(self.prompts)} requests and {self.kv_scheduler.dispatch.pending} moves"
-        )
+        moves = self.kv_scheduler.cache.moves.dispatch.pending
+        raise AssertionError(f"{len(self.prompts)} requests and {moves} moves")
 
     def close(self):
         """End all, and see that nothing is held or under way and that the books are right."""
         self.drain()
         stats = self.kv_scheduler.manager.stats()
-        assert (stats.leases, stats.moves, self.kv_scheduler._pinned) == (0, 0, 0)
+        assert (stats.leases, stats.moves, self.kv_scheduler.requests.pinned) == (0, 0, 0)
         self.kv_scheduler.manager.audit()
         assert not self.prompts
         for worker in self.workers:

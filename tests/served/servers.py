@@ -188,7 +188,7 @@ class Server:
             if not self.kv_scheduler.busy:
                 return
             self.llm.llm_engine.step()
-        raise AssertionError(f"{self.kv_scheduler.dispatch.pending} moves do not end")
+        raise AssertionError(f"{self.kv_scheduler.cache.moves.dispatch.pending} moves do not end")
 
     def forget(self):
         """Empty vLLM's own cache, so that what is found is ours."""

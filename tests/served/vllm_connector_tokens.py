@@ -61,7 +61,7 @@ def test_what_comes_from_host(model, wanted, layerwise):
         server.settle()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
-        assert server.kv_scheduler.counters.tokens["host"] >= 5 * 3 * BLOCK
+        assert server.kv_scheduler.cache.counters.tokens["host"] >= 5 * 3 * BLOCK
         server.check()
 
 
@@ -85,13 +85,13 @@ def test_blocks_are_stored_by_the_step_that_fills_them(model, wanted, monkeypatc
     with serve(model, host(), async_scheduling=asynchronous) as server:
         for each, right in zip(PROMPTS[:3], wanted, strict=False):
             same(server.answers([each], tokens=1), short([right], 1))
-            assert server.kv_scheduler.dispatch.pending == 0
+            assert server.kv_scheduler.cache.moves.dispatch.pending == 0
             assert server.kv_scheduler.manager.stats().moves == 0
         assert (sum(inside), len(layers)) == (6 + 3 + 7, 4)
         server.settle()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
-        assert server.kv_scheduler.counters.tokens["host"] >= (6 + 3 + 7) * BLOCK
+        assert server.kv_scheduler.cache.counters.tokens["host"] >= (6 + 3 + 7) * BLOCK
         server.check()
     assert before == []
 
@@ -111,12 +111,12 @@ def test_what_comes_from_disk_and_after_a_restart(model, wanted, tmp_path):
         assert stored == 28
         server.forget()
         one_by_one(server, PROMPTS, wanted)
-        assert server.kv_scheduler.counters.tokens["disk"] >= 20 * BLOCK
+        assert server.kv_scheduler.cache.counters.tokens["disk"] >= 20 * BLOCK
         server.check()
     with serve(model, extra) as server:
         assert server.kv_scheduler.manager.stats().tiers["disk"].copies == stored
         same(server.answers(PROMPTS), wanted)
-        assert server.kv_scheduler.counters.tokens["disk"] >= 4 * BLOCK
+        assert server.kv_scheduler.cache.counters.tokens["disk"] >= 4 * BLOCK
         server.check()
 
 
@@ -173,7 +173,7 @@ def test_failing_loads_are_computed_again(model, wanted, monkeypatch):
 
         monkeypatch.setattr(EnginePool, "copy_from", fail)
         same(server.answers(PROMPTS), short(wanted, 8))
-        assert server.kv_scheduler.counters.lost["a load that failed"] > 0
+        assert server.kv_scheduler.cache.counters.lost["a load that failed"] > 0
         monkeypatch.undo()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
@@ -227,8 +227,8 @@ def test_requests_that_come_and_are_aborted_at_random(model, wanted, tmp_path, a
             engine.step()
         assert ended > 12
         assert (
-            server.kv_scheduler.counters.tokens["host"]
-            + server.kv_scheduler.counters.tokens["disk"]
+            server.kv_scheduler.cache.counters.tokens["host"]
+            + server.kv_scheduler.cache.counters.tokens["disk"]
             > 0
         )
         server.check()
@@ -240,7 +240,7 @@ def test_salts_part_requests_and_a_reset_forgets_all_tiers(model, wanted, tmp_pa
         for each in prompts:
             sampling = servers.SamplingParams(max_tokens=4, temperature=0, detokenize=False)
             server.llm.generate(each, sampling, use_tqdm=False)
-        assert server.kv_scheduler.counters.tokens["host"] == 0
+        assert server.kv_scheduler.cache.counters.tokens["host"] == 0
         server.settle()
         assert server.kv_scheduler.manager.stats().blocks == 12
         assert server.core.scheduler.reset_prefix_cache(reset_connector=True)

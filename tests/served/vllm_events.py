@@ -126,10 +126,10 @@ def test_hashes_are_vllms_before_and_after_a_restart(model, tmp_path):  # noqa: 
             assert names <= seen.ever["CPU"]
             assert names <= seen.ever["STORAGE"]
         assert seen.ever["CPU"] | seen.ever["STORAGE"] <= set.union(*wanted.values())
-        assert engine.kv_scheduler._announced.unknown == 18 * again
+        assert engine.kv_scheduler.cache.published.unknown == 18 * again
         engine.kv_scheduler._exported_at = 0
         engine.kv_scheduler.counts(MetricsExporter())
-        assert engine.kv_scheduler.counters.lost["an event without a hash"] == 18 * again
+        assert engine.kv_scheduler.cache.counters.lost["an event without a hash"] == 18 * again
         assert seen.runs > 0
 
 

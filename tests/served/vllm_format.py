@@ -133,7 +133,7 @@ def test_each_tensor_parallel_rank_keeps_its_part_in_the_format(
                     assert tokens[0] == right[0]
                     assert abs(likely[0] - chance[0]) < 0.1
             assert server.found == WHOLE
-            counters = server.kv_scheduler.counters.tokens
+            counters = server.kv_scheduler.cache.counters.tokens
             assert (counters["disk"] > 0) == bool(again)
             server.check()
 
@@ -227,7 +227,7 @@ def test_blocks_of_the_first_tokens_stay_native_on_host_and_disk(
                 server.forget()
             # Of 200 tokens 136 may be loaded: two native blocks and two in int4.
             assert server.found == 3 * 4 * BLOCK
-            assert (server.kv_scheduler.counters.tokens["disk"] > 0) == bool(again)
+            assert (server.kv_scheduler.cache.counters.tokens["disk"] > 0) == bool(again)
             assert sum(server.kv_scheduler.why.tokens.values()) >= 3 * 200 - 3 * 4 * BLOCK
             server.check()
     computed, *loaded = right

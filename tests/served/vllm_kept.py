@@ -93,7 +93,7 @@ def test_other_weights_are_refused_or_a_cold_start(model, wanted, tmp_path, path
     with serve(model, kept(path)) as server:
         same(server.answers(PROMPTS), wanted)
         assert server.found == WHOLE
-        assert server.kv_scheduler.kept_blocks == {0: WHOLE // BLOCK}
+        assert server.kv_scheduler.reports.kept_blocks == {0: WHOLE // BLOCK}
         server.check()
     other = retrained(model, tmp_path / "other")
     with serve(other) as server:

@@ -23,7 +23,7 @@ def test_layers_with_windows_are_stored_whole_and_the_cost_is_logged(tmp_path, m
         server.settle()
         server.forget()
         same(server.answers(PROMPTS), wanted)
-        assert server.kv_scheduler.counters.tokens["host"] >= 3 * 6 * BLOCK
+        assert server.kv_scheduler.cache.counters.tokens["host"] >= 3 * 6 * BLOCK
         server.check()
     # 4 x 640 tokens in place of 2 x 640 + 2 x 64.
     (line,) = [one for one in lines if "layers attend" in one]
@@ -56,7 +56,7 @@ def test_among_several_connectors(tmp_path):
             same(server.answers(PROMPTS), wanted)
             assert server.found >= 3 * 6 * BLOCK
             first = order[0][0] == "KvtrieConnector"
-            assert ours.scheduler.counters.tokens["host"] == (3 * 6 * BLOCK if first else 0)
+            assert ours.scheduler.cache.counters.tokens["host"] == (3 * 6 * BLOCK if first else 0)
             for _ in range(50):
                 server.llm.llm_engine.step()
             stats = ours.scheduler.manager.stats()

@@ -32,7 +32,7 @@ def main():
             server.settle()
             cached = server.found
             server.forget()
-            tokens = server.kv_scheduler.counters.tokens
+            tokens = server.kv_scheduler.cache.counters.tokens
             print(
                 json.dumps({{"answers": answers, "cached": cached, "tokens": tokens}}), flush=True
             )

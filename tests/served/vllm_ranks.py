@@ -63,7 +63,7 @@ def test_two_workers_answer_as_one(model, wanted, tmp_path, by):
             server.settle()
             server.forget()
             same(server.answers(PROMPTS), wanted)
-            counters = server.kv_scheduler.counters.tokens
+            counters = server.kv_scheduler.cache.counters.tokens
             assert counters["host"] + counters["disk"] >= (3 + 3 * again) * 6 * BLOCK
             server.check()
 

@@ -66,10 +66,9 @@ def test_prometheus_and_statistics(model, tmp_path, scraped):
         scrape, scheduler = scraped(), server.kv_scheduler
         for tier in ("host", "disk"):
             name = "vllm:kvtrie_found_tokens_total"
-            assert of(scrape, name, tier=tier) == scheduler.counters.tokens[tier]
-        assert (
-            scheduler.counters.tokens["disk"] + scheduler.counters.tokens["host"] == 2 * 6 * BLOCK
-        )
+            assert of(scrape, name, tier=tier) == scheduler.cache.counters.tokens[tier]
+        tokens = scheduler.cache.counters.tokens
+        assert tokens["disk"] + tokens["host"] == 2 * 6 * BLOCK
         assert of(scrape, "vllm:kvtrie_slots", tier="disk") == 512
         assert of(scrape, "vllm:kvtrie_written_bytes_total", tier="disk") > 0
         names = {name for name, *_ in scrape}
@@ -131,7 +130,7 @@ def test_the_minutes_line_is_in_the_servers_log(model):
     try:
         with serve(model, {"tiers": [{"kind": "host", "blocks": 3}]}) as server:
             now = [60 * 10**9]
-            server.kv_scheduler._clock = lambda: now[0]
+            server.kv_scheduler.cache.clock = lambda: now[0]
             for _ in range(2):
                 server.answers([prompt(0, 200)])
                 server.settle()

@@ -90,9 +90,7 @@ def add(engine, draw, name, prompt):
         place = SimpleNamespace(offset=draw.choice([0, 3, -1, 2**70]), length=1)
         name = draw.choice(["image", "", "\ud800", LONG])
         feature = SimpleNamespace(identifier=name, mm_position=place, data=None)
-        engine.scheduler.connector.scheduler._waiting_request(
-            odd := FeaturesOnly(request, [feature])
-        )
+        engine.scheduler.connector.scheduler.requests.of(odd := FeaturesOnly(request, [feature]))
         engine.scheduler.connector.scheduler.end(odd)
     engine.prompts[request.request_id] = (list(prompt), sampling.max_tokens, request)
     engine.scheduler.add_request(request)
@@ -125,9 +123,9 @@ def test_no_content_of_a_request_ends_the_engine(model, seed, cases):
         if at % 64 == 0:
             engine.kv_scheduler.manager.audit()
     engine.drain()
-    assert engine.kv_scheduler.counters.lost["a hint that says nothing sensible"] > cases / 10
-    assert engine.kv_scheduler.counters.lost["a scope that cannot be formed"] > cases / 20
-    assert engine.kv_scheduler.counters.lost["an unexpected error"] == 0
+    assert engine.kv_scheduler.cache.counters.lost["a hint that says nothing sensible"] > cases / 10
+    assert engine.kv_scheduler.cache.counters.lost["a scope that cannot be formed"] > cases / 20
+    assert engine.kv_scheduler.cache.counters.lost["an unexpected error"] == 0
     assert not engine.wrong
     assert engine.right == cases + -(-cases // 8)
     engine.close()

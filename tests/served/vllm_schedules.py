@@ -66,8 +66,8 @@ def test_random_schedules(model, tmp_path, kind, blocks, deep):
         assert engine.right > 15
         assert not engine.wrong
         found += (
-            engine.kv_scheduler.counters.tokens["host"]
-            + engine.kv_scheduler.counters.tokens["disk"]
+            engine.kv_scheduler.cache.counters.tokens["host"]
+            + engine.kv_scheduler.cache.counters.tokens["disk"]
         )
         rejected += engine.rejected
     assert found > 10 * SIZE
@@ -131,6 +131,6 @@ def test_loads_that_fail(model, policy, monkeypatch):
         play(engine, seed)
         engine.close()
         assert engine.right > 5
-        failed += engine.kv_scheduler.counters.lost["a load that failed"]
+        failed += engine.kv_scheduler.cache.counters.lost["a load that failed"]
         assert policy == "fail" or not engine.wrong
     assert failed > 0

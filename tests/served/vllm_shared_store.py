@@ -84,8 +84,8 @@ def test_requests_end_in_time_when_the_store_stalls_or_ends(
             start = time.monotonic()
             same(server.answers(PROMPTS), answers)
             took = time.monotonic() - start
-            lost = server.kv_scheduler.counters.lost
-            assert server.kv_scheduler.counters.tokens["remote"] == 0
+            lost = server.kv_scheduler.cache.counters.lost
+            assert server.kv_scheduler.cache.counters.tokens["remote"] == 0
             assert took < DEADLINE_S + 2 * plain_s + 0.5, (took, plain_s, lost)
             assert lost["store get: late"] + lost["store get: unreachable"] > 0
             more = time.monotonic()

@@ -77,7 +77,7 @@ class SessionEngine(Engine):
         for tokens in self.seen:
             numbers = marks(tokens)
             blocks = self.kv_scheduler.manager.lookup(
-                tokens, now=self.kv_scheduler._clock(), keep=0
+                tokens, now=self.kv_scheduler.cache.clock(), keep=0
             ).blocks
             for at, block in enumerate(blocks):
                 wanted = torch.tensor(numbers[at * SIZE : (at + 1) * SIZE])

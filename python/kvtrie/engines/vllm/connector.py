@@ -182,7 +182,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         engine = Controlled(
             scheduler.manager,
             scheduler.why,
-            scheduler.counters.as_dict,
+            scheduler.cache.counters.as_dict,
             {
                 "tiers": {
                     kind: tier.slots for kind, tier in scheduler.manager.stats().tiers.items()
@@ -198,12 +198,12 @@ class KvtrieConnector(KVConnectorBase_V1):
     def doubt_weights(self) -> None:
         """Have the workers name their weights again before anything is found or kept."""
         if self._scheduler is not None:
-            self._scheduler.identity.doubt()
+            self._scheduler.cache.identity.doubt()
 
     def doubt_adapters(self) -> None:
         """Have the workers name their adapters before a request of one is matched."""
         if self._scheduler is not None:
-            self._scheduler.identity.doubt(weights=False)
+            self._scheduler.cache.identity.doubt(weights=False)
 
     def get_num_new_matched_tokens(
         self,

@@ -39,17 +39,29 @@ class StoreMoves:
         dispatch: the moves under way.
         tier: index of the remote tier; None without one.
         most: stores that may wait for the workers.
+
+    Attributes:
+        dispatch: the moves under way.
     """
 
     def __init__(self, dispatch: Dispatch, tier: int | None, most: int) -> None:
-        self._dispatch, self._tier, self._most = dispatch, tier, most
+        self.dispatch, self._tier, self._most = dispatch, tier, most
+        self._early: list[Moves] = []
         self._loads: dict[int, bytes] = {}
         self._stores: dict[int, None] = {}  # oldest first
         self._dropped = 0
 
+    def take_early(self, now: int) -> None:
+        """Take the moves that the next `take` will return first."""
+        self._early += self._take(now)
+
     def take(self, now: int) -> list[Moves]:
         """Return the moves that every rank may carry out now, in the manager's order."""
-        parts = self._dispatch.take(now)
+        early, self._early = self._early, []
+        return [*early, *self._take(now)]
+
+    def _take(self, now: int) -> list[Moves]:
+        parts = self.dispatch.take(now)
         if self._tier is None:
             return parts
         kept: list[Moves] = []
@@ -62,11 +74,11 @@ class StoreMoves:
                 if store.any():
                     refused = True
                     self._dropped += int(store.sum())
-                    self._dispatch.refuse([part[store]], now, _WHY, blame=True)
+                    self.dispatch.refuse([part[store]], now, _WHY, blame=True)
                     part = part[~store]  # noqa: PLW2901 - the rest
                 if len(part):
                     kept.append(self._noted(part))
-            parts = self._dispatch.take(now) if refused else []
+            parts = self.dispatch.take(now) if refused else []
         return kept
 
     def take_dropped(self) -> int:
@@ -99,10 +111,22 @@ class StoreMoves:
         keys = (self._loads.pop(ident, None) for ident in failed)
         lost = [key for key in keys if key is not None]
         for ident in ids:
-            if not self._dispatch.is_open(ident):
+            if not self.dispatch.is_open(ident):
                 self._loads.pop(ident, None)
                 self._stores.pop(ident, None)
         return lost
+
+    def cancel_all(self, now: int, why: str) -> None:
+        """Cancel the moves that no rank has.
+
+        Args:
+            now: the time.
+            why: the error that the manager records.
+        """
+        self.dispatch.refuse([*self._early, *self.dispatch.take(now)], now, why)
+        self._early = []
+        waiting = [int(one.id[0]) for one in self.dispatch.waiting()]
+        self.dispatch.cancel(waiting, now, why)
 
     def clear(self) -> None:
         """Forget all moves: none is under way."""
@@ -111,7 +135,7 @@ class StoreMoves:
 
     def _awaited(self) -> NDArray[np.uint64]:
         """The moves that others wait for."""
-        return np.array([int(one.after[0]) for one in self._dispatch.waiting()], dtype=np.uint64)
+        return np.array([int(one.after[0]) for one in self.dispatch.waiting()], dtype=np.uint64)
 
     def _noted(self, part: Moves) -> Moves:
         rows: NDArray[np.bool_] = part.src == self._tier

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvtrie.engines.vllm.native_first import NativeFirst
-from kvtrie.engines.vllm.running import GrowingTokens
+from kvtrie.engines.vllm.sequence import RequestSequence
 
 
 class Growing:
@@ -20,7 +20,7 @@ class Growing:
 
 def test_tokens_grow_in_place_and_the_last_one_sampled_is_not_written():
     growing = Growing()
-    tokens = GrowingTokens(growing, NativeFirst(0, 0, 4, 8))
+    tokens = RequestSequence(growing, NativeFirst(0, 0, 4, 8))
     assert tokens.read().tolist() == [1, 2, 3]
     assert tokens.surely_written() == 3
     for at in range(200):
@@ -34,7 +34,7 @@ def test_tokens_grow_in_place_and_the_last_one_sampled_is_not_written():
 
 def test_the_sequence_has_native_blocks_once_per_part():
     growing = Growing()
-    tokens = GrowingTokens(growing, NativeFirst(4, 3, 4, 8))
+    tokens = RequestSequence(growing, NativeFirst(4, 3, 4, 8))
     assert tokens.read().tolist() == [1, 2, 3]
     growing.all_token_ids += [4, 5]
     read = tokens.read()
@@ -43,6 +43,6 @@ def test_the_sequence_has_native_blocks_once_per_part():
     assert tokens.surely_written() == 12
     growing.all_token_ids.append(6)
     assert tokens.read().tolist() == [1, 2, 3, 4] * 3 + [5, 6]
-    assert tokens.count() == 6
+    assert tokens.known == 6
     growing.all_token_ids[1:] = [7, 8, 9]
     assert tokens.read().tolist() == [1, 7, 8, 9] * 3

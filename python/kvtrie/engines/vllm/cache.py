@@ -1,0 +1,144 @@
+"""ServedCache: the manager of a server's KV, its tiers, and what every part of the scheduler uses.
+
+Cost: a load of what earlier servers left, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from kvtrie import BlockManager, Index
+from kvtrie.engines.server.boundary import Boundary
+from kvtrie.engines.vllm.events import Naming, PublishedBlocks
+from kvtrie.engines.vllm.identity import Identity
+from kvtrie.engines.vllm.metrics import ConnectorCounters
+from kvtrie.engines.vllm.native_first import NativeFirst
+from kvtrie.engines.vllm.proofs import Proofs
+from kvtrie.engines.vllm.restored import (
+    DISK,
+    HOST,
+    keys_with_images,
+    load_indexes,
+    on_every_rank,
+    opened_tiers,
+    root_key,
+)
+from kvtrie.engines.vllm.store_client import StoreClient
+from kvtrie.engines.vllm.store_moves import StoreMoves
+from kvtrie.transfer.dispatch import Dispatch
+from kvtrie.transfer.used_blocks import UsedBlocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kvtrie import Lease
+    from kvtrie.engines.vllm.messages import Opened
+    from kvtrie.engines.vllm.model import ServedModel
+    from kvtrie.engines.vllm.settings import Settings
+
+__all__ = ["DISK", "HOST", "ServedCache"]
+
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it waits to be taken
+
+
+class ServedCache:
+    """The state of a server's KV that all parts of the scheduler share.
+
+    Args:
+        settings: what the operator said.
+        model: the KV that is served.
+        opened: what the workers' tiers are, by rank.
+        naming: vLLM's hashes of blocks, for events.
+        clock: nanoseconds, monotone.
+
+    Attributes:
+        native: the native blocks at the start of prompts.
+        size: tokens of a block.
+        layers: layers of a whole block.
+        manager: the manager.
+        disk: index of its disk; None without one.
+        remote: index of its shared store; None without one.
+        host_blocks: blocks of its host memory.
+        used: by tier that the next server finds, blocks whose ages are to be written there.
+        moves: its moves that are under way.
+        published: blocks published as KV events; None without events.
+        proofs: blocks of an earlier server in host memory that are not proved yet.
+        identity: the weights and adapters that requests compute with.
+        store: questions to a shared store; None if none are asked.
+        counters: the connector's counters.
+        boundary: contains exceptions that the content of requests causes.
+        step: the number of the next step.
+        resetting: whether a reset waits for copies to end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: ServedModel,
+        opened: Mapping[int, Opened],
+        *,
+        naming: Naming | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.native = NativeFirst.of(settings, model)
+        self.size, self.layers, self.clock = model.block_tokens, model.shape.layers, clock
+        tiers = opened_tiers(settings, model, opened, self.native)
+        at = {tier.kind: index for index, tier in enumerate(tiers)}
+        self.disk, self.remote = at.get("disk"), at.get("remote")
+        self.host_blocks = tiers[HOST].blocks or 0
+        self.manager = BlockManager(
+            model.shape,
+            tiers,
+            block_tokens=self.size,
+            policy=settings.policy,
+            objective=settings.objective,
+            ranks=len(opened),
+            events=_MOST_EVENTS if settings.events else 0,
+            events_of="residency",
+            explain=settings.why,
+        )
+        rows = {
+            HOST: [each.kept_rows for each in opened.values() if each.kept_rows is not None],
+            DISK: [each.rows for each in opened.values() if each.rows is not None],
+        }
+        self.published = None
+        if settings.events:
+            self.published = PublishedBlocks(
+                self.layers,
+                naming,
+                root_key(model),
+                keys_with_images([*rows[DISK], *rows[HOST]]),
+                last=HOST if self.disk is None else DISK,
+            )
+        kept = tiers[HOST].keep is not None
+        lasting = [HOST] * kept + [DISK] * (self.disk is not None)
+        self.used = {tier: UsedBlocks(self.manager, tier) for tier in lasting}
+        left = {tier: on_every_rank(rows[tier], self.layers) for tier in lasting}
+        load_indexes(self.manager, left, now := clock())
+        restored = self.manager.index(HOST, now=now) if kept else Index()
+        self.proofs = Proofs(restored, len(opened))
+        dispatch = Dispatch(self.manager, len(opened))
+        self.moves = StoreMoves(dispatch, self.remote, self.host_blocks // 2)
+        self.identity = Identity({rank: one.weights for rank, one in opened.items()}, model.blocks)
+        self.store = StoreClient.of_server(settings, model, opened, clock)
+        self.counters = ConnectorCounters()
+        self.boundary = Boundary("kvtrie", _LOG, clock)
+        self.step, self.resetting = 0, False
+
+    def use(self, lease: Lease) -> None:
+        """Note a use of a lease's blocks, for tiers that the next server finds."""
+        for used in self.used.values():
+            used.use(lease.handles)
+
+    def clear(self) -> None:
+        """Empty the manager: no move of it is under way."""
+        self.manager.reset()
+        self.moves.clear()
+        if self.store is not None:
+            self.store.forget()
+        self.used = {tier: UsedBlocks(self.manager, tier) for tier in self.used}
+        self.proofs.clear()
+        self.resetting = False

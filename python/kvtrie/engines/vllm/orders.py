@@ -1,0 +1,153 @@
+"""Orders: the moves that workers carry out with a step, before it and inside it.
+
+The stores of blocks that a step will fill go out with its orders and are carried out inside it. Its
+blocks are committed when vLLM reports that it is finished; stores that found no room go out with
+the next step's orders, which the workers carry out before that step writes anything. So a slot that
+vLLM has taken back, by an end, an abort or a preemption, is read before another request can write
+it, and never after. Stores that could not go out by then are cancelled.
+Cost: a comparison per running request and step; array operations over the moves.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from kvtrie.engines.vllm.cache import DISK, HOST
+from kvtrie.engines.vllm.messages import StepOrders
+from kvtrie.engines.vllm.store_moves import DROPPED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from kvtrie import Moves
+    from kvtrie.engines.vllm.cache import ServedCache
+    from kvtrie.engines.vllm.commits import Commits
+    from kvtrie.engines.vllm.loads import Loads
+    from kvtrie.engines.vllm.requests import Requests
+    from kvtrie.engines.vllm.running import RunningRequest
+
+__all__ = ["Orders"]
+
+
+class Orders:
+    """Makes the orders of each step.
+
+    Attributes:
+        forget: whether workers are to forget all that lower tiers hold.
+    """
+
+    def __init__(
+        self, cache: ServedCache, requests: Requests, commits: Commits, loads: Loads
+    ) -> None:
+        self._cache, self._requests = cache, requests
+        self._commits, self._loads = commits, loads
+        self.forget = False
+
+    def make(self, output: SchedulerOutput, now: int) -> StepOrders:
+        """Return the orders of the step that vLLM has just scheduled."""
+        cache, requests, moves = self._cache, self._requests, self._cache.moves
+        self._extend(output)
+        scheduled = output.num_scheduled_tokens
+        for ident in [ident for ident in requests.running if ident not in scheduled]:
+            if requests.running[ident].request.status.name == "PREEMPTED":
+                requests.drop(ident)
+        released = self._commits.let_go(now)
+        self._commits.commit_due(now)
+        parts = [] if cache.resetting else moves.take(now)
+        self._commits.count_unstored(parts)
+        why = "vLLM took the block back before it was stored"
+        if late := moves.dispatch.cancel(released, now, why):
+            cache.counters.lost["taken back before it was stored"] += late
+        self._loads.require(parts, now)
+        ahead = self._store_ahead(self._plan(output), parts, now)
+        give_up = moves.give_up()
+        if dropped := moves.take_dropped():
+            cache.counters.lost[DROPPED] += dropped
+        lost, expected = self._loads.take()
+        made = StepOrders(
+            cache.step,
+            [part.to_bytes() for part in parts],
+            [part.to_bytes() for part in ahead],
+            lost,
+            give_up,
+            self.forget,
+            output.total_num_scheduled_tokens > 0,
+            self._ages(DISK, now),
+            cache.identity.question,
+            self._commits.taken_back,
+            cache.proofs.questions((*parts, *ahead)),
+            self._ages(HOST, now),
+            cache.identity.adapters.question,
+            cache.identity.adapters.take_wanted(),
+            expected,
+        )
+        self.forget = self._commits.taken_back = False
+        cache.step += 1
+        return made
+
+    def _extend(self, output: SchedulerOutput) -> None:
+        """Name the slots that running requests were given for this step."""
+        cached, identity = output.scheduled_cached_reqs, self._cache.identity
+        for ident, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if not new or not new[0]:  # most steps give most requests none
+                continue
+            run = self._requests.running.get(ident)
+            if run is None or run.begun == self._cache.step:
+                continue
+            at = len(run.table)
+            slots = run.sequence.slots(new[0], at)
+            with self._requests.contained(ident):
+                run.lease.bind(at, slots)
+            run.table += slots
+            if not run.stopped and run.identity == identity.name(run.request):
+                identity.written(new[0])
+
+    def _plan(self, output: SchedulerOutput) -> list[tuple[RunningRequest, int]]:
+        """Note which blocks this step will have filled, once it has finished."""
+        rows: list[tuple[RunningRequest, int]] = []
+        drafts, counts = output.scheduled_spec_decode_tokens, output.num_scheduled_tokens
+        cached, runs = output.scheduled_cached_reqs, self._requests.running
+        rest = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        new = ((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
+        for ident, before in chain(rest, new):
+            if (run := runs.get(ident)) is not None:
+                run.drafted = ident in drafts
+                upto = before + counts[ident]
+                if run.drafted:
+                    upto -= len(drafts[ident])
+                upto = run.sequence.at(upto)
+                if upto >= run.full:
+                    rows.append((run, upto))
+        self._commits.plan(rows)
+        return rows
+
+    def _store_ahead(
+        self, rows: list[tuple[RunningRequest, int]], parts: list[Moves], now: int
+    ) -> list[Moves]:
+        """Begin the stores of blocks that this step will fill; what else goes out joins `parts`."""
+        begun, size = False, self._cache.size
+        for run, upto in rows:
+            first, last = run.lease.tokens // size, upto // size
+            with self._requests.contained(run.request.request_id):
+                if run.stopped or not self._cache.identity.settled_for(run.request):
+                    run.lease.drop_ahead(now=now)
+                elif first < (last := min(last, len(run.table))):
+                    begun |= len(run.lease.store_ahead((first, last), now=now)) > 0
+        ahead: list[Moves] = []
+        for moves in self._cache.moves.take(now) if begun else ():
+            out: NDArray[np.bool_] = moves.src == 0
+            if out.all():
+                ahead.append(moves)
+            else:  # evictions from host memory that make room for them
+                ahead.append(moves[out])
+                parts.append(moves[~out])
+        return ahead
+
+    def _ages(self, tier: int, now: int) -> list[tuple[bytes, int, int, int]]:
+        """Blocks of a tier whose ages are to be written: rows without the number of their group."""
+        used = self._cache.used.get(tier)
+        rows = used.take(now, idle=not self._requests.running) if used else ()
+        return [row[:4] for row in rows]

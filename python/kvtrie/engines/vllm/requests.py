@@ -1,0 +1,178 @@
+"""Requests: those that vLLM has asked about, and those that it has given blocks to.
+
+Invariant: an exception that a request's content causes takes that request out of the cache, and no
+other. Cost: a comparison per question; a scope and the hints of each request, once.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kvtrie.engines.server.request_hints import read_hints
+from kvtrie.engines.vllm.hints import envelope_hints, priority_hint, range_hints
+from kvtrie.engines.vllm.restored import HOST
+from kvtrie.engines.vllm.scope import scope_of
+from kvtrie.engines.vllm.sequence import RequestSequence
+from kvtrie.engines.vllm.waiting import StoreLookup, WaitingRequest
+from kvtrie.errors import ConfigError, KvtrieError
+from kvtrie.settings.hint import Release
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from vllm.v1.request import Request
+
+    from kvtrie.engines.server.boundary import Contained
+    from kvtrie.engines.server.request_hints import RequestHints
+    from kvtrie.engines.vllm.cache import ServedCache
+    from kvtrie.engines.vllm.running import RunningRequest
+    from kvtrie.settings.hint import Hint
+    from kvtrie.settings.scope import Scope
+
+__all__ = ["Requests"]
+
+
+class Requests:
+    """The requests in progress of a server.
+
+    Attributes:
+        waiting: by id, those that have come and not ended.
+        running: by id, those that have blocks.
+        leaving: runs whose leases end with the next orders.
+        pinned: blocks in host memory that waiting requests have pinned.
+    """
+
+    def __init__(self, cache: ServedCache) -> None:
+        self._cache = cache
+        self.waiting: dict[str, WaitingRequest] = {}
+        self.running: dict[str, RunningRequest] = {}
+        self.leaving: list[RunningRequest] = []
+        self.pinned = 0
+
+    def of(self, request: Request) -> WaitingRequest:
+        """Return the state of a request, with the scope of its current input."""
+        waiting = self.waiting.get(request.request_id)
+        identity = self._cache.identity.name(request)
+        about = (identity, request.num_prompt_tokens)
+        if waiting is not None and not waiting.shut and (waiting.identity, waiting.prompt) != about:
+            # New weights, or a session's next input, which may have images.
+            waiting.scope, (waiting.identity, waiting.prompt) = (
+                self._scope_of(request, identity),
+                about,
+            )
+            waiting.answer, waiting.store = None, StoreLookup()
+            self.unpin(waiting, self._cache.clock())
+        if waiting is None:
+            given = read_hints(request.kv_transfer_params, request.session_id)
+            scope = self._scope_of(request, identity)
+            sequence = RequestSequence(request, self._cache.native)
+            waiting = WaitingRequest(sequence, scope, about[1], identity, given.session, given.end)
+            waiting.asked = given.why
+            self.waiting[request.request_id] = waiting
+            self._ignored(request, given.strange)
+            if waiting.scope is not None:
+                self._take_hints(waiting, request, given)
+        return waiting
+
+    def _scope_of(self, request: Request, identity: str | None) -> Scope | None:
+        """The scope of a request; None, which neither matches nor stores, if none can be formed."""
+        try:
+            scope = scope_of(request, identity)
+            return None if scope is None else self._cache.native.scope(scope)
+        except ConfigError as error:
+            self._cache.counters.lost["a scope that cannot be formed"] += 1
+            self._cache.boundary.ignored(request.request_id, str(error))
+            return None
+
+    def _ignored(self, request: Request, strange: Collection[str]) -> None:
+        for why in strange:
+            self._cache.boundary.ignored(request.request_id, why)
+        self._cache.counters.lost["a hint that says nothing sensible"] += len(strange)
+
+    def _take_hints(self, waiting: WaitingRequest, request: Request, given: RequestHints) -> None:
+        tokens, hints = waiting.sequence.read(), list["Hint"]()
+        strange: list[str] = []
+        if request.priority:
+            hints.append(priority_hint(request.priority, tokens, waiting.scope, waiting.session))
+        if (envelope := getattr(request, "kv_hints", None)) is not None:  # from 0.31 on
+            advice = envelope_hints(envelope, tokens, waiting.scope, waiting.session)
+            hints += advice.hints
+            waiting.ends |= advice.end
+            strange += advice.strange
+        hints += range_hints(given.ranges, tokens, waiting.scope, waiting.session)
+        cache = self._cache
+        for hint in hints:
+            try:
+                cache.manager.hint([cache.native.hint(hint)], now=cache.clock())
+            except (KvtrieError, TypeError) as error:
+                strange.append(str(error))
+        self._ignored(request, strange)
+
+    def contained(self, request_id: str) -> Contained:
+        """Contain an exception that a request's content causes: it is not cached from then on."""
+        return self._cache.boundary.contained(request_id, lambda: self._abandon(request_id))
+
+    def _abandon(self, request_id: str) -> None:
+        """Serve a request without the cache from now on; its lease ends with the next orders."""
+        self._cache.counters.lost["an unexpected error"] += 1
+        run = self.drop(request_id)
+        if run is not None:
+            run.stopped = True
+        waiting = self.waiting.get(request_id)
+        if waiting is not None:
+            waiting.scope, waiting.answer, waiting.shut = None, None, True
+            with suppress(KvtrieError):  # of a manager that is broken
+                self.unpin(waiting, self._cache.clock())
+
+    def pin(
+        self, waiting: WaitingRequest, handles: NDArray[np.uint64], host: int, now: int
+    ) -> None:
+        """Pin blocks in host memory until the rest arrives; without quota the request gives up."""
+        new = host - waiting.pinned
+        if new > 0 and self.pinned + new <= self._cache.host_blocks:
+            blocks = handles[waiting.pinned : host]
+            waiting.pins.append(self._cache.manager.pin_copies(blocks, HOST, now=now))
+            self.pinned += new
+            waiting.pinned = host
+
+    def unpin(self, waiting: WaitingRequest, now: int) -> None:
+        """Unpin the blocks of a request."""
+        pins, waiting.pins = waiting.pins, []
+        self.pinned, waiting.pinned = self.pinned - waiting.pinned, 0
+        for pin in pins:
+            self._cache.manager.unpin_copies(pin, now=now)
+
+    def drop(self, request_id: str) -> RunningRequest | None:
+        """Have the lease of a request end with the next orders; return its run, if it has one."""
+        run = self.running.pop(request_id, None)
+        if run is not None:
+            self.leaving.append(run)
+        return run
+
+    def end(self, request: Request) -> WaitingRequest | None:
+        """Forget a request that has ended; return its state, if it has one."""
+        waiting, now = self.waiting.pop(request.request_id, None), self._cache.clock()
+        self.drop(request.request_id)
+        self._cache.identity.adapters.ended(request.request_id)
+        with self.contained(request.request_id):
+            if waiting is not None:
+                self.unpin(waiting, now)
+            if waiting is not None and waiting.session and waiting.ends:
+                ended = Release(session=waiting.session, scope=waiting.scope)
+                self._cache.manager.hint([ended], now=now)
+        return waiting
+
+    def reset(self, now: int) -> None:
+        """Have all leases end, and all waiting requests looked up again."""
+        for waiting in self.waiting.values():
+            self.unpin(waiting, now)
+            waiting.answer = None
+            waiting.from_disk = waiting.from_store = 0
+            waiting.look_up_again()
+        for run in self.running.values():
+            run.stopped = True
+        self.leaving += self.running.values()
+        self.running = {}

@@ -1,0 +1,117 @@
+"""RequestSequence: the sequence of blocks that the manager has of a request of vLLM.
+
+Positions in it differ from numbers of tokens where the first blocks of prompts are native. The
+scheduler changes one into the other here alone. Cost: tokens are converted once each.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from vllm.v1.request import Request
+
+    from kvtrie.engines.vllm.native_first import NativeFirst
+
+__all__ = ["RequestSequence"]
+
+
+class RequestSequence:
+    """A sequence that grows in place with the tokens of its request.
+
+    Args:
+        request: vLLM's `Request`.
+        native: the native blocks at the start of prompts.
+    """
+
+    def __init__(self, request: Request, native: NativeFirst) -> None:
+        self._request, self._native = request, native
+        self._sequence = np.empty(0, dtype=np.uint32)
+        self._sequence_of = -1  # its tokens
+        self._array = np.empty(0, dtype=np.uint32)
+        self._count = 0
+        self._prompt: int = request.num_prompt_tokens
+
+    def read(self) -> NDArray[np.uint32]:
+        """Return the sequence of all known tokens; a view that later reads leave alone."""
+        tokens = self._read()
+        if not self._native.tokens:
+            return tokens
+        if len(tokens) != self._sequence_of:
+            self._sequence, self._sequence_of = self._native.sequence(tokens), len(tokens)
+        return self._sequence
+
+    def _read(self) -> NDArray[np.uint32]:
+        """All that vLLM knows of them by now."""
+        count = self._request.num_tokens
+        prompt = self._request.num_prompt_tokens
+        if count < self._count or prompt != self._prompt:  # vLLM has replaced tokens
+            self._array, self._count, self._prompt = np.empty(0, dtype=np.uint32), 0, prompt
+            self._sequence_of = -1
+        if count > len(self._array):
+            grown = np.empty(max(64, count + count // 4), dtype=np.uint32)
+            grown[: self._count] = self._array[: self._count]
+            self._array = grown
+        if count > self._count:
+            new = self._request.all_token_ids[self._count : count]
+            self._array[self._count : count] = array("I", new)  # thrice as fast as NumPy by itself
+            self._count = count
+        return self._array[:count]
+
+    @property
+    def known(self) -> int:
+        """Number of tokens that vLLM knows; while it is equal, so are the tokens."""
+        return self._request.num_tokens
+
+    def at(self, tokens: int) -> int:
+        """Return the position after a number of tokens."""
+        return self._native.stretch(tokens)
+
+    def tokens(self, position: int) -> int:
+        """Return the number of tokens before a position; of native blocks, with all parts."""
+        return self._native.shrink(position)
+
+    def tokens_of(self, first: int, sources: list[str]) -> dict[str, int]:
+        """Return the number of tokens by source.
+
+        Args:
+            first: the index of the first block.
+            sources: of each block from there on.
+        """
+        counted = self._native.counted
+        return {each: counted(first, [one == each for one in sources]) for each in {*sources}}
+
+    def last(self, tokens: int) -> int:
+        """Return the length of the part of the sequence that has the last tokens."""
+        return self._native.keep(self.known, tokens)
+
+    def computed(self) -> int:
+        """Return the position up to which vLLM counts tokens as computed or scheduled."""
+        return self.at(self._request.num_computed_tokens)
+
+    def surely_written(self) -> int:
+        """Return an upper bound of the sequence whose KV finished steps have written.
+
+        The token that was sampled last is the input of a step that is still to come.
+        """
+        request = self._request
+        sampled = request.num_tokens > request.num_prompt_tokens
+        return self.at(request.num_tokens - sampled)
+
+    def slots(self, slots: list[int], first: int = 0) -> list[int]:
+        """Return the manager's slots of blocks in vLLM's slots.
+
+        Args:
+            slots: vLLM's.
+            first: the index of the first block of the sequence that they have.
+        """
+        native = self._native
+        if not native.tokens:
+            return slots
+        return native.slots_of(
+            slots, self.tokens(first * native.block_tokens) // native.block_tokens
+        )
