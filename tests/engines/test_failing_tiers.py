@@ -1,6 +1,7 @@
 """Answers while demotions fail: the same tokens, whatever tier fails and however a model is run."""
 
 import copy
+import itertools
 import logging
 import random
 
@@ -186,41 +187,36 @@ def script(llama):
 
 def cases():
     """Of the grid `make test` plays two."""
-    quick = {("disk", 0), ("kept", 2)}
-    for place in PLACES:
-        for workers in (0, 2):
-            marks = () if (place, workers) in quick else pytest.mark.deep
-            yield pytest.param(place, workers, marks=marks, id=f"{place}-{workers}")
+    quick = {("disk", 0, 1), ("kept", 2, 2)}
+    for case in itertools.product(PLACES, (0, 2), (1, 2)):
+        yield pytest.param(*case, marks=() if case in quick else pytest.mark.deep)
 
 
-@pytest.mark.parametrize(("place", "workers"), list(cases()))
+@pytest.mark.parametrize(("place", "workers", "every"), list(cases()))
 def test_answers_are_right_while_a_tier_fails(
-    script, place, workers, tmp_path, memory, monkeypatch, caplog
+    script, place, workers, every, tmp_path, memory, monkeypatch, caplog
 ):
     caplog.set_level(logging.WARNING, "kvtrie")
-    draw = random.Random(f"{place} {workers}")
-    for round_ in range(2):
-        folder, kept = tmp_path / str(round_), memory / str(round_)
-        kept.mkdir()
-        executor = serve(script.model, place, folder, kept, workers)
-        failing = Failing(draw.randrange(1, 12), every=1 + round_)
-        with monkeypatch.context() as patches:
-            let_fail(executor, place, failing, patches)
-            for _ in range(24):
-                script.run(executor, draw.choice(WAYS), draw.randrange(12))
-            executor.drain()
-            assert failing.seen > failing.first
-            assert executor.manager.stats().tiers[PLACES[place][-1].replace("kept", "host")].failed
-            failing.works = True
-            for _ in range(8):
-                script.run(executor, draw.choice(WAYS), draw.randrange(12))
-            executor.save()
-        close(executor)
-        executor = serve(script.model, place, folder, kept, workers)
-        executor.restore()
-        for seed in range(12):
-            script.run(executor, "single", seed)
-        close(executor)
+    draw = random.Random(f"{place} {workers} {every}")
+    executor = serve(script.model, place, tmp_path, memory, workers)
+    failing = Failing(draw.randrange(1, 12), every=every)
+    with monkeypatch.context() as patches:
+        let_fail(executor, place, failing, patches)
+        for _ in range(24):
+            script.run(executor, draw.choice(WAYS), draw.randrange(12))
+        executor.drain()
+        assert failing.seen > failing.first
+        assert executor.manager.stats().tiers[PLACES[place][-1].replace("kept", "host")].failed
+        failing.works = True
+        for _ in range(8):
+            script.run(executor, draw.choice(WAYS), draw.randrange(12))
+        executor.save()
+    close(executor)
+    executor = serve(script.model, place, tmp_path, memory, workers)
+    executor.restore()
+    for seed in range(12):
+        script.run(executor, "single", seed)
+    close(executor)
     if place != "remote":
         # Each place and reason once; of kept memory a slot that a store left half written too.
         lines = [record.getMessage() for record in caplog.records]
@@ -231,35 +227,41 @@ def test_answers_are_right_while_a_tier_fails(
         assert all(place == "kept" and "its bytes are damaged" in line for line in rest)
 
 
-@pytest.mark.parametrize("name", [pytest.param("gemma-3", marks=pytest.mark.deep), "qwen3-next"])
-@pytest.mark.parametrize("place", [pytest.param("host", marks=pytest.mark.deep), "disk"])
-def test_answers_of_several_groups_are_right_while_a_tier_fails(name, place, tmp_path, monkeypatch):
-    draw = random.Random(f"{name} {place}")
+def grouped_cases():
+    """Of the grid `make test` plays one."""
+    for case in itertools.product(("gemma-3", "qwen3-next"), ("host", "disk"), (0, 2)):
+        quick = case == ("qwen3-next", "disk", 2)
+        yield pytest.param(*case, marks=() if quick else pytest.mark.deep)
+
+
+@pytest.mark.parametrize(("name", "place", "workers"), list(grouped_cases()))
+def test_answers_of_several_groups_are_right_while_a_tier_fails(
+    name, place, workers, tmp_path, monkeypatch
+):
+    draw = random.Random(f"{name} {place} {workers}")
     script = Script(family(name), some_of_groups)
-    for workers in (0, 2):
-        folder = tmp_path / str(workers) if place == "disk" else None
-        executor = serve_groups(
-            script.model,
-            gpu=40,
-            host=16 if place == "host" else 0,
-            points=10,
-            disk=folder,
-            workers=workers,
-        )
-        failing = Failing(draw.randrange(3), every=1 + workers // 2)
-        with monkeypatch.context() as patches:
-            pool = executor.pools[-1]
-            for part in pool.groups:
-                if place == "host":
-                    failing.copies_into(part)
-            if place == "disk":
-                failing.writes_to(type(pool.groups[0]), patches)
-            for _ in range(20):
-                script.run(executor, draw.choice(WAYS), draw.randrange(10))
-            executor.drain()
-            assert failing.seen > failing.first
-            assert executor.manager.stats().tiers[place].failed
-            failing.works = True
-            for _ in range(6):
-                script.run(executor, draw.choice(WAYS), draw.randrange(10))
-        close(executor)
+    executor = serve_groups(
+        script.model,
+        gpu=40,
+        host=16 if place == "host" else 0,
+        points=10,
+        disk=tmp_path if place == "disk" else None,
+        workers=workers,
+    )
+    failing = Failing(draw.randrange(3), every=1 + workers // 2)
+    with monkeypatch.context() as patches:
+        pool = executor.pools[-1]
+        for part in pool.groups:
+            if place == "host":
+                failing.copies_into(part)
+        if place == "disk":
+            failing.writes_to(type(pool.groups[0]), patches)
+        for _ in range(20):
+            script.run(executor, draw.choice(WAYS), draw.randrange(10))
+        executor.drain()
+        assert failing.seen > failing.first
+        assert executor.manager.stats().tiers[place].failed
+        failing.works = True
+        for _ in range(6):
+            script.run(executor, draw.choice(WAYS), draw.randrange(10))
+    close(executor)

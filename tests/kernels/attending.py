@@ -8,7 +8,8 @@ import re
 import torch
 from hypothesis import strategies as st
 
-from kvtrie.kernels import compiled
+from kvtrie.kernels import ARCHS, compiled
+from kvtrie.kernels.formats import ROWS
 
 USED = re.compile(r"Used (\d+) registers")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
@@ -32,6 +33,12 @@ def asked(draw, dtype, dims):
     padded = draw(st.booleans())
     place["first"] = torch.randint(0, rows + 4, (batch,)) if padded else None
     return (query, keys[:, :, :rows], values[:, :, :rows]), place
+
+
+def drawn(arch):
+    """A format and a width for an architecture: each format is that of two."""
+    at = ARCHS.index(arch)
+    return list(ROWS)[at % 3], (64, 128, 256)[(at + at // 3) % 3]
 
 
 def built(kernel, arch, row, width):

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from attending import asked, built
+from attending import asked, built, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onhost import CUDA, NEEDS_GPP, BrokenHostError, Host
@@ -210,9 +210,7 @@ def test_training_on_a_device_goes_by_the_kernels(hosts, monkeypatch):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_it_compiles_without_a_gpu_and_without_spills(arch):
     # Each format on two architectures, in two widths; every width is one of `deep`'s.
-    at = ARCHS.index(arch)
-    dtype = list(ROWS)[at % 3]
-    width = (64, 128, 256)[(at + at // 3) % 3]
+    dtype, width = drawn(arch)
     built("attend_backward", arch, ROWS[dtype], min(width, 512 // dtype.itemsize))
 
 
