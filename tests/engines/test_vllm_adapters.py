@@ -28,7 +28,7 @@ def engine():
     one = make_engine(ranks=2)
     one.files = {1: b"x"}
     for worker in one.workers:
-        worker._adapters = Held(one.files)
+        worker._identity.adapters = Held(one.files)
     yield one
     one.close()
 
@@ -51,9 +51,9 @@ def serve(one, name):
 def test_blocks_of_an_adapter_are_found_until_it_is_another(engine):
     assert serve(engine, "first") == 0
     assert serve(engine, "second") == 12
-    assert [worker._adapters.loads for worker in engine.workers] == [1, 1]
+    assert [worker._identity.adapters.loads for worker in engine.workers] == [1, 1]
     for worker in engine.workers:  # evicted, and its files have changed
-        worker._adapters.held.clear()
+        worker._identity.adapters.held.clear()
     engine.files[1] = b"y"
     engine.add("other", PROMPT, 0)  # of no adapter: a step that reports what is held
     engine.plan()
@@ -79,7 +79,7 @@ def test_load_is_refused_if_the_step_has_read_another_adapter(engine):
     )
     engine.plan()
     for worker in engine.workers:
-        worker._adapters.held[1] = b"y"
+        worker._identity.adapters.held[1] = b"y"
     engine.execute()
     assert [request.request_id for request in engine.broken] == ["second"]
     engine.drain()

@@ -38,7 +38,7 @@ def ask(engine, clock, at):
 def written(engine):
     """All ages are with the files; no thread is left that writes any."""
     for worker in engine.workers:
-        worker._ages.close()
+        worker._ages[0].close()
 
 
 def on_disk(engine, clock):
@@ -117,7 +117,7 @@ def test_a_use_counts_as_it_begins_and_as_it_ends(tmp_path):
         ages += [{age for age, _ in wanted.values()}]
         killed.close()
         for worker in engine.workers:
-            worker._ages = AgeWriter(worker.disk, 60)
+            worker._ages[0] = AgeWriter(worker.disk, 60)
     assert ages == [{50 * SECOND}, {0}]
     engine.close()
 

@@ -20,7 +20,7 @@ class Server(Engine):
         monkeypatch.setattr(vllm_engine, "mark", marked)
         super().__init__(*args, **more)
         for worker in self.workers:
-            worker._weights = lambda: bytes([self.weights])
+            worker._identity.weights = lambda: bytes([self.weights])
         self.doubt()  # so that the first weights have a name
 
     def doubt(self):

@@ -1,5 +1,7 @@
 """HeldAdapters: the adapters that one worker of vLLM holds, named by their tensors.
 
+`RankIdentity` answers the scheduler's questions about them, and about the weights.
+
 vLLM reads an adapter's files when a step first needs it, when a call loads it, and again after it
 was evicted; it keeps the old adapter if a load fails. So the name is the digest of the tensors that
 its adapter manager holds, and not of any file.
@@ -19,12 +21,14 @@ from kvtrie.errors import ConfigError
 from kvtrie.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import torch
     from vllm.lora.request import LoRARequest
 
-__all__ = ["HeldAdapters"]
+    from kvtrie.engines.vllm.messages import StepNews, StepOrders
+
+__all__ = ["HeldAdapters", "RankIdentity"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _IDENTITY = ("id", "module_name")
@@ -81,6 +85,59 @@ class HeldAdapters:
             _LOG.warning("kvtrie: vLLM cannot load adapter %s: %s", name, why)
         if not any(request.lora_int_id in each.list_adapters() for each in self._managers):
             self._failed.add(request.lora_int_id)
+
+
+class RankIdentity:
+    """Answers of one rank about the weights and adapters that it computes with.
+
+    Args:
+        rank: the rank.
+        weights: returns the digest of the weights.
+        adapters: the adapters; None if its models take none.
+    """
+
+    def __init__(
+        self, rank: int, weights: Callable[[], bytes], adapters: HeldAdapters | None
+    ) -> None:
+        self._rank, self.weights, self.adapters = rank, weights, adapters
+        self._question, self._asked_adapters = 0, 0
+        self._answer: tuple[int, bytes] | None = None
+        self._reported: tuple[int, dict[int, bytes]] = 0, {}  # of adapters
+        self._expected: list[tuple[int, dict[int, bytes], list[int]]] = []
+
+    def ask(self, orders: StepOrders) -> None:
+        """Take in a step's questions, and load the adapters that requests wait for."""
+        self._expected = orders.expected
+        if orders.weights != self._question:
+            self._question = orders.weights
+            self._answer = self._question, self.weights()
+        if self.adapters is None:
+            return
+        if orders.adapters != self._asked_adapters:
+            self._asked_adapters = orders.adapters
+            self.adapters.forget()
+        for request in orders.load_adapters:
+            self.adapters.load(request)
+
+    def answer(self, news: StepNews) -> None:
+        """Add the digest that was asked for, and adapters that are not those reported last."""
+        news.weights, self._answer = self._answer, None
+        if (now := (self._asked_adapters, self._held())) != self._reported:
+            self._reported = news.adapters = now
+
+    def other_slots(self) -> list[int]:
+        """Return slots that the step loads for another adapter than it computes with."""
+        expected, self._expected = self._expected, []
+        held = self._held() if expected else {}
+        return [
+            slot
+            for ident, digests, slots in expected
+            if held.get(ident) != digests.get(self._rank)
+            for slot in slots
+        ]
+
+    def _held(self) -> dict[int, bytes]:
+        return {} if self.adapters is None else self.adapters.digests()
 
 
 def _name(adapters: list[Any]) -> bytes:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvtrie import Moves
+    from kvtrie.engines.vllm.messages import StepNews
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.replicated import ReplicatedRanks
     from kvtrie.engines.vllm.shared_memory import SharedMemory
@@ -110,6 +111,38 @@ def _pool(
     return Pool(
         model.shape, blocks, model.block_tokens, layout=layout, pinned=pinned, memory=memory
     )
+
+
+class HostProofs:
+    """Proofs of blocks in host memory that the scheduler has asked for.
+
+    Args:
+        kept: the kept memory of this worker; None if it has none, and there is nothing to prove.
+        reports: whether the scheduler counts kept blocks of this worker's.
+    """
+
+    def __init__(self, kept: KeptStores | None, *, reports: bool) -> None:
+        self._kept, self._reports = kept, reports
+        self._unasked: dict[int, bool] = {}
+        self.pending = 0
+
+    def ask(self, questions: list[tuple[int, bytes]]) -> None:
+        """Prove blocks soon; nothing to prove counts as proved."""
+        self.pending += len(questions)
+        if self._kept is not None:
+            self._kept.prove_soon(questions)
+        else:
+            self._unasked.update((slot, True) for slot, _ in questions)
+
+    def answer(self, news: StepNews) -> None:
+        """Add results of proofs and counts of kept memory."""
+        if self._kept is None:
+            news.proved, self._unasked = self._unasked, {}
+            news.kept = 0 if self._reports else None
+        else:
+            news.proved, news.lost = self._kept.proved(), dict(self._kept.pool.lost_blocks)
+            news.kept = self._kept.pool.kept_blocks
+        self.pending -= len(news.proved)
 
 
 class KeptStores:

@@ -19,7 +19,8 @@ import numpy as np
 
 from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
-from kvtrie.engines.vllm.kept_host import KeptStores, open_host
+from kvtrie.engines.vllm.held_adapters import RankIdentity
+from kvtrie.engines.vllm.kept_host import HostProofs, KeptStores, open_host
 from kvtrie.engines.vllm.kv_writer import known_views
 from kvtrie.engines.vllm.layout_check import block_axis
 from kvtrie.engines.vllm.messages import Opened, StepNews
@@ -117,11 +118,13 @@ class WorkerConnector:
             pinned=self.gpu.device.type == "cuda",
             wall=wall,
         )
-        self._keeps = tiers[0].keep is not None
         self._news = threading.Event()
         self._kept: KeptStores | None = None
         if isinstance(self.host, KeptPool):
             self._kept = KeptStores(self.host, self._news.set)
+        self._proofs: HostProofs | None = None
+        if tiers[0].keep is not None:
+            self._proofs = HostProofs(self._kept, reports=not self._one_writes)
         pools: list[Pool | Storage] = [self.gpu, self.host]
         self.disk: DiskStorage | None = None
         self.remote: RankStore | None = None
@@ -141,10 +144,10 @@ class WorkerConnector:
                 raise
         pools += [] if self.disk is None else [self.disk]
         pools += [] if self.remote is None else [self.remote.storage]
-        self._ages, self._host_ages = (
-            None if tier is None else AgeWriter(tier, settings.deadline_s)
-            for tier in (self.disk, None if self._kept is None else self._kept.pool)
-        )
+        lasting = (self.disk, None if self._kept is None else self._kept.pool)
+        self._ages = [
+            None if tier is None else AgeWriter(tier, settings.deadline_s) for tier in lasting
+        ]
         self.runner = Runner(
             pools,
             tiers=(Tier("gpu", blocks=self.gpu.blocks, owner="engine"), *tiers)[: len(pools)],
@@ -154,15 +157,10 @@ class WorkerConnector:
             progress=self._on_progress,
         )
         self._slots = model.blocks
-        self._weights, self._question = weights, 0
-        self._answer: tuple[int, bytes] | None = None
-        self._rank, self._adapters, self._asked_adapters = rank, adapters, 0
-        self._reported: tuple[int, dict[int, bytes]] = 0, {}  # of adapters
-        self._expected: list[tuple[int, dict[int, bytes], list[int]]] = []
+        self._identity = RankIdentity(rank, weights, adapters)
         self._layerwise = settings.use_layerwise
         self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
         self._step = -1
-        self._proving, self._unasked = 0, dict[int, bool]()
         load, store = stream(self.gpu.device), stream(self.gpu.device)
         self._copies = StepCopies(self.gpu, self.host, load, store)
         self._reports: list[MoveReport] = []  # of moves that this rank does not carry out
@@ -179,7 +177,7 @@ class WorkerConnector:
         opened = Opened(self._rooms, pinned=self.gpu.device.type == "cuda")
         if self._kept is not None:
             opened.kept_rows = self._whole(self._kept.pool.recall())
-        elif self._keeps and not (self._one_writes and self.replicas.place):
+        elif self._proofs is not None and not (self._one_writes and self.replicas.place):
             opened.kept_rows = []  # another process has the file
         if self.disk is not None:
             opened.rows = self._whole(self.disk.recall())
@@ -200,10 +198,7 @@ class WorkerConnector:
         if orders.step == self._step:
             return
         self._step = orders.step
-        if orders.weights != self._question:
-            self._question = orders.weights
-            self._answer = self._question, self._weights()
-        self._ask_adapters(orders)
+        self._identity.ask(orders)
         self._copies.begin(orders.lost)
         for data in orders.ahead:
             self._copies.store_ahead(self._own(Moves.from_bytes(data)))
@@ -212,44 +207,15 @@ class WorkerConnector:
         if orders.give_up and self.remote is not None:
             gone = self.runner.cancel(orders.give_up, "eviction does not wait", blame=True)
             self.remote.storage.count_dropped(gone)
-        if self._ages is not None:
-            self._ages.write(orders.used)
-        if self._host_ages is not None:
-            self._host_ages.write(orders.used_host)
-        self._prove_soon(orders.prove)
+        for ages, used in zip(self._ages, (orders.used, orders.used_host), strict=True):
+            if ages is not None:
+                ages.write(used)
+        if self._proofs is not None:
+            self._proofs.ask(orders.prove)
         for data in orders.moves:
             self._start(self._own(Moves.from_bytes(data)))
         if orders.taken_back:
             self._copies.await_stores()
-
-    def _ask_adapters(self, orders: StepOrders) -> None:
-        """Load the adapters that requests wait for, and note what the step's loads expect."""
-        self._expected = orders.expected
-        if self._adapters is None:
-            return
-        if orders.adapters != self._asked_adapters:
-            self._asked_adapters = orders.adapters
-            self._adapters.forget()
-        for request in orders.load_adapters:
-            self._adapters.load(request)
-
-    def _held(self) -> tuple[int, dict[int, bytes]] | None:
-        """The question and the held adapters, if they are not those that were reported last."""
-        held = {} if self._adapters is None else self._adapters.digests()
-        now = self._asked_adapters, held
-        if now == self._reported:
-            return None
-        self._reported = now
-        return now
-
-    def _refuse_other_adapters(self) -> None:
-        """Report blocks as not loaded whose adapter is not the one that this step computes with."""
-        held = {} if self._adapters is None else self._adapters.digests()
-        for ident, digests, slots in self._expected:
-            if held.get(ident) != digests.get(self._rank):
-                for slot in slots:
-                    self._copies.lose(slot)
-        self._expected = []
 
     def _start(self, moves: Moves) -> None:
         out: NDArray[np.bool_] = moves.src == 0
@@ -263,8 +229,8 @@ class WorkerConnector:
 
     def load(self) -> None:
         """Begin the loads of the step; all of them, unless they come layer by layer."""
-        if self._expected:
-            self._refuse_other_adapters()
+        for slot in self._identity.other_slots():
+            self._copies.lose(slot)
         if self._layerwise:
             self._copies.start_loads()
         else:
@@ -296,41 +262,24 @@ class WorkerConnector:
         self._reports = []
         if self._kept is not None and self._kept.settle(reports):
             self.runner.wake()
-        if idle and (self.runner.pending or self._proving) and not reports:
-            self._news.wait(_HUNG_S if self.runner.hangs and not self._proving else _IDLE_S)
+        proving = self._proofs is not None and self._proofs.pending
+        if idle and (self.runner.pending or proving) and not reports:
+            self._news.wait(_HUNG_S if self.runner.hangs and not proving else _IDLE_S)
         self._news.clear()
         reports += self.runner.reports()
-        answer, self._answer = self._answer, None
-        news = StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"", answer)
-        news.adapters = self._held()
-        if self._keeps:
-            self._note_kept(news)
+        news = StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"")
+        self._identity.answer(news)
+        if self._proofs is not None:
+            self._proofs.answer(news)
         if self.remote is not None:
             news.unstored = self.remote.lost()
         return news
-
-    def _note_kept(self, news: StepNews) -> None:
-        """Add results of proofs and counts of kept memory; nothing to prove counts as proved."""
-        if self._kept is None:
-            news.proved, self._unasked = self._unasked, {}
-            news.kept = None if self._one_writes else 0
-        else:
-            news.proved, news.lost = self._kept.proved(), dict(self._kept.pool.lost_blocks)
-            news.kept = self._kept.pool.kept_blocks
-        self._proving -= len(news.proved)
-
-    def _prove_soon(self, questions: list[tuple[int, bytes]]) -> None:
-        self._proving += len(questions)
-        if self._kept is not None:
-            self._kept.prove_soon(questions)
-        else:
-            self._unasked.update((slot, True) for slot, _ in questions)
 
     def close(self) -> None:
         """Let running copies end, give memory and folder back. Closing twice does nothing."""
         self._copies.close()
         self.runner.close()
-        for ages in (self._ages, self._host_ages):
+        for ages in self._ages:
             if ages is not None:
                 ages.close()
         if self._kept is not None:
