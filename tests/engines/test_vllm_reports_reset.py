@@ -51,7 +51,7 @@ def test_random_schedules_with_resets_read_nothing_old(tmp_path, monkeypatch, se
     assert not engine.failed
     assert not engine.scheduler.cache.resetting
     stats = engine.scheduler.manager.stats()
-    assert (stats.leases, stats.moves, engine.scheduler.requests.pinned) == (0, 0, 0)
+    assert (stats.leases, stats.moves, engine.scheduler.requests.pins.blocks) == (0, 0, 0)
     engine.scheduler.manager.audit()
     engine.close()
 

@@ -4,11 +4,9 @@ import random
 import threading
 from contextlib import suppress
 
-import numpy as np
 import pytest
 from tests.engines.vllm_engine import SIZE, Engine, play
 
-from kvtrie.engines.vllm.store_client import StoreClient
 from kvtrie.engines.vllm.store_moves import DROPPED
 from kvtrie.tiers.remote import Found, RemoteStorage
 
@@ -237,40 +235,3 @@ def test_a_store_that_hangs_ends_no_request_later_than_the_deadline(tmp_path, mo
     two.drain()
     assert two.scheduler.manager.stats().moves == 0  # without a further request
     close(one, two)
-
-
-class Storage:
-    """A storage whose answers wait until a test lets them go."""
-
-    def __init__(self):
-        self.asked, self.released = threading.Semaphore(0), threading.Event()
-        self.calls = []
-
-    def find(self, keys, deadline, forms):  # noqa: ARG002
-        self.calls.append(len(keys))
-        self.asked.release()
-        self.released.wait(60)
-        return Found(len(keys), len(keys), 0, 0)
-
-    def close(self):
-        self.released.set()
-
-
-def test_no_question_waits_for_calls_that_hang():
-    now, storage = [0], Storage()
-    client = StoreClient([(storage, [])], 0.05, lambda: now[0])
-    keys = np.zeros((2, 32), np.uint8)
-    questions = [client.ask(0, keys, now[0]) for _ in range(5)]
-    for _ in range(4):
-        assert storage.asked.acquire(timeout=60)
-    now[0] = 50_000_000
-    assert client.ask(0, keys, now[0]) is None
-    storage.released.set()
-    for question in questions:
-        assert question.closed.wait(60)
-    assert [each.found is None for each in questions] == [False] * 4 + [True]
-    assert storage.calls == [2] * 4  # the fifth was late before a thread came to it
-    later = client.ask(1, keys, now[0])
-    assert later.closed.wait(60)
-    assert (later.near, later.found.blocks) == (1, 2)
-    client.close()

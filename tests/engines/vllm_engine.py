@@ -382,7 +382,7 @@ class Engine:
         """Wait until questions to a shared store are answered, as time passes between steps."""
         for waiting in list(self.scheduler.requests.waiting.values()):
             if waiting.store.question is not None:
-                waiting.store.question.closed.wait(60)
+                waiting.store.question.wait(self.scheduler.cache.clock)
 
     def drain(self):
         for _ in range(3000):
@@ -435,7 +435,7 @@ def play(engine, requests, seed, aborts=0.1):
     engine.drain()
     stats = engine.scheduler.manager.stats()
     assert (stats.leases, stats.moves) == (0, 0)
-    assert engine.scheduler.requests.pinned == 0
+    assert engine.scheduler.requests.pins.blocks == 0
     assert sorted(engine.free) == list(range(1, BLOCKS))
     engine.stored_blocks = sum(len(engine.on_host(each.all_token_ids)) for each in engine.seen)
     engine.scheduler.manager.audit()

@@ -346,7 +346,7 @@ class Engine:
         """End all, and see that nothing is held or under way and that the books are right."""
         self.drain()
         stats = self.kv_scheduler.manager.stats()
-        assert (stats.leases, stats.moves, self.kv_scheduler.requests.pinned) == (0, 0, 0)
+        assert (stats.leases, stats.moves, self.kv_scheduler.requests.pins.blocks) == (0, 0, 0)
         self.kv_scheduler.manager.audit()
         assert not self.prompts
         for worker in self.workers:

@@ -5,7 +5,7 @@ executor --> runner --> ledger --> schedule --> queue, budget      which job run
    |           |          +--> section, hung, addresses, remote_stores
    |           +--> carry --> job --> layer_copies, job_state      what a thread does
    |           +--> outbox --> report
-   +--> claims, prefetch --> deadline_call, feedback, used_blocks
+   +--> claims, feedback, used_blocks, deadline_call, prefetch --> store_question
 layerwise --> layer_loads, layer_stores --> stream, connector      copies beside a pass
 dispatch: one manager over several ranks      timed_copies: for profiles
 ```

@@ -28,7 +28,7 @@ from kvtrie.tiers import (
 from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
 from kvtrie.transfer.feedback import Feedback
-from kvtrie.transfer.prefetch import Prefetcher
+from kvtrie.transfer.prefetch import BlockingPrefetcher
 from kvtrie.transfer.report import Progress
 from kvtrie.transfer.runner import Runner
 from kvtrie.transfer.used_blocks import UsedBlocks
@@ -188,7 +188,7 @@ class Executor:
             if isinstance(pool, NotesUses)
         }
         self._notes: dict[int, DeadlineCall] = {}
-        self._prefetcher = Prefetcher(manager, self._ledger)
+        self._prefetcher = BlockingPrefetcher(manager, self._ledger)
 
     def __enter__(self) -> Self:
         return self
@@ -374,6 +374,7 @@ class Executor:
         for engine in engines:
             engine.close()
         self._note_the_rest()
+        self._prefetcher.close()
         self.runner.close()
 
     def attach(self, engine: Attached) -> None:

@@ -1,14 +1,17 @@
 """Prefetch from a shared store: ask for the blocks after the local match, and bring them to host.
 
-Invariant: it returns by its deadline whatever the store does, and only marks blocks that the store
-reported or that this process wrote or read; a block that then cannot be read is a failed load.
+`Prefetcher` asks on other threads and marks the blocks that the store has, for an engine that never
+waits. `BlockingPrefetcher` waits for the answer, and until the blocks are on their way.
+Invariant: no call returns after its deadline, whatever the store does. Only blocks are marked that
+the store reported or this process wrote or read; one that then cannot be read is a failed load.
 Cost: one hash per block of the prompt, and a question about those that no local tier has.
 """
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,22 +19,24 @@ import numpy as np
 from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.settings.argument import real
 from kvtrie.settings.hint import Prefetch
-from kvtrie.transfer.deadline_call import DeadlineCall
+from kvtrie.tiers.remote import Found
+from kvtrie.transfer.store_question import Question, Questions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from kvtrie import BlockManager, Scope
-    from kvtrie.tiers.remote import Found
+    from kvtrie import BlockManager, Match, Scope
     from kvtrie.transfer.ledger import Ledger
 
-__all__ = ["Prefetched", "Prefetcher"]
+    _Tokens: TypeAlias = Sequence[int] | NDArray[np.integer] | Buffer
+
+__all__ = ["BlockingPrefetcher", "HostPins", "PinnedPrefix", "Prefetched", "Prefetcher"]
 
 _NS = 1_000_000_000
-_MOST_ASKING = 4  # questions of which none has returned, each on its own thread
 _MOST_S = 86_400.0
 
 
@@ -58,7 +63,89 @@ class Prefetched(NamedTuple):
 
 
 class Prefetcher:
-    """The questions of one executor.
+    """The questions of one manager to its shared store.
+
+    Args:
+        manager: the manager.
+        find: returns which leading blocks of keys the store has, by a time of `monotonic_ns`.
+        clock: nanoseconds, monotone.
+    """
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        find: Callable[[NDArray[np.uint8], int], Found],
+        clock: Callable[[], int],
+    ) -> None:
+        self._manager, self._clock = manager, clock
+        self._tier = [tier.kind for tier in manager.tiers].index("remote")
+        self._questions = Questions(find, clock)
+
+    def ask(
+        self, tokens: _Tokens, scope: Scope | None, deadline: int, *, keep: int = 0
+    ) -> Question:
+        """Ask for the full blocks of a prompt that no faster tier has, without a wait.
+
+        Args:
+            tokens: the prompt.
+            scope: the scope of its blocks.
+            deadline: when the question ends, nanoseconds of the clock.
+            keep: tokens at the end whose block is not asked for.
+        """
+        manager, now = self._manager, self._clock()
+        keys = manager.keys(tokens, scope=scope)
+        path = np.asarray(tokens, dtype=np.uint32)
+        keys = keys[: (len(path) - keep) // manager.block_tokens]
+        path = path[: len(keys) * manager.block_tokens]
+        near = self.near(manager.lookup(path, now=now, scope=scope, keep=0))
+        question = Question(path, scope, near, keys[near:], deadline)
+        if near == len(keys):
+            question.found = Found(0, 0, 0, 0)
+            question.close()
+        else:
+            self._questions.ask(question, now)
+        return question
+
+    def near(self, match: Match) -> int:
+        """Leading blocks of a match that a faster tier than the store has whole."""
+        count = 0
+        while count < len(match.handles):
+            step = max(match.resident(tier, skip=count) for tier in range(self._tier))
+            if not step:
+                break
+            count += step
+        return count
+
+    def take_in(self, question: Question) -> int:
+        """Mark the blocks that the store has, and clear the mark of those that it has lost.
+
+        Returns:
+            The leading blocks of the prompt that are on a faster tier or marked.
+        """
+        found, near, path = question.found, question.near, question.path
+        if found is None:
+            return near
+        upto = near + found.blocks
+        mark = partial(self._manager.mark, now=self._clock(), scope=question.scope)
+        if found.refuted or (found.blocks < len(question.keys) and not found.late):
+            # A block to clear may be leased or on the move: then it stays, and its load fails.
+            with suppress(ConfigError):
+                mark(path, self._tier, present=False, skip=upto)
+        if found.blocks:
+            # A local block left since the question, or leases fill the tier: none is marked.
+            with suppress(ConfigError, NoSpaceError):
+                path = path[: upto * self._manager.block_tokens]
+                mark(path, self._tier, present=True, skip=near)
+                return upto
+        return near
+
+    def close(self) -> None:
+        """End the threads, each after its call."""
+        self._questions.close()
+
+
+class BlockingPrefetcher:
+    """The prefetches of one executor.
 
     Args:
         manager: its manager, whose last tier is a shared store or not.
@@ -66,101 +153,53 @@ class Prefetcher:
     """
 
     def __init__(self, manager: BlockManager, ledger: Ledger) -> None:
-        kinds = [tier.kind for tier in manager.tiers]
         self._manager, self._ledger, self._clock = manager, ledger, ledger.clock
-        self._tier = kinds.index("remote") if "remote" in kinds else None
-        self._asking: list[DeadlineCall] = []
+        self._prefetcher: Prefetcher | None = None
+        kinds = [tier.kind for tier in manager.tiers]
+        if "remote" in kinds and isinstance(store := ledger.pools[kinds.index("remote")], _Finds):
+            self._prefetcher = Prefetcher(manager, store.find, ledger.clock)
 
-    def prefetch(
-        self,
-        tokens: Sequence[int] | NDArray[np.integer] | Buffer,
-        scope: Scope | None,
-        deadline_s: float,
-    ) -> Prefetched:
+    def prefetch(self, tokens: _Tokens, scope: Scope | None, deadline_s: float) -> Prefetched:
         """As `Executor.prefetch`."""
         with self._ledger.section:  # refuses a fork
             seconds = real("deadline_s", deadline_s, 0, _MOST_S)
         if not seconds:
             raise ConfigError("deadline_s is 0, above 0 wanted")
-        deadline = self._clock() + int(seconds * _NS)
-        storage = None if self._tier is None else self._ledger.pools[self._tier]
-        if self._tier is None or not isinstance(storage, _Finds):
+        prefetcher, deadline = self._prefetcher, self._clock() + int(seconds * _NS)
+        if prefetcher is None:
             return Prefetched(0, 0, 0, 0)
-        manager = self._manager
-        keys = manager.keys(tokens, scope=scope)
-        path = np.asarray(tokens, dtype=np.uint32)[: len(keys) * manager.block_tokens]
-        local = self._local(path, scope)
-        if local == len(keys):
-            return Prefetched(0, 0, 0, 0)
-        found = self._ask(storage, keys[local:], deadline)
-        if found is None:
-            return Prefetched(len(keys) - local, 0, 0, len(keys) - local)
-        upto = (local + found.blocks) * manager.block_tokens
-        if found.refuted:
-            # A block to clear may be leased or on the move: then it stays, and its load fails.
-            with suppress(ConfigError):
-                manager.mark(
-                    path, self._tier, present=False, now=self._clock(), scope=scope,
-                    skip=local + found.blocks,
-                )  # fmt: skip
-        if found.blocks and self._mark(path[:upto], scope, local):
-            self._bring(path[:upto], scope, deadline)
+        question = prefetcher.ask(tokens, scope, deadline)
+        if (found := question.wait(self._clock)) is None:
+            return Prefetched(len(question.keys), 0, 0, len(question.keys))
+        upto = prefetcher.take_in(question)
+        if upto > question.near:
+            path = question.path[: upto * self._manager.block_tokens]
+            self._bring(prefetcher, path, scope, deadline)
         return Prefetched(found.queried, found.blocks, found.refuted, found.late)
 
-    def _local(self, path: NDArray[np.uint32], scope: Scope | None) -> int:
-        """Leading blocks of which a faster tier than the store has all layers."""
-        match = self._manager.lookup(path, now=self._clock(), scope=scope, keep=0)
-        count, most = 0, len(match.handles)
-        while count < most:
-            step = max(match.resident(tier, skip=count) for tier in range(self._tier or 0))
-            if not step:
-                break
-            count += step
-        return count
-
-    def _ask(self, storage: _Finds, keys: NDArray[np.uint8], deadline: int) -> Found | None:
-        """The store's answer; None if none came in time."""
-        self._asking = [call for call in self._asking if call.running]
-        if len(self._asking) >= _MOST_ASKING:
-            return None
-        answers: list[Found] = []
-        left = deadline - self._clock()
-        until = time.monotonic_ns() + left
-        call = DeadlineCall(lambda: answers.append(storage.find(keys, until)), self._clock)
-        if not call.wait(left):
-            self._asking.append(call)
-            return None
-        return answers[0]
-
-    def _mark(self, path: NDArray[np.uint32], scope: Scope | None, local: int) -> bool:
-        """Mark blocks as resident in the store; whether that was possible."""
-        try:
-            self._manager.mark(
-                path, self._tier or 0, present=True, now=self._clock(), scope=scope, skip=local
-            )
-        except (ConfigError, NoSpaceError):
-            # A local block left since the match, or leases fill the tier: the request computes.
-            return False
-        return True
-
-    def _bring(self, path: NDArray[np.uint32], scope: Scope | None, deadline: int) -> None:
+    def _bring(
+        self, prefetcher: Prefetcher, path: NDArray[np.uint32], scope: Scope | None, deadline: int
+    ) -> None:
         """Hint until all blocks are on their way to host, or the deadline.
 
         Only a quarter of host memory may be in flight, so the rest is asked for again while the
         prefix grows. Blocks that have come are pinned until then, or later ones would evict them.
         """
         hint = Prefetch(tokens=path, tier="host", deadline=deadline, scope=scope)
-        ledger, most, pins = self._ledger, -1, _Pins(self._manager)
+        manager, ledger, most, prefix = self._manager, self._ledger, -1, PinnedPrefix()
+        (host,) = (tier for tier in manager.tiers if tier.kind == "host")
+        pins = HostPins(manager, 3 * host.room(manager.model, manager.block_tokens) // 4)
         try:
             while True:
                 with ledger.section:
                     if (now := self._clock()) >= deadline:
                         return
                     ledger.poll()
-                    if (local := self._local(path, scope)) > most:
-                        most = local
-                        pins.pin(path, scope, now)
-                        (reply,) = self._manager.hint([hint], now=now)
+                    match = manager.lookup(path, now=now, scope=scope, keep=0)
+                    if (near := prefetcher.near(match)) > most:
+                        most = near
+                        pins.extend_with(prefix, match, now)
+                        (reply,) = manager.hint([hint], now=now)
                         ledger.poll()
                         if reply.code != "crowded" or ledger.on_call:
                             return
@@ -169,31 +208,66 @@ class Prefetcher:
                     ticket = ledger.section.ticket((deadline - now) / _NS)
                 ticket.wait()
         finally:
-            pins.end(self._clock())
+            pins.end(prefix, self._clock())
+
+    def close(self) -> None:
+        """End the threads that ask the store."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
 
 
-class _Pins:
-    """Pins of the leading blocks of a prompt in host memory, at most three quarters of it."""
+@dataclass(slots=True)
+class PinnedPrefix:
+    """Leading blocks of a prompt that are pinned in host memory.
 
-    def __init__(self, manager: BlockManager) -> None:
-        (host,) = (tier for tier in manager.tiers if tier.kind == "host")
-        self._manager = manager
-        self._left = 3 * host.room(manager.model, manager.block_tokens) // 4
-        self._count = 0
-        self._pins: list[int] = []
+    Attributes:
+        blocks: the number of them.
+        pins: the manager's pins.
+    """
 
-    def pin(self, path: NDArray[np.uint32], scope: Scope | None, now: int) -> None:
-        """Pin the blocks that have come since the last call."""
-        match = self._manager.lookup(path, now=now, scope=scope, keep=0)
-        if len(match.handles) < self._count:
-            return
-        new = min(self._left, match.resident("host", skip=self._count))
-        if new:
-            handles = match.handles[self._count : self._count + new]
-            self._pins.append(self._manager.pin_copies(handles, "host", now=now))
-            self._count, self._left = self._count + new, self._left - new
+    blocks: int = 0
+    pins: list[int] = field(default_factory=list[int])
 
-    def end(self, now: int) -> None:
-        """Unpin all blocks."""
-        for pin in self._pins:
+
+class HostPins:
+    """Pins of a manager's blocks in host memory, up to a number of blocks.
+
+    Args:
+        manager: the manager.
+        most: that number.
+
+    Attributes:
+        blocks: the number of pinned blocks.
+    """
+
+    def __init__(self, manager: BlockManager, most: int) -> None:
+        self._manager, self._most = manager, most
+        self.blocks = 0
+
+    def extend(self, prefix: PinnedPrefix, handles: NDArray[np.uint64], now: int) -> None:
+        """Pin the further blocks of a prefix, all or none.
+
+        Args:
+            prefix: the prefix.
+            handles: all of its blocks, which host memory has.
+            now: the time.
+        """
+        new = len(handles) - prefix.blocks
+        if new > 0 and self.blocks + new <= self._most:
+            pin = self._manager.pin_copies(handles[prefix.blocks :], "host", now=now)
+            prefix.pins.append(pin)
+            prefix.blocks += new
+            self.blocks += new
+
+    def extend_with(self, prefix: PinnedPrefix, match: Match, now: int) -> None:
+        """Pin the leading blocks of a match that host memory has, as far as there is room."""
+        if len(match.handles) >= prefix.blocks:
+            count = prefix.blocks + match.resident("host", skip=prefix.blocks)
+            self.extend(prefix, match.handles[: min(count, self._most)], now)
+
+    def end(self, prefix: PinnedPrefix, now: int) -> None:
+        """Unpin the blocks of a prefix."""
+        self.blocks -= prefix.blocks
+        pins, prefix.blocks, prefix.pins = prefix.pins, 0, []
+        for pin in pins:
             self._manager.unpin_copies(pin, now=now)

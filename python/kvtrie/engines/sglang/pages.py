@@ -162,7 +162,7 @@ class PageSettings:
                 self.path,
                 meaning=meaning,
                 size=size,
-                secret=None if secret is None else read_secret(secret),
+                secret=read_secret(secret),
                 trust_s=self.store.trust_s,
                 lookup=self.store.lookup,
                 lookup_s=self.lookup_s,

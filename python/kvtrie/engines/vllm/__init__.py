@@ -1,9 +1,11 @@
 """vLLM: a KV connector that keeps a server's KV on host and disk.
 
 ```text
-connector --> scheduler --> books --> store_moves, running, waiting, hints, events, metrics
-    |             |           +--> native_first, proofs, restored, scope, store_client
-    |             +--> messages, reports --> matching
+connector --> scheduler --> matching, admission --> misses      decisions about requests
+    |             +--> orders, reports --> messages              and about each step
+    |             |      +--> commits, loads --> requests --> waiting, running, hints, scope
+    |             |                                  +--> sequence --> native_first
+    |             +--> cache --> store_moves, store_client, events, metrics, proofs, restored
     +--> worker --> kv_writer --> learned_views        bytes in vLLM's layout
     |       +--> rank_store, replicated --> shared_memory, kept_host, age_writer
     |       +--> step_copies --> device_reports

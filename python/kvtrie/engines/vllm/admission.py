@@ -60,7 +60,7 @@ class Admission:
         table = sequence.slots(table)
         promised = table[start // cache.size : end // cache.size]
         if not cache.identity.settled or cache.identity.reads_stale(request, own):
-            self._requests.unpin(waiting, now)
+            self._requests.pins.end(waiting.pinned, now)
             self._loads.lose(promised, "blocks of other weights")
             return
         cache.identity.written(new)
@@ -80,7 +80,7 @@ class Admission:
         )
         run.stopped = unsure
         self._requests.running[request.request_id] = run
-        self._requests.unpin(waiting, now)
+        self._requests.pins.end(waiting.pinned, now)
         cache.use(lease)
         self._commits.learn(run, 0, only_missing=True)
         lease.bind(0, table)
@@ -105,7 +105,7 @@ class Admission:
             )
         except KvtrieError as error:
             self._loads.lose(promised, f"{type(error).__name__} at admission")
-            self._requests.unpin(waiting, now)
+            self._requests.pins.end(waiting.pinned, now)
             return None
 
     def _load(self, run: RunningRequest, first: int, slots: list[int], now: int) -> None:

@@ -67,7 +67,7 @@ class ServedCache:
         published: blocks published as KV events; None without events.
         proofs: blocks of an earlier server in host memory that are not proved yet.
         identity: the weights and adapters that requests compute with.
-        store: questions to a shared store; None if none are asked.
+        store: the parts of all ranks in a shared store; None if it is not asked.
         counters: the connector's counters.
         boundary: contains exceptions that the content of requests causes.
         step: the number of the next step.

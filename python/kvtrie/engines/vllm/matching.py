@@ -9,14 +9,14 @@ Cost: one lookup per question after the manager's books have changed, else a com
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import partial
+import logging
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.vllm.cache import HOST
 from kvtrie.engines.vllm.waiting import Answer, Wait
-from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.printable import MESSAGE, printable
 from kvtrie.settings.hint import Prefetch
+from kvtrie.transfer.prefetch import Prefetcher
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.cache import ServedCache
     from kvtrie.engines.vllm.requests import Requests
     from kvtrie.engines.vllm.settings import Settings
-    from kvtrie.engines.vllm.store_client import Question
     from kvtrie.engines.vllm.waiting import WaitingRequest
 
 __all__ = ["Matching"]
 
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _NS = 1_000_000_000
 _THERE, _COMING, _DEEPER, _STORED = "there", "coming", "deeper", "stored"
 
@@ -41,7 +41,11 @@ class Matching:
         self._cache, self._requests = cache, requests
         self._keep = max(1, settings.native_last)  # tokens of a prompt that are never loaded
         self._deadline_ns = int(settings.deadline_s * _NS)
+        self._lookup_ns = int(settings.lookup_s * _NS)
         self._disk, self._remote = cache.disk, cache.remote
+        self._prefetcher: Prefetcher | None = None
+        if cache.store is not None:
+            self._prefetcher = Prefetcher(cache.manager, cache.store.find, cache.clock)
 
     def match(self, request: Request, local: int) -> int | None:
         """Return the tokens after vLLM's own hit in host memory; None: ask again next step.
@@ -77,7 +81,7 @@ class Matching:
         cache, waiting.wait.coming = self._cache, False
         if waiting.scope is None:
             return start
-        if cache.store is not None and not self._asked(waiting, now):
+        if self._prefetcher is not None and not self._asked(self._prefetcher, waiting, now):
             return None
         keep = waiting.sequence.last(self._keep)
         tokens = waiting.sequence.read()
@@ -118,7 +122,8 @@ class Matching:
             tokens = waiting.sequence.tokens_of(first, [_THERE] * host + sources)
             waiting.from_store = tokens.get(_STORED, 0)
             waiting.from_disk = tokens.get(_DEEPER, 0) if _DEEPER in states else 0
-        self._requests.pin(waiting, match.handles[first:], host, now)
+        blocks = match.handles[first : first + host]
+        self._requests.pins.extend(waiting.pinned, blocks, now)
         wait.coming = _COMING in states
         if host >= len(states) or wait.gave_up or not (self._disk or self._remote or wait.coming):
             return False
@@ -182,65 +187,34 @@ class Matching:
                     return at
         return len(states)
 
-    def _asked(self, waiting: WaitingRequest, now: int) -> bool:
+    def _asked(self, prefetcher: Prefetcher, waiting: WaitingRequest, now: int) -> bool:
         """Ask the shared store for the blocks that no faster tier has; whether that is over."""
-        if waiting.store.sure is None:
-            self._ask(waiting, now)
-        return waiting.store.sure is not None
-
-    def _ask(self, waiting: WaitingRequest, now: int) -> None:
-        cache, lookup = self._cache, waiting.store
+        lookup, lost = waiting.store, self._cache.counters.lost
+        if lookup.sure is not None:
+            return True
         question = lookup.question
         if question is None:
-            tokens = waiting.sequence.read()
-            keys = cache.manager.keys(tokens, scope=waiting.scope)
-            keys = keys[: (len(tokens) - 1) // cache.size]
-            near = self._near(waiting, now)
-            lookup.asked_at, lookup.sure = now, near
-            if near >= len(keys):
-                return
-            lookup.question = cache.store.ask(near, keys[near:], now) if cache.store else None
-            if lookup.question is None:
-                cache.counters.lost["store lookup: every thread hangs"] += 1
-            else:
-                lookup.sure = None
-        elif question.found is not None or now >= question.deadline:
-            lookup.question, lookup.sure = None, question.near
-            if question.found is None or question.found.late:
-                cache.counters.lost["store lookup: no answer"] += 1
-            if question.found is not None:
-                self._take_in(waiting, question, now)
+            tokens, until = waiting.sequence.read(), now + self._lookup_ns
+            question = prefetcher.ask(tokens, waiting.scope, until, keep=1)
+            lookup.asked_at, lookup.question = now, question
+            if not question.closed:
+                return False
+        elif question.found is None and now < question.deadline:
+            return False
+        if question.error is not None:
+            why = printable(question.error, MESSAGE, in_ascii=True)
+            _LOG.warning("kvtrie: a question to the shared store failed: %s", why)
+        found = question.found
+        lookup.question, lookup.sure = None, prefetcher.take_in(question)
+        if question.refused:
+            lost["store lookup: every thread hangs"] += 1
+        elif found is None or found.late:
+            lost["store lookup: no answer"] += 1
+        if found is not None and found.blocks and lookup.sure == question.near:
+            lost["store lookup: blocks could not be marked"] += 1
+        return True
 
-    def _near(self, waiting: WaitingRequest, now: int) -> int:
-        """Leading blocks that a faster tier than the shared store has whole."""
-        tokens = waiting.sequence.read()
-        match = self._cache.manager.lookup(tokens, now=now, scope=waiting.scope, keep=1)
-        count = 0
-        while count < len(match.handles):
-            step = max(match.resident(tier, skip=count) for tier in range(self._remote or 0))
-            if not step:
-                break
-            count += step
-        return count
-
-    def _take_in(self, waiting: WaitingRequest, question: Question, now: int) -> None:
-        """Mark the blocks that the shared store has, and clear the mark of those it has lost."""
-        found, tier = question.found, self._remote
-        if found is None or tier is None:
-            return
-        tokens, upto = waiting.sequence.read(), question.near + found.blocks
-        mark = partial(self._cache.manager.mark, now=now, scope=waiting.scope)
-        if upto < question.near + len(question.keys) and not found.late:
-            # A block to clear may be leased or on the move: then it stays, and its load fails.
-            with suppress(ConfigError):
-                mark(tokens, tier, present=False, skip=upto)
-        if not found.blocks:
-            return
-        path = tokens[: upto * self._cache.size]
-        try:
-            mark(path, tier, present=True, skip=question.near)
-        except (ConfigError, NoSpaceError):
-            # A local block left since the question, or leases fill the tier.
-            self._cache.counters.lost["store lookup: blocks could not be marked"] += 1
-        else:
-            waiting.store.sure = upto
+    def close(self) -> None:
+        """End the threads that ask a shared store."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()

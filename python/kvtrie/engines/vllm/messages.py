@@ -7,7 +7,10 @@ Cost: a few hundred bytes per step, per move and per block whose age is written 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvtrie.tiers.remote.form import ValueNames
 
 __all__ = ["Opened", "StepNews", "StepOrders"]
 
@@ -99,8 +102,7 @@ class Opened:
         pinned: whether its host memory is locked.
         kept_rows: as `rows`, of its host memory; None without `keep`, and for ranks that share the
             memory of another one.
-        values: layers, bytes of a layer and meaning of the rank's blocks in a shared store, which
-            form their names there; None without a store.
+        names: the fields that form names of the rank's values in a shared store; None without one.
     """
 
     rooms: list[int]
@@ -109,4 +111,4 @@ class Opened:
     others: int = 0
     pinned: bool = False
     kept_rows: list[tuple[bytes, int]] | None = None
-    values: tuple[int, int, bytes] | None = None
+    names: ValueNames | None = None

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvtrie._kvtrie import ValueFormat
 from kvtrie.engines.vllm.store_moves import DROPPED
-from kvtrie.errors import ConfigError
 from kvtrie.tiers import BlockFormat
 from kvtrie.tiers.remote import RemoteStorage
-from kvtrie.tiers.remote.form import meaning_of
+from kvtrie.tiers.remote.form import ValueNames
 from kvtrie.tiers.remote.open import read_secret
 
 if TYPE_CHECKING:
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from kvtrie.settings.tier import Tier
 
 __all__ = ["RankStore"]
-
-Values = tuple[int, int, bytes]
 
 
 class RankStore:
@@ -40,7 +36,7 @@ class RankStore:
 
     Attributes:
         storage: the storage.
-        values: layers, bytes of a layer and meaning of the rank's blocks.
+        names: the fields that form names of the rank's values.
         writes: whether this rank writes blocks.
 
     Raises:
@@ -49,27 +45,18 @@ class RankStore:
 
     def __init__(self, tier: Tier, model: ServedModel, layout: Layout, rank: int) -> None:
         form = BlockFormat.of(model.shape, layout, model.block_tokens)
-        sizes = form.planes()
-        if len(sizes) != 1:
-            raise ConfigError(f"a shared store keeps one plane of a layer, not {len(sizes)}")
         wide = model.shape.tp
         part = (rank // wide, model.stages) if model.alike else (rank, model.ranks)
-        self.values: Values = (form.layers, sizes[0], meaning_of(form, *part))
+        self.names = ValueNames.of(form, *part)
         self.writes = not model.alike or rank % wide == 0
         self.storage = RemoteStorage(
             tier.path or "",
             model.shape,
             model.block_tokens,
             layout=layout,
-            form=ValueFormat(
-                layers=form.layers,
-                layer_bytes=sizes[0],
-                block_tokens=model.block_tokens,
-                meaning=self.values[2],
-                secret=None if tier.secret_file is None else read_secret(tier.secret_file),
-            ),
-            trust_s=60.0 if tier.trust_s is None else tier.trust_s,
-            lookup=tier.lookup or "all",
+            form=self.names.format(read_secret(tier.secret_file)),
+            trust_s=tier.trust_s,
+            lookup=tier.lookup,
         )
         self._before: Counter[str] = Counter()
 

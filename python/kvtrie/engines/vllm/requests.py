@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 
 from kvtrie.engines.server.request_hints import read_hints
 from kvtrie.engines.vllm.hints import envelope_hints, priority_hint, range_hints
-from kvtrie.engines.vllm.restored import HOST
 from kvtrie.engines.vllm.scope import scope_of
 from kvtrie.engines.vllm.sequence import RequestSequence
 from kvtrie.engines.vllm.waiting import StoreLookup, WaitingRequest
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.settings.hint import Release
+from kvtrie.transfer.prefetch import HostPins
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    import numpy as np
-    from numpy.typing import NDArray
     from vllm.v1.request import Request
 
     from kvtrie.engines.server.boundary import Contained
@@ -42,7 +40,7 @@ class Requests:
         waiting: by id, those that have come and not ended.
         running: by id, those that have blocks.
         leaving: runs whose leases end with the next orders.
-        pinned: blocks in host memory that waiting requests have pinned.
+        pins: their pins in host memory; without quota for more a request gives up.
     """
 
     def __init__(self, cache: ServedCache) -> None:
@@ -50,7 +48,7 @@ class Requests:
         self.waiting: dict[str, WaitingRequest] = {}
         self.running: dict[str, RunningRequest] = {}
         self.leaving: list[RunningRequest] = []
-        self.pinned = 0
+        self.pins = HostPins(cache.manager, cache.host_blocks)
 
     def of(self, request: Request) -> WaitingRequest:
         """Return the state of a request, with the scope of its current input."""
@@ -64,7 +62,7 @@ class Requests:
                 about,
             )
             waiting.answer, waiting.store = None, StoreLookup()
-            self.unpin(waiting, self._cache.clock())
+            self.pins.end(waiting.pinned, self._cache.clock())
         if waiting is None:
             given = read_hints(request.kv_transfer_params, request.session_id)
             scope = self._scope_of(request, identity)
@@ -125,25 +123,7 @@ class Requests:
         if waiting is not None:
             waiting.scope, waiting.answer, waiting.shut = None, None, True
             with suppress(KvtrieError):  # of a manager that is broken
-                self.unpin(waiting, self._cache.clock())
-
-    def pin(
-        self, waiting: WaitingRequest, handles: NDArray[np.uint64], host: int, now: int
-    ) -> None:
-        """Pin blocks in host memory until the rest arrives; without quota the request gives up."""
-        new = host - waiting.pinned
-        if new > 0 and self.pinned + new <= self._cache.host_blocks:
-            blocks = handles[waiting.pinned : host]
-            waiting.pins.append(self._cache.manager.pin_copies(blocks, HOST, now=now))
-            self.pinned += new
-            waiting.pinned = host
-
-    def unpin(self, waiting: WaitingRequest, now: int) -> None:
-        """Unpin the blocks of a request."""
-        pins, waiting.pins = waiting.pins, []
-        self.pinned, waiting.pinned = self.pinned - waiting.pinned, 0
-        for pin in pins:
-            self._cache.manager.unpin_copies(pin, now=now)
+                self.pins.end(waiting.pinned, self._cache.clock())
 
     def drop(self, request_id: str) -> RunningRequest | None:
         """Have the lease of a request end with the next orders; return its run, if it has one."""
@@ -159,7 +139,7 @@ class Requests:
         self._cache.identity.adapters.ended(request.request_id)
         with self.contained(request.request_id):
             if waiting is not None:
-                self.unpin(waiting, now)
+                self.pins.end(waiting.pinned, now)
             if waiting is not None and waiting.session and waiting.ends:
                 ended = Release(session=waiting.session, scope=waiting.scope)
                 self._cache.manager.hint([ended], now=now)
@@ -168,7 +148,7 @@ class Requests:
     def reset(self, now: int) -> None:
         """Have all leases end, and all waiting requests looked up again."""
         for waiting in self.waiting.values():
-            self.unpin(waiting, now)
+            self.pins.end(waiting.pinned, now)
             waiting.answer = None
             waiting.from_disk = waiting.from_store = 0
             waiting.look_up_again()

@@ -100,6 +100,7 @@ class SchedulerConnector:
     def close(self) -> None:
         """End the threads that compare prompts and ask a shared store."""
         self._misses.close()
+        self._matching.close()
         if self.cache.store is not None:
             self.cache.store.close()
 
@@ -215,7 +216,7 @@ class SchedulerConnector:
         return counts.take(
             cache.manager.stats(),
             cache.counters,
-            self.requests.pinned,
+            self.requests.pins.blocks,
             sum(wait.until > 0 and not wait.gave_up for wait in waits),
             self.why,
             kept=min(self.reports.kept_blocks.values(), default=0),

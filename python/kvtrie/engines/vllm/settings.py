@@ -305,8 +305,7 @@ def _check_store(tier: Tier) -> None:
     from kvtrie.tiers.remote.url import RemoteUrl
 
     RemoteUrl.parse("path of tier 'remote'", tier.path)
-    if tier.secret_file is not None:
-        read_secret(tier.secret_file)
+    read_secret(tier.secret_file)
 
 
 def _free(row: Mapping[str, Any]) -> Callable[[], int] | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvtrie.transfer.prefetch import PinnedPrefix
+
 if TYPE_CHECKING:
     from kvtrie.engines.vllm.sequence import RequestSequence
-    from kvtrie.engines.vllm.store_client import Question
     from kvtrie.settings.scope import Scope
+    from kvtrie.transfer.store_question import Question
 
 __all__ = ["Answer", "StoreLookup", "Wait", "WaitingRequest"]
 
@@ -78,8 +80,7 @@ class WaitingRequest:
         ends: whether that is over with it.
         wait: its wait for blocks that are not in host memory.
         proofs_until: the time up to which it waits for proofs of its blocks; 0 before it waits.
-        pins: pins of the manager on blocks that wait on host for the others.
-        pinned: the number of pinned blocks.
+        pinned: blocks in host memory that wait for the others.
         from_disk: tokens that were only on disk when it arrived.
         from_store: tokens that were only in the shared store then.
         store: its lookup in the shared store.
@@ -99,8 +100,7 @@ class WaitingRequest:
     ends: bool = False
     wait: Wait = field(default_factory=Wait)
     proofs_until: int = 0
-    pins: list[int] = field(default_factory=list[int])
-    pinned: int = 0
+    pinned: PinnedPrefix = field(default_factory=PinnedPrefix)
     from_disk: int = 0
     from_store: int = 0
     store: StoreLookup = field(default_factory=StoreLookup)

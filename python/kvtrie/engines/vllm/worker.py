@@ -183,7 +183,7 @@ class WorkerConnector:
             opened.rows = self._whole(self.disk.recall())
             opened.others = self.disk.other_blocks()
         if self.remote is not None:
-            opened.values = self.remote.values
+            opened.names = self.remote.names
         return opened
 
     def _whole(self, index: Index) -> list[tuple[bytes, int]]:

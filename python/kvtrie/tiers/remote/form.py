@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvtrie._kvtrie import ValueFormat
 from kvtrie.errors import ConfigError
@@ -18,7 +18,42 @@ if TYPE_CHECKING:
     from kvtrie.model.shape import ModelShape
     from kvtrie.tiers.block_format import BlockFormat
 
-__all__ = ["meaning_of", "value_format"]
+__all__ = ["ValueNames", "value_format"]
+
+
+class ValueNames(NamedTuple):
+    """The fields that form names of one rank's values, all but the secret.
+
+    Attributes:
+        layers: layers of a value.
+        layer_bytes: bytes of a layer.
+        block_tokens: tokens of its block.
+        meaning: the digest of a layout and of the rank's part of it.
+    """
+
+    layers: int
+    layer_bytes: int
+    block_tokens: int
+    meaning: bytes
+
+    @classmethod
+    def of(cls, form: BlockFormat, rank: int, ranks: int) -> ValueNames:
+        """Return those of a rank.
+
+        Raises:
+            ConfigError: a layout with K and V apart.
+        """
+        planes = form.planes()
+        if len(planes) != 1:
+            raise ConfigError("a store keeps K and V of a layer together: use Layout(kv='joined')")
+        about = asdict(form) | {"layout": form.layout.digest().hex(), "rank": rank, "ranks": ranks}
+        about = json.dumps(about, sort_keys=True).encode()
+        meaning = hashlib.blake2b(about, digest_size=32).digest()
+        return cls(form.layers, planes[0], form.block_tokens, meaning)
+
+    def format(self, secret: bytes | None) -> ValueFormat:
+        """Return names and checksums, keyed by a secret if there is one."""
+        return ValueFormat(**self._asdict(), secret=secret)
 
 
 def value_format(
@@ -33,21 +68,6 @@ def value_format(
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
-    planes = form.planes()
-    if len(planes) != 1:
-        raise ConfigError("a store keeps K and V of a layer together: use Layout(kv='joined')")
     if model.latent:
         rank, ranks = 0, 1
-    return ValueFormat(
-        layers=form.layers,
-        layer_bytes=planes[0],
-        block_tokens=form.block_tokens,
-        meaning=meaning_of(form, rank, ranks),
-        secret=secret,
-    )
-
-
-def meaning_of(form: BlockFormat, rank: int, ranks: int) -> bytes:
-    """Return the digest of a layout and a rank's part of it, which the names contain."""
-    about = asdict(form) | {"layout": form.layout.digest().hex(), "rank": rank, "ranks": ranks}
-    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=32).digest()
+    return ValueNames.of(form, rank, ranks).format(secret)

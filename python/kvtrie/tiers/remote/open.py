@@ -76,12 +76,14 @@ def _factory(url: RemoteUrl) -> Callable[[RemoteUrl, ValueFormat], Any]:
     raise ConfigError(f"{url}: unknown scheme, one of {known} wanted")
 
 
-def read_secret(path: str) -> bytes:
-    """The secret in a file, without white space at its ends.
+def read_secret(path: str | None) -> bytes | None:
+    """The secret in a file, without white space at its ends; None without a file.
 
     Raises:
         ConfigError: no such file, an empty one, or one above 64 KiB.
     """
+    if path is None:
+        return None
     try:
         with Path(path).open("rb") as file:
             found = file.read(_MOST_SECRET + 1)

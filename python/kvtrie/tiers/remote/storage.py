@@ -121,7 +121,7 @@ class RemoteStorage(RemoteClient):
             layout=tier.layout,
             rank=rank,
             ranks=ranks,
-            secret=None if tier.secret_file is None else read_secret(tier.secret_file),
+            secret=read_secret(tier.secret_file),
             trust_s=tier.trust_s,
             lookup=tier.lookup,
         )
