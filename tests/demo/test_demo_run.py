@@ -18,7 +18,10 @@ from kvtrie.tiers import DiskStorage
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module", params=["holes", "leaf-only"])
+DEEP = pytest.mark.deep
+
+
+@pytest.fixture(scope="module", params=["holes", pytest.param("leaf-only", marks=DEEP)])
 def finished(request, tmp_path_factory):
     """Two runs with the tiny model: options, exit statuses, the documents they printed."""
     folder = tmp_path_factory.mktemp("demo")
@@ -69,7 +72,7 @@ def test_every_answer_is_as_without_kvtrie(finished):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("structure", ["holes", "leaf-only"])
+@pytest.mark.parametrize("structure", [pytest.param("holes", marks=DEEP), "leaf-only"])
 def test_without_a_disk_tier_dropped_tokens_are_recomputed(structure, capsys):
     status = demo(
         Options(structure=structure, tiny=True, json=True, answer_tokens=4, picture=None, disk=None)
@@ -82,7 +85,7 @@ def test_without_a_disk_tier_dropped_tokens_are_recomputed(structure, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1, random.Random(0).randrange(2, 40)])
+@pytest.mark.parametrize("first", [pytest.param(1, marks=DEEP), random.Random(0).randrange(2, 40)])
 def test_every_answer_is_as_without_kvtrie_on_a_disk_that_fails(
     first, tmp_path, capsys, monkeypatch, caplog
 ):

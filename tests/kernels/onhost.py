@@ -11,6 +11,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +40,14 @@ class BrokenHostError(Exception):
 
 
 def compiled(source, to, *, sanitizer="none", macros=(), cuda=CUDA):
-    """One object file."""
+    """One object file, unless it is there; two workers may make it at the same time."""
+    if to.exists():
+        return to
+    own = to.with_suffix(f".{os.getpid()}.o")
     flags = ["-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
     flags += [*SANITIZERS[sanitizer], *(f"-D{each}" for each in macros), f"-I{cuda}"]
-    subprocess.run([GPP, *flags, "-c", HERE / source, "-o", to], check=True)
-    return to
+    subprocess.run([GPP, *flags, "-c", HERE / source, "-o", own], check=True)
+    return own.replace(to)
 
 
 class Host:
@@ -53,9 +57,7 @@ class Host:
     """
 
     def __init__(self, folder, row, cell, *, sanitizer="none", cuda=CUDA, width=0):
-        runner = folder / f"host-{sanitizer}.o"
-        if not runner.exists():
-            compiled("host.cpp", runner, sanitizer=sanitizer)
+        runner = compiled("host.cpp", folder / f"host-{sanitizer}.o", sanitizer=sanitizer)
         pair = folder / f"{row}-{cell}-{sanitizer}-{width}"
         formats = (f"ROW={row}", f"CELL={cell}", *([f"WIDTH={width}"] if width else ()))
         self.order = ATTENTION if width else ORDER
@@ -63,12 +65,13 @@ class Host:
         kernels = compiled(
             source, pair.with_suffix(".o"), sanitizer=sanitizer, macros=formats, cuda=cuda
         )
-        command = [GPP, "-pthread", *SANITIZERS[sanitizer], runner, kernels, "-o", pair]
+        own = Path(tempfile.mkdtemp(dir=folder))
+        program, self.log = own / "host", own / "log"
+        command = [GPP, "-pthread", *SANITIZERS[sanitizer], runner, kernels, "-o", program]
         subprocess.run(command, check=True)
-        self.log = pair.with_suffix(".log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [pair],
+                [program],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -48,8 +48,9 @@ def test_the_kernels_do_what_the_twin_does(hosts, dtype):
 
 
 @NEEDS_GPP
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=ROWS.get)
+@pytest.mark.parametrize(
+    ("sanitizer", "dtype"), [("address", torch.bfloat16), ("thread", torch.float32)]
+)
 def test_sanitizers_have_nothing_to_say(hosts, sanitizer, dtype):
     @given(asked(dtype, (40,)))
     @settings(max_examples=max(2, EXAMPLES // 20))

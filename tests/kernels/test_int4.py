@@ -152,9 +152,9 @@ def test_numbers_are_off_by_at_most_a_step_and_do_not_drift(made):
 @pytest.mark.parametrize(
     ("row", "sanitizer"), [*((row, "none") for row in ROWS), (torch.bfloat16, "address")]
 )
-def test_kernels_do_what_twins_do(row, sanitizer, tmp_path, monkeypatch):
+def test_kernels_do_what_twins_do(row, sanitizer, objects, monkeypatch):
     monkeypatch.setattr(int4, "_THREADS", 48)
-    host = Host(tmp_path, ROWS[row], "int8", sanitizer=sanitizer)
+    host = Host(objects, ROWS[row], "int8", sanitizer=sanitizer)
 
     @given(packings(row))
     @settings(max_examples=EXAMPLES // 5, deadline=None)

@@ -24,14 +24,14 @@ pytestmark = NEEDS_GPP
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory):
+def hosts(objects):
     """Hosts by formats and sanitizer, built when first asked for."""
-    folder, made = tmp_path_factory.mktemp("kernels"), {}
+    made = {}
 
     def host(row, cell, sanitizer="none"):
         key = (row, cell, sanitizer)
         if key not in made:
-            made[key] = Host(folder, row, cell, sanitizer=sanitizer)
+            made[key] = Host(objects, row, cell, sanitizer=sanitizer)
         return made[key]
 
     yield host
@@ -62,9 +62,12 @@ def test_kernels_do_what_twins_do(hosts, row, cell):
     check()
 
 
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
 @pytest.mark.parametrize(
-    ("row", "cell"), [(torch.bfloat16, torch.float8_e4m3fn), (torch.float32, torch.float32)]
+    ("sanitizer", "row", "cell"),
+    [
+        ("address", torch.bfloat16, torch.float8_e4m3fn),
+        ("thread", torch.float32, torch.float32),
+    ],
 )
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_sanitizers_have_nothing_to_say(hosts, sanitizer, row, cell, kernel):

@@ -18,8 +18,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=["none", "address", "thread"])
-def host(request, tmp_path_factory):
-    made = Host(tmp_path_factory.mktemp("rows"), "fp32", "fp32", sanitizer=request.param)
+def host(request, objects):
+    made = Host(objects, "fp32", "fp32", sanitizer=request.param)
     yield made
     made.close()
 

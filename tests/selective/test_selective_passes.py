@@ -68,7 +68,7 @@ def test_threads_on_one_model_wait_for_one_another(llama):
     found, inside, waits = {}, threading.Event(), threading.Event()
 
     def first():
-        """Stay in the first pass until the other thread begins its own."""
+        """Stay in the first pass until the other thread asks for the model."""
         with SelectiveCache(llama, settings) as cache:
             run = cache.caches[1].forward
 
@@ -81,9 +81,9 @@ def test_threads_on_one_model_wait_for_one_another(llama):
             found[0] = cache.read(ids[0])
 
     def second():
+        inside.wait(20)
+        waits.set()
         with SelectiveCache(llama, settings) as cache:
-            inside.wait(20)
-            waits.set()
             found[1] = cache.read(ids[1])
 
     threads = [threading.Thread(target=each) for each in (first, second)]
