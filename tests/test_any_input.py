@@ -43,7 +43,7 @@ from kvtrie.sim.sweep import iter_sweep
 from kvtrie.tiers.remote.folder import folder_of
 from kvtrie.tiers.remote.url import RemoteUrl
 
-FEW, MANY = 150, 10_000
+FEW, MANY = 60, 10_000
 ANY = st.one_of(st.sampled_from(EXTREMES), st.text(max_size=9), st.integers(), st.floats())
 DEVIATION = {"rankings": {"0": [4, 2, 3], "2": [2]}, "shares": [0.5, 0.25]}
 LANE = {"bytes_per_s": 1e9, "latency_ns": 10}
