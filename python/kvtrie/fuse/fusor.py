@@ -39,7 +39,6 @@ from kvtrie.transfer.layerwise import LayerwiseEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
     from typing import Any, Self
 
     from kvtrie import Lease
@@ -105,12 +104,7 @@ class Fused:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -36,7 +36,6 @@ from kvtrie.settings.argument import flag, instance, whole
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from transformers import PreTrainedModel
@@ -351,12 +350,7 @@ class SelectiveCache(Cache):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

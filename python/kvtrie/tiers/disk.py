@@ -36,7 +36,6 @@ from kvtrie.tiers.other_stores import count_others
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from types import TracebackType
     from typing import Literal, Self
 
     from kvtrie import Index
@@ -204,12 +203,7 @@ class DiskStorage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if os.getpid() == self._pid:  # a fork that leaves the block leaves what its parent has
             self.close()
 

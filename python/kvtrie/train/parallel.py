@@ -22,7 +22,6 @@ from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from types import TracebackType
     from typing import Self
 
 __all__ = ["World", "spawn", "spawned"]
@@ -87,12 +86,7 @@ class World:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.size > 1:
             distributed.destroy_process_group()
 

@@ -35,7 +35,6 @@ from kvtrie.transfer.used_blocks import UsedBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from types import TracebackType
     from typing import Self
 
     import numpy as np
@@ -193,12 +192,7 @@ class Executor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._section.here:  # a fork that leaves the block leaves what its parent holds alone
             self.close()
 

@@ -26,7 +26,6 @@ from kvtrie.transfer.stream import Current, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Sequence
-    from types import TracebackType
     from typing import Any, Self
 
     from kvtrie import Committed, Lease
@@ -165,12 +164,7 @@ class LayerwiseEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def acquire(self, tokens: Any, **options: Any) -> Lease:  # noqa: ANN401 - as the manager's

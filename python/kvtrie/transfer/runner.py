@@ -27,7 +27,6 @@ from kvtrie.transfer.outbox import Outbox, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from types import TracebackType
     from typing import Self
 
     import numpy as np
@@ -153,12 +152,7 @@ class Runner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.ledger.here:  # a fork that leaves the block leaves its parent's threads alone
             self.close()
 

@@ -22,7 +22,7 @@ from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 __all__ = ["Section", "Ticket"]
 
@@ -97,12 +97,7 @@ class Section:
                 _INTERRUPTS.let_in()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.lock.release()
         finally:
