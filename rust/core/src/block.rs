@@ -16,6 +16,9 @@ pub type Slot = u32;
 /// Index of a tier, fastest first.
 pub type TierId = usize;
 
+/// Number of a group of layers, in the model's order.
+pub type GroupId = usize;
+
 /// A lease's id; never used twice.
 pub type LeaseId = u64;
 
@@ -27,6 +30,39 @@ pub const NO_SLOT: Slot = Slot::MAX;
 
 /// Id of no move.
 pub const NO_MOVE: MoveId = 0;
+
+/// Where a block may be resident: one group of layers on one tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// Tier.
+    pub tier: TierId,
+    /// Group of layers.
+    pub group: GroupId,
+}
+
+impl Place {
+    /// A group on a tier.
+    #[must_use]
+    pub const fn new(tier: TierId, group: GroupId) -> Self {
+        Self { tier, group }
+    }
+}
+
+/// A tier alone names its first group, the only one of most models.
+impl From<TierId> for Place {
+    fn from(tier: TierId) -> Self {
+        Self::new(tier, 0)
+    }
+}
+
+/// The layers of one group in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// Group of layers.
+    pub group: GroupId,
+    /// Block.
+    pub block: BlockId,
+}
 
 /// A contiguous range of model layers, `lo..hi`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

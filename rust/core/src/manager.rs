@@ -29,11 +29,12 @@ mod settings;
 mod slots;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
 use crate::arrival::Arrival;
-use crate::block::{BlockId, Handle, Layers, LeaseId, Slot, Structure, TierId};
+use crate::block::{BlockId, GroupId, Handle, Layers, LeaseId, Place, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::lane::Lanes;
 use crate::memory;
@@ -354,17 +355,22 @@ impl Manager {
         self.blocks.trie()
     }
 
-    fn residency(&self, tier: TierId, block: BlockId) -> Residency {
-        self.blocks.table(tier).get(block)
+    fn residency(&self, place: impl Into<Place>, block: BlockId) -> Residency {
+        self.blocks.table(place).get(block)
     }
 
-    /// The arrival of a block on a tier: the layers in flight to it.
-    fn arrival(&self, tier: TierId, block: BlockId) -> Option<&Arrival> {
-        self.blocks.table(tier).arrival(block)
+    /// The arrival of a block: the layers in flight to it.
+    fn arrival(&self, place: impl Into<Place>, block: BlockId) -> Option<&Arrival> {
+        self.blocks.table(place).arrival(block)
     }
 
-    fn arrival_mut(&mut self, tier: TierId, block: BlockId) -> Option<&mut Arrival> {
-        self.blocks.arrival_mut(tier, block)
+    fn arrival_mut(&mut self, place: impl Into<Place>, block: BlockId) -> Option<&mut Arrival> {
+        self.blocks.arrival_mut(place, block)
+    }
+
+    /// The groups of layers after the first; none of most models.
+    fn other_groups(&self) -> Range<GroupId> {
+        1..self.settings.groups.as_ref().map_or(1, |groups| groups.groups.len())
     }
 
     /// The values that a block shares with its neighbours in a run.

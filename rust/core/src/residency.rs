@@ -1,45 +1,64 @@
-//! Blocks of a manager: one trie and, per tier, a residency table, a slot allocator and a count of
-//! clean copies, all in private fields.
+//! Blocks of a manager: one trie; per tier and group of layers a residency table; per tier the slots
+//! and a count of clean copies. All in private fields.
 //!
-//! Others read through `trie`, `table` and `space`; only the verbs here change where a block is
-//! resident:
+//! Others read through `trie`, `table`, `space` and `arena`; only the verbs here change where a block is
+//! resident. They take a [`Place`], a tier and a group; a tier alone names its first group:
 //!
 //! ```text
-//!            extend            begin_arrival             arrived
-//!   no block ───────> absent ──────────────────> arriving ─────────> resident ──┐ begin_read,
-//!                      ^  └─────────── put_new, put_in ────────────> ^  │   ^ └─┘ end_io
-//!                      └─────────── vacate, evict_run ──────────────────┘   └─ restore
+//!            extend            begin_arrival             arrived, end_arrival
+//!   no block ───────> absent ──────────────────> arriving ─────────> resident ──┐ begin_read, end_io,
+//!                      ^  └──────── put, put_new, put_in ──────────> ^  │   ^ └─┘ add_reader, end_reader
+//!                      └──── vacate, evict_run, discard ────────────────┘   └─ restore
 //! ```
 //!
+//! With one group a tier has a [`Space`] of slots; the groups of a model with several share an
+//! [`Arena`], which cuts pages into slots of each (`shared.rs`).
+//!
 //! Invariants: a residency holds exactly the slots of its layers; a copy counts as clean exactly
-//! while its layers are also resident below (on the last tier: above). Cost: O(1) per block for a
-//! verb if the block is on one tier alone, else O(tiers²); with layer slots also O(layers).
+//! while its layers are also resident below (on the last tier: above); a block that leaves the trie has
+//! no residency of any group. Cost: O(1) per block for a verb if the block is on one tier alone, else
+//! O(tiers²); with layer slots also O(layers).
 
 mod arena;
 mod changes;
 mod clean;
-mod groups;
+mod shared;
+mod slots;
 mod space;
 mod table;
 
 use std::ops::Range;
 
-use crate::arrival::{Arrival, MoveIds};
-use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId, Token};
+use crate::arrival::Arrival;
+use crate::block::{BlockId, Layers, NO_SLOT, Place, Slot, TierId, Token};
+use crate::paged_vec::PagedVec;
 use crate::tier::{Residency, ResidencyState, TierSpec};
 use crate::trie::{RunId, Trie};
 
 pub use arena::Arena;
 pub use changes::Change;
-pub use groups::GroupSlots;
+pub use shared::GroupSlots;
 pub use space::{Grant, Space};
 pub use table::ResidencyTable;
 
-/// Residency table, slots and clean count of one tier.
+use shared::Shared;
+
+/// Residencies of one group on one tier.
+#[derive(Debug)]
+struct Residencies {
+    table: ResidencyTable,
+    /// Resume points and leases that hold a residency; of the first group none is counted.
+    holds: PagedVec<u16>,
+    /// Residencies that are held.
+    held: u64,
+}
+
+/// Slots and clean count of one tier.
 #[derive(Debug)]
 struct TierBlocks {
-    table: ResidencyTable,
     space: Space,
+    /// The pages that several groups share, instead of the space.
+    shared: Option<Box<Shared>>,
     layer_slots: bool,
     /// Number of clean copies.
     clean: u64,
@@ -51,28 +70,51 @@ pub struct Blocks<T> {
     all: Layers,
     trie: Trie<T>,
     tiers: Vec<TierBlocks>,
-    /// The other groups of a model with several.
-    groups: Option<Box<groups::GroupBlocks>>,
+    /// By group, then tier: those of the first group come first.
+    places: Vec<Residencies>,
     /// Changes of valid layers, if they are kept.
     changes: Option<Vec<Change>>,
     /// Increments when a block is added, removed or changes its residency.
     generation: u64,
 }
 
+impl Residencies {
+    fn new(layers: u16) -> Self {
+        let table = ResidencyTable::new(Layers::new(0, layers));
+        Self { table, holds: PagedVec::new(0), held: 0 }
+    }
+}
+
 impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// No blocks, on tiers of these specifications.
     #[must_use]
     pub fn new(block_tokens: usize, layers: u16, tiers: &[TierSpec]) -> Self {
-        let all = Layers::new(0, layers);
         let held = |spec: &TierSpec| TierBlocks {
-            table: ResidencyTable::new(all),
             space: Space::new(spec.blocks, layers, spec.layer_slots),
+            shared: None,
             layer_slots: spec.layer_slots,
             clean: 0,
         };
-        let tiers = tiers.iter().map(held).collect();
-        let trie = Trie::new(block_tokens);
-        Self { all, trie, tiers, groups: None, changes: None, generation: 0 }
+        Self {
+            all: Layers::new(0, layers),
+            trie: Trie::new(block_tokens),
+            tiers: tiers.iter().map(held).collect(),
+            places: tiers.iter().map(|_| Residencies::new(layers)).collect(),
+            changes: None,
+            generation: 0,
+        }
+    }
+
+    /// Gives the tiers, on which nothing is yet, an arena each; `layers` are those of the groups after
+    /// the first.
+    pub fn open_groups(&mut self, arenas: Vec<Arena>, layers: &[u16]) {
+        for (tier, arena) in self.tiers.iter_mut().zip(arenas) {
+            tier.space = Space::new(0, self.all.hi, false);
+            tier.shared = Some(Box::new(Shared::new(arena)));
+        }
+        let tiers = self.tiers.len();
+        let others = layers.iter().flat_map(|&layers| std::iter::repeat_n(layers, tiers));
+        self.places.extend(others.map(Residencies::new));
     }
 
     /// The trie, read-only.
@@ -82,18 +124,35 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         &self.trie
     }
 
-    /// A tier's residency table, read-only.
+    /// A residency table, read-only.
     #[inline]
     #[must_use]
-    pub fn table(&self, tier: TierId) -> &ResidencyTable {
-        &self.tiers[tier].table
+    pub fn table(&self, place: impl Into<Place>) -> &ResidencyTable {
+        &self.places[self.number(place.into())].table
     }
 
-    /// A tier's slots, read-only.
     #[inline]
+    fn table_mut(&mut self, place: Place) -> &mut ResidencyTable {
+        let number = self.number(place);
+        &mut self.places[number].table
+    }
+
+    #[inline]
+    fn number(&self, place: Place) -> usize {
+        place.group * self.tiers.len() + place.tier
+    }
+
+    /// Whether a place has a block, or a move that has not failed brings it.
     #[must_use]
-    pub fn space(&self, tier: TierId) -> &Space {
-        &self.tiers[tier].space
+    pub fn expects(&self, place: impl Into<Place>, block: BlockId) -> bool {
+        let table = self.table(place);
+        let coming = || table.arrival(block).is_some_and(|arrival| !arrival.failed);
+        table.fully_resident(block)
+            || match table.get(block).state {
+                ResidencyState::Resident => true,
+                ResidencyState::Arriving => coming(),
+                ResidencyState::Absent | ResidencyState::Bad => false,
+            }
     }
 
     /// A number that increments when a block is added, removed or changes its residency.
@@ -135,11 +194,11 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.generation += 1;
         self.trie.extend(root, parent, tokens, value, path);
         let bound = self.trie.bound();
-        for tier in &mut self.tiers {
-            tier.table.reach(bound);
+        for place in &mut self.places {
+            place.table.reach(bound);
         }
-        if let Some(groups) = &mut self.groups {
-            groups.reach(bound);
+        for place in &mut self.places[self.tiers.len()..] {
+            place.holds.reach(bound);
         }
     }
 
@@ -161,33 +220,49 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     // Residencies.
 
-    /// Changes a block's residency on a tier; the caller allocates and frees the slots.
-    pub fn alter(&mut self, tier: TierId, block: BlockId, change: impl FnOnce(&mut Residency)) {
+    /// Changes a block's residency; the caller allocates and frees the slots.
+    pub fn alter(
+        &mut self,
+        place: impl Into<Place>,
+        block: BlockId,
+        change: impl FnOnce(&mut Residency),
+    ) {
         self.generation += 1;
         if self.changes.is_some() {
-            self.alter_noted(tier, block, change);
+            self.alter_noted(place.into(), block, change);
         } else {
-            self.alter_quietly(tier, block, change);
+            self.alter_quietly(place.into(), block, change);
         }
     }
 
-    fn alter_quietly(&mut self, tier: TierId, block: BlockId, change: impl FnOnce(&mut Residency)) {
-        // On a single tier no copy is clean.
-        if self.tiers.len() == 1 {
-            self.tiers[tier].table.change(block, change);
+    fn alter_quietly(&mut self, place: Place, block: BlockId, change: impl FnOnce(&mut Residency)) {
+        // On a single tier no copy is clean, and of other groups none is counted.
+        if self.tiers.len() == 1 || place.group > 0 {
+            self.table_mut(place).change(block, change);
             return;
         }
-        let before = self.resident_layers(tier, block);
-        self.tiers[tier].table.change(block, change);
-        self.recount(tier, block, before);
+        let before = self.resident_layers(place.tier, block);
+        self.places[place.tier].table.change(block, change);
+        self.recount(place.tier, block, before);
+    }
+
+    /// Makes an absent block fully resident in a slot that was taken. In a group after the first nothing
+    /// holds it yet: it is listed as released, so that the first to come are the first to be taken.
+    pub fn put(&mut self, place: Place, block: BlockId, slot: Slot) {
+        self.generation += 1;
+        let table = self.table_mut(place);
+        table.put(block, slot);
+        let all = table.get(block).have;
+        self.release(place, block);
+        self.note(place, block, Layers::NONE, all);
     }
 
     /// Makes absent blocks fully resident on a tier. It must have as many free slots.
     pub fn put_new(&mut self, tier: TierId, blocks: &[BlockId]) {
         self.generation += 1;
-        let TierBlocks { table, space, .. } = &mut self.tiers[tier];
+        let (here, table) = (&mut self.tiers[tier], &mut self.places[tier].table);
         for &block in blocks {
-            table.put(block, space.take().expect("room was made").slot);
+            table.put(block, here.take(0).expect("room was made").slot);
         }
         self.note_all(tier, blocks.iter().copied(), Layers::NONE, self.all);
     }
@@ -196,7 +271,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// returns how many.
     pub fn put_in(&mut self, blocks: &[BlockId], slots: impl Iterator<Item = Slot>) -> usize {
         self.generation += 1;
-        let table = &mut self.tiers[0].table;
+        let table = &mut self.places[0].table;
         let pairs = blocks.iter().zip(slots);
         let settled = pairs.map(|(&block, slot)| table.put(block, slot)).count();
         self.note_all(0, blocks[..settled].iter().copied(), Layers::NONE, self.all);
@@ -207,9 +282,13 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// their slots, the last block's first.
     pub fn evict_run(&mut self, tier: TierId, blocks: Range<BlockId>) {
         self.generation += 1;
-        let TierBlocks { table, space, .. } = &mut self.tiers[tier];
+        let TierBlocks { space, shared, .. } = &mut self.tiers[tier];
         // Last block first: the free list is a stack, so the first slot is taken first again.
-        space.give_all(table.clear(blocks.clone()));
+        let slots = self.places[tier].table.clear(blocks.clone());
+        match shared {
+            None => space.give_all(slots),
+            Some(shared) => slots.for_each(|slot| shared.give(0, slot)),
+        }
         self.recount_run(tier, &blocks, self.all, None);
         self.note_all(tier, blocks.rev(), self.all, Layers::NONE);
     }
@@ -217,7 +296,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Makes `layers`, at an end of a block's resident range, absent; the caller frees their slots.
     /// Returns the layers that stay.
     pub fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
-        let TierBlocks { table, space, layer_slots, .. } = &mut self.tiers[tier];
+        let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
+        let table = &self.places[tier].table;
         let here = table.get(block);
         let rest =
             here.have.without(layers).expect("the vacated layers are at an end of the range");
@@ -241,8 +321,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Makes layers resident again in the slot that they were leaving; a store still reads it.
     pub fn restore(&mut self, tier: TierId, block: BlockId, slot: Slot, held: Layers) {
-        let TierBlocks { table, space, layer_slots, .. } = &mut self.tiers[tier];
-        let here = table.get(block);
+        let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
+        let here = self.places[tier].table.get(block);
         let have = here.have.join(held).expect("it can return");
         // All layers of the row may have left since, which ended it.
         let row = match (*layer_slots, here.slot) {
@@ -264,13 +344,19 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Begins a read of a block that is fully resident and idle; returns its slot.
     pub fn begin_read(&mut self, tier: TierId, block: BlockId) -> Slot {
-        self.tiers[tier].table.begin_read(block)
+        self.places[tier].table.begin_read(block)
     }
 
     /// Begins the arrival of all layers of an absent block in a slot.
-    pub fn begin_arrival(&mut self, tier: TierId, block: BlockId, slot: Slot, arrival: Arrival) {
+    pub fn begin_arrival(
+        &mut self,
+        place: impl Into<Place>,
+        block: BlockId,
+        slot: Slot,
+        arrival: Arrival,
+    ) {
         self.generation += 1;
-        self.tiers[tier].table.begin_arrival(block, slot, arrival);
+        self.table_mut(place.into()).begin_arrival(block, slot, arrival);
     }
 
     /// Ends the only moves that brought these blocks of one run from `src` to `dst`.
@@ -278,168 +364,28 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.generation += 1;
         self.note_all(dst, blocks.clone(), Layers::NONE, self.all);
         for block in blocks.clone() {
-            self.tiers[src].table.end_io(block);
-            self.tiers[dst].table.arrived(block);
+            self.places[src].table.end_io(block);
+            self.places[dst].table.arrived(block);
         }
         // A source that was read is fully resident, so its tier needs no look.
         self.recount_run(dst, &blocks, Layers::NONE, Some(src));
     }
 
     /// Attaches an arrival to a block whose state is already arriving.
-    pub fn attach_arrival(&mut self, tier: TierId, block: BlockId, arrival: Arrival) {
+    pub fn attach_arrival(&mut self, place: impl Into<Place>, block: BlockId, arrival: Arrival) {
         self.generation += 1;
-        self.tiers[tier].table.attach_arrival(block, arrival);
+        self.table_mut(place.into()).attach_arrival(block, arrival);
     }
 
     /// The arrival of a block, if it is arriving.
-    pub fn arrival_mut(&mut self, tier: TierId, block: BlockId) -> Option<&mut Arrival> {
+    pub fn arrival_mut(&mut self, place: impl Into<Place>, block: BlockId) -> Option<&mut Arrival> {
         self.generation += 1;
-        self.tiers[tier].table.arrival_mut(block)
+        self.table_mut(place.into()).arrival_mut(block)
     }
 
     /// Detaches a block's arrival, which has landed or failed.
-    pub fn take_arrival(&mut self, tier: TierId, block: BlockId) -> Option<Arrival> {
+    pub fn take_arrival(&mut self, place: impl Into<Place>, block: BlockId) -> Option<Arrival> {
         self.generation += 1;
-        self.tiers[tier].table.take_arrival(block)
-    }
-
-    // Slots.
-
-    /// Allocates one slot. One must be free.
-    pub fn take_slot(&mut self, tier: TierId) -> Grant {
-        self.tiers[tier].space.take().expect("room was made")
-    }
-
-    /// Allocates `count` slots of the first tier, those that no store reads first. They must be
-    /// free.
-    pub fn take_open(&mut self, count: usize) -> impl Iterator<Item = Slot> + '_ {
-        let space = &mut self.tiers[0].space;
-        let mut known: Vec<Slot> = Vec::with_capacity(count);
-        known.extend(space.take_free(count));
-        let rest = known.len()..count;
-        known.extend(rest.map(|_| space.take().expect("room was made").slot));
-        known.into_iter()
-    }
-
-    /// Allocates slots for `layers` and returns the slot or row, which is `into` if that exists.
-    pub fn take_slots(&mut self, tier: TierId, into: u32, layers: Layers) -> u32 {
-        let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
-        if !*layer_slots {
-            return if into == NO_SLOT { space.take().expect("room was made").slot } else { into };
-        }
-        let row = if into == NO_SLOT { space.new_row() } else { into };
-        for layer in layers.iter() {
-            let grant = space.take().expect("room was made");
-            space.set(row, layer, grant.slot);
-        }
-        row
-    }
-
-    /// Frees one slot.
-    pub fn give_slot(&mut self, tier: TierId, slot: Slot) {
-        self.tiers[tier].space.give(slot);
-    }
-
-    /// Frees the slots of `layers`; `last` also ends the row.
-    pub fn give_slots(&mut self, tier: TierId, slot: u32, layers: Layers, last: bool) {
-        let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
-        if !*layer_slots {
-            if last {
-                space.give(slot);
-            }
-            return;
-        }
-        for layer in layers.iter() {
-            let one = space.row(slot)[usize::from(layer)];
-            if one != NO_SLOT {
-                space.set(slot, layer, NO_SLOT);
-                space.give(one);
-            }
-        }
-        if last {
-            space.end_row(slot);
-        }
-    }
-
-    /// Moves `layers` of one row into another, and frees those that the other has (`known`).
-    pub fn join_rows(&mut self, tier: TierId, from: u32, into: u32, layers: Layers, known: Layers) {
-        self.generation += 1;
-        let space = &mut self.tiers[tier].space;
-        for layer in layers.iter() {
-            let moved = space.row(from)[usize::from(layer)];
-            space.set(from, layer, NO_SLOT);
-            if known.contains(layer) {
-                space.give(moved);
-            } else {
-                space.set(into, layer, moved);
-            }
-        }
-        space.end_row(from);
-    }
-
-    /// A row that has one slot, of the layer, or the slot itself without layer slots.
-    pub fn adopt(&mut self, tier: TierId, slot: Slot, layer: u16) -> u32 {
-        let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
-        if !*layer_slots {
-            return slot;
-        }
-        let row = space.new_row();
-        space.set(row, layer, slot);
-        row
-    }
-
-    /// The slot of one layer of a slot or row.
-    #[inline]
-    #[must_use]
-    pub fn layer_slot(&self, tier: TierId, slot: u32, layer: u16) -> Slot {
-        let TierBlocks { space, layer_slots, .. } = &self.tiers[tier];
-        if *layer_slots && slot != NO_SLOT { space.row(slot)[usize::from(layer)] } else { slot }
-    }
-
-    /// Frees a slot that a store still reads.
-    pub fn drain(&mut self, tier: TierId, slot: Slot, by: MoveId) {
-        let space = &mut self.tiers[tier].space;
-        match &mut self.groups {
-            // Groups share the slot's bytes: any of them may take its page.
-            Some(groups) => {
-                space.lend();
-                groups.drain(tier, slot, by);
-            }
-            None => space.drain(slot, by),
-        }
-    }
-
-    /// The moves that must end before a slot may be written.
-    #[must_use]
-    pub fn waits(&self, tier: TierId, slot: Slot) -> MoveIds {
-        match &self.groups {
-            Some(groups) => groups.waits(tier, slot),
-            None => self.tiers[tier].space.drained_by(slot).into_iter().collect(),
-        }
-    }
-
-    /// Ends the store's read of a slot.
-    pub fn drained(&mut self, tier: TierId, slot: Slot) {
-        self.tiers[tier].space.drained(slot);
-    }
-
-    /// Undoes [`Blocks::drain`], unless the slot was granted since; returns whether it did.
-    pub fn undrain(&mut self, tier: TierId, slot: Slot) -> bool {
-        self.tiers[tier].space.undrain(slot)
-    }
-
-    /// Excludes a draining slot from grants, or admits it again.
-    pub fn withhold(&mut self, tier: TierId, slot: Slot, withheld: bool) {
-        self.tiers[tier].space.withhold(slot, withheld);
-    }
-
-    /// Reserves the free slots below `bound` as a bitmap, to claim some until [`Blocks::put_back`].
-    pub fn reserve_below(&mut self, tier: TierId, bound: Slot) -> Vec<bool> {
-        self.tiers[tier].space.reserve_below(bound)
-    }
-
-    /// Frees the reserved slots that were not claimed.
-    pub fn put_back(&mut self, tier: TierId, free: &[bool]) {
-        self.tiers[tier].space.put_back(free);
+        self.table_mut(place.into()).take_arrival(block)
     }
 }

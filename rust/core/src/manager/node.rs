@@ -463,7 +463,7 @@ impl Manager {
         if self.points.is_some() {
             for block in blocks.clone().rev() {
                 self.drop_point(block);
-                self.blocks.drop_groups(block);
+                self.blocks.discard_all(block);
             }
         }
         // Events name the block, whose key and tokens leave with it.

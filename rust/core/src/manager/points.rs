@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockId, Structure, TierId};
+use crate::block::{BlockId, GroupId, Part, Place, Structure, TierId};
 use crate::group::{Group, Places, longest, longest_over_holes};
 use crate::hint::{Band, Priority};
 use crate::manager::Manager;
@@ -64,10 +64,8 @@ pub(super) struct Point {
 /// Resume points, and the groups that they are of.
 #[derive(Debug)]
 pub(super) struct Points {
-    /// Groups after the first.
+    /// All groups; a point holds nothing of the first.
     pub(super) groups: Vec<Group>,
-    /// Bytes of a block of the first group.
-    block_bytes: u64,
     /// Tokens of a block, each with its KV.
     pub(super) block_tokens: u64,
     newest: u32,
@@ -84,8 +82,7 @@ impl Points {
     /// No points.
     pub(super) fn new(groups: &Groups, settings: &Settings) -> Self {
         Self {
-            block_bytes: groups.groups[0].slot_bytes,
-            groups: groups.groups[1..].to_vec(),
+            groups: groups.groups.clone(),
             block_tokens: u64::from(settings.block_tokens) * u64::from(settings.token_weight),
             newest: groups.newest,
             every: groups.every,
@@ -93,6 +90,11 @@ impl Points {
             named: NamedBorders::default(),
             bits: PagedVec::new(0),
         }
+    }
+
+    /// The groups after the first, with their numbers.
+    pub(super) fn others(&self) -> impl Iterator<Item = (GroupId, &Group)> {
+        self.groups.iter().enumerate().skip(1)
     }
 
     /// Whether a resume point is after a block.
@@ -155,7 +157,7 @@ impl Points {
         let points = std::iter::successors(last, |block| self.at[block].before);
         let slots = |block: BlockId| {
             let border = self.at[&block].border;
-            let needed = self.groups.iter().map(|group| group.needed(border, self.block_tokens));
+            let needed = self.others().map(|(_, group)| group.needed(border, self.block_tokens));
             needed.map(|needed| needed.iter().count() as u64).sum::<u64>()
         };
         points.map(slots).sum()
@@ -164,7 +166,7 @@ impl Points {
     /// Bytes that a resume at a border needs of the groups after the first.
     fn bytes(&self, border: u32) -> u64 {
         let slots = |group: &Group| group.needed(border, self.block_tokens).iter().count() as u64;
-        self.groups.iter().map(|group| slots(group) * group.slot_bytes).sum()
+        self.others().map(|(_, group)| slots(group) * group.slot_bytes).sum()
     }
 }
 
@@ -230,11 +232,12 @@ impl Manager {
         let (start, end) = (tokens(from), tokens(point.border));
         let cost = self.settings.cost.worth(start.midpoint(end));
         let alone = if point.after.is_empty() { u64::from(point.border - from) } else { 0 };
-        let bytes = points.bytes(point.border) + alone * points.block_bytes;
+        let block_bytes = points.groups[0].slot_bytes;
+        let bytes = points.bytes(point.border) + alone * block_bytes;
         #[expect(clippy::cast_precision_loss, reason = "a ratio of bytes and tokens")]
         let per_byte = (end - start) as f64 / bytes.max(1) as f64;
         #[expect(clippy::cast_precision_loss, reason = "as above")]
-        let token = points.block_bytes as f64 / points.block_tokens as f64;
+        let token = block_bytes as f64 / points.block_tokens as f64;
         Some(cost * per_byte * token)
     }
 
@@ -271,27 +274,27 @@ impl Manager {
             }
             Some(_) => {
                 let points = self.points.as_ref().expect("a model of several groups");
-                let has = |at, block: u32| self.group_on(at, path[block as usize], tiers);
                 let most = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
-                longest_over_holes(&points.groups, points.block_tokens, most, &holes, has)
+                let has = self.parts_on(path, tiers);
+                longest_over_holes(&points.groups[1..], points.block_tokens, most, &holes, has)
             }
         }
     }
 
-    /// Places on a request's path that its passes need of each group after the first, from a tier or,
-    /// in `holes`, from the request itself: what the first token of each hole attends to, and what a
-    /// resume at the end of the path needs.
+    /// Places on a request's path that its passes need of each group, from a tier or, in `holes`, from
+    /// the request itself: what the first token of each hole attends to, and what a resume at the end of
+    /// the path needs; of the first group none.
     pub(super) fn needed_over(&self, holes: &[u32], path: &[BlockId]) -> Vec<Places> {
         let Some(points) = &self.points else { return Vec::new() };
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         let begins = |&&at: &&u32| {
             at.checked_sub(1).is_none_or(|before| holes.binary_search(&before).is_err())
         };
-        let needed = |group: &Group| {
+        let needed = |(_, group): (GroupId, &Group)| {
             let starts = holes.iter().filter(begins).copied();
             group.needed_at(starts.chain([border]), points.block_tokens, 0..border)
         };
-        points.groups.iter().map(needed).collect()
+        std::iter::once(Places::default()).chain(points.others().map(needed)).collect()
     }
 
     /// The longest border of a path without holes at which the first `tiers` tiers have what a resume
@@ -299,51 +302,62 @@ impl Manager {
     pub(super) fn longest_border(&self, path: &[BlockId], tiers: usize) -> u32 {
         let points = self.points.as_ref().expect("a model of several groups");
         let most = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
-        let has = |at, block: u32| self.group_on(at, path[block as usize], tiers);
-        longest(&points.groups, points.block_tokens, most, has)
+        longest(&points.groups[1..], points.block_tokens, most, self.parts_on(path, tiers))
     }
 
-    /// Whether one of the first `tiers` tiers has a block in a group after the first, or expects it.
-    pub(super) fn group_on(&self, at: usize, block: BlockId, tiers: usize) -> bool {
-        if self.blocks.group_resident(0, at, block) {
+    /// Whether one of the first `tiers` tiers has a place of a path in a group, counted after the first.
+    fn parts_on(&self, path: &[BlockId], tiers: usize) -> impl Fn(usize, u32) -> bool {
+        move |after, place| {
+            self.part_on(Part { group: after + 1, block: path[place as usize] }, tiers)
+        }
+    }
+
+    /// Whether one of the first `tiers` tiers has a part of a block, or expects it.
+    pub(super) fn part_on(&self, Part { group, block }: Part, tiers: usize) -> bool {
+        let first = Place::new(0, group);
+        if self.blocks.table(first).fully_resident(block) {
             return true;
         }
         // A failed move may still write the slot on the first tier: nothing can be loaded there.
-        let stuck = self.blocks.group_arrival(0, at, block).is_some_and(|arrival| arrival.failed);
-        !stuck && (0..tiers).any(|tier| self.blocks.group_here(tier, at, block))
+        let stuck = self.arrival(first, block).is_some_and(|arrival| arrival.failed);
+        !stuck && (0..tiers).any(|tier| self.blocks.expects(Place::new(tier, group), block))
     }
 
-    /// The first tier that has a block in a group after the first, or expects it; one has.
-    pub(super) fn nearest(&self, at: usize, block: BlockId) -> TierId {
+    /// The first tier that has a part of a block, or expects it; one has.
+    pub(super) fn nearest(&self, Part { group, block }: Part) -> TierId {
         let mut tiers = 0..self.tiers.len();
-        tiers.find(|&tier| self.blocks.group_here(tier, at, block)).expect("a matched block")
+        let has = |&tier: &TierId| self.blocks.expects(Place::new(tier, group), block);
+        tiers.find(has).expect("a matched block")
     }
 
     /// Whether a tier has all that a resume at a border of a path needs of the groups after the first.
     pub(super) fn can_resume(&self, tier: TierId, path: &[BlockId], border: u32) -> bool {
         let Some(points) = &self.points else { return false };
-        points.groups.iter().enumerate().all(|(at, group)| {
+        points.others().all(|(number, group)| {
+            let here = Place::new(tier, number);
             let mut needed = group.needed(border, points.block_tokens).iter();
-            needed.all(|place| self.blocks.group_here(tier, at, path[place as usize]))
+            needed.all(|place| self.blocks.expects(here, path[place as usize]))
         })
     }
 
-    /// Blocks of a path that a resume at a border needs of each group after the first.
-    pub(super) fn needs(&self, path: &[BlockId], border: u32) -> Vec<(usize, BlockId)> {
+    /// What a resume at a border of a path needs of the groups after the first.
+    pub(super) fn needs(&self, path: &[BlockId], border: u32) -> Vec<Part> {
         let points = self.points.as_ref().expect("a model of several groups");
-        let of = |(at, group): (usize, &Group)| {
+        let of = |(number, group): (GroupId, &Group)| {
             let needed = group.needed(border, points.block_tokens).iter();
-            needed.map(move |block| (at, path[block as usize])).collect::<Vec<_>>()
+            let part = |place: u32| Part { group: number, block: path[place as usize] };
+            needed.map(part).collect::<Vec<_>>()
         };
-        points.groups.iter().enumerate().flat_map(of).collect()
+        points.others().flat_map(of).collect()
     }
 
     /// Holds what the point at a border of a path needs on a tier, which has it or expects it.
     pub(super) fn hold_point(&mut self, tier: TierId, path: &[BlockId], border: u32) {
         let points = self.points.as_ref().expect("a model of several groups");
-        for (at, group) in points.groups.iter().enumerate() {
+        for (number, group) in points.others() {
             let needed = group.needed(border, points.block_tokens).iter();
-            self.blocks.hold_group(tier, at, needed.map(|place| path[place as usize]));
+            let needed = needed.map(|place| path[place as usize]);
+            self.blocks.hold(Place::new(tier, number), needed);
         }
         let block = path[border as usize - 1];
         let points = self.points.as_mut().expect("a model of several groups");
@@ -407,9 +421,10 @@ impl Manager {
     fn let_go(&mut self, tier: TierId, block: BlockId, border: u32) {
         let path = self.path_to(Some(block));
         let points = self.points.as_ref().expect("a model of several groups");
-        for (at, group) in points.groups.iter().enumerate() {
+        for (number, group) in points.others() {
             let needed = group.needed(border, points.block_tokens).iter();
-            self.blocks.unhold_group(tier, at, needed.map(|place| path[place as usize]));
+            let needed = needed.map(|place| path[place as usize]);
+            self.blocks.unhold(Place::new(tier, number), needed);
         }
     }
 
@@ -436,12 +451,12 @@ impl Manager {
         }
     }
 
-    /// Ends the points on a tier that need a block in a group, which it has lost.
-    pub(super) fn drop_points_of(&mut self, tier: TierId, at: usize, block: BlockId) {
+    /// Ends the points on a tier that need a part of a block, which it has lost.
+    pub(super) fn drop_points_of(&mut self, tier: TierId, part: Part) {
         let Some(points) = &self.points else { return };
         let on = points.all().filter(|(_, point)| point.tiers >> tier & 1 == 1);
         let concerned = on.filter(|&(end, point)| {
-            self.needs(&self.path_to(Some(end)), point.border).contains(&(at, block))
+            self.needs(&self.path_to(Some(end)), point.border).contains(&part)
         });
         for end in concerned.map(|(end, _)| end).collect::<Vec<_>>() {
             self.drop_point_on(tier, end);

@@ -99,6 +99,13 @@ impl Arena {
         self.shares[group].live
     }
 
+    /// Slots of a group that can be taken.
+    #[must_use]
+    pub fn takeable(&self, group: usize) -> u64 {
+        let Share { per_page, free, .. } = self.shares[group];
+        free + self.free_pages() * u64::from(per_page)
+    }
+
     /// Pages that `slots` more slots of a group would take.
     #[must_use]
     pub fn pages_for(&self, group: usize, slots: u64) -> u64 {

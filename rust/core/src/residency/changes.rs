@@ -3,7 +3,7 @@
 //! Recorded only if a caller takes them. Invariant: applied in order they give the valid layers of
 //! every residency. Cost: O(1) per change; where none are kept, a branch per verb.
 
-use crate::block::{BlockId, Layers, TierId};
+use crate::block::{BlockId, Layers, Place, TierId};
 use crate::tier::Residency;
 
 use super::Blocks;
@@ -37,7 +37,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Notes one, if changes are kept.
     pub(super) fn note(
         &mut self,
-        (tier, group): (TierId, u8),
+        Place { tier, group }: Place,
         block: BlockId,
         before: Layers,
         after: Layers,
@@ -45,6 +45,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         if let Some(changes) = &mut self.changes
             && before != after
         {
+            let group = u8::try_from(group).expect("few groups");
             changes.push(Change { tier, block, group, before, after });
         }
     }
@@ -66,13 +67,13 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     #[cold]
     pub(super) fn alter_noted(
         &mut self,
-        tier: TierId,
+        place: Place,
         block: BlockId,
         change: impl FnOnce(&mut Residency),
     ) {
-        let valid = |blocks: &Self| blocks.tiers[tier].table.get(block).usable();
+        let valid = |blocks: &Self| blocks.table(place).get(block).usable();
         let before = valid(self);
-        self.alter_quietly(tier, block, change);
-        self.note((tier, 0), block, before, valid(self));
+        self.alter_quietly(place, block, change);
+        self.note(place, block, before, valid(self));
     }
 }

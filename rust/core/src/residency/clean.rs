@@ -32,7 +32,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// The layers of a block that are resident on a tier.
     pub(super) fn resident_layers(&self, tier: TierId, block: BlockId) -> Layers {
-        let here = self.tiers[tier].table.get(block);
+        let here = self.places[tier].table.get(block);
         if here.state == ResidencyState::Resident { here.have } else { Layers::NONE }
     }
 
@@ -77,9 +77,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     ) {
         let mut others = 0_u64;
         for at in (0..self.tiers.len()).filter(|&at| at != tier) {
-            if known == Some(at) || self.tiers[at].table.all_full(blocks.clone()) {
+            if known == Some(at) || self.places[at].table.all_full(blocks.clone()) {
                 others |= 1 << at;
-            } else if !self.tiers[at].table.none_present(blocks.clone()) {
+            } else if !self.places[at].table.none_present(blocks.clone()) {
                 // The blocks differ on this tier: count each by itself.
                 for block in blocks.clone() {
                     self.recount(tier, block, before);

@@ -152,36 +152,6 @@ impl Space {
         }
     }
 
-    /// Takes all free slots out of a space to which slots were added.
-    pub fn withdraw(&mut self) -> Vec<Slot> {
-        debug_assert!(self.none_draining(), "a store reads a slot");
-        let slots = std::mem::take(&mut self.free);
-        self.capacity = self.fresh - u32::try_from(slots.len()).expect("no more than slots");
-        self.fresh = self.capacity;
-        slots
-    }
-
-    /// Adds free slots to the space; the first is taken first.
-    pub fn add(&mut self, slots: impl Iterator<Item = Slot>) {
-        let known = self.free.len();
-        self.free.extend(slots);
-        self.free[known..].reverse();
-        self.capacity += u32::try_from(self.free.len() - known).expect("no more than slots");
-        self.fresh = self.capacity;
-    }
-
-    /// Takes a slot that its holder gives up out of the space, to which slots were added.
-    pub fn lend(&mut self) {
-        self.capacity -= 1;
-        self.fresh = self.capacity;
-    }
-
-    /// Adds a slot that has its holder to the space.
-    pub fn borrow(&mut self) {
-        self.capacity += 1;
-        self.fresh = self.capacity;
-    }
-
     /// Starts draining a slot: its block is evicted, a store still reads it.
     pub fn drain(&mut self, slot: Slot, by: MoveId) {
         self.draining.insert(slot, by);

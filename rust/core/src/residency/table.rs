@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Invariants: a residency is in the overflow slab if and only if a word cannot encode it; `copies`
-//! counts the resident blocks. Cost: O(1); 4 bytes per block, an entry of the slab for the rest.
+//! counts the resident blocks, `present` those that are not absent. Cost: O(1); 4 bytes per block, an entry of the slab for the rest.
 
 use std::ops::Range;
 
@@ -43,13 +43,22 @@ pub struct ResidencyTable {
     /// Number of blocks with an arrival.
     arrivals: usize,
     copies: u64,
+    /// Number of blocks that are not absent.
+    present: u64,
 }
 
 impl ResidencyTable {
     /// All blocks absent; `all` are the model's layers.
     #[must_use]
     pub fn new(all: Layers) -> Self {
-        Self { all, slots: PagedVec::new(NO_SLOT), overflow: Slab::new(), arrivals: 0, copies: 0 }
+        Self {
+            all,
+            slots: PagedVec::new(NO_SLOT),
+            overflow: Slab::new(),
+            arrivals: 0,
+            copies: 0,
+            present: 0,
+        }
     }
 
     /// Extends the table to the blocks below `bound`.
@@ -94,6 +103,7 @@ impl ResidencyTable {
     pub fn change(&mut self, block: BlockId, change: impl FnOnce(&mut Residency)) {
         let mut here = self.get(block);
         let before = here.state == ResidencyState::Resident;
+        let absent = self.slots[block] == NO_SLOT;
         change(&mut here);
         let resident = here.state == ResidencyState::Resident;
         self.copies = self.copies + u64::from(resident) - u64::from(before);
@@ -108,6 +118,8 @@ impl ResidencyTable {
             (None, Some(at)) => self.overflow[at].here = here,
             (None, None) => self.slots[block] = self.put_overflow(here, None),
         }
+        let present = self.slots[block] != NO_SLOT;
+        self.present = self.present + u64::from(present) - u64::from(!absent);
     }
 
     /// Makes an absent block fully resident and idle in a slot.
@@ -116,6 +128,7 @@ impl ResidencyTable {
         let word = if slot < READING { slot } else { self.put_overflow(self.idle(slot), None) };
         self.slots[block] = word;
         self.copies += 1;
+        self.present += 1;
     }
 
     /// Makes blocks of one run, fully resident and idle, absent. Returns their slots, the last
@@ -123,6 +136,7 @@ impl ResidencyTable {
     pub fn clear(&mut self, run: Range<BlockId>) -> impl Iterator<Item = Slot> + '_ {
         debug_assert!(self.all_idle(run.clone()), "blocks {run:?} are not fully resident and idle");
         self.copies -= u64::from(run.end - run.start);
+        self.present -= u64::from(run.end - run.start);
         let slots = self.slots.stretch_mut(run.start, run.end);
         debug_assert_eq!(slots.len(), run.len(), "a run of one page");
         slots.iter_mut().rev().map(|slot| std::mem::replace(slot, NO_SLOT))
@@ -141,6 +155,7 @@ impl ResidencyTable {
         debug_assert!(self.slots[block] == NO_SLOT);
         let here = Residency { slot, have: Layers::NONE, busy: 1, state: ResidencyState::Arriving };
         self.arrivals += 1;
+        self.present += 1;
         self.slots[block] = self.put_overflow(here, Some(arrival));
     }
 
@@ -288,6 +303,12 @@ impl ResidencyTable {
     #[must_use]
     pub fn copies(&self) -> u64 {
         self.copies
+    }
+
+    /// Number of blocks that are not absent.
+    #[must_use]
+    pub fn present(&self) -> u64 {
+        self.present
     }
 
     /// Number of blocks in the overflow slab.

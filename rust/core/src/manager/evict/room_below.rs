@@ -13,9 +13,8 @@ use crate::time::{Nanos, stamp};
 
 impl Manager {
     /// Makes room on a tier below the first, as far as its victims can be stored or dropped. Returns
-    /// whether there is enough; all of it is in the arena then.
+    /// whether there is enough.
     pub(crate) fn make_room_below(&mut self, tier: TierId, wanted: &[u64], now: Nanos) -> bool {
-        self.blocks.unstock(tier);
         while !self.groups_fit(tier, wanted) {
             if !self.free_some((tier, false), wanted, now) {
                 return false;
@@ -61,8 +60,8 @@ impl Manager {
         // Room below may change the order here.
         let mut lowest = (!stored).then_some(victim);
         for (slots, dropping) in ways.into_iter().take(if hard { 3 } else { 2 }) {
-            if stored && !dropping && self.make_room_below(tier + 1, &[slots], now) {
-                self.blocks.stock(tier + 1, slots);
+            if stored && !dropping {
+                self.make_room_below(tier + 1, &[slots], now);
             }
             let lowest = lowest.take();
             if self.evict_lowest((tier, slots), dropping, lowest, left.as_deref_mut(), now) {
@@ -108,6 +107,7 @@ impl Manager {
     ) -> bool {
         let mut set = self.reuse_set(dropping);
         set.lowest = lowest;
+        let slots = slots + Self::spare(&set, tier);
         let fits = self.room(&mut set, tier, slots, now);
         if fits {
             if let Some(left) = left {
@@ -120,7 +120,6 @@ impl Manager {
             self.abandon(&set);
         }
         self.keep(set);
-        (tier..self.tiers.len()).for_each(|tier| self.blocks.unstock(tier));
         fits
     }
 

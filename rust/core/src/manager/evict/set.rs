@@ -182,7 +182,7 @@ impl Manager {
 
     /// The slots that can be taken on each tier.
     fn takeable(&self) -> impl Iterator<Item = u64> + '_ {
-        (0..self.tiers.len()).map(|tier| self.blocks.space(tier).takeable())
+        (0..self.tiers.len()).map(|tier| self.blocks.takeable(tier))
     }
 
     /// An empty set, in the memory of an earlier one if there is one.
@@ -222,7 +222,7 @@ impl Manager {
     ) -> Result<()> {
         // Each tier is named once, so the tiers can be checked one by one.
         let there = |&(tier, units): &(TierId, u64)| {
-            units == 0 || units + self.transit_reserve(tier) <= self.blocks.space(tier).takeable()
+            units == 0 || units + self.transit_reserve(tier) <= self.blocks.takeable(tier)
         };
         // The usual case before a tier is full: no set is made.
         if wanted.iter().all(there) {
@@ -245,9 +245,7 @@ impl Manager {
         for &(tier, units) in wanted.iter().filter(|&&(_, units)| units > 0) {
             if tier == 0 {
                 self.make_group_room(0, &[units], (&[], &[]), now)?;
-            } else if self.make_room_below(tier, &[units], now) {
-                self.blocks.stock(tier, units);
-            } else {
+            } else if !self.make_room_below(tier, &[units], now) {
                 return Err(self.no_space(tier, units, &self.eviction_set()));
             }
         }

@@ -170,9 +170,7 @@ impl Manager {
     ) {
         let below = tier + 1;
         if dirty == self.all_layers() && self.make_room_below(below, &[1], now) {
-            self.blocks.stock(below, 1);
             self.copy_down(tier, block, dirty, source, now);
-            self.blocks.unstock(below);
         }
     }
 

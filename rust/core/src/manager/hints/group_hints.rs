@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::block::{BlockId, LeaseId, NO_MOVE, NO_SLOT, TierId};
+use crate::block::{BlockId, LeaseId, NO_MOVE, NO_SLOT, Part, Place, TierId};
 use crate::manager::Manager;
 use crate::time::Nanos;
 use crate::transfer::MoveKind;
@@ -25,26 +25,26 @@ impl Manager {
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         let needs = self.needs(path, border);
         let (lacking, there): (Vec<_>, Vec<_>) =
-            needs.into_iter().partition(|&(at, block)| self.nearest(at, block) > tier);
+            needs.into_iter().partition(|&part| self.nearest(part) > tier);
         // Bytes that cannot be read, or a failed move that may still write them.
-        let free = |&(at, block): &(usize, BlockId)| {
-            self.blocks.group_residency(tier, at, block).slot == NO_SLOT
+        let free = |&Part { group, block }: &Part| {
+            self.residency(Place::new(tier, group), block).slot == NO_SLOT
         };
         if !lacking.iter().all(free) {
             return;
         }
-        let groups = self.points.as_ref().map_or(0, |points| points.groups.len());
-        let (mut wanted, mut held) = (vec![0; groups + 1], vec![Vec::new(); groups]);
-        let mut holds: Vec<(TierId, usize, BlockId)> = Vec::new();
-        for &(at, block) in lacking.iter().chain(&there) {
-            holds.push((self.nearest(at, block), at, block));
+        let groups = self.other_groups().end;
+        let (mut wanted, mut held) = (vec![0; groups], vec![Vec::new(); groups]);
+        let mut holds: Vec<(Place, BlockId)> = Vec::new();
+        for &part in lacking.iter().chain(&there) {
+            holds.push((Place::new(self.nearest(part), part.group), part.block));
         }
-        for &(from, at, block) in &holds {
-            self.blocks.hold_group(from, at, [block]);
-            if from == tier {
-                held[at].push(self.trie().depth(block));
+        for &(from, block) in &holds {
+            self.blocks.hold(from, [block]);
+            if from.tier == tier {
+                held[from.group].push(self.trie().depth(block));
             }
-            wanted[at + 1] += u64::from(from > tier);
+            wanted[from.group] += u64::from(from.tier > tier);
         }
         let fits = if lacking.is_empty() {
             true
@@ -54,13 +54,14 @@ impl Manager {
             self.make_room_below(tier, &wanted, now)
         };
         if fits {
-            for &(from, at, block) in holds.iter().filter(|&&(from, ..)| from > tier) {
-                self.move_group((MoveKind::Load, NO_LEASE), (at, block), (from, tier), now);
+            for &(from, block) in holds.iter().filter(|&&(from, _)| from.tier > tier) {
+                let part = Part { group: from.group, block };
+                self.move_group((MoveKind::Load, NO_LEASE), part, (from.tier, tier), now);
             }
             self.settle_fetched(path, tier);
         }
-        for (from, at, block) in holds {
-            self.blocks.unhold_group(from, at, [block]);
+        for (from, block) in holds {
+            self.blocks.unhold(from, [block]);
         }
     }
 
@@ -92,16 +93,10 @@ impl Manager {
             }
             self.drop_point_on(tier, block);
         }
-        if self.tiers.writes(tier) && self.make_room_below(tier + 1, &[1], now) {
-            self.blocks.stock(tier + 1, 1);
+        // Without room the block stays.
+        if self.tiers.writes(tier) {
+            self.make_room_below(tier + 1, &[1], now);
         }
         true
-    }
-
-    /// Gives room that was not taken back.
-    pub(super) fn end_lowering(&mut self) {
-        if self.points.is_some() {
-            (0..self.tiers.len()).for_each(|tier| self.blocks.unstock(tier));
-        }
     }
 }

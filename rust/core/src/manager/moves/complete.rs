@@ -10,7 +10,7 @@
 //!    +------------------+--------- evicted -------+-----------------------+
 //! ```
 
-use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, TierId};
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Place, TierId};
 use crate::error::{Error, Result};
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
@@ -270,7 +270,7 @@ impl Manager {
             (_, End::Group(group)) => self.end_group(known, group, block),
             // Into a slot of an engine.
             (End::Group(group), _) => {
-                self.blocks.end_group_read(known.src, usize::from(group) - 1, block, known.id);
+                self.blocks.end_reader(Place::new(known.src, group.into()), block, known.id);
             }
             _ => {}
         }

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use smallvec::{SmallVec, smallvec};
 
 use crate::arrival::{Arrival, MoveIds};
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Part, Place, TierId};
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
 use crate::manager::request::slots::window_slots::blocks_at;
@@ -22,7 +22,7 @@ impl Manager {
     /// Bytes of layers of a block in a group.
     pub(in crate::manager) fn move_bytes(&self, group: u8, layers: Layers) -> u64 {
         match &self.points {
-            Some(points) if group > 0 => points.groups[usize::from(group) - 1].slot_bytes,
+            Some(points) if group > 0 => points.groups[usize::from(group)].slot_bytes,
             _ => self.settings.layer_bytes * u64::from(layers.len()),
         }
     }
@@ -32,16 +32,17 @@ impl Manager {
     pub(in crate::manager) fn move_group(
         &mut self,
         (kind, lease): (MoveKind, LeaseId),
-        (at, block): (usize, BlockId),
+        Part { group: number, block }: Part,
         (src, dst): (TierId, TierId),
         now: Nanos,
     ) -> MoveId {
-        let group = End::Group(u8::try_from(at + 1).expect("few groups"));
-        let layers = self.points.as_ref().map_or(0, |points| points.groups[at].layers);
-        let slot = self.blocks.take_group_slot(dst, at).expect("room was made");
-        let mut deps = self.blocks.group_waits(dst, at, slot);
-        deps.extend(self.bringing_group(src, at, block));
-        let from = self.blocks.group_residency(src, at, block).slot;
+        let group = End::Group(u8::try_from(number).expect("few groups"));
+        let (here, there) = (Place::new(src, number), Place::new(dst, number));
+        let layers = self.points.as_ref().map_or(0, |points| points.groups[number].layers);
+        let slot = self.blocks.take_slot(there).slot;
+        let mut deps = self.blocks.waits(there, slot);
+        deps.extend(self.bringing_group(here, block));
+        let from = self.residency(here, block).slot;
         let new = NewMove {
             kind,
             lease,
@@ -53,20 +54,15 @@ impl Manager {
             deps,
         };
         let (id, times) = self.enter(new, self.route(kind, src, dst), now);
-        self.blocks.begin_group_read(src, at, block, id);
+        self.blocks.add_reader(here, block, id);
         let arrival = Arrival::new(Layers::new(0, layers), smallvec![id], times.first, times.end);
-        self.blocks.begin_group_arrival(dst, at, block, slot, arrival);
+        self.blocks.begin_arrival(there, block, slot, arrival);
         id
     }
 
-    /// The moves that bring a block to a tier in a group after the first.
-    pub(in crate::manager) fn bringing_group(
-        &self,
-        tier: TierId,
-        at: usize,
-        block: BlockId,
-    ) -> MoveIds {
-        let arrival = self.blocks.group_arrival(tier, at, block);
+    /// The moves that bring a block to a tier in a group after the first, failed ones included.
+    pub(in crate::manager) fn bringing_group(&self, place: Place, block: BlockId) -> MoveIds {
+        let arrival = self.arrival(place, block);
         arrival.map_or_else(MoveIds::new, |arrival| arrival.moves.clone())
     }
 
@@ -150,11 +146,9 @@ impl Manager {
         let lacking = lacks(self);
         // Room for the blocks may have ended the point.
         if fits && stored(self) && lacking.len() as u64 <= wanted {
-            self.blocks.stock(below, wanted);
             for block in lacking {
                 self.copy_down(tier, block, self.all_layers(), None, now);
             }
-            self.blocks.unstock(below);
         }
         for block in linked {
             self.refresh_on(below, block);
@@ -169,22 +163,21 @@ impl Manager {
         let (there, lacking): (Vec<_>, Vec<_>) = self
             .needs(&path, border)
             .into_iter()
-            .partition(|&(at, block)| self.blocks.group_here(below, at, block));
+            .partition(|part| self.blocks.expects(Place::new(below, part.group), part.block));
         // Bytes that cannot be read, or a failed move that may still write them.
-        let free = |&(at, block): &(usize, BlockId)| {
-            self.blocks.group_residency(below, at, block).slot == NO_SLOT
+        let free = |&Part { group, block }: &Part| {
+            self.residency(Place::new(below, group), block).slot == NO_SLOT
         };
         if !lacking.iter().all(free) {
             return;
         }
-        let groups = self.points.as_ref().map_or(0, |points| points.groups.len());
-        let mut wanted = vec![0; groups + 1];
-        for &(at, _) in &lacking {
-            wanted[at + 1] += 1;
+        let mut wanted = vec![0; self.other_groups().end];
+        for part in &lacking {
+            wanted[part.group] += 1;
         }
         // What is there must not make room for the rest.
-        for &(at, block) in &there {
-            self.blocks.hold_group(below, at, [block]);
+        for &Part { group, block } in &there {
+            self.blocks.hold(Place::new(below, group), [block]);
         }
         // Without a copy of its last block the point would end.
         let absent = |at: &TierId| self.residency(*at, block).state == ResidencyState::Absent;
@@ -199,8 +192,8 @@ impl Manager {
             }
             self.hold_point(below, &path, border);
         }
-        for &(at, block) in &there {
-            self.blocks.unhold_group(below, at, [block]);
+        for &Part { group, block } in &there {
+            self.blocks.unhold(Place::new(below, group), [block]);
         }
     }
 
@@ -211,17 +204,18 @@ impl Manager {
         group: u8,
         block: Option<BlockId>,
     ) {
-        let at = usize::from(group) - 1;
+        let group = usize::from(group);
         // A copy for a fork is between slots that no block has.
         if known.kind == MoveKind::Copy {
-            self.blocks.end_touch(at, &[known.src_slot, known.dst_slot], known.id);
+            self.blocks.end_touch(group, &[known.src_slot, known.dst_slot], known.id);
             return;
         }
-        self.blocks.end_group_read(known.src, at, block, known.id);
+        self.blocks.end_reader(Place::new(known.src, group), block, known.id);
+        let there = Place::new(known.dst, group);
         if let Some(block) = block
-            && self.bringing_group(known.dst, at, block).contains(&known.id)
+            && self.bringing_group(there, block).contains(&known.id)
         {
-            self.blocks.end_group_arrival(known.dst, at, block, !known.failed);
+            self.blocks.end_arrival(there, block, !known.failed);
         }
     }
 
@@ -233,11 +227,13 @@ impl Manager {
         block: BlockId,
         blame: bool,
     ) {
-        let at = usize::from(group) - 1;
-        self.blocks.fail_group_arrival(known.dst, at, block);
-        self.drop_points_of(known.dst, at, block);
+        let part = Part { group: group.into(), block };
+        if let Some(arrival) = self.arrival_mut(Place::new(known.dst, part.group), block) {
+            arrival.failed = true;
+        }
+        self.drop_points_of(known.dst, part);
         if known.dst == 0 {
-            self.lose_window(at, block);
+            self.lose_window(part);
         }
         if known.kind == MoveKind::Load && blame {
             self.spoil_source(known, group, block);
@@ -251,11 +247,11 @@ impl Manager {
         group: u8,
         block: BlockId,
     ) {
-        let at = usize::from(group) - 1;
-        let readable = self.blocks.group_residency(known.src, at, block).state;
-        if readable == ResidencyState::Resident {
-            self.blocks.spoil_group(known.src, at, block);
-            self.drop_points_of(known.src, at, block);
+        let part = Part { group: group.into(), block };
+        let from = Place::new(known.src, part.group);
+        if self.residency(from, block).state == ResidencyState::Resident {
+            self.blocks.spoil(from, block);
+            self.drop_points_of(known.src, part);
         }
     }
 
@@ -263,30 +259,30 @@ impl Manager {
     pub(in crate::manager) fn move_windows(&mut self, id: LeaseId, path: &[BlockId], border: u32) {
         let lease = self.leases.get_mut(&id).expect("held");
         let Some(mut windows) = lease.windows.take() else { return };
-        for (at, held) in windows.held.iter_mut().enumerate() {
-            self.blocks.unhold_group(0, at, blocks_at(path, held));
+        for (group, held) in windows.held.iter_mut().enumerate() {
+            self.blocks.unhold(Place::new(0, group), blocks_at(path, held));
             held.clear();
         }
-        for (at, block) in self.needs(&path[..border as usize], border) {
-            self.blocks.hold_group(0, at, [block]);
-            windows.held[at].push(self.trie().depth(block));
+        for Part { group, block } in self.needs(&path[..border as usize], border) {
+            self.blocks.hold(Place::new(0, group), [block]);
+            windows.held[group].push(self.trie().depth(block));
         }
         windows.done = border;
         self.leases.get_mut(&id).expect("held").windows = Some(windows);
     }
 
     /// Ends the holds of all leases on a block of the first tier that a failed move was to bring.
-    fn lose_window(&mut self, at: usize, block: BlockId) {
+    fn lose_window(&mut self, Part { group, block }: Part) {
         let place = self.trie().depth(block);
         let mut lost = 0;
         for lease in self.leases.values_mut() {
             let on = lease.path.blocks().get(place as usize) == Some(&block);
             if let (true, Some(windows)) = (on, &mut lease.windows) {
-                let before = windows.held[at].len();
-                windows.held[at].retain(|&held| held != place);
-                lost += before - windows.held[at].len();
+                let before = windows.held[group].len();
+                windows.held[group].retain(|&held| held != place);
+                lost += before - windows.held[group].len();
             }
         }
-        self.blocks.unhold_group(0, at, std::iter::repeat_n(block, lost));
+        self.blocks.unhold(Place::new(0, group), std::iter::repeat_n(block, lost));
     }
 }

@@ -108,9 +108,9 @@ impl Manager {
         if !self.point_below(tier, block) {
             return 0.0;
         }
-        let needs = points.groups.iter().enumerate().map(|(at, group)| {
+        let needs = points.others().map(|(number, group)| {
             let slots = group.needed(point.border, points.block_tokens).iter().count();
-            page(at + 1, u32::try_from(slots).unwrap_or(u32::MAX))
+            page(number, u32::try_from(slots).unwrap_or(u32::MAX))
         });
         let before = point.before.and_then(|before| points.get(before));
         let from = before.map_or(0, |before| before.border);

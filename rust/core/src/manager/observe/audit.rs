@@ -297,6 +297,8 @@ impl Manager {
             }
         }
         let ranges = space.spare();
+        let arena = self.blocks.arena(tier);
+        let slots = arena.map_or(u64::from(space.capacity()), |arena| arena.live(0));
         let mut counted = places.len() as u64;
         for range in &ranges {
             counted += range.len() as u64;
@@ -304,11 +306,11 @@ impl Manager {
         }
         let twice = ranges.windows(2).find(|pair| pair[0].end > pair[1].start);
         let wrong: Vec<_> = places.iter().filter(|(_, places)| **places != 1).take(3).collect();
-        if !wrong.is_empty() || twice.is_some() || counted != u64::from(space.capacity()) {
+        if !wrong.is_empty() || twice.is_some() || counted != slots {
             broken.push(format!(
-                "tier '{}' accounts for {counted} of {} slots, wrong: {wrong:?}, free twice: {twice:?}",
+                "tier '{}' accounts for {counted} of {slots} slots, wrong: {wrong:?}, free twice: \
+                 {twice:?}",
                 this.spec.kind.name(),
-                space.capacity()
             ));
         }
     }

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use rustc_hash::FxHashMap;
 
-use crate::block::{Handle, Layers, TierId, Token};
+use crate::block::{Handle, Layers, Place, TierId, Token};
 use crate::error::Result;
 use crate::manager::Manager;
 use crate::record::BlockKey;
@@ -147,13 +147,9 @@ impl Manager {
         self.end_block_events();
         for block in self.living().collect::<Vec<_>>() {
             for tier in 0..self.tiers.len() {
-                for group in 0..=self.points.as_ref().map_or(0, |points| points.groups.len()) {
-                    let before = match group.checked_sub(1) {
-                        Some(at) => self.blocks.group_residency(tier, at, block),
-                        None => self.residency(tier, block),
-                    };
-                    let group = u8::try_from(group).expect("few groups");
-                    let (before, after) = (before.usable(), Layers::NONE);
+                for group in 0..self.other_groups().end {
+                    let before = self.residency(Place::new(tier, group), block).usable();
+                    let (group, after) = (u8::try_from(group).expect("few groups"), Layers::NONE);
                     self.name_change(Change { tier, block, group, before, after });
                 }
             }

@@ -5,6 +5,7 @@
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, TierId};
 use crate::error::Result;
+use crate::residency::Arena;
 use crate::scope::Scope;
 use crate::time::Nanos;
 
@@ -61,17 +62,14 @@ impl Manager {
     /// The occupancy of a tier.
     #[must_use]
     pub fn occupancy(&self, tier: TierId) -> Occupancy {
-        let (space, eviction) = (self.blocks.space(tier), &self.tiers[tier].eviction);
+        let space = self.blocks.space(tier);
         // A page that no group has can be cut into slots of the first one.
-        let pages = self.blocks.arena(tier).map_or((0, 0), |arena| {
-            let slots = u64::from(arena.per_page(0));
-            (u64::from(arena.room()) * slots, arena.free_pages() * slots + arena.free(0))
-        });
+        let all = |arena: &Arena| u64::from(arena.room()) * u64::from(arena.per_page(0));
         Occupancy {
-            slots: u64::from(space.capacity()).max(pages.0),
-            free: u64::from(space.free()) + pages.1,
+            slots: self.blocks.arena(tier).map_or(u64::from(space.capacity()), all),
+            free: self.blocks.free(tier),
             coming: u64::from(space.coming()),
-            evictable: eviction.len() as u64,
+            evictable: self.tiers[tier].eviction.len() as u64,
         }
     }
 

@@ -6,14 +6,15 @@ use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
-use crate::block::{BlockId, TierId};
+use crate::block::{Part, Place, TierId};
 use crate::manager::Manager;
 use crate::manager::points::Points;
+use crate::manager::request::slots::window_slots::blocks_at;
 use crate::tier::ResidencyState;
 use crate::transfer::End;
 
-/// Number of holders by group after the first and block.
-type Holds = FxHashMap<(usize, BlockId), u16>;
+/// Number of holders of each part of a block.
+type Holds = FxHashMap<Part, u16>;
 
 impl Manager {
     /// Points, links and holds agree with each other, with the leases and with the moves in flight.
@@ -50,16 +51,16 @@ impl Manager {
         let Some(arena) = self.blocks.arena(0) else { return };
         for lease in self.leases.values() {
             let Some(windows) = &lease.windows else { continue };
-            for (at, held) in windows.held.iter().enumerate() {
-                for &block in held {
-                    *holds.entry((at, lease.path.blocks()[block as usize])).or_default() += 1;
+            for (group, held) in windows.held.iter().enumerate() {
+                for block in blocks_at(lease.path.blocks(), held) {
+                    *holds.entry(Part { group, block }).or_default() += 1;
                 }
             }
             let mut seen = BTreeSet::new();
-            for (at, slot) in windows.slots() {
-                live[at] += 1;
-                if !arena.is_live(at + 1, slot) || !seen.insert((at, slot)) {
-                    broken.push(format!("lease {} has a slot of group {at} twice", lease.id));
+            for (group, slot) in windows.slots() {
+                live[group] += 1;
+                if !arena.is_live(group, slot) || !seen.insert((group, slot)) {
+                    broken.push(format!("lease {} has a slot of group {group} twice", lease.id));
                 }
             }
         }
@@ -75,24 +76,24 @@ impl Manager {
     ) {
         let Some(arena) = self.blocks.arena(tier) else { return };
         for block in self.living() {
-            for (at, live) in live.iter_mut().enumerate() {
-                let seen = holds.get(&(at, block)).copied().unwrap_or(0);
-                let here = self.blocks.group_residency(tier, at, block);
+            for (group, live) in live.iter_mut().enumerate().skip(1) {
+                let place = Place::new(tier, group);
+                let seen = holds.get(&Part { group, block }).copied().unwrap_or(0);
+                let here = self.residency(place, block);
                 let there = here.state != ResidencyState::Absent;
                 *live += u64::from(there);
-                let group = u8::try_from(at + 1).expect("few groups");
                 let (mut reads, mut writes) = (0, 0);
-                for known in self.moves.values().filter(|known| known.group == group) {
+                for known in self.moves.values().filter(|known| usize::from(known.group) == group) {
                     let this = known.block == Some(self.trie().handle(block));
-                    let written = known.to == End::Group(group) && known.dst == tier;
+                    let written = known.to == End::Group(known.group) && known.dst == tier;
                     writes += u16::from(this && written);
-                    let reading = self.blocks.group_readers(tier, at, block).contains(&known.id);
+                    let reading = self.blocks.readers(place, block).contains(&known.id);
                     reads += u16::from(this && known.src == tier && reading);
                 }
                 let arriving = here.state == ResidencyState::Arriving;
-                let lost = there && !arena.is_live(at + 1, here.slot);
+                let lost = there && !arena.is_live(group, here.slot);
                 let moves = here.busy != reads + writes || (writes == 1) != arriving;
-                let kept = self.blocks.group_holds(tier, at, block);
+                let kept = self.blocks.holds(place, block);
                 if seen != kept || lost || moves || (seen > 0 && !there) {
                     broken.push(format!(
                         "block {block} is {here:?} in group {group} on tier {tier} with {kept} holds, \
@@ -101,8 +102,7 @@ impl Manager {
                 }
             }
         }
-        let first = u64::from(self.blocks.space(tier).capacity());
-        for (group, counted) in std::iter::once(first).chain(live).enumerate() {
+        for (group, counted) in live.into_iter().enumerate().skip(1) {
             if counted != arena.live(group) {
                 broken.push(format!(
                     "group {group} has {counted} slots on tier {tier}, {} in its pages",

@@ -232,6 +232,7 @@ impl Manager {
         self.spans(taken.path.len(), &missing, &moves, &mut plan, now);
         taken.plan = plan;
         taken.open = self.new_open_slots(open);
+        self.take_spare_slots(taken.windows.as_deref_mut());
         Ok(taken)
     }
 

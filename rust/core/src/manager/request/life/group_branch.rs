@@ -4,8 +4,7 @@
 //! shares what its blocks have, and copies what the lease still writes. Invariant: a slot that is
 //! written has one holder. Cost: O(path) per call, one move per copied slot.
 
-use crate::arrival::MoveIds;
-use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, TierId};
+use crate::block::{BlockId, GroupId, Handle, Layers, LeaseId, MoveId, Place, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::group::GroupKind;
 use crate::manager::Manager;
@@ -19,8 +18,13 @@ use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 use crate::transfer::{End, InFlightMove, MoveKind};
 
-/// Group, place on the path and slot of what a lease still writes.
-pub(crate) type Written = (usize, u32, Slot);
+/// Slot that a lease still writes, for a place on its path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    group: GroupId,
+    place: u32,
+    slot: Slot,
+}
 
 impl Manager {
     /// Border at which a lease can go on after the load of a block on its path failed: at most before
@@ -92,16 +96,13 @@ impl Manager {
         let border = path_border(&path[..full]);
         self.move_windows(id, &path, border);
         let mut windows = self.lease_mut(id).windows.take().expect("seen above");
-        for (at, slot) in windows.take_slots() {
-            self.blocks.give_group_slot(0, at, slot);
+        for (group, slot) in windows.take_slots() {
+            self.blocks.give_slot(Place::new(0, group), slot);
         }
         // Other tokens may follow.
         windows.borders.clear();
         windows.end = border;
-        let held = windows.held.iter().enumerate();
-        let held = held.flat_map(|(at, held)| held.iter().map(move |&place| (at, place)));
-        let moves: Vec<MoveId> =
-            held.flat_map(|(at, place)| self.bringing_group(0, at, path[place as usize])).collect();
+        let moves = self.bringing_windows(&windows, &path);
         self.lease_mut(id).windows = Some(windows);
         self.awaits.add(id, moves);
     }
@@ -122,20 +123,19 @@ impl Manager {
         self.refuse_bound(id, "fork")?;
         let end = path_border(lease.path.blocks());
         let mut written = Vec::new();
-        for (at, open) in windows.open.iter().enumerate() {
+        for (group, open) in windows.open.iter().enumerate() {
             if let Some((place, _)) = open.iter().next().filter(|&(place, _)| place < end) {
                 return Err(Error::config(format!(
                     "fork of lease {id}, whose block {place} arrives for another request in group \
-                     {}; truncate or release it",
-                    at + 1
+                     {group}; truncate or release it",
                 )));
             }
             let tail = open.get(end).filter(|_| !lease.tail.is_empty());
-            written.extend(tail.map(|slot| (at, end, slot)));
+            written.extend(tail.map(|slot| Written { group, place: end, slot }));
         }
-        let mut wanted = vec![0; windows.open.len() + 1];
-        for &(at, ..) in &written {
-            wanted[at + 1] += n as u64;
+        let mut wanted = vec![0; windows.open.len()];
+        for written in &written {
+            wanted[written.group] += n as u64;
         }
         if !written.is_empty() {
             self.make_group_room(0, &wanted, (&[], &[]), now)?;
@@ -153,15 +153,15 @@ impl Manager {
         now: Nanos,
     ) {
         let Some(windows) = &mut fork.windows else { return };
-        for (at, held) in windows.held.iter().enumerate() {
-            self.blocks.hold_group(0, at, blocks_at(fork.path.blocks(), held));
+        for (group, held) in windows.held.iter().enumerate() {
+            self.blocks.hold(Place::new(0, group), blocks_at(fork.path.blocks(), held));
         }
         windows.open.iter_mut().chain(&mut windows.spare).for_each(PlacedSlots::clear);
         let mut moves = Vec::with_capacity(written.len());
-        for &(at, place, slot) in written {
-            let own = self.blocks.take_group_slot(0, at).expect("room was made");
-            windows.open[at].insert(place, own);
-            moves.push(self.copy_window(fork.id, at, (slot, own), fork.tail.len(), now));
+        for &Written { group, place, slot } in written {
+            let own = self.blocks.take_slot(Place::new(0, group)).slot;
+            windows.open[group].insert(place, own);
+            moves.push(self.copy_window(fork.id, group, (slot, own), fork.tail.len(), now));
         }
         self.awaits.add(of, moves.iter().copied());
         self.awaits.add(fork.id, moves);
@@ -171,16 +171,16 @@ impl Manager {
     fn copy_window(
         &mut self,
         lease: LeaseId,
-        at: usize,
+        number: GroupId,
         (from, into): (Slot, Slot),
         tokens: usize,
         now: Nanos,
     ) -> MoveId {
-        let group = self.points.as_ref().expect("a model of several groups").groups[at];
-        let end = End::Group(u8::try_from(at + 1).expect("few groups"));
+        let group = self.points.as_ref().expect("a model of several groups").groups[number];
+        let end = End::Group(u8::try_from(number).expect("few groups"));
         let part = u32::try_from(tokens).expect("less than a block");
         let state = group.kind == GroupKind::State;
-        let deps: MoveIds = self.blocks.group_waits(0, at, into);
+        let deps = self.blocks.waits(Place::new(0, number), into);
         let copy = NewMove {
             kind: MoveKind::Copy,
             lease,
@@ -192,7 +192,7 @@ impl Manager {
             deps,
         };
         let id = self.enter(copy, self.route(MoveKind::Copy, 0, 0), now).0;
-        self.blocks.touch_group_slots(at, &[from, into], id);
+        self.blocks.touch_slots(number, &[from, into], id);
         id
     }
 
@@ -210,15 +210,14 @@ impl Manager {
         if !here(self) {
             return;
         }
-        if self.tiers.writes(0) && self.make_room_below(1, &[1], now) {
-            self.blocks.stock(1, 1);
+        if self.tiers.writes(0) {
+            self.make_room_below(1, &[1], now);
         }
         if here(self) {
             let mut set = self.eviction_set_for(Cause::Suspended);
             self.choose(&mut set, 0, block, now);
             self.apply(&set, now);
         }
-        (0..self.tiers.len()).for_each(|tier| self.blocks.unstock(tier));
     }
 
     /// Evicts `count` blocks of the first group from a tier, as [`Manager::evict_blocks`], with their

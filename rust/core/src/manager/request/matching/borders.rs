@@ -6,7 +6,7 @@
 //! there. Invariant: nothing changes. Cost: O(blocks) per border that is
 //! compared: the longest one, the longest on the first tier alone and the points between them.
 
-use crate::block::BlockId;
+use crate::block::{BlockId, Part, Place};
 use crate::manager::Manager;
 use crate::manager::kinds::LoadMode;
 use crate::manager::request::life::acquire::Acquire;
@@ -64,17 +64,18 @@ impl Manager {
         let (mut ready, mut free) = (since, free.collect::<Vec<_>>());
         let holes = self.holes(path);
         let needed = self.needed_over(&holes, path).into_iter().enumerate();
-        let places = needed.flat_map(|(at, places)| {
+        let places = needed.flat_map(|(group, places)| {
             let places: Vec<u32> = places.iter().collect();
-            places.into_iter().map(move |place| (at, place))
+            places.into_iter().map(move |place| (group, place))
         });
-        for (at, place) in places.filter(|(_, place)| holes.binary_search(place).is_err()) {
+        for (group, place) in places.filter(|(_, place)| holes.binary_search(place).is_err()) {
             let block = path[place as usize];
-            let tier = self.nearest(at, block);
-            let arrival = self.blocks.group_arrival(tier, at, block);
+            let tier = self.nearest(Part { group, block });
+            let arrival = self.arrival(Place::new(tier, group), block);
             let mut there = arrival.map_or(now, |arrival| arrival.ready);
             if tier > 0 {
-                let takes = self.lanes.takes(self.tiers[tier].read, points.groups[at].slot_bytes);
+                let takes =
+                    self.lanes.takes(self.tiers[tier].read, points.groups[group].slot_bytes);
                 free[tier] = free[tier].max(there).saturating_add(takes);
                 there = free[tier];
             }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing changes. Cost: O(tokens) for the comparison, O(blocks) for the report.
 
-use crate::block::{BlockId, Handle, Layers, Slot, Structure, TierId, Token};
+use crate::block::{BlockId, Handle, Layers, Place, Slot, Structure, TierId, Token};
 use crate::error::Result;
 use crate::scope::{Scope, ScopeId};
 use crate::tier::ResidencyState;
@@ -226,11 +226,11 @@ impl Manager {
 
     /// The copies of a block, fastest tier first.
     fn copies(&self, block: BlockId, now: Nanos) -> Vec<Copy> {
-        let others = self.points.as_ref().map_or(0, |points| points.groups.len());
         let mut copies = Vec::new();
         for tier in 0..self.tiers.len() {
             copies.extend(self.copy_on(tier, block, now));
-            copies.extend((0..others).filter_map(|at| self.group_copy(tier, at, block, now)));
+            let others = self.other_groups().map(|group| Place::new(tier, group));
+            copies.extend(others.filter_map(|place| self.group_copy(place, block, now)));
         }
         copies
     }
@@ -273,15 +273,14 @@ impl Manager {
     }
 
     /// The copy of a block on a tier in a group after the first.
-    fn group_copy(&self, tier: TierId, at: usize, block: BlockId, now: Nanos) -> Option<Copy> {
-        if !self.blocks.group_here(tier, at, block) {
+    fn group_copy(&self, place: Place, block: BlockId, now: Nanos) -> Option<Copy> {
+        if !self.blocks.expects(place, block) {
             return None;
         }
-        let here = self.blocks.group_residency(tier, at, block);
-        let arrival = self.blocks.group_arrival(tier, at, block);
+        let (here, arrival) = (self.residency(place, block), self.arrival(place, block));
         Some(Copy {
-            tier,
-            group: u8::try_from(at + 1).expect("few groups"),
+            tier: place.tier,
+            group: u8::try_from(place.group).expect("few groups"),
             slot: here.slot,
             layers: here.have,
             coming: arrival.map_or(here.have, |arrival| arrival.target),

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::block::{BlockId, LeaseId, Token};
+use crate::block::{BlockId, LeaseId, Part, Token};
 use crate::error::Result;
 use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
@@ -57,16 +57,15 @@ impl Manager {
         let more = place(written) - end;
         let owned = !self.tiers.engine_owned();
         let more = if owned { more } else { 0 };
-        let wanted = points
-            .groups
-            .iter()
-            .map(|group| self.window_places(group, &borders, from..end.max(from), more));
+        let others = points.others();
+        let wanted =
+            others.map(|(_, group)| self.window_places(group, &borders, from..end.max(from), more));
         let stays = (leaves && known == from).then_some(Stay::Always);
         let here = stays.or((from == repeat).then_some(last));
         let here = here.filter(|_| points.every == 0 && from > 0);
         let here = if named.contains(&from) { Some(Stay::Always) } else { here };
         Some(Box::new(Windows {
-            wanted: wanted.collect(),
+            wanted: std::iter::once(Vec::new()).chain(wanted).collect(),
             loads: Vec::new(),
             held: vec![Vec::new(); points.groups.len()],
             open: vec![PlacedSlots::default(); points.groups.len()],
@@ -117,9 +116,9 @@ impl Manager {
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(scope, 0, tokens);
         let path = self.path(id, Query::Tokens(&content), 0, 0);
-        let others = self.points.as_ref().map_or(0, |points| points.groups.len());
-        let has = |at| path.iter().map(move |&block| self.group_on(at, block, self.tiers.len()));
-        let others = (0..others).map(|at| has(at).collect());
+        let on = |part| self.part_on(part, self.tiers.len());
+        let has = |group| path.iter().map(|&block| on(Part { group, block })).collect();
+        let others = self.other_groups().map(has);
         let mut first = vec![true; path.len()];
         for hole in self.holes(&path) {
             first[hole as usize] = false;

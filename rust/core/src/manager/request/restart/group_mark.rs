@@ -4,7 +4,7 @@
 //! Invariant: all errors are found before the first change. Cost: O(path), and room for the slots;
 //! O(points) per block that is cleared.
 
-use crate::block::{BlockId, TierId};
+use crate::block::{BlockId, GroupId, Part, Place, TierId};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::manager::points::Stay;
@@ -16,8 +16,8 @@ use crate::time::Nanos;
 pub(in crate::manager::request) struct MarkedEnd {
     /// Blocks of the sequence.
     border: u32,
-    /// Groups and blocks of those that the tier has.
-    there: Vec<(usize, BlockId)>,
+    /// Those that the tier has.
+    there: Vec<Part>,
     /// By group, places on the path of the others.
     lacking: Vec<Vec<u32>>,
 }
@@ -36,29 +36,28 @@ impl Manager {
     ) -> Result<MarkedEnd> {
         let Some(points) = &self.points else { return Ok(MarkedEnd::default()) };
         let border = u32::try_from(blocks).expect("fewer than 2^32 blocks");
-        let mut end = MarkedEnd { border, ..MarkedEnd::default() };
-        for (at, group) in points.groups.iter().enumerate() {
+        let mut end = MarkedEnd { border, there: Vec::new(), lacking: vec![Vec::new()] };
+        for (number, group) in points.others() {
+            let here = Place::new(tier, number);
             let mut lacking = Vec::new();
             for place in group.needed(border, points.block_tokens).iter() {
                 let Some(&block) = path.get(place as usize) else {
                     lacking.push(place);
                     continue;
                 };
-                let absent =
-                    self.blocks.group_residency(tier, at, block).state == ResidencyState::Absent;
-                if !absent && !self.blocks.group_here(tier, at, block) {
+                let absent = self.residency(here, block).state == ResidencyState::Absent;
+                if !absent && !self.blocks.expects(here, block) {
                     return Err(Error::config(format!(
                         "block {:#x} cannot be marked on tier '{}': moves have still to end there \
-                         in group {}",
+                         in group {number}",
                         self.trie().handle(block).0,
                         self.tiers[tier].spec.kind.name(),
-                        at + 1
                     )));
                 }
                 if absent {
                     lacking.push(place);
                 } else {
-                    end.there.push((at, block));
+                    end.there.push(Part { group: number, block });
                 }
             }
             end.lacking.push(lacking);
@@ -83,11 +82,12 @@ impl Manager {
             return self.make_room(&[(tier, units)], &stay, now);
         }
         let wanted = end.lacking.iter().map(|lacking| lacking.len() as u64);
-        let wanted: Vec<u64> = std::iter::once(units).chain(wanted).collect();
-        let mut held = vec![Vec::new(); wanted.len() - 1];
-        for &(at, block) in &end.there {
-            self.blocks.hold_group(tier, at, [block]);
-            held[at].push(self.trie().depth(block));
+        let mut wanted: Vec<u64> = wanted.collect();
+        wanted[0] = units;
+        let mut held = vec![Vec::new(); wanted.len()];
+        for &Part { group, block } in &end.there {
+            self.blocks.hold(Place::new(tier, group), [block]);
+            held[group].push(self.trie().depth(block));
         }
         let here = |&&block: &&BlockId| self.residency(tier, block).state != ResidencyState::Absent;
         let here = path.iter().filter(here).map(|&block| (tier, block..block + 1));
@@ -108,10 +108,11 @@ impl Manager {
         path: &[BlockId],
         end: &MarkedEnd,
     ) {
-        for (at, places) in end.lacking.iter().enumerate() {
+        for (group, places) in end.lacking.iter().enumerate() {
+            let here = Place::new(tier, group);
             for &place in places {
-                let slot = self.blocks.take_group_slot(tier, at).expect("room was made");
-                self.blocks.settle_group(tier, at, (path[place as usize], slot), false);
+                let slot = self.blocks.take_slot(here).slot;
+                self.blocks.put(here, path[place as usize], slot);
             }
         }
         if self.points.is_some() {
@@ -121,8 +122,8 @@ impl Manager {
     }
 
     fn let_marked_go(&mut self, tier: TierId, end: &MarkedEnd) {
-        for &(at, block) in &end.there {
-            self.blocks.unhold_group(tier, at, [block]);
+        for &Part { group, block } in &end.there {
+            self.blocks.unhold(Place::new(tier, group), [block]);
         }
     }
 
@@ -132,17 +133,15 @@ impl Manager {
         tier: TierId,
         block: BlockId,
     ) -> Result<()> {
-        let groups = self.points.as_ref().map_or(0, |points| points.groups.len());
-        let moving = |&at: &usize| {
-            self.blocks.group_residency(tier, at, block).busy > 0
-                || self.blocks.group_arrival(tier, at, block).is_some()
+        let moving = |&group: &GroupId| {
+            let here = Place::new(tier, group);
+            self.residency(here, block).busy > 0 || self.arrival(here, block).is_some()
         };
-        match (0..groups).find(moving) {
+        match self.other_groups().find(moving) {
             None => Ok(()),
-            Some(at) => Err(Error::config(format!(
-                "block {:#x} cannot be cleared: moves of group {} have still to end",
+            Some(group) => Err(Error::config(format!(
+                "block {:#x} cannot be cleared: moves of group {group} have still to end",
                 self.trie().handle(block).0,
-                at + 1
             ))),
         }
     }
@@ -150,10 +149,11 @@ impl Manager {
     /// Clears a block in all groups after the first on a tier, and ends the points that need it there.
     pub(in crate::manager::request) fn clear_groups(&mut self, tier: TierId, block: BlockId) {
         self.drop_point_on(tier, block);
-        for at in 0..self.points.as_ref().map_or(0, |points| points.groups.len()) {
-            if self.blocks.group_residency(tier, at, block).state != ResidencyState::Absent {
-                self.drop_points_of(tier, at, block);
-                self.blocks.drop_group(tier, at, block);
+        for group in self.other_groups() {
+            let here = Place::new(tier, group);
+            if self.residency(here, block).state != ResidencyState::Absent {
+                self.drop_points_of(tier, Part { group, block });
+                self.blocks.discard(here, block);
             }
         }
     }

@@ -3,7 +3,7 @@
 //! Invariant: a row is recovered only if its chain of keys reaches a scope of this model. Cost:
 //! O(blocks · log n), and one hash each; of given blocks only these.
 
-use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, Structure, TierId};
+use crate::block::{BlockId, GroupId, Handle, Layers, NO_SLOT, Place, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::record::{Label, Record};
@@ -72,15 +72,15 @@ impl Manager {
 
     /// The rows of what resume points need of a block on a tier, in the groups after the first.
     fn group_rows(&mut self, tier: TierId, block: BlockId, now: Nanos) -> Vec<Row> {
-        let groups = self.points.as_ref().map_or(0, |points| points.groups.len());
-        let listed = |&at: &usize| {
-            let here = self.blocks.group_residency(tier, at, block);
-            here.state == ResidencyState::Resident && self.blocks.group_holds(tier, at, block) > 0
+        let listed = |&group: &GroupId| {
+            let place = Place::new(tier, group);
+            let here = self.residency(place, block);
+            here.state == ResidencyState::Resident && self.blocks.holds(place, block) > 0
         };
-        let listed: Vec<usize> = (0..groups).filter(listed).collect();
-        let row = |at| {
-            let here = self.blocks.group_residency(tier, at, block);
-            let group = u8::try_from(at + 1).expect("few groups");
+        let listed: Vec<GroupId> = self.other_groups().filter(listed).collect();
+        let row = |group| {
+            let here = self.residency(Place::new(tier, group), block);
+            let group = u8::try_from(group).expect("few groups");
             Row { label: self.label(block, now), slot: here.slot, layers: here.have, group }
         };
         listed.into_iter().map(row).collect()
@@ -156,7 +156,7 @@ impl Manager {
                 continue;
             }
             let parent = known.get(&row.label.record.parent).copied();
-            if row.layers != self.all_layers() || !self.blocks.claim_slot(tier, 0, row.slot) {
+            if row.layers != self.all_layers() || !self.blocks.claim_slot(tier.into(), row.slot) {
                 continue;
             }
             let block = self.load_row(tier, row, parent, now);
@@ -170,7 +170,6 @@ impl Manager {
                 self.blocks.give_slot(tier, row.slot);
             }
         }
-        self.blocks.unstock(tier);
         // Points before those after them, so that newer ones replace older ones.
         ends.sort_by_key(|&block| (self.trie().depth(block), block));
         ends.dedup();
@@ -184,15 +183,14 @@ impl Manager {
     /// Makes a block resident in the group and the slot of a row, if it is absent there and the slot is
     /// free. Returns whether it did.
     fn load_window(&mut self, tier: TierId, block: BlockId, row: &Row) -> bool {
-        let at = usize::from(row.group) - 1;
+        let place = Place::new(tier, row.group.into());
         let groups = self.points.iter().flat_map(|points| &points.groups);
-        let layers = groups.map(|group| Layers::new(0, group.layers)).nth(at);
-        let absent = layers == Some(row.layers)
-            && self.blocks.group_residency(tier, at, block).slot == NO_SLOT;
-        if !absent || !self.blocks.claim_slot(tier, at + 1, row.slot) {
+        let layers = groups.map(|group| Layers::new(0, group.layers)).nth(place.group);
+        let absent = layers == Some(row.layers) && self.residency(place, block).slot == NO_SLOT;
+        if !absent || !self.blocks.claim_slot(place, row.slot) {
             return false;
         }
-        self.blocks.settle_group(tier, at, (block, row.slot), false);
+        self.blocks.put(place, block, row.slot);
         true
     }
 

@@ -177,7 +177,7 @@ impl Manager {
 
     /// Makes room for one copy that can be written at once, without the block before it leaving.
     fn make_room_ahead(&mut self, parent: Option<BlockId>, now: Nanos) -> bool {
-        let free = u64::from(self.blocks.space(INTO).free());
+        let free = self.blocks.free(INTO);
         if free > self.transit_reserve(INTO) {
             return true;
         }
@@ -198,7 +198,7 @@ impl Manager {
         if let Some(parent) = parent {
             self.refresh_on(INTO, parent);
         }
-        self.blocks.space(INTO).free() > 0
+        self.blocks.free(INTO) > 0
     }
 
     /// Begins the copy from a private slot, for which there is room.

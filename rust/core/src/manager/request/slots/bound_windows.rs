@@ -7,13 +7,13 @@
 use rustc_hash::FxHashMap;
 
 use crate::arrival::Arrival;
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot};
+use crate::block::{BlockId, GroupId, Layers, LeaseId, MoveId, NO_SLOT, Place, Slot};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::Plan;
-use crate::manager::request::slots::window_slots::{Windows, path_border};
+use crate::manager::request::slots::window_slots::{PlannedLoad, Windows, path_border};
 use crate::private_slots::PrivateSlotId;
 use crate::time::{Nanos, Stamp};
 use crate::transfer::{End, MoveKind};
@@ -38,7 +38,7 @@ impl Manager {
         (first, slots): (usize, &[Slot]),
         group: usize,
     ) -> Result<()> {
-        let groups = self.points.as_ref().map_or(1, |points| points.groups.len() + 1);
+        let groups = self.other_groups().end;
         if group >= groups {
             return Err(Error::config(format!(
                 "there is no group {group}, the manager keeps {groups} apart"
@@ -58,7 +58,7 @@ impl Manager {
         };
         for (place, &slot) in (first..).zip(slots) {
             let place = u32::try_from(place).unwrap_or(u32::MAX);
-            let bound = windows.bound[group - 1].get(&place);
+            let bound = windows.bound[group].get(&place);
             let known = bound.map_or(NO_SLOT, |&private| self.private_slots[private].slot);
             if known != NO_SLOT && known != slot {
                 return Err(Error::config(format!(
@@ -75,16 +75,16 @@ impl Manager {
         id: LeaseId,
         first: usize,
         slots: &[Slot],
-        at: usize,
+        group: GroupId,
     ) -> Result<()> {
         self.check_memory(slots.len())?;
         let Some(mut windows) = self.lease_mut(id).windows.take() else { return Ok(()) };
         let mut bound: FxHashMap<PrivateSlotId, Slot> = FxHashMap::default();
         for (place, &slot) in (first..).zip(slots) {
             let place = u32::try_from(place).unwrap_or(u32::MAX);
-            let known = windows.bound[at].get(&place).copied();
-            let private = known.unwrap_or_else(|| self.new_bound(at));
-            windows.bound[at].insert(place, private);
+            let known = windows.bound[group].get(&place).copied();
+            let private = known.unwrap_or_else(|| self.new_bound(group));
+            windows.bound[group].insert(place, private);
             self.private_slots.set_slot(private, slot);
             bound.insert(private, slot);
         }
@@ -94,9 +94,9 @@ impl Manager {
     }
 
     /// A slot of a group that the engine will name.
-    fn new_bound(&mut self, at: usize) -> PrivateSlotId {
-        let layers = self.points.as_ref().map_or(0, |points| points.groups[at].layers);
-        self.private_slots.add_of(u8::try_from(at + 1).expect("few groups"), Layers::new(0, layers))
+    fn new_bound(&mut self, group: GroupId) -> PrivateSlotId {
+        let layers = Layers::new(0, self.group(group).layers);
+        self.private_slots.add_of(u8::try_from(group).expect("few groups"), layers)
     }
 
     /// Begins the loads that a match needs, into slots that the engine will name, and delays the plan
@@ -110,12 +110,13 @@ impl Manager {
         now: Nanos,
     ) -> Vec<MoveId> {
         let mut moves = Vec::with_capacity(windows.loads.len());
-        for (at, place, tier) in std::mem::take(&mut windows.loads) {
-            let (block, private) = (path[place as usize], self.new_bound(at));
-            windows.bound[at].insert(place, private);
+        for PlannedLoad { from: here, place } in std::mem::take(&mut windows.loads) {
+            let Place { tier, group } = here;
+            let (block, private) = (path[place as usize], self.new_bound(group));
+            windows.bound[group].insert(place, private);
             self.private_slots.begin_move(private);
-            let group = End::Group(u8::try_from(at + 1).expect("few groups"));
-            let from = self.blocks.group_residency(tier, at, block).slot;
+            let group = End::Group(u8::try_from(group).expect("few groups"));
+            let from = self.residency(here, block).slot;
             let load = NewMove {
                 kind: MoveKind::Load,
                 lease: id,
@@ -124,11 +125,11 @@ impl Manager {
                 dst: (0, NO_SLOT, End::PrivateSlot(private)),
                 layers: self.private_slots[private].layers,
                 tokens: self.settings.block_tokens,
-                deps: self.bringing_group(tier, at, block),
+                deps: self.bringing_group(here, block),
             };
             let by = self.enter(load, self.route(MoveKind::Load, tier, 0), now).0;
-            self.blocks.begin_group_read(tier, at, block, by);
-            self.blocks.unhold_group(tier, at, [block]);
+            self.blocks.add_reader(here, block, by);
+            self.blocks.unhold(here, [block]);
             moves.push(by);
         }
         let ready = moves.iter().filter_map(|&id| self.moves.get(id)).map(|known| known.ready);
@@ -203,36 +204,37 @@ impl Manager {
             return;
         }
         let points = self.points.as_ref().expect("a model of several groups");
-        let mut wanted = vec![0; points.groups.len() + 1];
+        let mut wanted = vec![0; points.groups.len()];
         let (mut there, mut lacking) = (Vec::new(), Vec::new());
-        for (at, group) in points.groups.iter().enumerate() {
+        for (number, group) in points.others() {
+            let below = Place::new(1, number);
             for place in group.needed(border, points.block_tokens).iter() {
                 let block = path[place as usize];
-                if self.blocks.group_here(1, at, block) {
-                    there.push((at, block));
+                if self.blocks.expects(below, block) {
+                    there.push((below, block));
                     continue;
                 }
-                let private = windows.bound[at].get(&place).copied();
+                let private = windows.bound[number].get(&place).copied();
                 let named = private.filter(|&id| self.private_slots[id].slot != NO_SLOT);
-                let free = self.blocks.group_residency(1, at, block).slot == NO_SLOT;
+                let free = self.residency(below, block).slot == NO_SLOT;
                 // Bytes that cannot be read, or a failed move that may still write them.
                 let Some(private) = named.filter(|_| free) else { return };
-                lacking.push((at, block, private));
-                wanted[at + 1] += 1;
+                lacking.push((below, block, private));
+                wanted[number] += 1;
             }
         }
         // What is there must not make room for the rest.
-        for &(at, block) in &there {
-            self.blocks.hold_group(1, at, [block]);
+        for &(below, block) in &there {
+            self.blocks.hold(below, [block]);
         }
         if self.make_room_below(1, &wanted, now) {
-            for (at, block, private) in lacking {
-                self.store_window(at, block, private, now);
+            for (below, block, private) in lacking {
+                self.store_window(below, block, private, now);
             }
             self.add_point_on(1, path, border, stay);
         }
-        for (at, block) in there {
-            self.blocks.unhold_group(1, at, [block]);
+        for (below, block) in there {
+            self.blocks.unhold(below, [block]);
         }
         let last = path[border as usize - 1];
         if self.writes_through(1) && self.has_point_on(1, last) {
@@ -241,9 +243,9 @@ impl Manager {
     }
 
     /// Begins to copy a window or a state from an engine's slot to the tier below, which has room.
-    fn store_window(&mut self, at: usize, block: BlockId, private: PrivateSlotId, now: Nanos) {
-        let group = End::Group(u8::try_from(at + 1).expect("few groups"));
-        let slot = self.blocks.take_group_slot(1, at).expect("room was made");
+    fn store_window(&mut self, below: Place, block: BlockId, private: PrivateSlotId, now: Nanos) {
+        let group = End::Group(u8::try_from(below.group).expect("few groups"));
+        let slot = self.blocks.take_slot(below).slot;
         let layers = self.private_slots[private].layers;
         self.private_slots.begin_move(private);
         let store = NewMove {
@@ -254,10 +256,10 @@ impl Manager {
             dst: (1, slot, group),
             layers,
             tokens: self.settings.block_tokens,
-            deps: self.blocks.group_waits(1, at, slot),
+            deps: self.blocks.waits(below, slot),
         };
         let (id, times) = self.enter(store, self.route(MoveKind::Store, 0, 1), now);
         let arrival = Arrival::new(layers, smallvec::smallvec![id], times.first, times.end);
-        self.blocks.begin_group_arrival(1, at, block, slot, arrival);
+        self.blocks.begin_arrival(below, block, slot, arrival);
     }
 }

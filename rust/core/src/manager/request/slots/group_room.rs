@@ -15,12 +15,12 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::block::{BlockId, MoveId, Slot, TierId};
+use crate::block::{BlockId, GroupId, MoveId, Part, Place, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::manager::request::life::lease::TailFrom;
 use crate::manager::request::slots::placed_slots::PlacedSlots;
-use crate::manager::request::slots::window_slots::path_border;
+use crate::manager::request::slots::window_slots::{blocks_at, path_border};
 use crate::residency::Arena;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
@@ -29,14 +29,14 @@ use crate::transfer::{End, MoveKind};
 /// Slots of a tier that no victim frees, by group.
 #[derive(Default)]
 struct Fixed {
-    slots: FxHashSet<(usize, Slot)>,
+    slots: FxHashSet<(GroupId, Slot)>,
     /// Blocks whose path to the root was seen.
     blocks: FxHashSet<BlockId>,
 }
 
 impl Manager {
     /// Makes room for this number of slots of each group on a tier: free slots, then released ones, then
-    /// victims by value, or changes nothing. The first group's are in its space then.
+    /// victims by value, or changes nothing.
     ///
     /// # Errors
     /// [`Error::NoSpace`] in pages, if leases and moves hold too many.
@@ -47,7 +47,6 @@ impl Manager {
         held: (&[BlockId], &[Vec<u32>]),
         now: Nanos,
     ) -> Result<()> {
-        self.blocks.unstock(tier);
         if !self.groups_fit(tier, wanted) {
             self.check_group_room(tier, wanted, held, 0)?;
         }
@@ -59,7 +58,6 @@ impl Manager {
                 return Err(self.no_pages(tier, wanted, &self.fixed(tier, held.0, held.1), 0));
             }
         }
-        self.blocks.stock(tier, wanted[0]);
         Ok(())
     }
 
@@ -102,7 +100,6 @@ impl Manager {
             _ => {}
         }
         self.end_move(known.id, now);
-        (0..self.tiers.len()).for_each(|tier| self.blocks.unstock(tier));
         true
     }
 
@@ -135,7 +132,7 @@ impl Manager {
         }
         let fixed = self.fixed(tier, path, held);
         let mut spare = vec![0_u64; wanted.len().max(arena.groups())];
-        let mut pages: FxHashSet<(usize, u32)> = FxHashSet::default();
+        let mut pages: FxHashSet<(GroupId, u32)> = FxHashSet::default();
         for &(group, slot) in &fixed.slots {
             let per_page = arena.per_page(group);
             if pages.insert((group, slot / u32::from(per_page))) {
@@ -201,21 +198,20 @@ impl Manager {
 
     /// Adds the blocks that moves in flight keep, with the blocks before them, and what they write.
     fn fix_moving(&self, fixed: &mut Fixed, tier: TierId) {
-        let others = self.points.as_ref().map_or(0, |points| points.groups.len());
         let moving = self.moves.values().filter_map(|known| known.block);
         for block in moving.filter_map(|handle| self.trie().resolve(handle)) {
             self.fix_path(fixed, tier, Some(block));
-            for at in 0..others {
-                let here = self.blocks.group_residency(tier, at, block);
+            for group in self.other_groups() {
+                let here = self.residency(Place::new(tier, group), block);
                 if here.state == ResidencyState::Arriving {
-                    fixed.slots.insert((at + 1, here.slot));
+                    fixed.slots.insert((group, here.slot));
                 }
             }
         }
     }
 
     /// Adds the slots of the first tier that leases have without a block.
-    fn fix_open(&self, slots: &mut FxHashSet<(usize, Slot)>) {
+    fn fix_open(&self, slots: &mut FxHashSet<(GroupId, Slot)>) {
         for lease in self.leases.values() {
             slots.extend(lease.open.iter().map(|&open| (0, self.open_slot(open, 0))));
             // Forks share the slot of their tail until they reserve.
@@ -227,16 +223,16 @@ impl Manager {
             slots.extend(private.map(|id| (0, self.private_slot(id, 0))));
             // Spare slots are given back where room is wanted.
             let open = lease.windows.iter().flat_map(|windows| windows.open.iter().enumerate());
-            let slot = |at| move |slot: Slot| (at + 1, slot);
-            slots.extend(open.flat_map(|(at, open)| open.slots().map(slot(at))));
+            slots
+                .extend(open.flat_map(|(group, open)| open.slots().map(move |slot| (group, slot))));
         }
     }
 
     /// Adds what a path of a request and its windows have.
     fn fix_held(&self, fixed: &mut Fixed, tier: TierId, path: &[BlockId], held: &[Vec<u32>]) {
-        for (at, held) in held.iter().enumerate() {
-            let here = |place: u32| self.blocks.group_residency(tier, at, path[place as usize]);
-            fixed.slots.extend(held.iter().map(|&place| (at + 1, here(place).slot)));
+        for (group, held) in held.iter().enumerate() {
+            let here = |block| self.residency(Place::new(tier, group), block);
+            fixed.slots.extend(blocks_at(path, held).map(|block| (group, here(block).slot)));
         }
         self.fix_path(fixed, tier, path.last().copied());
     }
@@ -252,9 +248,9 @@ impl Manager {
             }
             if self.has_point_on(tier, block) {
                 let path = self.path_to(Some(block));
-                for (at, block) in self.needs(&path, path_border(&path)) {
-                    let slot = self.blocks.group_residency(tier, at, block).slot;
-                    fixed.slots.insert((at + 1, slot));
+                for Part { group, block } in self.needs(&path, path_border(&path)) {
+                    let slot = self.residency(Place::new(tier, group), block).slot;
+                    fixed.slots.insert((group, slot));
                 }
             }
         }
@@ -264,9 +260,9 @@ impl Manager {
     /// those that neither what is `fixed` nor `spared` takes.
     fn no_pages(&self, tier: TierId, wanted: &[u64], fixed: &Fixed, spared: u64) -> Error {
         let arena = self.blocks.arena(tier).expect("a tier of several groups");
-        let pages = |slots: &FxHashSet<(usize, Slot)>| {
+        let pages = |slots: &FxHashSet<(GroupId, Slot)>| {
             let page =
-                |&(group, slot): &(usize, Slot)| (group, slot / u32::from(arena.per_page(group)));
+                |&(group, slot): &(GroupId, Slot)| (group, slot / u32::from(arena.per_page(group)));
             slots.iter().map(page).collect::<FxHashSet<_>>().len() as u64
         };
         let mut moving = Fixed::default();

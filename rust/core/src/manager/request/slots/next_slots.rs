@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockId, LeaseId, Slot};
+use crate::block::{BlockId, GroupId, LeaseId, Place, Slot};
 use crate::error::Result;
 use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
@@ -45,8 +45,8 @@ impl Manager {
         for open in open {
             self.close_open(open);
         }
-        for (at, slot) in slots {
-            self.blocks.give_group_slot(0, at, slot);
+        for (group, slot) in slots {
+            self.blocks.give_slot(Place::new(0, group), slot);
         }
     }
 
@@ -64,18 +64,18 @@ impl Manager {
         let most = u32::try_from(written.div_ceil(self.block_tokens())).unwrap_or(u32::MAX);
         let end = first.saturating_add(most);
         let prompt = first..windows.end.clamp(first, end);
-        let lacks = |(at, group): (usize, &Group)| {
+        let lacks = |(number, group): (GroupId, &Group)| {
             let state = group.kind == GroupKind::State;
             let more = if state { 0 } else { end - prompt.end };
             let mut places = self.window_places(group, &windows.borders, prompt.clone(), more);
-            places.retain(|&place| !windows.open[at].has(place));
+            places.retain(|&place| !windows.open[number].has(place));
             if state {
                 let next = self.state_place(windows, first, written);
-                places.extend(self.lacking_states(at, windows, path, (prompt.end..end, next)));
+                places.extend(self.lacking_states(number, windows, path, (prompt.end..end, next)));
             }
             places
         };
-        points.groups.iter().enumerate().map(lacks).collect()
+        std::iter::once(Vec::new()).chain(points.others().map(lacks)).collect()
     }
 
     /// The place on a path of the next state that a lease writes: that of the last block which the
@@ -90,17 +90,18 @@ impl Manager {
     /// prompt and its path, the `next` state at the end of one of them.
     fn lacking_states(
         &self,
-        at: usize,
+        group: GroupId,
         windows: &Windows,
         path: &[BlockId],
         (after, next): (Range<u32>, u32),
     ) -> impl Iterator<Item = u32> {
-        let end = windows.held[at]
+        let end = windows.held[group]
             .last()
             .filter(|&&place| place >= windows.end && place + 1 == path_border(path));
         // No point holds it: its slot is free once the next state is written.
-        let own = end.is_some_and(|&end| self.blocks.group_holds(0, at, path[end as usize]) == 1);
-        let open = &windows.open[at];
+        let here = Place::new(0, group);
+        let own = end.is_some_and(|&end| self.blocks.holds(here, path[end as usize]) == 1);
+        let open = &windows.open[group];
         let has = open.iter().filter(|&(place, _)| place >= after.start).count();
         let wanted = after.len().min(if own { 1 } else { 2 }).saturating_sub(has);
         [next, LATER].into_iter().filter(|&place| !open.has(place)).take(wanted)
@@ -142,15 +143,15 @@ impl Manager {
         places: Vec<Vec<u32>>,
         now: Nanos,
     ) -> Result<()> {
-        let wanted: Vec<u64> = std::iter::once(more as u64)
-            .chain(places.iter().map(|places| places.len() as u64))
-            .collect();
+        let mut wanted: Vec<u64> = places.iter().map(|places| places.len() as u64).collect();
+        wanted.resize(wanted.len().max(1), 0);
+        wanted[0] = more as u64;
         self.make_group_room(0, &wanted, (&[], &[]), now)?;
-        for (at, places) in places.into_iter().enumerate() {
+        for (group, places) in places.into_iter().enumerate() {
             for place in places {
-                let slot = self.blocks.take_group_slot(0, at).expect("room was made");
+                let slot = self.blocks.take_slot(Place::new(0, group)).slot;
                 let windows = self.lease_mut(id).windows.as_mut().expect("several groups");
-                windows.open[at].insert(place, slot);
+                windows.open[group].insert(place, slot);
             }
         }
         Ok(())
@@ -167,10 +168,10 @@ impl Manager {
         }
         self.place_states(id, 0);
         let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
-        for at in 0..windows.open.len() {
-            for place in self.next_places(id, at, &windows) {
-                if let Some(slot) = self.take_unheld_slot(at) {
-                    windows.open[at].insert(place, slot);
+        for group in self.other_groups() {
+            for place in self.next_places(id, group, &windows) {
+                if let Some(slot) = self.take_unheld_slot(group) {
+                    windows.open[group].insert(place, slot);
                 }
             }
         }
@@ -178,16 +179,15 @@ impl Manager {
     }
 
     /// Places after the path of a lease for whose slots in a group it takes what is free.
-    fn next_places(&self, id: LeaseId, at: usize, windows: &Windows) -> SmallVec<[u32; 2]> {
-        let group = self.points.as_ref().expect("a model of several groups").groups[at];
+    fn next_places(&self, id: LeaseId, group: GroupId, windows: &Windows) -> SmallVec<[u32; 2]> {
         let end = windows.done;
-        if group.kind != GroupKind::State {
-            return std::iter::once(end).filter(|&end| !windows.open[at].has(end)).collect();
+        if self.group(group).kind != GroupKind::State {
+            return std::iter::once(end).filter(|&end| !windows.open[group].has(end)).collect();
         }
         let lease = &self.leases[&id];
         let (first, room) = (end.max(windows.end), path_room(lease));
         let path = lease.path.blocks();
-        self.lacking_states(at, windows, path, (first..room.max(first), first)).collect()
+        self.lacking_states(group, windows, path, (first..room.max(first), first)).collect()
     }
 }
 

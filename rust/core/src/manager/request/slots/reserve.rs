@@ -163,7 +163,7 @@ impl Manager {
         }
         self.check_groups(id, (first, slots), group)?;
         if group > 0 {
-            return self.bind_windows(id, first, slots, group - 1);
+            return self.bind_windows(id, first, slots, group);
         }
         // All errors are found before the first change.
         for at in first..end.min(next) {

@@ -38,7 +38,7 @@ impl Manager {
         }
         let stay: Vec<_> = known.map(|block| (tier, block..block + 1)).collect();
         let units = self.units(tier, self.all_layers()).saturating_mul(count);
-        let wanted = self.blocks.space(tier).takeable().saturating_add(units);
+        let wanted = self.blocks.takeable(tier).saturating_add(units);
         let set = self.decide_room(&[(tier, wanted)], &stay, now)?;
         let victims = set.victims.iter().filter(|victim| victim.tier == tier);
         let left = victims.flat_map(|victim| victim.run().rev());

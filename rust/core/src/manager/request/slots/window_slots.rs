@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::block::{BlockId, Slot, TierId};
+use crate::block::{BlockId, GroupId, Place, Slot};
 use crate::group::GroupKind;
 use crate::manager::points::Stay;
 use crate::manager::request::slots::placed_slots::PlacedSlots;
@@ -13,7 +13,14 @@ use crate::private_slots::PrivateSlotId;
 /// Place of the slot that follows that of the next state of a lease: no block has it yet.
 pub(in crate::manager::request) const LATER: u32 = u32::MAX;
 
-/// Slots of a lease in the groups after the first.
+/// Block of a path, by its place there, that is loaded in a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlannedLoad {
+    pub(crate) from: Place,
+    pub(crate) place: u32,
+}
+
+/// Slots of a lease in the groups after the first. Lists by group have an empty one for the first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Windows {
     /// Borders after the match that become resume points, ascending, and how long they stay.
@@ -28,8 +35,8 @@ pub(crate) struct Windows {
     pub(crate) bound: Vec<BTreeMap<u32, PrivateSlotId>>,
     /// Places to take slots for, by group.
     pub(in crate::manager::request) wanted: Vec<Vec<u32>>,
-    /// Groups and places on the path of what the match needs from tiers below.
-    pub(crate) loads: Vec<(usize, u32, TierId)>,
+    /// What the match needs from tiers below.
+    pub(crate) loads: Vec<PlannedLoad>,
     /// Blocks of the path that have their slots.
     pub(crate) done: u32,
     /// Full blocks of the prompt.
@@ -45,13 +52,13 @@ impl Windows {
     }
 
     /// The slots that no block has, with their groups.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, Slot)> + '_ {
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (GroupId, Slot)> + '_ {
         let slots = self.open.iter().enumerate().chain(self.spare.iter().enumerate());
-        slots.flat_map(|(at, slots)| slots.slots().map(move |slot| (at, slot)))
+        slots.flat_map(|(group, slots)| slots.slots().map(move |slot| (group, slot)))
     }
 
     /// The same, which are no longer the lease's.
-    pub(crate) fn take_slots(&mut self) -> Vec<(usize, Slot)> {
+    pub(crate) fn take_slots(&mut self) -> Vec<(GroupId, Slot)> {
         let slots = self.slots().collect();
         self.open.iter_mut().chain(&mut self.spare).for_each(PlacedSlots::clear);
         slots

@@ -13,15 +13,15 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Slot, TierId};
+use crate::block::{BlockId, GroupId, LeaseId, MoveId, NO_SLOT, Part, Place, Slot, TierId};
 use crate::error::{Error, Result};
-use crate::group::GroupKind;
+use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::{Lease, Plan};
 use crate::manager::request::matching::residency_scan::MissingBlock;
 use crate::manager::request::slots::next_slots::path_room;
-use crate::manager::request::slots::window_slots::{Windows, blocks_at, path_border};
+use crate::manager::request::slots::window_slots::{PlannedLoad, Windows, blocks_at, path_border};
 use crate::tier::{Owner, ResidencyState};
 use crate::time::Nanos;
 use crate::transfer::MoveKind;
@@ -43,28 +43,30 @@ impl Manager {
         let holes = holes.map(|miss| u32::try_from(miss.at).expect("fewer than 2^32 blocks"));
         let holes: Vec<u32> = holes.collect();
         let loads = missing.iter().filter(|miss| !miss.lacks.is_empty()).count();
-        let mut wanted = vec![(open + loads) as u64];
-        wanted.extend(windows.wanted.iter().map(|places| places.len() as u64));
-        for (at, needed) in self.needed_over(&holes, path).into_iter().enumerate() {
+        let wanted = windows.wanted.iter().map(|places| places.len() as u64);
+        let mut wanted: Vec<u64> = wanted.collect();
+        wanted[0] = (open + loads) as u64;
+        for (group, needed) in self.needed_over(&holes, path).into_iter().enumerate() {
             for place in needed.iter() {
                 // The request writes the block in a slot of its own: other leases may read the copy on a tier.
                 if holes.binary_search(&place).is_ok() {
-                    windows.wanted[at].push(place);
-                    wanted[at + 1] += 1;
+                    windows.wanted[group].push(place);
+                    wanted[group] += 1;
                     continue;
                 }
                 let block = path[place as usize];
-                match self.nearest(at, block) {
-                    0 => windows.held[at].push(place),
+                match self.nearest(Part { group, block }) {
+                    0 => windows.held[group].push(place),
                     // What is loaded stays below until the load has begun.
                     tier => {
-                        self.blocks.hold_group(tier, at, [block]);
-                        windows.loads.push((at, place, tier));
-                        wanted[at + 1] += 1;
+                        let from = Place::new(tier, group);
+                        self.blocks.hold(from, [block]);
+                        windows.loads.push(PlannedLoad { from, place });
+                        wanted[group] += 1;
                     }
                 }
             }
-            self.blocks.hold_group(0, at, blocks_at(path, &windows.held[at]));
+            self.blocks.hold(Place::new(0, group), blocks_at(path, &windows.held[group]));
         }
         // The engine makes room for itself.
         if self.tiers.engine_owned() {
@@ -81,10 +83,10 @@ impl Manager {
         let room = room.and_then(|()| self.make_group_room(0, &wanted, held, now));
         self.keep_sources(&sources, false);
         room?;
-        for (at, places) in std::mem::take(&mut windows.wanted).into_iter().enumerate() {
+        for (group, places) in std::mem::take(&mut windows.wanted).into_iter().enumerate() {
             for place in places {
-                let slot = self.blocks.take_group_slot(0, at).expect("room was made");
-                windows.open[at].insert(place, slot);
+                let slot = self.blocks.take_slot(Place::new(0, group)).slot;
+                windows.open[group].insert(place, slot);
             }
         }
         Ok(())
@@ -95,23 +97,19 @@ impl Manager {
         self.tiers[0].spec.owner == Owner::Kvtrie
     }
 
-    /// Takes free slots for the blocks of a prompt that no border needs: a later prompt may leave this
-    /// one there.
-    fn take_spare_slots(&mut self, windows: &mut Windows, from: u32) {
-        if !self.writes_bytes() {
-            return;
-        }
-        let kinds: Vec<GroupKind> =
-            self.points.iter().flat_map(|points| &points.groups).map(|group| group.kind).collect();
-        for (at, kind) in kinds.into_iter().enumerate() {
+    /// Takes slots for the blocks of a prompt that no border needs, as far as any are free once the
+    /// request has those that it was promised: a later prompt may leave this one there.
+    pub(in crate::manager::request) fn take_spare_slots(&mut self, windows: Option<&mut Windows>) {
+        let Some(windows) = windows.filter(|_| self.writes_bytes()) else { return };
+        for group in self.other_groups() {
             // A state is there only where a pass ends.
-            let places = if kind == GroupKind::State { 0..0 } else { from..windows.end };
-            for place in places {
-                if windows.open[at].has(place) {
+            let state = self.group(group).kind == GroupKind::State;
+            for place in if state { 0..0 } else { windows.done..windows.end } {
+                if windows.open[group].has(place) {
                     continue;
                 }
-                let Some(slot) = self.blocks.take_group_slot(0, at) else { break };
-                windows.spare[at].insert(place, slot);
+                let Some(slot) = self.blocks.try_take(Place::new(0, group)) else { break };
+                windows.spare[group].insert(place, slot);
             }
         }
     }
@@ -128,9 +126,9 @@ impl Manager {
         // The latest lease, so that the same calls take the same slots.
         let lease = self.leases.values_mut().filter(has).max_by_key(|lease| lease.id);
         let Some(windows) = lease.and_then(|lease| lease.windows.as_mut()) else { return false };
-        for (at, spare) in windows.spare.iter_mut().enumerate() {
+        for (group, spare) in windows.spare.iter_mut().enumerate() {
             for (_, slot) in spare.take() {
-                self.blocks.give_group_slot(0, at, slot);
+                self.blocks.give_slot(Place::new(0, group), slot);
             }
         }
         true
@@ -152,27 +150,50 @@ impl Manager {
         if self.tiers.engine_owned() {
             return self.load_bound(windows, path, id, plan, now);
         }
-        for (at, place, tier) in std::mem::take(&mut windows.loads) {
-            let needed = (at, path[place as usize]);
-            self.move_group((MoveKind::Load, id), needed, (tier, 0), now);
-            self.blocks.unhold_group(tier, at, [needed.1]);
-            self.blocks.hold_group(0, at, [needed.1]);
-            windows.held[at].push(place);
-            windows.held[at].sort_unstable();
+        for PlannedLoad { from, place } in std::mem::take(&mut windows.loads) {
+            let Place { tier, group } = from;
+            let block = path[place as usize];
+            self.move_group((MoveKind::Load, id), Part { group, block }, (tier, 0), now);
+            self.blocks.unhold(from, [block]);
+            self.blocks.hold(Place::new(0, group), [block]);
+            windows.held[group].push(place);
+            windows.held[group].sort_unstable();
         }
         self.raise_point(path);
-        let arriving =
-            windows.held.iter().enumerate().filter(|&(at, _)| self.blocks.group_arrives(at));
-        let held = arriving.flat_map(|(at, held)| held.iter().map(move |&place| (at, place)));
-        let moves: Vec<MoveId> =
-            held.flat_map(|(at, place)| self.bringing_group(0, at, path[place as usize])).collect();
+        let moves = self.bringing_windows(windows, path);
         let ready = moves.iter().filter_map(|&id| self.moves.get(id)).map(|known| known.ready);
         plan.wait_until(ready.max().unwrap_or(0));
         if let Some(stay) = windows.here {
             self.add_point(path, path_border(path), stay);
         }
-        self.take_spare_slots(windows, path_border(path));
         moves
+    }
+
+    /// The moves that bring what a lease holds of a path to the first tier.
+    pub(in crate::manager::request) fn bringing_windows(
+        &self,
+        windows: &Windows,
+        path: &[BlockId],
+    ) -> Vec<MoveId> {
+        let mut moves = Vec::new();
+        for (group, held) in windows.held.iter().enumerate() {
+            let here = Place::new(0, group);
+            if self.blocks.table(here).arrivals() > 0 {
+                let held = blocks_at(path, held);
+                moves.extend(held.flat_map(|block| self.bringing_group(here, block)));
+            }
+        }
+        moves
+    }
+
+    /// A group of layers.
+    pub(in crate::manager::request) fn group(&self, number: GroupId) -> &Group {
+        &self.points.as_ref().expect("a model of several groups").groups[number]
+    }
+
+    /// Tokens of a block, each with its KV.
+    pub(in crate::manager::request) fn block_size(&self) -> u64 {
+        self.points.as_ref().map_or(1, |points| points.block_tokens)
     }
 
     /// Puts the resume point at the end of a path on the first tier too, if that has all it needs: it
@@ -197,12 +218,12 @@ impl Manager {
         let Some(mut windows) = lease.windows.take() else { return };
         let path = lease.path.blocks().to_vec();
         let (end, room) = (windows.done, path_room(lease));
-        for at in 0..windows.held.len() {
-            let places = windows.open[at].iter().map(|(place, _)| place);
+        for group in self.other_groups() {
+            let places = windows.open[group].iter().map(|(place, _)| place);
             let places: Vec<u32> = places.take_while(|&place| place < end).collect();
-            self.settle_group(at, &mut windows, &path, (places, end, room));
-            windows.held[at].sort_unstable();
-            self.slide(at, &mut windows, &path, end);
+            self.settle_group(group, &mut windows, &path, (places, end, room));
+            windows.held[group].sort_unstable();
+            self.slide(group, &mut windows, &path, end);
         }
         self.raise_point(&path[..end as usize]);
         if let Some(stay) = windows.here {
@@ -224,7 +245,7 @@ impl Manager {
         group: usize,
     ) -> Result<(usize, Vec<Slot>)> {
         let first = self.slots(id, tier)?;
-        let groups = self.points.as_ref().map_or(1, |points| points.groups.len() + 1);
+        let groups = self.other_groups().end;
         if group >= groups {
             return Err(Error::config(format!(
                 "there is no group {group}, the manager keeps {groups} apart"
@@ -235,26 +256,28 @@ impl Manager {
         }
         let mut twice = Vec::new();
         if let (0, Some(windows)) = (tier, &mut self.lease_mut(id).windows) {
-            for (place, slot) in windows.spare[group - 1].take() {
+            for (place, slot) in windows.spare[group].take() {
                 // A reservation may have taken another slot for the place.
-                if place < windows.done || windows.open[group - 1].has(place) {
+                if place < windows.done || windows.open[group].has(place) {
                     twice.push(slot);
                 } else {
-                    windows.open[group - 1].insert(place, slot);
+                    windows.open[group].insert(place, slot);
                 }
             }
         }
         for slot in twice {
-            self.blocks.give_group_slot(0, group - 1, slot);
+            self.blocks.give_slot(Place::new(0, group), slot);
         }
-        Ok((1, self.window_table(&self.leases[&id], tier, group - 1, first.1.len())))
+        let here = Place::new(tier, group);
+        Ok((1, self.window_table(&self.leases[&id], here, first.1.len())))
     }
 
-    fn window_table(&self, lease: &Lease, tier: TierId, at: usize, blocks: usize) -> Vec<Slot> {
+    fn window_table(&self, lease: &Lease, here: Place, blocks: usize) -> Vec<Slot> {
+        let Place { tier, group } = here;
         let windows = lease.windows.as_ref();
-        let held = windows.map_or(&[][..], |windows| &windows.held[at]);
+        let held = windows.map_or(&[][..], |windows| &windows.held[group]);
         let named = |place| {
-            let bound = windows.and_then(|windows| windows.bound[at].get(&place));
+            let bound = windows.and_then(|windows| windows.bound[group].get(&place));
             bound.map_or(NO_SLOT, |&private| self.private_slots[private].slot)
         };
         let slot = |(place, block): (u32, Option<&BlockId>)| {
@@ -263,10 +286,10 @@ impl Manager {
             }
             let has = tier > 0 || held.binary_search(&place).is_ok();
             if let Some(&block) = block.filter(|_| has) {
-                let here = self.blocks.group_residency(tier, at, block);
+                let here = self.residency(here, block);
                 return if here.state == ResidencyState::Bad { NO_SLOT } else { here.slot };
             }
-            let open = windows.filter(|_| tier == 0).map(|windows| &windows.open[at]);
+            let open = windows.filter(|_| tier == 0).map(|windows| &windows.open[group]);
             open.and_then(|open| open.get(place)).unwrap_or(NO_SLOT)
         };
         let path = lease.path.blocks();
@@ -280,24 +303,24 @@ impl Manager {
         lease: &'a Lease,
     ) -> impl Iterator<Item = MoveId> + 'a {
         let slots = lease.windows.iter().flat_map(|windows| windows.slots());
-        slots.flat_map(|(at, slot)| self.blocks.group_waits(0, at, slot))
+        slots.flat_map(|(group, slot)| self.blocks.waits(Place::new(0, group), slot))
     }
 
     /// Gives all slots and holds of a lease back.
     pub(crate) fn close_windows(&mut self, windows: Option<&mut Windows>, path: &[BlockId]) {
         let Some(windows) = windows else { return };
-        for (at, held) in windows.held.iter_mut().enumerate() {
-            self.blocks.unhold_group(0, at, blocks_at(path, held));
+        for (group, held) in windows.held.iter_mut().enumerate() {
+            self.blocks.unhold(Place::new(0, group), blocks_at(path, held));
             held.clear();
         }
-        for (at, slot) in windows.take_slots() {
-            self.blocks.give_group_slot(0, at, slot);
+        for (group, slot) in windows.take_slots() {
+            self.blocks.give_slot(Place::new(0, group), slot);
         }
         for private in windows.bound.iter_mut().flat_map(std::mem::take) {
             self.unref_private(private.1);
         }
-        for (at, place, tier) in windows.loads.drain(..) {
-            self.blocks.unhold_group(tier, at, [path[place as usize]]);
+        for PlannedLoad { from, place } in windows.loads.drain(..) {
+            self.blocks.unhold(from, [path[place as usize]]);
         }
     }
 
@@ -318,15 +341,15 @@ impl Manager {
             return;
         }
         let new = windows.done..end;
-        for at in 0..windows.held.len() {
-            self.settle_group(at, &mut windows, &path, (new.clone(), end, room));
+        for group in self.other_groups() {
+            self.settle_group(group, &mut windows, &path, (new.clone(), end, room));
         }
         let reached = windows.borders.partition_point(|&(border, _)| border <= end);
         for (border, stay) in windows.borders.drain(..reached) {
             self.add_point(&path, border, stay);
         }
-        for at in 0..windows.held.len() {
-            self.slide(at, &mut windows, &path, end);
+        for group in self.other_groups() {
+            self.slide(group, &mut windows, &path, end);
         }
         windows.done = end;
         self.lease_mut(id).windows = Some(windows);
@@ -336,56 +359,47 @@ impl Manager {
     /// others as long as room is free.
     fn settle_group(
         &mut self,
-        at: usize,
+        number: GroupId,
         windows: &mut Windows,
         path: &[BlockId],
         (places, end, room): (impl IntoIterator<Item = u32>, u32, u32),
     ) {
-        let points = self.points.as_ref().expect("a model of several groups");
-        let (group, size) = (points.groups[at], points.block_tokens);
-        let needed = group.needed_at(windows.ends(end), size, 0..end);
+        let (group, here) = (*self.group(number), Place::new(0, number));
+        let needed = group.needed_at(windows.ends(end), self.block_size(), 0..end);
         for place in places {
             let block = path[place as usize];
             let wanted = needed.contains(place);
-            let own = windows.open[at].remove(place).or_else(|| windows.spare[at].remove(place));
-            let here = self.blocks.group_residency(0, at, block);
-            match (here.state, own) {
+            let (open, spare) = (&mut windows.open[number], &mut windows.spare[number]);
+            let own = open.remove(place).or_else(|| spare.remove(place));
+            match (self.residency(here, block).state, own) {
                 (ResidencyState::Absent, own) => {
-                    let late = (at, group.kind);
-                    let slot = match own {
-                        Some(slot) => Some(slot),
-                        None => self.late_slot(late, windows, path, (end, wanted)),
-                    };
+                    let slot = own.or_else(|| self.late_slot(number, windows, path, (end, wanted)));
                     let Some(slot) = slot else { continue };
-                    self.blocks.settle_group(0, at, (block, slot), wanted);
-                    if wanted {
-                        windows.held[at].push(place);
-                    }
-                    continue;
+                    self.blocks.put(here, block, slot);
                 }
                 // The same bytes are there, and a later block of the answer gets the slot.
                 (ResidencyState::Resident, Some(slot)) => {
-                    let open = &mut windows.open[at];
+                    let open = &mut windows.open[number];
                     let mut places = end..room;
                     let next = places.find(|&place| !open.has(place));
                     if let Some(next) = next.filter(|_| place >= windows.end && self.writes_bytes())
                     {
                         open.insert(next, slot);
                     } else {
-                        self.blocks.give_group_slot(0, at, slot);
+                        self.blocks.give_slot(here, slot);
                     }
                 }
                 // Moves may still write the slot that the block has: the lease keeps its own.
                 (_, Some(slot)) if self.writes_bytes() => {
-                    windows.open[at].insert(place, slot);
+                    windows.open[number].insert(place, slot);
                     continue;
                 }
-                (_, Some(slot)) => self.blocks.give_group_slot(0, at, slot),
+                (_, Some(slot)) => self.blocks.give_slot(here, slot),
                 (_, None) => {}
             }
-            if wanted && self.blocks.group_here(0, at, block) {
-                self.blocks.hold_group(0, at, [block]);
-                windows.held[at].push(place);
+            if wanted && self.blocks.expects(here, block) {
+                self.blocks.hold(here, [block]);
+                windows.held[number].push(place);
             }
         }
     }
@@ -394,26 +408,27 @@ impl Manager {
     /// that a lease needs no more, or a free or released one if it is `wanted`.
     fn late_slot(
         &mut self,
-        (at, kind): (usize, GroupKind),
+        number: GroupId,
         windows: &mut Windows,
         path: &[BlockId],
         (end, wanted): (u32, bool),
     ) -> Option<Slot> {
         // A state is there only where a pass ends.
-        if self.writes_bytes() || (kind == GroupKind::State && !wanted) {
+        let state = self.group(number).kind == GroupKind::State;
+        if self.writes_bytes() || (state && !wanted) {
             return None;
         }
         if !wanted {
-            return self.blocks.take_group_slot(0, at);
+            return self.blocks.try_take(Place::new(0, number));
         }
-        self.slide(at, windows, path, end);
-        self.take_unheld_slot(at)
+        self.slide(number, windows, path, end);
+        self.take_unheld_slot(number)
     }
 
     /// A slot that is free or released.
-    pub(in crate::manager::request) fn take_unheld_slot(&mut self, at: usize) -> Option<Slot> {
+    pub(in crate::manager::request) fn take_unheld_slot(&mut self, group: GroupId) -> Option<Slot> {
         loop {
-            if let Some(slot) = self.blocks.take_group_slot(0, at) {
+            if let Some(slot) = self.blocks.try_take(Place::new(0, group)) {
                 return Some(slot);
             }
             if !self.give_spare_slots() && !self.blocks.take_released(0, 1) {
@@ -423,24 +438,23 @@ impl Manager {
     }
 
     /// Releases what neither the end of a lease nor one of its borders needs.
-    fn slide(&mut self, at: usize, windows: &mut Windows, path: &[BlockId], end: u32) {
-        let points = self.points.as_ref().expect("a model of several groups");
-        let group = points.groups[at];
-        let needed = group.needed_at(windows.ends(end), points.block_tokens, 0..u32::MAX);
+    fn slide(&mut self, number: GroupId, windows: &mut Windows, path: &[BlockId], end: u32) {
+        let (size, here) = (self.block_size(), Place::new(0, number));
+        let needed = self.group(number).needed_at(windows.ends(end), size, 0..u32::MAX);
         let blocks = &mut self.blocks;
         let mut passed: SmallVec<[BlockId; 32]> = SmallVec::new();
-        windows.held[at].retain(|&place| {
+        windows.held[number].retain(|&place| {
             let stays = needed.contains(place);
             if !stays {
                 passed.push(path[place as usize]);
             }
             stays
         });
-        blocks.unhold_group(0, at, passed);
-        windows.open[at].retain(|place, slot| {
+        blocks.unhold(here, passed);
+        windows.open[number].retain(|place, slot| {
             let stays = place >= end || needed.contains(place);
             if !stays {
-                blocks.give_group_slot(0, at, slot);
+                blocks.give_slot(here, slot);
             }
             stays
         });

@@ -1,0 +1,341 @@
+//! Pages that the groups of a tier share, and the holds on the residencies of groups after the first.
+//!
+//! Resume points hold such residencies and, on the first tier, leases do. One that none holds is
+//! released: it is found, and its slot is taken before any victim.
+//! Invariant: a residency that can be taken is listed, once it is released. Cost: O(1) per verb; per
+//! block, tier and group after the first 2 bytes more than its residency, and 8 per stretch of released
+//! residencies.
+
+use std::collections::VecDeque;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::arrival::MoveIds;
+use crate::block::{BlockId, GroupId, Layers, MoveId, NO_SLOT, Part, Place, Slot, TierId};
+use crate::tier::{Residency, ResidencyState};
+
+use super::{Arena, Blocks, Residencies};
+
+/// Released residencies of consecutive blocks.
+#[derive(Clone, Copy, Debug)]
+struct Released {
+    first: BlockId,
+    blocks: u16,
+    group: u8,
+}
+
+/// Pages of one tier, and which residencies and moves have their slots.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) arena: Arena,
+    /// Released residencies, the oldest first. One may be out of date: it is held again or has gone.
+    released: VecDeque<Released>,
+    /// Residencies in `released`.
+    listed: u64,
+    /// Moves that read a residency of a group after the first.
+    readers: FxHashMap<Part, MoveIds>,
+    /// Moves that read or write a slot which no block has.
+    touched: FxHashMap<(GroupId, Slot), MoveIds>,
+}
+
+/// Slots of one group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupSlots {
+    /// Slots of blocks that a resume point or a lease holds, and open slots of leases; of the first
+    /// group, all that are not free.
+    pub held: u64,
+    /// Slots that stay matchable until they are taken.
+    pub released: u64,
+}
+
+impl Residencies {
+    /// Whether a residency can be taken: it is there, and nothing holds or writes it.
+    fn is_released(&self, block: BlockId) -> bool {
+        let here = self.table.get(block);
+        here.slot != NO_SLOT && here.state != ResidencyState::Arriving && self.holds[block] == 0
+    }
+
+    fn hold(&mut self, block: BlockId) {
+        debug_assert!(self.table.get(block).slot != NO_SLOT, "block {block} is absent");
+        let holds = &mut self.holds[block];
+        self.held += u64::from(*holds == 0);
+        *holds += 1;
+    }
+
+    /// Ends one hold. Returns whether it was the last one.
+    fn unhold(&mut self, block: BlockId) -> bool {
+        let holds = &mut self.holds[block];
+        *holds -= 1;
+        self.held -= u64::from(*holds == 0);
+        *holds == 0
+    }
+}
+
+impl Shared {
+    pub(super) fn new(arena: Arena) -> Self {
+        Self {
+            arena,
+            released: VecDeque::new(),
+            listed: 0,
+            readers: FxHashMap::default(),
+            touched: FxHashMap::default(),
+        }
+    }
+
+    /// Frees a slot that no block has; moves that touch it drain it.
+    pub(super) fn give(&mut self, group: GroupId, slot: Slot) {
+        match self.touched.remove(&(group, slot)) {
+            Some(by) => self.arena.drain(group, slot, &by),
+            None => self.arena.give(group, slot),
+        }
+    }
+
+    fn list(&mut self, Part { group, block }: Part) {
+        self.listed += 1;
+        if let Some(last) = self.released.back_mut()
+            && usize::from(last.group) == group
+            && last.first + u32::from(last.blocks) == block
+            && last.blocks < u16::MAX
+        {
+            last.blocks += 1;
+            return;
+        }
+        let group = u8::try_from(group).expect("few groups");
+        self.released.push_back(Released { first: block, blocks: 1, group });
+    }
+
+    /// The residency that was released first, off the list.
+    fn next_released(&mut self) -> Option<Part> {
+        let next = self.released.front_mut()?;
+        let part = Part { group: next.group.into(), block: next.first };
+        (next.first, next.blocks) = (next.first + 1, next.blocks - 1);
+        if next.blocks == 0 {
+            self.released.pop_front();
+        }
+        self.listed -= 1;
+        Some(part)
+    }
+}
+
+impl<T: Copy + PartialEq + Default> Blocks<T> {
+    fn shared(&mut self, tier: TierId) -> &mut Shared {
+        self.tiers[tier].shared.as_mut().expect("a tier of several groups")
+    }
+
+    fn others(&self, tier: TierId) -> impl Iterator<Item = (GroupId, &Residencies)> {
+        let tiers = self.tiers.len();
+        self.places.iter().skip(tier).step_by(tiers).enumerate().skip(1)
+    }
+
+    /// Whether moves bring a block to a tier in any group after the first.
+    #[must_use]
+    pub fn groups_arrive(&self, block: BlockId) -> bool {
+        let others = &self.places[self.tiers.len()..];
+        let mut moving = others.iter().filter(|place| place.table.arrivals() > 0);
+        moving.any(|place| place.table.arrival(block).is_some())
+    }
+
+    /// Slots of each group on a tier.
+    #[must_use]
+    pub fn group_slots(&self, tier: TierId) -> Vec<GroupSlots> {
+        let Some(arena) = self.arena(tier) else { return Vec::new() };
+        let first = GroupSlots { held: arena.live(0), released: 0 };
+        let others = self.others(tier).map(|(group, place)| {
+            let released = place.table.present() - place.held;
+            GroupSlots { held: arena.live(group) - released, released }
+        });
+        std::iter::once(first).chain(others).collect()
+    }
+
+    /// Number of resume points and leases that hold a block in a group after the first.
+    #[must_use]
+    pub fn holds(&self, place: Place, block: BlockId) -> u16 {
+        self.places[self.number(place)].holds[block]
+    }
+
+    /// Holds blocks that a place has or expects.
+    pub fn hold(&mut self, place: Place, blocks: impl IntoIterator<Item = BlockId>) {
+        let number = self.number(place);
+        let here = &mut self.places[number];
+        blocks.into_iter().for_each(|block| here.hold(block));
+    }
+
+    /// Ends one hold of each of these blocks; without another one its residency is released.
+    pub fn unhold(&mut self, place: Place, blocks: impl IntoIterator<Item = BlockId>) {
+        let number = self.number(place);
+        for block in blocks {
+            if self.places[number].unhold(block) {
+                self.release(place, block);
+            }
+        }
+    }
+
+    /// Lists a residency of a group after the first that none holds.
+    pub(super) fn release(&mut self, place: Place, block: BlockId) {
+        let Place { tier, group } = place;
+        if group == 0 {
+            return;
+        }
+        let current = self.others(tier).map(|(_, place)| place.table.present() - place.held);
+        let most = 2 * current.sum::<u64>() + 64;
+        let shared = self.shared(tier);
+        shared.list(Part { group, block });
+        // Those out of date must not outnumber the others for long.
+        if shared.listed > most {
+            self.relist(tier);
+        }
+    }
+
+    /// Lists the residencies of a tier again that can be taken, in their order.
+    fn relist(&mut self, tier: TierId) {
+        let before = std::mem::take(&mut self.shared(tier).released);
+        self.shared(tier).listed = 0;
+        let mut seen = FxHashSet::default();
+        for Released { first, blocks, group } in before {
+            let group = usize::from(group);
+            let number = self.number(Place::new(tier, group));
+            for block in first..first + u32::from(blocks) {
+                if self.places[number].is_released(block) && seen.insert((group, block)) {
+                    self.shared(tier).list(Part { group, block });
+                }
+            }
+        }
+    }
+
+    /// Frees up to `count` slots of the residencies that a tier released first; `false` if there are none.
+    pub fn take_released(&mut self, tier: TierId, count: u64) -> bool {
+        self.generation += 1;
+        let mut taken = 0;
+        while taken < count
+            && let Some(Part { group, block }) = self.shared(tier).next_released()
+        {
+            let place = Place::new(tier, group);
+            if self.places[self.number(place)].is_released(block) {
+                self.discard(place, block);
+                taken += 1;
+            }
+        }
+        taken > 0
+    }
+
+    /// Makes a residency of a group after the first absent that nothing holds or writes, and gives its
+    /// slot back; moves that read the slot drain it.
+    pub fn discard(&mut self, place: Place, block: BlockId) {
+        let here = self.table(place).get(block);
+        self.table_mut(place).change(block, |here| *here = Residency::default());
+        let Place { tier, group } = place;
+        let shared = self.shared(tier);
+        let readers =
+            if here.busy == 0 { None } else { shared.readers.remove(&Part { group, block }) };
+        match readers {
+            Some(by) => shared.arena.drain(group, here.slot, &by),
+            None => shared.arena.give(group, here.slot),
+        }
+        self.note(place, block, here.usable(), Layers::NONE);
+    }
+
+    /// The same in all groups after the first, of a block that leaves the trie. None may be arriving.
+    pub fn discard_all(&mut self, block: BlockId) {
+        for number in self.tiers.len()..self.places.len() {
+            if self.places[number].table.get(block).slot != NO_SLOT {
+                debug_assert!(self.places[number].is_released(block), "block {block}: {number}");
+                let tiers = self.tiers.len();
+                self.discard(Place::new(number % tiers, number / tiers), block);
+            }
+        }
+    }
+
+    /// Takes this slot of a group for a block that will be there. Returns whether it was free.
+    pub fn claim_slot(&mut self, place: Place, slot: Slot) -> bool {
+        self.shared(place.tier).arena.claim(place.group, slot)
+    }
+
+    // Moves.
+
+    /// Notes that a move reads or writes slots of the first tier which no block has.
+    pub fn touch_slots(&mut self, group: GroupId, slots: &[Slot], by: MoveId) {
+        let touched = &mut self.shared(0).touched;
+        for &slot in slots {
+            touched.entry((group, slot)).or_default().push(by);
+        }
+    }
+
+    /// Ends that.
+    pub fn end_touch(&mut self, group: GroupId, slots: &[Slot], by: MoveId) {
+        let shared = self.shared(0);
+        for &slot in slots {
+            if let Some(moves) = shared.touched.get_mut(&(group, slot)) {
+                moves.retain(|id| *id != by);
+                if moves.is_empty() {
+                    shared.touched.remove(&(group, slot));
+                }
+            }
+        }
+        shared.arena.drained(by);
+    }
+
+    /// Moves that read a block in a group after the first.
+    #[must_use]
+    pub fn readers(&self, Place { tier, group }: Place, block: BlockId) -> MoveIds {
+        let shared = self.tiers[tier].shared.as_ref();
+        let readers = shared.and_then(|shared| shared.readers.get(&Part { group, block }));
+        readers.cloned().unwrap_or_default()
+    }
+
+    /// Begins a read of a block in a group after the first.
+    pub fn add_reader(&mut self, place: Place, block: BlockId, by: MoveId) {
+        self.table_mut(place).change(block, |here| here.busy += 1);
+        let part = Part { group: place.group, block };
+        self.shared(place.tier).readers.entry(part).or_default().push(by);
+    }
+
+    /// Ends it. Drains the slot if it was given back during the read, and discards a residency that
+    /// cannot be read once nothing holds it.
+    pub fn end_reader(&mut self, place: Place, block: Option<BlockId>, by: MoveId) {
+        let Place { tier, group } = place;
+        let shared = self.shared(tier);
+        let key = block.map(|block| Part { group, block });
+        let known = key.and_then(|key| shared.readers.get_mut(&key));
+        let (Some(key), Some(moves)) = (key, known.filter(|moves| moves.contains(&by))) else {
+            shared.arena.drained(by);
+            return;
+        };
+        moves.retain(|id| *id != by);
+        if moves.is_empty() {
+            shared.readers.remove(&key);
+        }
+        self.table_mut(place).change(key.block, |here| here.busy -= 1);
+        let here = self.table(place).get(key.block);
+        let bad = here.state == ResidencyState::Bad && here.busy == 0;
+        if bad && self.holds(place, key.block) == 0 {
+            self.discard(place, key.block);
+        }
+    }
+
+    /// Ends the move that brought a block to a group after the first. One that failed leaves it absent;
+    /// nothing holds it then.
+    pub fn end_arrival(&mut self, place: Place, block: BlockId, ok: bool) {
+        self.generation += 1;
+        let number = self.number(place);
+        let here = &mut self.places[number];
+        if !ok {
+            here.table.take_arrival(block);
+            debug_assert_eq!(here.holds[block], 0, "block {block} is held in {place:?}");
+            self.discard(place, block);
+            return;
+        }
+        here.table.arrived(block);
+        let (all, held) = (here.table.get(block).have, here.holds[block] > 0);
+        if !held {
+            self.release(place, block);
+        }
+        self.note(place, block, Layers::NONE, all);
+    }
+
+    /// Marks a residency as one whose bytes cannot be read.
+    pub fn spoil(&mut self, place: Place, block: BlockId) {
+        if self.table(place).get(block).state == ResidencyState::Resident {
+            self.alter(place, block, |here| here.state = ResidencyState::Bad);
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Slots of a tier: taken, given back, and drained while a store still reads them.
+//!
+//! With one group a tier has a space; several groups share its pages. With layer slots a row lists the
+//! slot of each layer. Invariant: a slot that is taken has one holder. Cost: O(1) per slot.
+
+use crate::arrival::MoveIds;
+use crate::block::{GroupId, Layers, MoveId, NO_MOVE, NO_SLOT, Place, Slot, TierId};
+
+use super::{Arena, Blocks, Grant, Space, TierBlocks};
+
+impl TierBlocks {
+    /// Allocates a slot of a group.
+    #[inline]
+    pub(super) fn take(&mut self, group: GroupId) -> Option<Grant> {
+        match &mut self.shared {
+            None => self.space.take(),
+            Some(shared) => shared.arena.take(group).map(|slot| Grant { slot, after: NO_MOVE }),
+        }
+    }
+
+    #[inline]
+    fn give(&mut self, group: GroupId, slot: Slot) {
+        match &mut self.shared {
+            None => self.space.give(slot),
+            Some(shared) => shared.give(group, slot),
+        }
+    }
+}
+
+impl<T: Copy + PartialEq + Default> Blocks<T> {
+    /// A tier's slots, read-only; of a model with several groups it has none, but an arena.
+    #[inline]
+    #[must_use]
+    pub fn space(&self, tier: TierId) -> &Space {
+        &self.tiers[tier].space
+    }
+
+    /// The arena of a tier, if the model has several groups.
+    #[must_use]
+    pub fn arena(&self, tier: TierId) -> Option<&Arena> {
+        self.tiers[tier].shared.as_ref().map(|shared| &shared.arena)
+    }
+
+    /// Number of slots of the first group that a tier can grant, at once or after a store.
+    #[inline]
+    #[must_use]
+    pub fn takeable(&self, tier: TierId) -> u64 {
+        self.arena(tier).map_or_else(|| self.space(tier).takeable(), |arena| arena.takeable(0))
+    }
+
+    /// Number of slots of the first group that are free on a tier.
+    #[must_use]
+    pub fn free(&self, tier: TierId) -> u64 {
+        self.arena(tier).map_or_else(|| self.space(tier).free().into(), |arena| arena.takeable(0))
+    }
+
+    /// Allocates a slot of a group, if one is free.
+    pub fn try_take(&mut self, place: Place) -> Option<Slot> {
+        self.tiers[place.tier].take(place.group).map(|grant| grant.slot)
+    }
+
+    /// Allocates one slot. One must be free.
+    pub fn take_slot(&mut self, place: impl Into<Place>) -> Grant {
+        let place = place.into();
+        self.tiers[place.tier].take(place.group).expect("room was made")
+    }
+
+    /// Allocates `count` slots of the first tier, those that no store reads first. They must be
+    /// free.
+    pub fn take_open(&mut self, count: usize) -> impl Iterator<Item = Slot> + '_ {
+        let here = &mut self.tiers[0];
+        let mut known: Vec<Slot> = Vec::with_capacity(count);
+        known.extend(here.space.take_free(count));
+        let rest = known.len()..count;
+        known.extend(rest.map(|_| here.take(0).expect("room was made").slot));
+        known.into_iter()
+    }
+
+    /// Allocates slots for `layers` and returns the slot or row, which is `into` if that exists.
+    pub fn take_slots(&mut self, tier: TierId, into: u32, layers: Layers) -> u32 {
+        if !self.tiers[tier].layer_slots {
+            return if into == NO_SLOT { self.take_slot(tier).slot } else { into };
+        }
+        let space = &mut self.tiers[tier].space;
+        let row = if into == NO_SLOT { space.new_row() } else { into };
+        for layer in layers.iter() {
+            let grant = space.take().expect("room was made");
+            space.set(row, layer, grant.slot);
+        }
+        row
+    }
+
+    /// Frees one slot that no block has; moves that touch it drain it.
+    pub fn give_slot(&mut self, place: impl Into<Place>, slot: Slot) {
+        let place = place.into();
+        self.tiers[place.tier].give(place.group, slot);
+    }
+
+    /// Frees the slots of `layers`; `last` also ends the row.
+    pub fn give_slots(&mut self, place: impl Into<Place>, slot: u32, layers: Layers, last: bool) {
+        let place = place.into();
+        let here = &mut self.tiers[place.tier];
+        if !here.layer_slots {
+            if last {
+                here.give(place.group, slot);
+            }
+            return;
+        }
+        let space = &mut here.space;
+        for layer in layers.iter() {
+            let one = space.row(slot)[usize::from(layer)];
+            if one != NO_SLOT {
+                space.set(slot, layer, NO_SLOT);
+                space.give(one);
+            }
+        }
+        if last {
+            space.end_row(slot);
+        }
+    }
+
+    /// Moves `layers` of one row into another, and frees those that the other has (`known`).
+    pub fn join_rows(&mut self, tier: TierId, from: u32, into: u32, layers: Layers, known: Layers) {
+        self.generation += 1;
+        let space = &mut self.tiers[tier].space;
+        for layer in layers.iter() {
+            let moved = space.row(from)[usize::from(layer)];
+            space.set(from, layer, NO_SLOT);
+            if known.contains(layer) {
+                space.give(moved);
+            } else {
+                space.set(into, layer, moved);
+            }
+        }
+        space.end_row(from);
+    }
+
+    /// A row that has one slot, of the layer, or the slot itself without layer slots.
+    pub fn adopt(&mut self, tier: TierId, slot: Slot, layer: u16) -> u32 {
+        let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
+        if !*layer_slots {
+            return slot;
+        }
+        let row = space.new_row();
+        space.set(row, layer, slot);
+        row
+    }
+
+    /// The slot of one layer of a slot or row.
+    #[inline]
+    #[must_use]
+    pub fn layer_slot(&self, tier: TierId, slot: u32, layer: u16) -> Slot {
+        let TierBlocks { space, layer_slots, .. } = &self.tiers[tier];
+        if *layer_slots && slot != NO_SLOT { space.row(slot)[usize::from(layer)] } else { slot }
+    }
+
+    /// Frees a slot of the first group that a store still reads.
+    pub fn drain(&mut self, tier: TierId, slot: Slot, by: MoveId) {
+        let TierBlocks { space, shared, .. } = &mut self.tiers[tier];
+        match shared {
+            // Any group may take its page.
+            Some(shared) => shared.arena.drain(0, slot, &[by]),
+            None => space.drain(slot, by),
+        }
+    }
+
+    /// The moves that must end before a slot may be written.
+    #[must_use]
+    pub fn waits(&self, place: impl Into<Place>, slot: Slot) -> MoveIds {
+        let Place { tier, group } = place.into();
+        match self.arena(tier) {
+            Some(arena) => arena.waits(group, slot),
+            None => self.space(tier).drained_by(slot).into_iter().collect(),
+        }
+    }
+
+    /// Whether no move reads a slot of a tier that was given back.
+    #[must_use]
+    pub fn none_draining(&self, tier: TierId) -> bool {
+        self.space(tier).none_draining()
+            && self.arena(tier).is_none_or(|arena| arena.draining().next().is_none())
+    }
+
+    /// Ends the move that still read a slot of a shared page which was given back.
+    pub fn end_drain(&mut self, tier: TierId, by: MoveId) {
+        if let Some(shared) = &mut self.tiers[tier].shared {
+            shared.arena.drained(by);
+        }
+    }
+
+    /// Ends the store's read of a slot.
+    pub fn drained(&mut self, tier: TierId, slot: Slot) {
+        self.tiers[tier].space.drained(slot);
+    }
+
+    /// Undoes [`Blocks::drain`], unless the slot was granted since; returns whether it did.
+    pub fn undrain(&mut self, tier: TierId, slot: Slot) -> bool {
+        self.tiers[tier].space.undrain(slot)
+    }
+
+    /// Excludes a draining slot from grants, or admits it again.
+    pub fn withhold(&mut self, tier: TierId, slot: Slot, withheld: bool) {
+        self.tiers[tier].space.withhold(slot, withheld);
+    }
+
+    /// Reserves the free slots below `bound` as a bitmap, to claim some until [`Blocks::put_back`].
+    pub fn reserve_below(&mut self, tier: TierId, bound: Slot) -> Vec<bool> {
+        self.tiers[tier].space.reserve_below(bound)
+    }
+
+    /// Frees the reserved slots that were not claimed.
+    pub fn put_back(&mut self, tier: TierId, free: &[bool]) {
+        self.tiers[tier].space.put_back(free);
+    }
+}
