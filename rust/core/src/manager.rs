@@ -334,6 +334,14 @@ impl Manager {
         Layers::new(0, self.settings.layers)
     }
 
+    /// The layers of a group.
+    fn group_layers(&self, group: GroupId) -> Layers {
+        match &self.settings.groups {
+            Some(groups) if group > 0 => Layers::new(0, groups.groups[group].layers),
+            _ => self.all_layers(),
+        }
+    }
+
     fn structure(&self, block: BlockId) -> Structure {
         self.scopes.get(self.node(block).scope).structure
     }

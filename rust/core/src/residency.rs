@@ -261,8 +261,17 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     pub fn put_new(&mut self, tier: TierId, blocks: &[BlockId]) {
         self.generation += 1;
         let (here, table) = (&mut self.tiers[tier], &mut self.places[tier].table);
-        for &block in blocks {
-            table.put(block, here.take(0).expect("room was made").slot);
+        match &mut here.shared {
+            None => {
+                for &block in blocks {
+                    table.put(block, here.space.take().expect("room was made").slot);
+                }
+            }
+            Some(shared) => {
+                for &block in blocks {
+                    table.put(block, shared.arena.take(0).expect("room was made"));
+                }
+            }
         }
         self.note_all(tier, blocks.iter().copied(), Layers::NONE, self.all);
     }

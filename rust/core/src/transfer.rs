@@ -13,7 +13,7 @@ use std::ops::{Deref, DerefMut};
 use rustc_hash::FxHashMap;
 
 use crate::arrival::MoveIds;
-use crate::block::{Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
+use crate::block::{Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Place, Slot, TierId};
 use crate::private_slots::PrivateSlotId;
 use crate::record::{BlockKey, Label};
 use crate::time::Nanos;
@@ -41,14 +41,28 @@ pub(crate) enum End {
     PrivateSlot(PrivateSlotId),
     /// A slot whose block was evicted from it and is written back by this move.
     Leaving,
-    /// The block's residency on that tier in a group after the first, by the group's number.
-    Group(u8),
+    /// A slot of a group after the first that a lease writes.
+    Open,
 }
 
-impl End {
-    /// Its group of layers.
-    pub(crate) fn group(self) -> u8 {
-        if let Self::Group(group) = self { group } else { 0 }
+/// Source or destination of a move: a slot, where it is, and what has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) place: Place,
+    pub(crate) slot: Slot,
+    pub(crate) end: End,
+}
+
+impl Endpoint {
+    /// The slot of a block's residency.
+    #[inline]
+    pub(crate) fn here(place: impl Into<Place>, slot: Slot) -> Self {
+        Self { place: place.into(), slot, end: End::Here }
+    }
+
+    /// A private slot.
+    pub(crate) fn private(place: impl Into<Place>, slot: Slot, id: PrivateSlotId) -> Self {
+        Self { place: place.into(), slot, end: End::PrivateSlot(id) }
     }
 }
 

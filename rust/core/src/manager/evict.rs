@@ -21,7 +21,6 @@ use std::ops::Range;
 
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::error::Error;
-use crate::private_slots::PrivateSlotId;
 use crate::tier::{Residency, ResidencyState};
 use crate::time::Nanos;
 
@@ -29,7 +28,7 @@ use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 use crate::manager::kinds::{Cause, Reason};
 use crate::manager::{Manager, moves};
 use crate::transfer::Leaves;
-use crate::transfer::{End, MoveKind};
+use crate::transfer::{End, Endpoint, MoveKind};
 
 impl Manager {
     /// Carries out every decision, in order, and links the entries again that the set took out.
@@ -135,7 +134,11 @@ impl Manager {
         (slot, held): (Slot, Layers),
         now: Nanos,
     ) {
-        let stores = self.store(tier, block, dirty, now, |_| (slot, End::Leaving));
+        let stores = self.store(tier, block, dirty, now, |_| Endpoint {
+            place: tier.into(),
+            slot,
+            end: End::Leaving,
+        });
         let [by] = stores[..] else { unreachable!("one slot leaves by one store") };
         // A slot of a shared page may be another group's by the time that its store fails.
         if self.points.is_none() {
@@ -145,14 +148,14 @@ impl Manager {
     }
 
     /// Begins the moves that copy `layers` of a block one tier down, where room was made. `source`
-    /// gives the slot and end of a layer. Returns the moves that end below.
+    /// gives the end of a layer. Returns the moves that end below.
     pub(super) fn store(
         &mut self,
         tier: TierId,
         block: BlockId,
         layers: Layers,
         now: Nanos,
-        source: impl Fn(u16) -> (Slot, End),
+        source: impl Fn(u16) -> Endpoint,
     ) -> Vec<MoveId> {
         let below = tier + 1;
         let into = self.residency(below, block).slot;
@@ -161,20 +164,19 @@ impl Manager {
         let transit = self.transit(tier, below);
         let mut moves = Vec::new();
         for piece in self.pieces(tier, below, transit, layers) {
-            let (slot, end) = source(piece.lo);
+            let mut from = source(piece.lo);
             let dst = self.slot_of(below, block, piece.lo);
-            let mut from = (tier, slot, end);
             let mut deps = self.blocks.waits(below, dst);
             // A point is copied on before its blocks have arrived.
-            if let (End::Here, Some(arrival)) = (from.2, self.arrival(tier, block))
+            if let (End::Here, Some(arrival)) = (from.end, self.arrival(tier, block))
                 && self.points.is_some()
             {
                 deps.extend_from_slice(&arrival.moves);
             }
             if let Some(host) = transit {
-                let (up, passing, private) = self.pass_up(block, from, host, piece, now);
+                let up;
+                (up, from) = self.pass_up(block, from, host, piece, now);
                 deps.push(up);
-                from = (host, passing, End::PrivateSlot(private));
             }
             let id = self.add_move(
                 moves::NewMove {
@@ -182,7 +184,7 @@ impl Manager {
                     lease: 0,
                     block: Some(block),
                     src: from,
-                    dst: (below, dst, End::Here),
+                    dst: Endpoint::here(below, dst),
                     layers: piece,
                     tokens: self.settings.block_tokens,
                     deps,
@@ -190,7 +192,7 @@ impl Manager {
                 now,
             );
             // The moves keep the transit slot alive from here on.
-            if let (Some(_), End::PrivateSlot(private)) = (transit, from.2) {
+            if let (Some(_), End::PrivateSlot(private)) = (transit, from.end) {
                 self.unref_copy(private);
             }
             moves.push(id);
@@ -271,23 +273,23 @@ impl Manager {
     fn pass_up(
         &mut self,
         block: BlockId,
-        src: (TierId, Slot, End),
+        src: Endpoint,
         host: TierId,
         piece: Layers,
         now: Nanos,
-    ) -> (MoveId, Slot, PrivateSlotId) {
+    ) -> (MoveId, Endpoint) {
         let private = self.new_private(host, self.all_layers());
-        let passing = self.private_slot(private, piece.lo);
+        let passing = Endpoint::private(host, self.private_slot(private, piece.lo), private);
         let up = moves::NewMove {
             kind: MoveKind::Load,
             lease: 0,
             block: Some(block),
             src,
-            dst: (host, passing, End::PrivateSlot(private)),
+            dst: passing,
             layers: piece,
             tokens: self.settings.block_tokens,
             deps: self.private_waits(private),
         };
-        (self.add_move(up, now), passing, private)
+        (self.add_move(up, now), passing)
     }
 }

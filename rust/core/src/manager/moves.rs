@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::arrival::{Arrival, MoveIds};
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, Slot, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, Place, TierId};
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Transmission};
 use crate::record::BlockKey;
@@ -31,7 +31,7 @@ use crate::tier::{Kind, ResidencyState};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::transfer::{End, InFlightMove, Move, MoveKind};
+use crate::transfer::{End, Endpoint, InFlightMove, Move, MoveKind};
 
 /// Route of moves of one kind between two tiers, computed once per batch.
 #[derive(Clone, Copy)]
@@ -48,8 +48,8 @@ pub(super) struct NewMove {
     pub(super) kind: MoveKind,
     pub(super) lease: LeaseId,
     pub(super) block: Option<BlockId>,
-    pub(super) src: (TierId, Slot, End),
-    pub(super) dst: (TierId, Slot, End),
+    pub(super) src: Endpoint,
+    pub(super) dst: Endpoint,
     pub(super) layers: Layers,
     pub(super) tokens: u32,
     pub(super) deps: MoveIds,
@@ -135,10 +135,24 @@ impl Manager {
 
     /// Adds a move and marks both its ends as busy.
     pub(super) fn add_move(&mut self, new: NewMove, now: Nanos) -> MoveId {
-        self.hold(new.src.0, new.block, new.src.2);
-        self.hold(new.dst.0, new.block, new.dst.2);
-        let route = self.route(new.kind, new.src.0, new.dst.0);
-        self.enter(new, route, now).0
+        let NewMove { kind, block, src, dst, .. } = new;
+        let route = self.route(kind, src.place.tier, dst.place.tier);
+        let (id, _) = self.enter(new, route, now);
+        if let (End::Here, Some(block)) = (src.end, block) {
+            self.blocks.begin_use(src.place, block, id);
+        }
+        if let (End::Here, Some(block)) = (dst.end, block) {
+            self.blocks.alter(dst.place, block, |here| here.busy += 1);
+        }
+        for at in [src, dst] {
+            match (at.end, block) {
+                (End::Here, Some(block)) => self.refresh_part(at.place, block),
+                (End::PrivateSlot(private), _) => self.private_slots.begin_move(private),
+                (End::Open, _) => self.blocks.begin_touch(at.place, at.slot, id),
+                (End::Here | End::Leaving, _) => {}
+            }
+        }
+        id
     }
 
     /// The route of moves of this kind between two tiers.
@@ -169,7 +183,8 @@ impl Manager {
         let Route { lane, keyed, labelled } = route;
         let since = if self.marked.is_empty() { 0 } else { self.marked_until(src, block) };
         let start = self.moves.depend(id, &mut deps, now.max(since));
-        let group = dst.2.group().max(src.2.group());
+        let (from, to) = (src.place.tier, dst.place.tier);
+        let group = u8::try_from(dst.place.group).expect("few groups");
         let bytes = self.bytes_of(group, layers, tokens);
         let times = self.lanes.transmit(lane, bytes, start, layers.len());
         let key = match block {
@@ -178,7 +193,7 @@ impl Manager {
         };
         let kept = block.filter(|_| labelled);
         let label = kept.map(|block| Box::new(self.label(block, now)));
-        self.meter.tier(dst.0).moves += 1;
+        self.meter.tier(to).moves += 1;
         self.moves.add(InFlightMove {
             spec: Move {
                 id,
@@ -187,10 +202,10 @@ impl Manager {
                 block: block.map(|block| self.trie().handle(block)),
                 key,
                 label,
-                src: src.0,
-                dst: dst.0,
-                src_slot: src.1,
-                dst_slot: dst.1,
+                src: from,
+                dst: to,
+                src_slot: src.slot,
+                dst_slot: dst.slot,
                 group,
                 layers,
                 after: NO_MOVE,
@@ -198,8 +213,8 @@ impl Manager {
                 first: times.first,
                 ready: times.end,
             },
-            from: src.2,
-            to: dst.2,
+            from: src.end,
+            to: dst.end,
             leaves: None,
             deps,
             since,
@@ -226,55 +241,57 @@ impl Manager {
     }
 
     /// When a source that was marked and is still arriving is there; 0 for any other.
-    fn marked_until(&self, src: (TierId, Slot, End), block: Option<BlockId>) -> Nanos {
-        let coming = block.filter(|_| matches!(src.2, End::Here | End::Group(_)));
-        let coming = coming.and_then(|block| self.arrival(src.0, block));
+    fn marked_until(&self, src: Endpoint, block: Option<BlockId>) -> Nanos {
+        // All groups of a block are marked with the first.
+        let coming = block.filter(|_| src.end == End::Here);
+        let coming = coming.and_then(|block| self.arrival(src.place.tier, block));
         coming.filter(|arrival| arrival.moves.is_empty()).map_or(0, |arrival| arrival.ready)
     }
 
-    /// Marks an end as read or written by one more move.
-    fn hold(&mut self, tier: TierId, block: Option<BlockId>, end: End) {
-        match (end, block) {
-            (End::Here, Some(block)) => {
-                self.blocks.alter(tier, block, |here| here.busy += 1);
-                self.refresh_on(tier, block);
-            }
-            (End::PrivateSlot(private), _) => {
-                self.private_slots.begin_move(private);
-            }
-            _ => {}
+    /// Brings the entry of a block in line; of another group than the first nothing is linked.
+    pub(super) fn refresh_part(&mut self, place: Place, block: BlockId) {
+        if place.group == 0 {
+            self.refresh_on(place.tier, block);
         }
     }
 
-    /// Adds layers to the arrival of a block on a tier.
+    /// Adds layers to the arrival of a block.
     pub(super) fn expect(
         &mut self,
-        tier: TierId,
+        place: impl Into<Place>,
         block: BlockId,
         layers: Layers,
         moves: &[MoveId],
     ) {
-        let have = self.residency(tier, block).have;
+        let place = place.into();
+        let have = self.residency(place, block).have;
         let times = moves.iter().map(|&id| &self.moves[id]);
         let first = times.clone().map(|m| m.first).min().unwrap_or(0);
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
-        self.blocks.alter(tier, block, |here| here.state = ResidencyState::Arriving);
+        self.blocks.alter(place, block, |here| here.state = ResidencyState::Arriving);
         // The first layers to arrive: later loads of the block extend the same arrival.
-        if self.arrival(tier, block).is_none() {
+        if self.arrival(place, block).is_none() {
             let arrival = Arrival::new(have, MoveIds::new(), first, ready);
-            self.blocks.attach_arrival(tier, block, arrival);
+            self.blocks.attach_arrival(place, block, arrival);
         }
-        let arrival = self.arrival_mut(tier, block).expect("just made");
+        let arrival = self.arrival_mut(place, block).expect("just made");
         arrival.target =
             arrival.target.join(layers).expect("arriving layers leave no gap in a tier's range");
         arrival.moves.extend_from_slice(moves);
         arrival.ready = arrival.ready.max(ready);
-        self.residency_changed(tier, block);
+        if place.group == 0 {
+            self.residency_changed(place.tier, block);
+        }
     }
 
-    /// The moves in flight that bring `layers` of a block to a tier.
-    pub(super) fn bringing(&self, tier: TierId, block: BlockId, layers: Layers) -> MoveIds {
-        let Some(arrival) = self.arrival(tier, block) else { return MoveIds::new() };
+    /// The moves in flight that bring `layers` of a block to a place.
+    pub(super) fn bringing(
+        &self,
+        place: impl Into<Place>,
+        block: BlockId,
+        layers: Layers,
+    ) -> MoveIds {
+        let Some(arrival) = self.arrival(place, block) else { return MoveIds::new() };
         let under_way = |id: &&MoveId| {
             self.moves.get(**id).is_some_and(|m| !m.failed && !m.layers.meet(layers).is_empty())
         };

@@ -252,23 +252,18 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     // Moves.
 
-    /// Notes that a move reads or writes slots of the first tier which no block has.
-    pub fn touch_slots(&mut self, group: GroupId, slots: &[Slot], by: MoveId) {
-        let touched = &mut self.shared(0).touched;
-        for &slot in slots {
-            touched.entry((group, slot)).or_default().push(by);
-        }
+    /// Notes that a move reads or writes a slot which no block has.
+    pub fn begin_touch(&mut self, Place { tier, group }: Place, slot: Slot, by: MoveId) {
+        self.shared(tier).touched.entry((group, slot)).or_default().push(by);
     }
 
     /// Ends that.
-    pub fn end_touch(&mut self, group: GroupId, slots: &[Slot], by: MoveId) {
-        let shared = self.shared(0);
-        for &slot in slots {
-            if let Some(moves) = shared.touched.get_mut(&(group, slot)) {
-                moves.retain(|id| *id != by);
-                if moves.is_empty() {
-                    shared.touched.remove(&(group, slot));
-                }
+    pub fn end_touch(&mut self, Place { tier, group }: Place, slot: Slot, by: MoveId) {
+        let shared = self.shared(tier);
+        if let Some(moves) = shared.touched.get_mut(&(group, slot)) {
+            moves.retain(|id| *id != by);
+            if moves.is_empty() {
+                shared.touched.remove(&(group, slot));
             }
         }
         shared.arena.drained(by);
@@ -282,60 +277,52 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         readers.cloned().unwrap_or_default()
     }
 
-    /// Begins a read of a block in a group after the first.
-    pub fn add_reader(&mut self, place: Place, block: BlockId, by: MoveId) {
-        self.table_mut(place).change(block, |here| here.busy += 1);
-        let part = Part { group: place.group, block };
-        self.shared(place.tier).readers.entry(part).or_default().push(by);
-    }
-
-    /// Ends it. Drains the slot if it was given back during the read, and discards a residency that
-    /// cannot be read once nothing holds it.
-    pub fn end_reader(&mut self, place: Place, block: Option<BlockId>, by: MoveId) {
+    /// Begins a read of a block by a move.
+    pub fn begin_use(&mut self, place: Place, block: BlockId, by: MoveId) {
+        self.alter(place, block, |here| here.busy += 1);
         let Place { tier, group } = place;
-        let shared = self.shared(tier);
-        let key = block.map(|block| Part { group, block });
-        let known = key.and_then(|key| shared.readers.get_mut(&key));
-        let (Some(key), Some(moves)) = (key, known.filter(|moves| moves.contains(&by))) else {
-            shared.arena.drained(by);
-            return;
-        };
-        moves.retain(|id| *id != by);
-        if moves.is_empty() {
-            shared.readers.remove(&key);
-        }
-        self.table_mut(place).change(key.block, |here| here.busy -= 1);
-        let here = self.table(place).get(key.block);
-        let bad = here.state == ResidencyState::Bad && here.busy == 0;
-        if bad && self.holds(place, key.block) == 0 {
-            self.discard(place, key.block);
+        if group > 0 {
+            self.shared(tier).readers.entry(Part { group, block }).or_default().push(by);
         }
     }
 
-    /// Ends the move that brought a block to a group after the first. One that failed leaves it absent;
-    /// nothing holds it then.
-    pub fn end_arrival(&mut self, place: Place, block: BlockId, ok: bool) {
-        self.generation += 1;
-        let number = self.number(place);
-        let here = &mut self.places[number];
-        if !ok {
-            here.table.take_arrival(block);
-            debug_assert_eq!(here.holds[block], 0, "block {block} is held in {place:?}");
-            self.discard(place, block);
+    /// Ends a read or a write of a block by a move. In a group after the first it drains the slot if that was
+    /// given back during a read, and discards a residency that cannot be read once nothing holds it.
+    pub fn end_use(&mut self, place: Place, block: BlockId, by: MoveId) {
+        if place.group > 0 && !self.uses(place, block, by) {
+            self.shared(place.tier).arena.drained(by);
             return;
         }
-        here.table.arrived(block);
-        let (all, held) = (here.table.get(block).have, here.holds[block] > 0);
-        if !held {
+        self.alter(place, block, |here| here.busy -= 1);
+        if place.group > 0 {
+            let here = self.table(place).get(block);
+            let bad = here.state == ResidencyState::Bad && here.busy == 0;
+            if bad && self.holds(place, block) == 0 {
+                self.discard(place, block);
+            }
+        }
+    }
+
+    /// Whether a move still reads or writes a residency; a reader is no longer noted then.
+    fn uses(&mut self, place: Place, block: BlockId, by: MoveId) -> bool {
+        let part = Part { group: place.group, block };
+        let shared = self.shared(place.tier);
+        if let Some(readers) = shared.readers.get_mut(&part)
+            && readers.contains(&by)
+        {
+            readers.retain(|id| *id != by);
+            if readers.is_empty() {
+                shared.readers.remove(&part);
+            }
+            return true;
+        }
+        self.table(place).arrival(block).is_some_and(|arrival| arrival.moves.contains(&by))
+    }
+
+    /// Lists a residency that has arrived, if nothing holds it.
+    pub fn list_released(&mut self, place: Place, block: BlockId) {
+        if self.places[self.number(place)].is_released(block) {
             self.release(place, block);
-        }
-        self.note(place, block, Layers::NONE, all);
-    }
-
-    /// Marks a residency as one whose bytes cannot be read.
-    pub fn spoil(&mut self, place: Place, block: BlockId) {
-        if self.table(place).get(block).state == ResidencyState::Resident {
-            self.alter(place, block, |here| here.state = ResidencyState::Bad);
         }
     }
 }

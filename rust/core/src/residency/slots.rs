@@ -68,11 +68,16 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Allocates `count` slots of the first tier, those that no store reads first. They must be
     /// free.
     pub fn take_open(&mut self, count: usize) -> impl Iterator<Item = Slot> + '_ {
-        let here = &mut self.tiers[0];
+        let TierBlocks { space, shared, .. } = &mut self.tiers[0];
         let mut known: Vec<Slot> = Vec::with_capacity(count);
-        known.extend(here.space.take_free(count));
+        known.extend(space.take_free(count));
         let rest = known.len()..count;
-        known.extend(rest.map(|_| here.take(0).expect("room was made").slot));
+        match shared {
+            None => known.extend(rest.map(|_| space.take().expect("room was made").slot)),
+            Some(shared) => {
+                known.extend(rest.map(|_| shared.arena.take(0).expect("room was made")));
+            }
+        }
         known.into_iter()
     }
 

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Invariants: a residency is in the overflow slab if and only if a word cannot encode it; `copies`
-//! counts the resident blocks, `present` those that are not absent. Cost: O(1); 4 bytes per block, an entry of the slab for the rest.
+//! counts the resident blocks, `present` those with a slot. Cost: O(1); 4 bytes per block, an entry of the slab for the rest.
 
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ pub struct ResidencyTable {
     /// Number of blocks with an arrival.
     arrivals: usize,
     copies: u64,
-    /// Number of blocks that are not absent.
+    /// Number of blocks with a slot.
     present: u64,
 }
 
@@ -103,10 +103,11 @@ impl ResidencyTable {
     pub fn change(&mut self, block: BlockId, change: impl FnOnce(&mut Residency)) {
         let mut here = self.get(block);
         let before = here.state == ResidencyState::Resident;
-        let absent = self.slots[block] == NO_SLOT;
+        let had = here.slot != NO_SLOT;
         change(&mut here);
         let resident = here.state == ResidencyState::Resident;
         self.copies = self.copies + u64::from(resident) - u64::from(before);
+        self.present = self.present + u64::from(here.slot != NO_SLOT) - u64::from(had);
         match (self.packed(here), self.overflow_place(block)) {
             (Some(word), known) => {
                 self.slots[block] = word;
@@ -118,8 +119,6 @@ impl ResidencyTable {
             (None, Some(at)) => self.overflow[at].here = here,
             (None, None) => self.slots[block] = self.put_overflow(here, None),
         }
-        let present = self.slots[block] != NO_SLOT;
-        self.present = self.present + u64::from(present) - u64::from(!absent);
     }
 
     /// Makes an absent block fully resident and idle in a slot.
@@ -305,7 +304,7 @@ impl ResidencyTable {
         self.copies
     }
 
-    /// Number of blocks that are not absent.
+    /// Number of blocks with a slot.
     #[must_use]
     pub fn present(&self) -> u64 {
         self.present
@@ -496,6 +495,7 @@ mod tests {
                 prop_assert_eq!(residency.arrivals(), coming.len());
                 let resident = |here: &&Residency| here.state == ResidencyState::Resident;
                 prop_assert_eq!(residency.copies(), model.values().filter(resident).count() as u64);
+                prop_assert_eq!(residency.present(), model.len() as u64);
             }
         }
     }

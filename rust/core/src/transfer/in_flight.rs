@@ -11,10 +11,10 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::arrival::MoveIds;
-use crate::block::{Layers, MoveId, Slot, TierId};
+use crate::block::{Handle, Layers, MoveId, Place, Slot, TierId};
 use crate::time::Nanos;
 
-use super::{End, Move};
+use super::{End, Endpoint, Move};
 
 /// Empty places that the ring may have, however few moves it holds.
 const SLACK: usize = 1024;
@@ -52,6 +52,33 @@ pub(crate) struct InFlightMove {
     pub(crate) started: Nanos,
     /// Time at which it was handed out.
     pub(crate) handed: Nanos,
+}
+
+impl InFlightMove {
+    /// Where it reads.
+    pub(crate) fn source(&self) -> Place {
+        Place::new(self.spec.src, self.spec.group.into())
+    }
+
+    /// Both ends.
+    pub(crate) fn ends(&self) -> [Endpoint; 2] {
+        let Move { src_slot, dst_slot, .. } = self.spec;
+        [
+            Endpoint { place: self.source(), slot: src_slot, end: self.from },
+            Endpoint { place: self.target(), slot: dst_slot, end: self.to },
+        ]
+    }
+
+    /// The block whose residency gets its layers one by one; of other groups than the first they count
+    /// once all are there.
+    pub(crate) fn lands_on(&self) -> Option<Handle> {
+        self.spec.block.filter(|_| self.to == End::Here && self.spec.group == 0)
+    }
+
+    /// Where it writes.
+    pub(crate) fn target(&self) -> Place {
+        Place::new(self.spec.dst, self.spec.group.into())
+    }
 }
 
 impl Deref for InFlightMove {

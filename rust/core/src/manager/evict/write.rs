@@ -17,7 +17,7 @@ use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 use crate::manager::kinds::Cause;
 use crate::manager::moves::batch::TransferBatch;
-use crate::transfer::{End, MoveKind};
+use crate::transfer::{End, Endpoint, MoveKind};
 
 impl Manager {
     /// Whether blocks that become resident on a tier are copied down at once.
@@ -192,7 +192,8 @@ impl Manager {
         };
         let end = source.map_or(End::Here, End::PrivateSlot);
         let slot = |at: u16| slots[if each { usize::from(at - dirty.lo) } else { 0 }];
-        self.store(tier, block, dirty, now, |at| (slot(at), end));
+        let source = |at| Endpoint { place: tier.into(), slot: slot(at), end };
+        self.store(tier, block, dirty, now, source);
     }
 
     /// Writes the least valuable dirty blocks of a tier down before their slots are needed, while its

@@ -14,7 +14,7 @@ use crate::manager::Manager;
 use crate::manager::moves::NewMove;
 use crate::manager::request::matching::path::PathBlock;
 use crate::manager::request::matching::residency_scan::Prefill;
-use crate::transfer::{End, MoveKind};
+use crate::transfer::{Endpoint, MoveKind};
 
 /// At most 1 / `ARRIVING_SHARE` of a tier's blocks may be in flight for prefetches.
 const ARRIVING_SHARE: u64 = 4;
@@ -174,8 +174,8 @@ impl Manager {
                 kind: MoveKind::Load,
                 lease: NO_LEASE,
                 block: Some(block),
-                src: (from, self.slot_of(from, block, layers.lo), End::Here),
-                dst: (tier, dst, End::Here),
+                src: Endpoint::here(from, self.slot_of(from, block, layers.lo)),
+                dst: Endpoint::here(tier, dst),
                 layers,
                 tokens: self.settings.block_tokens,
                 deps: self.blocks.waits(tier, dst),

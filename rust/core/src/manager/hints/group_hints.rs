@@ -55,8 +55,7 @@ impl Manager {
         };
         if fits {
             for &(from, block) in holds.iter().filter(|&&(from, _)| from.tier > tier) {
-                let part = Part { group: from.group, block };
-                self.move_group((MoveKind::Load, NO_LEASE), part, (from.tier, tier), now);
+                self.copy_part(self.whole(MoveKind::Load, NO_LEASE, block), from, tier, now);
             }
             self.settle_fetched(path, tier);
         }

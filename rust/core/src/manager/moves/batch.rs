@@ -15,7 +15,7 @@ use crate::time::Nanos;
 
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
-use crate::transfer::{End, MoveKind};
+use crate::transfer::{End, Endpoint, MoveKind};
 
 /// Transfer batch: blocks fully resident and idle on one tier and absent on another, which has
 /// room.
@@ -62,8 +62,8 @@ impl Manager {
                 kind,
                 lease,
                 block: Some(block),
-                src: (src, from, End::Here),
-                dst: (dst, grant.slot, End::Here),
+                src: Endpoint::here(src, from),
+                dst: Endpoint::here(dst, grant.slot),
                 layers: all,
                 tokens: self.settings.block_tokens,
                 deps: waits.into_iter().collect(),

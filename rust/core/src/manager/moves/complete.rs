@@ -10,7 +10,7 @@
 //!    +------------------+--------- evicted -------+-----------------------+
 //! ```
 
-use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Place, TierId};
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Place};
 use crate::error::{Error, Result};
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
@@ -211,8 +211,7 @@ impl Manager {
         }
         let lo = known.layers.lo;
         let layers = Layers::new(lo + known.landed, lo + done);
-        let dst = known.dst;
-        let here = (known.to == End::Here).then_some(known.block).flatten();
+        let (dst, here) = (known.dst, known.lands_on());
         self.moves.get_mut(id).expect("seen").landed = done;
         // The block was removed after its lease had ended.
         let Some(block) = here.and_then(|handle| self.trie().resolve(handle)) else {
@@ -255,36 +254,26 @@ impl Manager {
         if let Some(Leaves { tier, slot, .. }) = known.leaves {
             self.blocks.drained(tier, slot);
         }
-        for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
-            match (end, block) {
+        for at in known.ends() {
+            match (at.end, block) {
                 (End::Here, Some(block)) => {
-                    self.blocks.alter(tier, block, |here| here.busy -= 1);
-                    self.refresh_on(tier, block);
+                    self.blocks.end_use(at.place, block, known.id);
+                    self.refresh_part(at.place, block);
                 }
                 (End::PrivateSlot(private), _) => self.unbusy_private(private),
-                (End::Leaving, _) => self.blocks.end_drain(tier, known.id),
-                _ => {}
+                (End::Open, _) => self.blocks.end_touch(at.place, at.slot, known.id),
+                (End::Here | End::Leaving, _) => self.blocks.end_drain(at.place.tier, known.id),
             }
-        }
-        match (known.from, known.to) {
-            (_, End::Group(group)) => self.end_group(known, group, block),
-            // Into a slot of an engine.
-            (End::Group(group), _) => {
-                self.blocks.end_reader(Place::new(known.src, group.into()), block, known.id);
-            }
-            _ => {}
         }
         if let (End::Here, Some(block)) = (known.to, block)
-            && let Some(arrival) = self.arrival_mut(known.dst, block)
+            && let Some(arrival) = self.arrival_mut(known.target(), block)
         {
             arrival.moves.retain(|id| *id != known.id);
         }
-        for tier in [known.src, known.dst] {
-            if let Some(block) = block {
-                self.settle_if_over(tier, block, now);
-            }
-        }
         if let Some(block) = block {
+            for place in [known.source(), known.target()] {
+                self.settle_if_over(place, block, now);
+            }
             // The move may have kept a block in the trie that nothing needs any more.
             let parent = self.trie().parent(block);
             self.prune(block);
@@ -296,19 +285,22 @@ impl Manager {
 
     /// Settles an arrival that no move brings any more. A failed one waits until no move reads the
     /// layers that had landed.
-    fn settle_if_over(&mut self, tier: TierId, block: BlockId, now: Nanos) {
-        let busy = self.residency(tier, block).busy;
-        let Some(arrival) = self.arrival(tier, block) else { return };
-        let marked = self.marked.contains(&(arrival.ready, tier, block));
+    fn settle_if_over(&mut self, place: Place, block: BlockId, now: Nanos) {
+        let busy = self.residency(place, block).busy;
+        let Some(arrival) = self.arrival(place, block) else { return };
+        // All groups of a block are marked with the first.
+        let marked = place.group == 0 && self.marked.contains(&(arrival.ready, place.tier, block));
         if arrival.moves.is_empty() && !marked && (!arrival.failed || busy == 0) {
-            self.settle(tier, block, now);
+            self.settle(place, block, now);
         }
     }
 
     /// Ends an arrival: every layer has landed or failed.
-    pub(crate) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
-        let arrival = self.blocks.take_arrival(tier, block).expect("arriving");
-        let here = self.residency(tier, block);
+    pub(crate) fn settle(&mut self, place: impl Into<Place>, block: BlockId, now: Nanos) {
+        let place = place.into();
+        let tier = place.tier;
+        let arrival = self.blocks.take_arrival(place, block).expect("arriving");
+        let here = self.residency(place, block);
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {
             // Every lease computes the block elsewhere; a slot without its last layers is useless
@@ -317,21 +309,25 @@ impl Manager {
             have = Layers::NONE;
         }
         if here.slot != NO_SLOT && have.is_empty() {
-            self.blocks.give_slots(tier, here.slot, arrival.target, true);
+            self.blocks.give_slots(place, here.slot, arrival.target, true);
         // Of a failed arrival the slots of layers that did not land return.
         } else if here.slot != NO_SLOT {
             for lost in
                 [Layers::new(arrival.target.lo, have.lo), Layers::new(have.hi, arrival.target.hi)]
             {
-                self.blocks.give_slots(tier, here.slot, lost, false);
+                self.blocks.give_slots(place, here.slot, lost, false);
             }
         }
-        self.blocks.alter(tier, block, |here| {
+        self.blocks.alter(place, block, |here| {
             (here.have, here.state) = (have, ResidencyState::Resident);
             if have.is_empty() {
                 (here.state, here.slot) = (ResidencyState::Absent, NO_SLOT);
             }
         });
+        if place.group > 0 {
+            self.blocks.list_released(place, block);
+            return;
+        }
         self.residency_changed(tier, block);
         if !have.is_empty() {
             self.write_through(tier, block, None, now);

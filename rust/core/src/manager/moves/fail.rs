@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, Part, Place, TierId};
 use crate::private_slots::PrivateSlotId;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
@@ -75,18 +75,8 @@ impl Manager {
     fn failed_move(&mut self, failed: &FailedMove) {
         let (known, failure) = &**failed;
         let block = known.block.and_then(|handle| self.trie().resolve(handle));
-        if let (End::Here, Some(block)) = (known.to, block)
-            && let Some(arrival) = self.arrival_mut(known.dst, block)
-        {
-            arrival.failed = true;
-        }
-        if let (End::Group(group), Some(block)) = (known.to, block) {
-            self.group_failed(known, group, block, failure.blame);
-        }
-        if let (End::Group(group), End::PrivateSlot(_), Some(block)) = (known.from, known.to, block)
-            && failure.blame
-        {
-            self.spoil_source(known, group, block);
+        if let (End::Here, Some(block)) = (known.to, block) {
+            self.fail_arrival(known.target(), block);
         }
         match (known.kind, block) {
             (MoveKind::Store, None) => self.ahead_failed(known),
@@ -167,8 +157,7 @@ impl Manager {
         let known = &self.moves[id];
         let (tier, lo) = (known.dst, known.layers.lo);
         let landed = Layers::new(lo, lo + known.landed);
-        let here = (known.to == End::Here).then_some(known.block).flatten();
-        let Some(block) = here.and_then(|handle| self.trie().resolve(handle)) else {
+        let Some(block) = known.lands_on().and_then(|handle| self.trie().resolve(handle)) else {
             return;
         };
         let Some(arrival) = self.arrival_mut(tier, block) else { return };
@@ -182,10 +171,28 @@ impl Manager {
 
     /// Marks a source bad whose bytes could not be read: no request uses it until it is evicted.
     fn load_failed(&mut self, known: &InFlightMove, block: BlockId) {
-        let here = self.residency(known.src, block);
-        if known.from == End::Here && known.src > 0 && here.state == ResidencyState::Resident {
-            self.blocks.alter(known.src, block, |here| here.state = ResidencyState::Bad);
-            self.refresh_on(known.src, block);
+        let Place { tier, group } = known.source();
+        let here = self.residency(known.source(), block);
+        if known.from == End::Here && tier > 0 && here.state == ResidencyState::Resident {
+            self.blocks.alter(known.source(), block, |here| here.state = ResidencyState::Bad);
+            self.refresh_part(known.source(), block);
+            if group > 0 {
+                self.drop_points_of(tier, Part { group, block });
+            }
+        }
+    }
+
+    /// Marks the arrival of a block as failed, and ends the resume points and holds that expect it.
+    pub(crate) fn fail_arrival(&mut self, place: Place, block: BlockId) {
+        if let Some(arrival) = self.arrival_mut(place, block) {
+            arrival.failed = true;
+        }
+        let Place { tier, group } = place;
+        if group > 0 {
+            self.drop_points_of(tier, Part { group, block });
+            if tier == 0 {
+                self.lose_window(Part { group, block });
+            }
         }
     }
 
@@ -277,7 +284,7 @@ impl Manager {
         // Until it has ended on every rank it may write a slot that the lease keeps.
         let writes = match known.to {
             End::PrivateSlot(private) => self.leases[&id].keeps(private),
-            End::Group(_) => known.kind == MoveKind::Copy,
+            End::Open => true,
             End::Here | End::Leaving => false,
         };
         if !writes {

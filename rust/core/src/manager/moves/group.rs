@@ -7,63 +7,88 @@
 
 use std::cmp::Reverse;
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
-use crate::arrival::{Arrival, MoveIds};
+use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Part, Place, TierId};
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
 use crate::manager::request::slots::window_slots::blocks_at;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
-use crate::transfer::{End, InFlightMove, MoveKind};
+use crate::transfer::{End, Endpoint, MoveKind};
+
+/// Order to copy a slot of a group.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::manager) struct CopyOrder {
+    pub(in crate::manager) kind: MoveKind,
+    pub(in crate::manager) lease: LeaseId,
+    /// `None` for what a lease still writes.
+    pub(in crate::manager) block: Option<BlockId>,
+    pub(in crate::manager) tokens: u32,
+}
 
 impl Manager {
     /// Bytes of layers of a block in a group.
     pub(in crate::manager) fn move_bytes(&self, group: u8, layers: Layers) -> u64 {
-        match &self.points {
-            Some(points) if group > 0 => points.groups[usize::from(group)].slot_bytes,
+        match &self.settings.groups {
+            Some(groups) if group > 0 => groups.groups[usize::from(group)].slot_bytes,
             _ => self.settings.layer_bytes * u64::from(layers.len()),
         }
     }
 
-    /// Begins to copy a block in a group after the first from a tier that has it to one that has a
-    /// free slot of the group. Returns the move.
-    pub(in crate::manager) fn move_group(
+    /// Begins to copy all layers of a group from one slot to another, which is taken for it.
+    pub(in crate::manager) fn copy_slot(
         &mut self,
-        (kind, lease): (MoveKind, LeaseId),
-        Part { group: number, block }: Part,
-        (src, dst): (TierId, TierId),
+        order: CopyOrder,
+        src: Endpoint,
+        dst: Endpoint,
         now: Nanos,
     ) -> MoveId {
-        let group = End::Group(u8::try_from(number).expect("few groups"));
-        let (here, there) = (Place::new(src, number), Place::new(dst, number));
-        let layers = self.points.as_ref().map_or(0, |points| points.groups[number].layers);
-        let slot = self.blocks.take_slot(there).slot;
-        let mut deps = self.blocks.waits(there, slot);
-        deps.extend(self.bringing_group(here, block));
-        let from = self.residency(here, block).slot;
-        let new = NewMove {
-            kind,
-            lease,
-            block: Some(block),
-            src: (src, from, group),
-            dst: (dst, slot, group),
-            layers: Layers::new(0, layers),
-            tokens: self.settings.block_tokens,
-            deps,
-        };
-        let (id, times) = self.enter(new, self.route(kind, src, dst), now);
-        self.blocks.add_reader(here, block, id);
-        let arrival = Arrival::new(Layers::new(0, layers), smallvec![id], times.first, times.end);
-        self.blocks.begin_arrival(there, block, slot, arrival);
+        let CopyOrder { kind, lease, block, tokens } = order;
+        let layers = self.group_layers(dst.place.group);
+        let mut deps = MoveIds::new();
+        // The engine has still to name its slot, and orders what it does there.
+        if !matches!(dst.end, End::PrivateSlot(_)) {
+            deps = self.blocks.waits(dst.place, dst.slot);
+        }
+        if let (End::Here, Some(block)) = (src.end, block) {
+            deps.extend(self.bringing(src.place, block, layers));
+        }
+        let arrives = block.filter(|_| dst.end == End::Here);
+        if let Some(block) = arrives {
+            self.blocks.alter(dst.place, block, |here| here.slot = dst.slot);
+        }
+        let id = self.add_move(NewMove { kind, lease, block, src, dst, layers, tokens, deps }, now);
+        if let Some(block) = arrives {
+            self.expect(dst.place, block, layers, &[id]);
+        }
         id
     }
 
-    /// The moves that bring a block to a tier in a group after the first, failed ones included.
-    pub(in crate::manager) fn bringing_group(&self, place: Place, block: BlockId) -> MoveIds {
-        let arrival = self.arrival(place, block);
-        arrival.map_or_else(MoveIds::new, |arrival| arrival.moves.clone())
+    /// Begins to copy a block in a group after the first from a place that has it to another tier,
+    /// which has a free slot of the group.
+    pub(in crate::manager) fn copy_part(
+        &mut self,
+        order: CopyOrder,
+        from: Place,
+        to: TierId,
+        now: Nanos,
+    ) -> MoveId {
+        let (block, into) = (order.block.expect("a block"), Place::new(to, from.group));
+        let src = Endpoint::here(from, self.residency(from, block).slot);
+        let dst = Endpoint::here(into, self.blocks.take_slot(into).slot);
+        self.copy_slot(order, src, dst, now)
+    }
+
+    /// Order to copy all tokens of a block.
+    pub(in crate::manager) fn whole(
+        &self,
+        kind: MoveKind,
+        lease: LeaseId,
+        block: BlockId,
+    ) -> CopyOrder {
+        CopyOrder { kind, lease, block: Some(block), tokens: self.settings.block_tokens }
     }
 
     /// Takes a resume point from a tier, and to the one below if it is worth a store there.
@@ -187,71 +212,14 @@ impl Manager {
         let fits = self.make_room_below(below, &wanted, now);
         self.keep_sources(&copies, false);
         if fits {
-            for &needed in &lacking {
-                self.move_group((MoveKind::Store, 0), needed, (tier, below), now);
+            for &Part { group, block } in &lacking {
+                let store = self.whole(MoveKind::Store, 0, block);
+                self.copy_part(store, Place::new(tier, group), below, now);
             }
             self.hold_point(below, &path, border);
         }
         for &Part { group, block } in &there {
             self.blocks.unhold(Place::new(below, group), [block]);
-        }
-    }
-
-    /// Ends both ends of a move of a group.
-    pub(in crate::manager) fn end_group(
-        &mut self,
-        known: &InFlightMove,
-        group: u8,
-        block: Option<BlockId>,
-    ) {
-        let group = usize::from(group);
-        // A copy for a fork is between slots that no block has.
-        if known.kind == MoveKind::Copy {
-            self.blocks.end_touch(group, &[known.src_slot, known.dst_slot], known.id);
-            return;
-        }
-        self.blocks.end_reader(Place::new(known.src, group), block, known.id);
-        let there = Place::new(known.dst, group);
-        if let Some(block) = block
-            && self.bringing_group(there, block).contains(&known.id)
-        {
-            self.blocks.end_arrival(there, block, !known.failed);
-        }
-    }
-
-    /// Ends the points that a failed move was to serve, and those whose bytes it could not read.
-    pub(in crate::manager) fn group_failed(
-        &mut self,
-        known: &InFlightMove,
-        group: u8,
-        block: BlockId,
-        blame: bool,
-    ) {
-        let part = Part { group: group.into(), block };
-        if let Some(arrival) = self.arrival_mut(Place::new(known.dst, part.group), block) {
-            arrival.failed = true;
-        }
-        self.drop_points_of(known.dst, part);
-        if known.dst == 0 {
-            self.lose_window(part);
-        }
-        if known.kind == MoveKind::Load && blame {
-            self.spoil_source(known, group, block);
-        }
-    }
-
-    /// Marks the source of a load whose bytes it could not read, and ends the points that need it.
-    pub(in crate::manager) fn spoil_source(
-        &mut self,
-        known: &InFlightMove,
-        group: u8,
-        block: BlockId,
-    ) {
-        let part = Part { group: group.into(), block };
-        let from = Place::new(known.src, part.group);
-        if self.residency(from, block).state == ResidencyState::Resident {
-            self.blocks.spoil(from, block);
-            self.drop_points_of(known.src, part);
         }
     }
 
@@ -272,7 +240,7 @@ impl Manager {
     }
 
     /// Ends the holds of all leases on a block of the first tier that a failed move was to bring.
-    fn lose_window(&mut self, Part { group, block }: Part) {
+    pub(in crate::manager) fn lose_window(&mut self, Part { group, block }: Part) {
         let place = self.trie().depth(block);
         let mut lost = 0;
         for lease in self.leases.values_mut() {

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::arrival::MoveIds;
-use crate::block::{BlockId, Layers, LeaseId, NO_SLOT, Slot, TierId};
+use crate::block::{BlockId, Layers, LeaseId, NO_SLOT, TierId};
 use crate::error::Result;
 use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
@@ -15,7 +15,7 @@ use crate::time::Nanos;
 use crate::manager::moves::batch::TransferBatch;
 use crate::manager::request::matching::residency_scan::MissingBlock;
 use crate::manager::{Manager, moves};
-use crate::transfer::{End, MoveKind};
+use crate::transfer::{Endpoint, MoveKind};
 
 /// Transit slots, each with the moves that leave it last.
 #[derive(Debug, Default)]
@@ -126,19 +126,19 @@ impl Manager {
         for (from, layers) in miss.loads() {
             let load = Load { block: miss.block, from, layers: layers.meet(wanted), lease };
             moves.extend(self.load_layers(load, transit, now, |manager, layer| {
-                (manager.private_slot(private, layer), End::PrivateSlot(private))
+                Endpoint::private(0, manager.private_slot(private, layer), private)
             }));
         }
         moves
     }
 
-    /// The moves of one load; `dest` gives the slot and end of a layer on the first tier.
+    /// The moves of one load; `target` gives the end of a layer on the first tier.
     pub(crate) fn load_layers(
         &mut self,
         load: Load,
         transit: &mut Transit,
         now: Nanos,
-        dest: impl Fn(&Self, u16) -> (Slot, End),
+        target: impl Fn(&Self, u16) -> Endpoint,
     ) -> MoveIds {
         let Load { block, from, layers, lease } = load;
         // All layers of this source are computed.
@@ -160,24 +160,24 @@ impl Manager {
                 tokens: self.settings.block_tokens,
                 deps,
             };
-            let mut src = (from, self.slot_of(from, block, piece.lo), End::Here);
+            let mut src = Endpoint::here(from, self.slot_of(from, block, piece.lo));
             let mut deps = self.bringing(from, block, piece);
-            let (slot, end) = dest(self, piece.lo);
+            let dst = target(self, piece.lo);
             let mut hop = None;
             if let Some(host) = host {
                 let (private, last) = &transit.slots[turn];
                 let slot = self.private_slot(*private, piece.lo);
                 deps.extend(self.private_waits(*private));
                 deps.extend_from_slice(last);
-                let through = (host, slot, End::PrivateSlot(*private));
+                let through = Endpoint::private(host, slot, *private);
                 hop = Some(copy(src, through, std::mem::take(&mut deps)));
                 src = through;
             }
             // A store may still read the slot that is to be written.
-            if slot != NO_SLOT && !self.tiers.engine_owned() {
-                deps.extend(self.blocks.waits(0, slot));
+            if dst.slot != NO_SLOT && !self.tiers.engine_owned() {
+                deps.extend(self.blocks.waits(0, dst.slot));
             }
-            let mut up = copy(src, (0, slot, end), deps);
+            let mut up = copy(src, dst, deps);
             if let Some(hop) = hop {
                 let hop = self.add_move(hop, now);
                 up.deps.push(hop);

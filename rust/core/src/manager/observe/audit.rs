@@ -217,9 +217,12 @@ impl Manager {
         }
         for known in self.moves.values() {
             let block = known.block.and_then(|handle| self.trie().resolve(handle));
-            for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
-                match (end, block) {
-                    (End::Here, Some(block)) => *busy.entry((tier, block)).or_default() += 1,
+            for at in known.ends() {
+                match (at.end, block) {
+                    // Those of other groups are counted with their holds.
+                    (End::Here, Some(block)) if at.place.group == 0 => {
+                        *busy.entry((at.place.tier, block)).or_default() += 1;
+                    }
                     (End::PrivateSlot(private), _) => {
                         *private_busy.entry(private).or_insert(0_u32) += 1;
                     }

@@ -85,7 +85,7 @@ impl Manager {
                 let (mut reads, mut writes) = (0, 0);
                 for known in self.moves.values().filter(|known| usize::from(known.group) == group) {
                     let this = known.block == Some(self.trie().handle(block));
-                    let written = known.to == End::Group(known.group) && known.dst == tier;
+                    let written = known.to == End::Here && known.dst == tier;
                     writes += u16::from(this && written);
                     let reading = self.blocks.readers(place, block).contains(&known.id);
                     reads += u16::from(this && known.src == tier && reading);

@@ -20,7 +20,7 @@ use crate::manager::request::matching::path::{LeasePath, PathBlock};
 use crate::manager::request::matching::residency_scan::{MissingBlock, Prefill};
 use crate::manager::request::slots::open_slot::OpenSlot;
 use crate::manager::request::slots::window_slots::Windows;
-use crate::transfer::End;
+use crate::transfer::Endpoint;
 
 /// Bound, in tokens, of the growth for which a path's memory is allocated in advance.
 const FAR: usize = 1 << 20;
@@ -389,7 +389,7 @@ impl Manager {
         for (tier, layers) in miss.loads() {
             let load = Load { block: miss.block, from: tier, layers, lease: id };
             moves.extend(self.load_layers(load, transit, now, |manager, layer| {
-                (manager.slot_of(0, miss.block, layer), End::Here)
+                Endpoint::here(0, manager.slot_of(0, miss.block, layer))
             }));
         }
         let bring: MoveIds = moves.iter().copied().filter(|&id| self.moves[id].dst == 0).collect();

@@ -4,19 +4,19 @@
 //! shares what its blocks have, and copies what the lease still writes. Invariant: a slot that is
 //! written has one holder. Cost: O(path) per call, one move per copied slot.
 
-use crate::block::{BlockId, GroupId, Handle, Layers, LeaseId, MoveId, Place, Slot, TierId};
+use crate::block::{BlockId, GroupId, Handle, LeaseId, Place, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::group::GroupKind;
 use crate::manager::Manager;
 use crate::manager::kinds::Cause;
-use crate::manager::moves::NewMove;
+use crate::manager::moves::group::CopyOrder;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::Lease;
 use crate::manager::request::slots::placed_slots::PlacedSlots;
 use crate::manager::request::slots::window_slots::{blocks_at, path_border};
 use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
-use crate::transfer::{End, InFlightMove, MoveKind};
+use crate::transfer::{End, Endpoint, InFlightMove, MoveKind};
 
 /// Slot that a lease still writes, for a place on its path.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ impl Manager {
         }
         let lease = &self.leases[&id];
         let path = lease.path.blocks().to_vec();
-        let most = if matches!(known.to, End::Group(_)) { path.len() } else { at };
+        let most = if known.group > 0 { path.len() } else { at };
         let border = self.longest_border(&path[..most.min(lease.path.written())], 1);
         self.move_windows(id, &path, border);
         border as usize
@@ -161,39 +161,23 @@ impl Manager {
         for &Written { group, place, slot } in written {
             let own = self.blocks.take_slot(Place::new(0, group)).slot;
             windows.open[group].insert(place, own);
-            moves.push(self.copy_window(fork.id, group, (slot, own), fork.tail.len(), now));
+            let [from, into] = [slot, own].map(|slot| Endpoint {
+                place: Place::new(0, group),
+                slot,
+                end: End::Open,
+            });
+            let state = self.group(group).kind == GroupKind::State;
+            let part = if state { self.block_tokens() } else { fork.tail.len() };
+            let order = CopyOrder {
+                kind: MoveKind::Copy,
+                lease: fork.id,
+                block: None,
+                tokens: u32::try_from(part).expect("a block at most"),
+            };
+            moves.push(self.copy_slot(order, from, into, now));
         }
         self.awaits.add(of, moves.iter().copied());
         self.awaits.add(fork.id, moves);
-    }
-
-    /// Begins to copy a slot of a group that a lease writes.
-    fn copy_window(
-        &mut self,
-        lease: LeaseId,
-        number: GroupId,
-        (from, into): (Slot, Slot),
-        tokens: usize,
-        now: Nanos,
-    ) -> MoveId {
-        let group = self.points.as_ref().expect("a model of several groups").groups[number];
-        let end = End::Group(u8::try_from(number).expect("few groups"));
-        let part = u32::try_from(tokens).expect("less than a block");
-        let state = group.kind == GroupKind::State;
-        let deps = self.blocks.waits(Place::new(0, number), into);
-        let copy = NewMove {
-            kind: MoveKind::Copy,
-            lease,
-            block: None,
-            src: (0, from, end),
-            dst: (0, into, end),
-            layers: Layers::new(0, group.layers),
-            tokens: if state { self.settings.block_tokens } else { part },
-            deps,
-        };
-        let id = self.enter(copy, self.route(MoveKind::Copy, 0, 0), now).0;
-        self.blocks.touch_slots(number, &[from, into], id);
-        id
     }
 
     /// Evicts a block of a suspended lease from the first tier, with the point after it, if nothing

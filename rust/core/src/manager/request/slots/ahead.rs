@@ -32,7 +32,7 @@ use crate::manager::evict::set::Fate;
 use crate::manager::kinds::{Ahead, Cause};
 use crate::manager::request::life::lease::TailFrom;
 use crate::manager::{Manager, moves};
-use crate::transfer::{End, MoveKind};
+use crate::transfer::{End, Endpoint, MoveKind};
 
 /// The tier that the copies are made from, and the one that takes them.
 const FROM: TierId = 0;
@@ -205,21 +205,22 @@ impl Manager {
     fn begin_ahead(&mut self, id: LeaseId, source: PrivateSlotId, now: Nanos) -> MoveId {
         let layers = self.all_layers();
         let copy = self.new_private(INTO, layers);
-        let end =
-            |private: PrivateSlotId| (self.private_slots[private].slot, End::PrivateSlot(private));
-        let ((src, from), (dst, to)) = (end(source), end(copy));
+        let end = |tier: TierId, private| {
+            Endpoint::private(tier, self.private_slots[private].slot, private)
+        };
+        let (src, dst) = (end(FROM, source), end(INTO, copy));
         let store = moves::NewMove {
             kind: MoveKind::Store,
             lease: id,
             block: None,
-            src: (FROM, src, from),
-            dst: (INTO, dst, to),
+            src,
+            dst,
             layers,
             tokens: self.settings.block_tokens,
             deps: MoveIds::new(),
         };
         let by = self.add_move(store, now);
-        self.ahead.insert(src, Ahead { source, copy, by });
+        self.ahead.insert(src.slot, Ahead { source, copy, by });
         by
     }
 }

@@ -6,17 +6,15 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::arrival::Arrival;
-use crate::block::{BlockId, GroupId, Layers, LeaseId, MoveId, NO_SLOT, Place, Slot};
+use crate::block::{BlockId, GroupId, LeaseId, MoveId, NO_SLOT, Place, Slot};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
-use crate::manager::moves::NewMove;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::Plan;
 use crate::manager::request::slots::window_slots::{PlannedLoad, Windows, path_border};
 use crate::private_slots::PrivateSlotId;
 use crate::time::{Nanos, Stamp};
-use crate::transfer::{End, MoveKind};
+use crate::transfer::{Endpoint, MoveKind};
 
 impl Manager {
     /// Refuses a call for a lease whose windows are in slots of an engine.
@@ -95,7 +93,7 @@ impl Manager {
 
     /// A slot of a group that the engine will name.
     fn new_bound(&mut self, group: GroupId) -> PrivateSlotId {
-        let layers = Layers::new(0, self.group(group).layers);
+        let layers = self.group_layers(group);
         self.private_slots.add_of(u8::try_from(group).expect("few groups"), layers)
     }
 
@@ -111,24 +109,11 @@ impl Manager {
     ) -> Vec<MoveId> {
         let mut moves = Vec::with_capacity(windows.loads.len());
         for PlannedLoad { from: here, place } in std::mem::take(&mut windows.loads) {
-            let Place { tier, group } = here;
-            let (block, private) = (path[place as usize], self.new_bound(group));
-            windows.bound[group].insert(place, private);
-            self.private_slots.begin_move(private);
-            let group = End::Group(u8::try_from(group).expect("few groups"));
-            let from = self.residency(here, block).slot;
-            let load = NewMove {
-                kind: MoveKind::Load,
-                lease: id,
-                block: Some(block),
-                src: (tier, from, group),
-                dst: (0, NO_SLOT, End::PrivateSlot(private)),
-                layers: self.private_slots[private].layers,
-                tokens: self.settings.block_tokens,
-                deps: self.bringing_group(here, block),
-            };
-            let by = self.enter(load, self.route(MoveKind::Load, tier, 0), now).0;
-            self.blocks.add_reader(here, block, by);
+            let (block, private) = (path[place as usize], self.new_bound(here.group));
+            windows.bound[here.group].insert(place, private);
+            let src = Endpoint::here(here, self.residency(here, block).slot);
+            let dst = Endpoint::private(Place::new(0, here.group), NO_SLOT, private);
+            let by = self.copy_slot(self.whole(MoveKind::Load, id, block), src, dst, now);
             self.blocks.unhold(here, [block]);
             moves.push(by);
         }
@@ -244,22 +229,9 @@ impl Manager {
 
     /// Begins to copy a window or a state from an engine's slot to the tier below, which has room.
     fn store_window(&mut self, below: Place, block: BlockId, private: PrivateSlotId, now: Nanos) {
-        let group = End::Group(u8::try_from(below.group).expect("few groups"));
-        let slot = self.blocks.take_slot(below).slot;
-        let layers = self.private_slots[private].layers;
-        self.private_slots.begin_move(private);
-        let store = NewMove {
-            kind: MoveKind::Store,
-            lease: 0,
-            block: Some(block),
-            src: (0, self.private_slots[private].slot, End::PrivateSlot(private)),
-            dst: (1, slot, group),
-            layers,
-            tokens: self.settings.block_tokens,
-            deps: self.blocks.waits(below, slot),
-        };
-        let (id, times) = self.enter(store, self.route(MoveKind::Store, 0, 1), now);
-        let arrival = Arrival::new(layers, smallvec::smallvec![id], times.first, times.end);
-        self.blocks.begin_arrival(below, block, slot, arrival);
+        let named = self.private_slots[private].slot;
+        let src = Endpoint::private(Place::new(0, below.group), named, private);
+        let dst = Endpoint::here(below, self.blocks.take_slot(below).slot);
+        self.copy_slot(self.whole(MoveKind::Store, 0, block), src, dst, now);
     }
 }

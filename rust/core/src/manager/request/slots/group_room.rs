@@ -90,14 +90,8 @@ impl Manager {
             .find(|&id| self.moves.get(id).is_some_and(|known| known.kind == MoveKind::Store));
         let Some((known, _)) = store.and_then(|id| self.moves.fail(id)) else { return false };
         let block = known.block.and_then(|handle| self.trie().resolve(handle));
-        match (known.to, block) {
-            (End::Group(group), Some(block)) => self.group_failed(&known, group, block, false),
-            (_, Some(block)) => {
-                if let Some(arrival) = self.arrival_mut(known.dst, block) {
-                    arrival.failed = true;
-                }
-            }
-            _ => {}
+        if let (End::Here, Some(block)) = (known.to, block) {
+            self.fail_arrival(known.target(), block);
         }
         self.end_move(known.id, now);
         true

@@ -20,7 +20,7 @@ use crate::manager::request::matching::path::PathBlock;
 use crate::manager::request::matching::residency_scan::{MissingBlock, Prefill};
 use crate::manager::request::slots::open_slot::OpenSlot;
 use crate::manager::{Manager, moves};
-use crate::transfer::{End, MoveKind};
+use crate::transfer::{End, Endpoint, MoveKind};
 
 impl Manager {
     /// Makes room for `tokens` more tokens after the lease's end, and copies a shared partial
@@ -90,15 +90,15 @@ impl Manager {
                 shared.filter(|&private| self.private_slots[private].layers.contains(piece.lo));
             let src = match (private, block) {
                 (Some(private), _) => {
-                    (0, self.private_slot(private, piece.lo), End::PrivateSlot(private))
+                    Endpoint::private(0, self.private_slot(private, piece.lo), private)
                 }
-                (None, Some(block)) => (0, self.slot_of(0, block, piece.lo), End::Here),
+                (None, Some(block)) => Endpoint::here(0, self.slot_of(0, block, piece.lo)),
                 (None, None) => return,
             };
             let slot = self.private_slot(open, piece.lo);
             let mut deps: MoveIds = self.blocks.waits(0, slot);
             // The source may itself still be arriving.
-            if let (End::Here, Some(block)) = (src.2, block) {
+            if let (End::Here, Some(block)) = (src.end, block) {
                 deps.extend(self.bringing(0, block, piece));
             }
             let copy = moves::NewMove {
@@ -106,7 +106,7 @@ impl Manager {
                 lease: id,
                 block,
                 src,
-                dst: (0, slot, End::PrivateSlot(open)),
+                dst: Endpoint::private(0, slot, open),
                 layers: piece,
                 tokens,
                 deps,
@@ -197,7 +197,7 @@ impl Manager {
     pub(crate) fn name_moves(&mut self, bound: &FxHashMap<PrivateSlotId, Slot>) {
         let named = |end: End| match end {
             End::PrivateSlot(private) => bound.get(&private).copied(),
-            End::Here | End::Leaving | End::Group(_) => None,
+            End::Here | End::Leaving | End::Open => None,
         };
         for known in self.moves.values_mut() {
             known.dst_slot = named(known.to).unwrap_or(known.dst_slot);

@@ -151,13 +151,12 @@ impl Manager {
             return self.load_bound(windows, path, id, plan, now);
         }
         for PlannedLoad { from, place } in std::mem::take(&mut windows.loads) {
-            let Place { tier, group } = from;
             let block = path[place as usize];
-            self.move_group((MoveKind::Load, id), Part { group, block }, (tier, 0), now);
+            self.copy_part(self.whole(MoveKind::Load, id, block), from, 0, now);
             self.blocks.unhold(from, [block]);
-            self.blocks.hold(Place::new(0, group), [block]);
-            windows.held[group].push(place);
-            windows.held[group].sort_unstable();
+            self.blocks.hold(Place::new(0, from.group), [block]);
+            windows.held[from.group].push(place);
+            windows.held[from.group].sort_unstable();
         }
         self.raise_point(path);
         let moves = self.bringing_windows(windows, path);
@@ -177,10 +176,10 @@ impl Manager {
     ) -> Vec<MoveId> {
         let mut moves = Vec::new();
         for (group, held) in windows.held.iter().enumerate() {
-            let here = Place::new(0, group);
+            let (here, layers) = (Place::new(0, group), self.group_layers(group));
             if self.blocks.table(here).arrivals() > 0 {
                 let held = blocks_at(path, held);
-                moves.extend(held.flat_map(|block| self.bringing_group(here, block)));
+                moves.extend(held.flat_map(|block| self.bringing(here, block, layers)));
             }
         }
         moves
