@@ -37,11 +37,7 @@ def test_a_native_block_is_as_many_blocks_as_it_has_parts():
         assert sequence.tolist() == wanted
         assert NATIVE.stretch(count) == len(wanted)
         assert NATIVE.shrink(len(wanted)) == count
-        last = min(count, 5)
-        assert NATIVE.keep(count, 5) == len(wanted) - len(naive_sequence(tokens[: count - last])[0])
         blocks = [count > first for first in range(0, count, SIZE)]
-        whole = [places[at : at + SIZE] for at in range(0, len(places) // SIZE * SIZE, SIZE)]
-        assert NATIVE.counted(0, [True] * len(whole)) == count // SIZE * SIZE
         slots = NATIVE.slots_of(list(range(len(blocks))))
         assert len(slots) == len(blocks) + 2 * min(len(blocks), 2)
     for length in range(len(wanted) + 1):
@@ -57,12 +53,6 @@ def test_slots_name_parts_of_native_blocks():
     assert NATIVE.slots_of([8, 9], 1) == [108, 208, 308, 9]
     assert NATIVE.slots_of([9], 2) == [9]
     assert {slot % NATIVE.slots for slot in NATIVE.slots_of([7, 8, 9])} == {7, 8, 9}
-
-
-def test_tokens_of_blocks_count_with_the_last_part():
-    assert NATIVE.counted(1, [True, True, False, True, True, True]) == 3 * SIZE
-    assert NATIVE.counted(3, [True, True, False, True]) == SIZE
-    assert NONE.counted(3, [True, True, False, True]) == 3 * SIZE
 
 
 def test_hints_commands_and_digests_name_places_of_the_sequence():

@@ -1,6 +1,7 @@
 """The tokens of a running vLLM request as an array that grows."""
 
 import numpy as np
+import pytest
 
 from kvtrie.engines.vllm.native_first import NativeFirst
 from kvtrie.engines.vllm.sequence import RequestSequence
@@ -46,3 +47,17 @@ def test_the_sequence_has_native_blocks_once_per_part():
     assert tokens.known == 6
     growing.all_token_ids[1:] = [7, 8, 9]
     assert tokens.read().tolist() == [1, 7, 8, 9] * 3
+
+
+@pytest.mark.parametrize("parts", [0, 3])
+def test_tokens_of_native_blocks_count_with_the_last_part(parts):
+    growing = Growing()
+    growing.all_token_ids = list(range(18))
+    sequence = RequestSequence(growing, NativeFirst(8 if parts else 0, parts, 4, 8))
+    last = sequence.last(5)
+    assert sequence.read()[-last:].tolist() == [13, 14, 15, 16, 17]
+    sources = ["disk", "disk", "store", "disk", "store", "disk"]
+    counts = sequence.tokens_by_source(1, sources)
+    wanted = {"disk": 8, "store": 4} if parts else {"disk": 16, "store": 8}
+    assert {source: count for source, count in counts.items() if count} == wanted
+    assert sequence.last(100) == len(sequence.read())

@@ -198,7 +198,9 @@ class BlockingPrefetcher:
                     match = manager.lookup(path, now=now, scope=scope, keep=0)
                     if (near := prefetcher.near(match)) > most:
                         most = near
-                        pins.extend_with(prefix, match, now)
+                        had = min(prefix.blocks, len(match.handles))
+                        host = min(pins.most, had + match.resident("host", skip=had))
+                        pins.extend(prefix, match.handles[:host], now)
                         (reply,) = manager.hint([hint], now=now)
                         ledger.poll()
                         if reply.code != "crowded" or ledger.on_call:
@@ -232,38 +234,21 @@ class PinnedPrefix:
 class HostPins:
     """Pins of a manager's blocks in host memory, up to a number of blocks.
 
-    Args:
-        manager: the manager.
-        most: that number.
-
     Attributes:
+        most: that number.
         blocks: the number of pinned blocks.
     """
 
     def __init__(self, manager: BlockManager, most: int) -> None:
-        self._manager, self._most = manager, most
-        self.blocks = 0
+        self._manager, self.most, self.blocks = manager, most, 0
 
     def extend(self, prefix: PinnedPrefix, handles: NDArray[np.uint64], now: int) -> None:
-        """Pin the further blocks of a prefix, all or none.
-
-        Args:
-            prefix: the prefix.
-            handles: all of its blocks, which host memory has.
-            now: the time.
-        """
+        """Pin all further blocks of a prefix that host memory has whole, or none."""
         new = len(handles) - prefix.blocks
-        if new > 0 and self.blocks + new <= self._most:
+        if new > 0 and self.blocks + new <= self.most:
             pin = self._manager.pin_copies(handles[prefix.blocks :], "host", now=now)
             prefix.pins.append(pin)
-            prefix.blocks += new
-            self.blocks += new
-
-    def extend_with(self, prefix: PinnedPrefix, match: Match, now: int) -> None:
-        """Pin the leading blocks of a match that host memory has, as far as there is room."""
-        if len(match.handles) >= prefix.blocks:
-            count = prefix.blocks + match.resident("host", skip=prefix.blocks)
-            self.extend(prefix, match.handles[: min(count, self._most)], now)
+            prefix.blocks, self.blocks = len(handles), self.blocks + new
 
     def end(self, prefix: PinnedPrefix, now: int) -> None:
         """Unpin the blocks of a prefix."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtrie.at_exit import end_at_exit
@@ -30,37 +31,36 @@ _THREADS = 4
 _IDLE_S = 1.0
 
 
+@dataclass(slots=True, eq=False)
 class Question:
     """A question about the blocks of one prompt.
 
-    Args:
+    Attributes:
         path: tokens of the blocks.
         scope: their scope.
         near: leading blocks that are on faster tiers, which are not asked for.
         keys: content keys `(blocks, 32)` of the blocks after them.
         deadline: when nothing waits for an answer any longer, nanoseconds of the clock.
-
-    Attributes:
         found: the answer, once there is one.
         error: the exception of the store instead of it.
         refused: whether every thread was in a call that is late.
         closed: whether no thread works on it any longer.
     """
 
-    def __init__(
-        self,
-        path: NDArray[np.uint32],
-        scope: Scope | None,
-        near: int,
-        keys: NDArray[np.uint8],
-        deadline: int,
-    ) -> None:
-        self.path, self.scope, self.near, self.keys = path, scope, near, keys
-        self.deadline = deadline
-        self.found: Found | None = None
-        self.error: Exception | None = None
-        self.refused = self.closed = False
-        self._over = threading.Lock()  # an event breaks where Ctrl-C strikes within it
+    path: NDArray[np.uint32]
+    scope: Scope | None
+    near: int
+    keys: NDArray[np.uint8]
+    deadline: int
+    found: Found | None = None
+    error: Exception | None = None
+    refused: bool = False
+    closed: bool = False
+    # An event breaks where Ctrl-C strikes within it.
+    _over: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Begin the wait for it."""
         self._over.acquire()
 
     def close(self) -> None:

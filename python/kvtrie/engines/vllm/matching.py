@@ -119,9 +119,9 @@ class Matching:
         wait = waiting.wait
         if not wait.until:
             sources = [each if each == _STORED else _DEEPER for each in states[host:]]
-            tokens = waiting.sequence.tokens_of(first, [_THERE] * host + sources)
-            waiting.from_store = tokens.get(_STORED, 0)
-            waiting.from_disk = tokens.get(_DEEPER, 0) if _DEEPER in states else 0
+            tokens = waiting.sequence.tokens_by_source(first, [_THERE] * host + sources)
+            waiting.from_store = tokens[_STORED]
+            waiting.from_disk = tokens[_DEEPER] if _DEEPER in states else 0
         blocks = match.handles[first : first + host]
         self._requests.pins.extend(waiting.pinned, blocks, now)
         wait.coming = _COMING in states

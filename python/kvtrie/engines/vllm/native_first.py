@@ -22,8 +22,6 @@ from kvtrie.model.layout import FORMATS
 from kvtrie.settings.hint import Retain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from kvtrie.engines.server.commands import Command
@@ -97,33 +95,6 @@ class NativeFirst:
             return count - self.tokens * (self.parts - 1)
         full, rest = divmod(count, wide)
         return full * self.block_tokens + (rest if rest < self.block_tokens else 0)
-
-    def keep(self, count: int, tokens: int) -> int:
-        """Return the length of the last tokens of a prompt in the manager's sequence.
-
-        Args:
-            count: tokens of the prompt.
-            tokens: the number of last tokens.
-        """
-        if not self.tokens:
-            return tokens
-        return self.stretch(count) - self.stretch(max(0, count - tokens))
-
-    def counted(self, first: int, rows: Sequence[bool]) -> int:
-        """Return the tokens of a prompt that blocks of the manager's sequence have.
-
-        Args:
-            first: the index of the first block.
-            rows: for each block from there on, whether it counts; a native one does with its
-                last part.
-        """
-        size = self.block_tokens
-        if not self.tokens:
-            return sum(rows) * size
-        ends = (self.shrink((first + at + 1) * size) for at in range(len(rows)))
-        starts = (self.shrink((first + at) * size) for at in range(len(rows)))
-        pairs = zip(rows, starts, ends, strict=True)
-        return sum(end - start for counts, start, end in pairs if counts)
 
     def slots_of(self, slots: list[int], first: int = 0) -> list[int]:
         """Return the manager's slots of blocks in the engine's slots.

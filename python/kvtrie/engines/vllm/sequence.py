@@ -7,6 +7,7 @@ scheduler changes one into the other here alone. Cost: tokens are converted once
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,19 +76,22 @@ class RequestSequence:
         """Return the number of tokens before a position; of native blocks, with all parts."""
         return self._native.shrink(position)
 
-    def tokens_of(self, first: int, sources: list[str]) -> dict[str, int]:
-        """Return the number of tokens by source.
+    def tokens_by_source(self, first: int, sources: list[str]) -> Counter[str]:
+        """Return the number of tokens by source; native blocks count with their last part.
 
         Args:
             first: the index of the first block.
             sources: of each block from there on.
         """
-        counted = self._native.counted
-        return {each: counted(first, [one == each for one in sources]) for each in {*sources}}
+        counts: Counter[str] = Counter()
+        for at, source in enumerate(sources, first):
+            begin, end = at * self._native.block_tokens, (at + 1) * self._native.block_tokens
+            counts[source] += self.tokens(end) - self.tokens(begin)
+        return counts
 
     def last(self, tokens: int) -> int:
         """Return the length of the part of the sequence that has the last tokens."""
-        return self._native.keep(self.known, tokens)
+        return self.at(self.known) - self.at(max(0, self.known - tokens))
 
     def computed(self) -> int:
         """Return the position up to which vLLM counts tokens as computed or scheduled."""
