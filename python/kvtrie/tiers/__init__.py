@@ -69,7 +69,9 @@ __all__ = [
     "default_device",
     "gpu_pool",
     "host_pool",
+    "in_memory",
     "open_pools",
+    "parts_of",
 ]
 
 
@@ -122,6 +124,18 @@ class LogsFailures(Protocol):
 
 TierBytes: TypeAlias = Pool | GroupPools | GroupDisk | Storage
 """The bytes of a tier: memory or storage, of all layers or by groups."""
+
+
+def parts_of(tier: TierBytes | None) -> tuple[Pool | Storage, ...]:
+    """Return the pool or storage of each group of layers of a tier; none where it has no bytes."""
+    if isinstance(tier, GroupPools | GroupDisk):
+        return tier.groups
+    return () if tier is None else (tier,)
+
+
+def in_memory(tier: TierBytes | None) -> bool:
+    """Whether the bytes of a tier are addressable memory, of a device or the host."""
+    return any(isinstance(part, Pool) for part in parts_of(tier))
 
 
 @runtime_checkable

@@ -132,6 +132,10 @@ class GroupPool(Pool):
         start = slot_start(slot, self._page, self._slot)
         return self._bytes_of_all()[start : start + self._slot]
 
+    def layer_bytes(self, slot: int, layers: tuple[int, int]) -> torch.Tensor:
+        """Return some layers of a slot; see `Pool.layer_bytes`."""
+        return self.block(slot).view(self.layers, -1)[slice(*layers)]
+
     def view(self, unit: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V of one unit, `(rows, heads, dim)` each, without a copy."""
         slot, layer = divmod(unit, self.layers)

@@ -398,6 +398,15 @@ class Pool:
             self.values[value : value + self.block_tokens],
         )
 
+    def layer_bytes(self, slot: int, layers: tuple[int, int]) -> torch.Tensor:
+        """Return some layers of the block at a slot, uint8 `(layers, bytes of one layer)`.
+
+        It is the pool's memory, or a copy of K's and V's side by side where these are two planes.
+        """
+        units = self.units(slot, *layers)
+        rows = [plane[int(units[0]) : int(units[-1]) + 1] for plane in self.planes]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
     def copy_from(
         self, source: Pool, source_units: NDArray[np.int64], units: NDArray[np.int64]
     ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie.tiers import GroupDisk, GroupPools, Pool
+from kvtrie.tiers import Pool, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,16 +37,15 @@ def misaddressed(moves: Moves, pools: Sequence[TierBytes | None]) -> dict[int, s
             if pool is None:
                 present = [at for at, one in enumerate(pools) if one is not None]
                 why |= dict.fromkeys(rows.tolist(), f"no pool for tier {tier}: this has {present}")
-            elif isinstance(pool, GroupPools | GroupDisk):
-                for group in sorted(set[int](moves.group[rows].tolist())):
-                    own = rows[moves.group[rows] == group]
-                    if group >= len(pool.groups):
-                        reason = f"group {group} of {len(pool.groups)} on tier {tier}"
-                        why |= dict.fromkeys(own.tolist(), reason)
-                    elif isinstance(pool, GroupPools):
-                        why |= _outside(moves, own, slots, tier, pool.groups[group])
-            elif isinstance(pool, Pool):
-                why |= _outside(moves, rows, slots, tier, pool)
+                continue
+            groups = parts_of(pool)
+            for group in sorted(set[int](moves.group[rows].tolist())):
+                own = rows[moves.group[rows] == group]
+                if group >= len(groups):
+                    reason = f"group {group} of {len(groups)} on tier {tier}"
+                    why |= dict.fromkeys(own.tolist(), reason)
+                elif isinstance(part := groups[group], Pool):
+                    why |= _outside(moves, own, slots, tier, part)
     return why
 
 

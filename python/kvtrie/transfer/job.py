@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from kvtrie.errors import InvariantError, TransferError
-from kvtrie.tiers import Batched, GroupDisk, GroupPool, GroupPools, KeptPool, Pool, Storage
+from kvtrie.tiers import Batched, KeptPool, Pool, in_memory, parts_of
 from kvtrie.transfer.job_state import TRANSITIONS, JobState
 from kvtrie.transfer.layer_copies import LayerCopies
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie import Move, Moves
-    from kvtrie.tiers import TierBytes
+    from kvtrie.tiers import Storage, TierBytes
 
 __all__ = ["Job", "Place", "Urgency", "group", "read_together", "run_together", "takes_deadline"]
 
@@ -251,7 +251,7 @@ class Job:
         if self.store:
             layers, memory = self._from(pool)
         else:
-            memory = _memory(pool, target, layers)
+            memory = pool.layer_bytes(target, layers)
         return self.keys[0], target if self.store else source, layers, memory
 
     def read_layer(self, layer: int) -> None:
@@ -287,7 +287,7 @@ class Job:
             return self._copy
         if len(self.ids) > 1:
             return self._joined(pool)
-        return self.layers, _memory(pool, int(self.slots[0, 0]), self.layers)
+        return self.layers, pool.layer_bytes(int(self.slots[0, 0]), self.layers)
 
     def _joined(self, pool: Pool) -> tuple[tuple[int, int], torch.Tensor]:
         """Single layers of one block side by side, in memory that the next job uses again."""
@@ -364,18 +364,6 @@ def read_together(jobs: Sequence[Job], layer: int) -> list[str | None]:
     return source.read_many([job.row((layer, layer + 1)) for job in jobs])
 
 
-def _memory(pool: Pool, slot: int, layers: tuple[int, int]) -> torch.Tensor:
-    """Some layers of the block at a slot, uint8 `(layers, bytes of one layer)`.
-
-    It is the pool's memory, or a copy of K's and V's side by side where these are two planes.
-    """
-    if isinstance(pool, GroupPool):
-        return pool.block(slot).view(pool.layers, -1)[slice(*layers)]
-    units = pool.units(slot, *layers)
-    parts = [plane[int(units[0]) : int(units[-1]) + 1] for plane in pool.planes]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
 def group(
     moves: Moves,
     tiers: Sequence[TierBytes],
@@ -392,7 +380,7 @@ def group(
         limit: the most moves of one job; claimed loads are not limited.
         claimed: leases that carry out their loads themselves.
     """
-    memory = [at for at, tier in enumerate(tiers) if isinstance(tier, Pool | GroupPools)]
+    memory = [at for at, tier in enumerate(tiers) if in_memory(tier)]
     parts, others = moves.together(memory)
     jobs: list[Job] = []
     for part in parts:
@@ -439,18 +427,14 @@ def _urgency(move: Move) -> Urgency:
 def _job(move: Move, tiers: Sequence[TierBytes], claimed: Collection[int]) -> Job:
     """A job for moves of one way, of which it has none yet."""
     return Job(
-        _of_group(tiers[move.src], move.group),
-        _of_group(tiers[move.dst], move.group),
+        parts_of(tiers[move.src])[move.group],
+        parts_of(tiers[move.dst])[move.group],
         (move.src, move.dst),
         store=move.kind == _STORE,
         urgency=_urgency(move),
         layers=(move.layer_lo, move.layer_hi),
         lease=_claimer(move, claimed),
     )
-
-
-def _of_group(tier: TierBytes, group: int) -> Pool | Storage:
-    return tier.groups[group] if isinstance(tier, GroupPools | GroupDisk) else tier
 
 
 def _slots(moves: Moves) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvtrie.errors import ConfigError
-from kvtrie.tiers import GroupPools, Pool
+from kvtrie.tiers import Pool, in_memory
 from kvtrie.transfer.job import Urgency
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class RemoteStores:
         self._tiers = frozenset(
             at
             for at, tier in enumerate(tiers)
-            if tier.kind == "remote" and not isinstance(pools[at], Pool | GroupPools)
+            if tier.kind == "remote" and not in_memory(pools[at])
         )
         self.limits = _limits(pools, tiers)
 

@@ -20,7 +20,7 @@ import torch
 
 from kvtrie.at_exit import end_at_exit
 from kvtrie.errors import ConfigError, KvtrieError
-from kvtrie.tiers import GroupPools, HasBlockFormat, KeptPool, Pool, agree
+from kvtrie.tiers import HasBlockFormat, KeptPool, Pool, agree, in_memory, parts_of
 from kvtrie.transfer.carry import carry_out
 from kvtrie.transfer.ledger import Ledger
 from kvtrie.transfer.outbox import Outbox, name_of
@@ -96,7 +96,7 @@ class Runner:
             raise ConfigError("workers is at least 0, layers and moves per report at least 1")
         if deadline_s is not None and deadline_s <= 0:
             raise ConfigError(f"a deadline of {deadline_s} s has passed before a move starts")
-        memory = [isinstance(pool, Pool | GroupPools) for pool in pools]
+        memory = [in_memory(pool) for pool in pools]
         agree(
             (name_of(at, tiers), pool.block_format, memory[at])
             for at, pool in enumerate(pools)
@@ -107,7 +107,8 @@ class Runner:
         if not on_call:
             storages = [at for at, pool in enumerate(pools) if pool is not None and not memory[at]]
             counts |= {at: tiers[at].threads() if tiers else _WORKERS for at in storages}
-        devices = (pool.device for pool in pools if isinstance(pool, Pool | GroupPools))
+        every = [part for pool in pools for part in parts_of(pool)]
+        devices = (part.device for part in every if isinstance(part, Pool))
         cuda = next((device for device in devices if device.type == "cuda"), None)
         compute = None if cuda is None else torch.cuda.current_stream(cuda)
         # On call, a thread copies on the caller's stream.
@@ -132,8 +133,7 @@ class Runner:
             pools, tiers, clock, sink=sink, callback=progress, threads=self.threads
         )
         self._layers_per_report = layers_per_report
-        parts = (pool.groups if isinstance(pool, GroupPools) else (pool,) for pool in pools)
-        self._kept = [pool for part in parts for pool in part if isinstance(pool, KeptPool)]
+        self._kept = [part for part in every if isinstance(part, KeptPool)]
         self.ledger = Ledger(
             pools,
             tiers,

@@ -23,11 +23,11 @@ from kvtrie.settings.sizes import free_memory, path_and_size, size
 from kvtrie.tiers import (
     DiskStorage,
     GroupDisk,
-    GroupKept,
     GroupPools,
     KeptPool,
     close_pools,
     open_pools,
+    parts_of,
 )
 from kvtrie.transfer import Executor
 
@@ -190,7 +190,7 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
     """Print the start-up line on standard error, and log warnings."""
     manager = executor.manager
     stats, tokens = manager.stats().tiers, manager.block_tokens
-    kept = any(isinstance(pool, GroupKept | KeptPool) for pool in executor.pools)
+    kept = any(isinstance(part, KeptPool) for pool in executor.pools for part in parts_of(pool))
     disks = [pool for pool in executor.pools if isinstance(pool, DiskStorage | GroupDisk)]
     lines = [
         OpenTier(
