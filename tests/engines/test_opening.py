@@ -230,7 +230,7 @@ def test_kept_host_memory_is_found_after_a_restart(llama, plain, capfd, caplog):
             transformers.open(llama, keep=keep, host=None)
 
 
-@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize("groups", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_a_process_that_is_killed_has_kept_all_blocks_that_it_committed(groups, llama):
     model = family(FAMILY) if groups else llama
     with memory_folder() as folder:

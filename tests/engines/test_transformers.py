@@ -137,8 +137,15 @@ def test_holes_anywhere_are_recomputed_in_place(model, layer_slots, use_layerwis
     manager.audit()
 
 
-@pytest.mark.parametrize("structure", ["holes", "leaf-only"])
-@pytest.mark.parametrize("layer_slots", [False, True])
+@pytest.mark.parametrize(
+    ("structure", "layer_slots"),
+    [
+        ("holes", True),
+        ("leaf-only", False),
+        pytest.param("holes", False, marks=pytest.mark.deep),
+        pytest.param("leaf-only", True, marks=pytest.mark.deep),
+    ],
+)
 def test_conversations_that_do_not_fit_stay_the_same(model, structure, layer_slots):
     executor = serve(model, 14, 12, layer_slots=layer_slots, structure=structure)
     system = some(3, 1, 20)
