@@ -25,7 +25,7 @@ use crate::tier::{Residency, ResidencyState};
 use crate::time::Nanos;
 
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
-use crate::manager::kinds::{Cause, Reason};
+use crate::manager::kinds::{Cause, Evicted, Reason};
 use crate::manager::{Manager, moves};
 use crate::transfer::Leaves;
 use crate::transfer::{End, Endpoint, MoveKind};
@@ -58,7 +58,8 @@ impl Manager {
             Fate::Drop => Reason::Dropped,
         };
         let run = victim.run();
-        self.count_eviction((tier, run.clone(), layers), reason, cause, now);
+        let evicted = Evicted { tier, blocks: run.clone(), layers, reason, cause };
+        self.count_eviction(&evicted, now);
         // A tail holds nothing but its slots: no layer ranges, no moves, no partial copies.
         if idle {
             self.vacate_run(tier, run, fate == Fate::Drop);
@@ -70,7 +71,7 @@ impl Manager {
                 self.vacate(tier, block, layers);
                 // A block slot keeps the clean layers too, should the store fail.
                 let held = if self.tiers[tier].spec.layer_slots { dirty } else { layers };
-                self.write_back(tier, block, dirty, (slots[0], held), now);
+                self.write_back(block, dirty, Leaves { tier, slot: slots[0], held }, now);
             }
             Fate::Clean | Fate::Drop => {
                 let slots = self.slots_of(tier, block, layers);
@@ -125,15 +126,9 @@ impl Manager {
     }
 
     /// Begins the write-back of `dirty` one tier down, out of a slot that no residency holds any
-    /// more; if it fails, the slot still has the layers `held`.
-    fn write_back(
-        &mut self,
-        tier: TierId,
-        block: BlockId,
-        dirty: Layers,
-        (slot, held): (Slot, Layers),
-        now: Nanos,
-    ) {
+    /// more; if it fails, the slot still has the layers that leave.
+    fn write_back(&mut self, block: BlockId, dirty: Layers, leaves: Leaves, now: Nanos) {
+        let Leaves { tier, slot, .. } = leaves;
         let stores = self.store(tier, block, dirty, now, |_| Endpoint {
             place: tier.into(),
             slot,
@@ -142,7 +137,7 @@ impl Manager {
         let [by] = stores[..] else { unreachable!("one slot leaves by one store") };
         // A slot of a shared page may be another group's by the time that its store fails.
         if self.points.is_none() {
-            self.moves.get_mut(by).expect("just made").leaves = Some(Leaves { tier, slot, held });
+            self.moves.get_mut(by).expect("just made").leaves = Some(leaves);
         }
         self.blocks.drain(tier, slot, by);
     }

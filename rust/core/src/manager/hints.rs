@@ -285,7 +285,7 @@ impl Manager {
             let until = (ttl < Nanos::MAX).then(|| now.saturating_add(ttl));
             let anonymous = self.hints.anonymous.clone();
             let scope = self.node(block).scope;
-            self.hints.claims.claim((scope, block), &anonymous, priority, until);
+            self.hints.claims.claim(scope, block, &anonymous, priority, until);
         }
         self.reband(block);
     }

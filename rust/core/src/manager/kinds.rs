@@ -1,6 +1,8 @@
 //! Enums that calls, moves and reports share; imports nothing of the manager.
 
-use crate::block::{Layers, MoveId, TierId};
+use std::ops::Range;
+
+use crate::block::{BlockId, Layers, MoveId, TierId};
 use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
@@ -33,6 +35,16 @@ pub enum Reason {
     Demoted,
     /// It was the last copy.
     Dropped,
+}
+
+/// Consecutive blocks of a run that leave a tier together.
+#[derive(Clone, Debug)]
+pub(crate) struct Evicted {
+    pub(crate) tier: TierId,
+    pub(crate) blocks: Range<BlockId>,
+    pub(crate) layers: Layers,
+    pub(crate) reason: Reason,
+    pub(crate) cause: Cause,
 }
 
 /// Action of a plan for a span of blocks and layers.

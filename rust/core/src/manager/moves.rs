@@ -14,9 +14,10 @@
 pub(super) mod awaits;
 pub(super) mod batch;
 pub(super) mod complete;
+pub(super) mod copy;
 pub(super) mod fail;
-pub(super) mod group;
 pub(super) mod load;
+pub(super) mod points;
 pub(super) mod write_ahead;
 
 use rustc_hash::FxHashMap;

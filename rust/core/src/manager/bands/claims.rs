@@ -94,7 +94,8 @@ impl Claims {
     /// Sets an owner's claim on a block, which replaces an earlier one.
     pub(crate) fn claim(
         &mut self,
-        (scope, block): (ScopeId, BlockId),
+        scope: ScopeId,
+        block: BlockId,
         owner: &Arc<str>,
         priority: Priority,
         until: Option<Nanos>,
@@ -272,7 +273,7 @@ mod tests {
                 match kind {
                     0 | 1 => {
                         let until = (ttl > 0).then_some(now + ttl);
-                        claims.claim((block % 2, block), &owners[owner], priority, until);
+                        claims.claim(block % 2, block, &owners[owner], priority, until);
                         list.retain(|claim| (claim.0, claim.1) != (block, owner));
                         list.push((block, owner, priority, until));
                     }

@@ -11,12 +11,21 @@ use crate::policy::Entry;
 use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 
+/// Slots of the first group that a tier is short of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortage {
+    pub(crate) tier: TierId,
+    pub(crate) slots: u64,
+    /// Whether tiers above lose what they have of a victim, if there is no other way.
+    pub(crate) must: bool,
+}
+
 impl Manager {
     /// Makes room on a tier below the first, as far as its victims can be stored or dropped. Returns
     /// whether there is enough.
     pub(crate) fn make_room_below(&mut self, tier: TierId, wanted: &[u64], now: Nanos) -> bool {
         while !self.groups_fit(tier, wanted) {
-            if !self.free_some((tier, false), wanted, now) {
+            if !self.free_some(tier, false, wanted, now) {
                 return false;
             }
         }
@@ -24,10 +33,11 @@ impl Manager {
     }
 
     /// Frees released slots of a tier as far as room is wanted or, without any, stores or drops what has
-    /// the lowest value there, with what tiers above have of it if `hard`. Returns whether it did.
+    /// the lowest value there, with what tiers above have of it if it `must`. Returns whether it did.
     pub(crate) fn free_some(
         &mut self,
-        (tier, hard): (TierId, bool),
+        tier: TierId,
+        must: bool,
         wanted: &[u64],
         now: Nanos,
     ) -> bool {
@@ -37,19 +47,20 @@ impl Manager {
             return true;
         }
         let victim = self.tiers[tier].eviction.victim(stamp(now));
-        let slots = victim.map_or(1, |victim| self.useless(tier, victim.id, wanted));
-        self.free_victim((tier, slots, hard), victim, None, now)
+        let slots = victim.map_or(1, |victim| self.without_point(tier, victim.id, wanted));
+        self.free_victim(Shortage { tier, slots, must }, victim, None, now)
     }
 
     /// Stores or drops `victim`, which has the lowest value on a tier, or what else can leave: a point, or
-    /// up to `slots` blocks, which are added to `left`. Returns whether it did.
+    /// up to as many blocks as there are slots short, which are added to `left`. Returns whether it did.
     pub(crate) fn free_victim(
         &mut self,
-        (tier, slots, hard): (TierId, u64, bool),
+        shortage: Shortage,
         victim: Option<Entry>,
         mut left: Option<&mut Vec<Handle>>,
         now: Nanos,
     ) -> bool {
+        let Shortage { tier, slots, must } = shortage;
         let Some(victim) = victim else { return self.demote_any(tier, None, now) };
         if self.has_point_on(tier, victim.id) {
             return self.demote_any(tier, Some(victim.id), now);
@@ -59,12 +70,13 @@ impl Manager {
         let ways = [(slots, false), (1, false), (1, true)];
         // Room below may change the order here.
         let mut lowest = (!stored).then_some(victim);
-        for (slots, dropping) in ways.into_iter().take(if hard { 3 } else { 2 }) {
+        for (slots, dropping) in ways.into_iter().take(if must { 3 } else { 2 }) {
             if stored && !dropping {
                 self.make_room_below(tier + 1, &[slots], now);
             }
             let lowest = lowest.take();
-            if self.evict_lowest((tier, slots), dropping, lowest, left.as_deref_mut(), now) {
+            let left = left.as_deref_mut();
+            if self.evict_lowest(tier, slots, dropping, lowest, left, now) {
                 return true;
             }
         }
@@ -99,7 +111,8 @@ impl Manager {
     /// free; those that leave are added to `left`. `lowest` is the lowest entry, if it is known.
     pub(crate) fn evict_lowest(
         &mut self,
-        (tier, slots): (TierId, u64),
+        tier: TierId,
+        slots: u64,
         dropping: bool,
         lowest: Option<Entry>,
         left: Option<&mut Vec<Handle>>,
@@ -125,7 +138,7 @@ impl Manager {
 
     /// Blocks of a run up to a victim that serve no resume point of their own, as far as room is
     /// wanted: they leave before any point.
-    pub(crate) fn useless(&self, tier: TierId, victim: BlockId, wanted: &[u64]) -> u64 {
+    fn without_point(&self, tier: TierId, victim: BlockId, wanted: &[u64]) -> u64 {
         let (Some(points), Some(arena)) = (&self.points, self.blocks.arena(tier)) else { return 1 };
         let run = self.trie().run(victim).start..victim + 1;
         let mut before =

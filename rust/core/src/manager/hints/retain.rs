@@ -229,7 +229,7 @@ impl Manager {
         until: Option<Nanos>,
     ) -> bool {
         let scope = self.node(block).scope;
-        self.hints.claims.claim((scope, block), owner, priority, until);
+        self.hints.claims.claim(scope, block, owner, priority, until);
         self.reband(block) && priority > NORMAL
     }
 
@@ -293,7 +293,7 @@ impl Manager {
             for hint in pending {
                 let claim = hint.claim_on(before as u64, u64::MAX, self.clock.last());
                 if let Some((priority, until)) = claim {
-                    self.hints.claims.claim((scope, block), &hint.owner, priority, until);
+                    self.hints.claims.claim(scope, block, &hint.owner, priority, until);
                 }
             }
             parent = Some(block);

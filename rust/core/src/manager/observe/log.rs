@@ -13,7 +13,7 @@ use crate::scope::Whose;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
-use crate::manager::kinds::{Cause, Reason};
+use crate::manager::kinds::{Cause, Evicted, Reason};
 
 /// Entry of the eviction log.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,12 +89,8 @@ impl Manager {
     }
 
     /// Logs an eviction before the residency changes.
-    pub(crate) fn log_eviction(
-        &mut self,
-        (tier, block, layers): (TierId, BlockId, Layers),
-        (reason, cause): (Reason, Cause),
-        now: Nanos,
-    ) {
+    pub(crate) fn log_eviction(&mut self, evicted: &Evicted, block: BlockId, now: Nanos) {
+        let Evicted { tier, layers, reason, cause, .. } = *evicted;
         // Terms and the next victim cost more than the rest of an eviction.
         if self.meter.log.most == 0 {
             return;

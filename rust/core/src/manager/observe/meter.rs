@@ -5,18 +5,16 @@
 //! histogram's; `copies` and `clean` equal those of a full scan, which `audit` makes. Cost: O(1)
 //! per event and per run of blocks, without allocation where a request loads nothing.
 
-use std::ops::Range;
-
 use smallvec::SmallVec;
 
-use crate::block::{BlockId, Layers, MoveId, TierId};
+use crate::block::{BlockId, MoveId, TierId};
 use crate::histogram::Histogram;
 use crate::policy::Entry;
 use crate::tier::ResidencyState;
 use crate::time::{Nanos, Stamp, stamp};
 
 use crate::manager::Manager;
-use crate::manager::kinds::{Action, Cause, Reason};
+use crate::manager::kinds::{Action, Cause, Evicted, Reason};
 use crate::manager::moves::batch::MoveClass;
 use crate::manager::observe::log::Log;
 use crate::manager::request::life::lease::Plan;
@@ -252,13 +250,8 @@ impl Manager {
 
     /// Counts and logs the eviction of some layers of each block of a run, before they leave. Every
     /// eviction is counted here. The last block leaves first.
-    pub(crate) fn count_eviction(
-        &mut self,
-        (tier, run, layers): (TierId, Range<BlockId>, Layers),
-        reason: Reason,
-        cause: Cause,
-        now: Nanos,
-    ) {
+    pub(crate) fn count_eviction(&mut self, evicted: &Evicted, now: Nanos) {
+        let Evicted { tier, blocks: ref run, layers, reason, cause } = *evicted;
         let (number, idle) = (u64::from(run.end - run.start), self.idle(run.start, now));
         let stats = &mut self.meter.tiers[tier];
         stats.evicted[cause as usize] += number;
@@ -273,9 +266,9 @@ impl Manager {
         if self.settings.events == 0 && self.settings.eviction_log == 0 {
             return;
         }
-        for block in run.rev() {
-            self.record((tier, block, layers), (reason, cause), idle, now);
-            self.log_eviction((tier, block, layers), (reason, cause), now);
+        for block in run.clone().rev() {
+            self.record(evicted, block, idle, now);
+            self.log_eviction(evicted, block, now);
         }
     }
 
@@ -288,7 +281,8 @@ impl Manager {
         // A bad copy was no use, so nothing is lost.
         let clean = here.state == ResidencyState::Bad || self.blocks.is_clean(tier, block);
         let reason = if clean { Reason::Clean } else { Reason::Dropped };
-        self.count_eviction((tier, block..block + 1, here.have), reason, cause, now);
+        let blocks = block..block + 1;
+        self.count_eviction(&Evicted { tier, blocks, layers: here.have, reason, cause }, now);
     }
 
     /// Counts a move that ended well.

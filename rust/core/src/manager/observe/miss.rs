@@ -204,11 +204,11 @@ impl Manager {
                 {
                     continue;
                 }
-                let branch = self.follow(block);
+                let (tokens, last) = self.follow(block);
                 open.miss.other_scope =
-                    open.miss.other_scope.max(self.other_digest(rest, &branch.0, shared));
+                    open.miss.other_scope.max(self.other_digest(rest, &tokens, shared));
                 if at < asked.limit {
-                    self.add_branch(block, branch, shared, now, &mut open);
+                    self.add_branch(block, &tokens, last, shared, now, &mut open);
                 }
             }
         }
@@ -399,7 +399,8 @@ impl Manager {
     fn add_branch(
         &self,
         block: BlockId,
-        (tokens, last): (Vec<Token>, BlockId),
+        tokens: &[Token],
+        last: BlockId,
         shared: usize,
         now: Nanos,
         open: &mut OpenMiss,

@@ -10,7 +10,7 @@ use crate::scope::Scope;
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::kinds::{Cause, Reason};
+use crate::manager::kinds::{Cause, Evicted, Reason};
 
 /// Occupancy of a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,13 +134,8 @@ impl Manager {
     }
 
     /// Queues an event of layers that leave a tier.
-    pub(crate) fn record(
-        &mut self,
-        (tier, block, layers): (TierId, BlockId, Layers),
-        (reason, cause): (Reason, Cause),
-        idle: Nanos,
-        at: Nanos,
-    ) {
+    pub(crate) fn record(&mut self, evicted: &Evicted, block: BlockId, idle: Nanos, at: Nanos) {
+        let Evicted { tier, layers, reason, cause, .. } = *evicted;
         if self.settings.events == 0 {
             return;
         }

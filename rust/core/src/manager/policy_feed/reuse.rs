@@ -122,7 +122,8 @@ impl Uses {
     }
 
     /// Records that a request uses consecutive blocks of a run again, which are in one page.
-    fn use_again(&mut self, blocks: Range<BlockId>, latest: Use, (class, last): (u8, Option<u8>)) {
+    fn use_again(&mut self, blocks: Range<BlockId>, latest: Use, classes: Classes) {
+        let Classes { class, last } = classes;
         self.latest.fill(blocks.start, blocks.end, &latest);
         for known in self.classes.stretch_mut(blocks.start, blocks.end) {
             *known = *known & SAMPLED | class;
@@ -136,10 +137,14 @@ impl Uses {
     /// Records the first use of consecutive blocks of a run with these tokens, the first one at `depth`.
     fn use_first(
         &mut self,
-        (blocks, depth, text): (Range<BlockId>, u32, &[Token]),
-        (latest, turn): (Use, u8),
-        (class, last): (u8, Option<u8>),
+        blocks: Range<BlockId>,
+        depth: u32,
+        text: &[Token],
+        latest: Use,
+        turn: u8,
+        classes: Classes,
     ) {
+        let Classes { class, last } = classes;
         self.latest.reach(blocks.end);
         self.latest.fill(blocks.start, blocks.end, &latest);
         self.turns.reach(blocks.end);
@@ -212,12 +217,19 @@ impl Uses {
     }
 }
 
+/// Class of the use of consecutive blocks, and of the last of them if that differs.
+#[derive(Clone, Copy)]
+struct Classes {
+    class: u8,
+    last: Option<u8>,
+}
+
 impl RequestContext {
     /// The class of its use of blocks with `uses` earlier uses, and of its last block if that is
     /// the one before `end`.
-    fn classes(self, end: u32, uses: u32) -> (u8, Option<u8>) {
+    fn classes(self, end: u32, uses: u32) -> Classes {
         let last = (end == self.blocks).then(|| class_of(self.run, uses, true));
-        (class_of(self.run, uses, false), last)
+        Classes { class: class_of(self.run, uses, false), last }
     }
 }
 
@@ -318,10 +330,11 @@ impl Manager {
                 let classes = if requested {
                     feed.request.classes(end, before)
                 } else {
-                    (class_of(turn, node.uses.saturating_sub(1), false), None)
+                    let class = class_of(turn, node.uses.saturating_sub(1), false);
+                    Classes { class, last: None }
                 };
                 let text = trie.tokens_of(run.clone());
-                uses.use_first((run.clone(), depth, text), (latest, turn), classes);
+                uses.use_first(run.clone(), depth, text, latest, turn, classes);
                 if requested {
                     uses.sample(blocks, seed, run, feed.requests);
                 }

@@ -65,14 +65,14 @@ impl Manager {
         block: BlockId,
         out: Layers,
     ) -> Option<Layers> {
-        self.safe(tier)
+        self.covering(tier)
             .try_fold(out, |left, other| left.without(self.usable_view(set, other, block)))
     }
 
     /// Tiers whose copy of a victim of a tier is enough. On the lowest tier a copy above counts too:
     /// dropping this one loses nothing. So it is with several groups, where a copy above is stored
     /// when its resume point leaves.
-    pub(super) fn safe(&self, tier: TierId) -> impl Iterator<Item = TierId> + use<> {
+    pub(super) fn covering(&self, tier: TierId) -> impl Iterator<Item = TierId> + use<> {
         let above = tier == self.tiers.last() || self.points.is_some();
         let upper = if above { 0..tier } else { 0..0 };
         upper.chain(tier + 1..self.tiers.len())

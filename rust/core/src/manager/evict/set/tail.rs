@@ -36,10 +36,10 @@ impl Manager {
         let index = &self.tiers[tier].eviction;
         let alone = || !index.ties(&tail, self.band(tier, last));
         // Blocks that serve no resume leave run by run.
-        let useless =
+        let pointless =
             || fate == Fate::Drop && self.points.is_some() && !self.serves_points(tier, last);
         if more > 0
-            && (useless() || (self.ranks_by_place() && index.policy().deepens() && alone()))
+            && (pointless() || (self.ranks_by_place() && index.policy().deepens() && alone()))
             && self.leave_alike(set, tier, front..last, fate)
         {
             set.spare[tier] += more;
@@ -185,7 +185,7 @@ impl Manager {
     /// How fully resident, idle blocks leave, if none must be written and it is the same for all.
     fn fate(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
-        if self.safe(tier).any(|other| self.blocks.table(other).all_full(blocks.clone())) {
+        if self.covering(tier).any(|other| self.blocks.table(other).all_full(blocks.clone())) {
             return Some(Fate::Clean);
         }
         let dropped = tier == self.tiers.last() || set.dropping || !self.tiers.writes(tier);

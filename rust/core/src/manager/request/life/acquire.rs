@@ -146,7 +146,8 @@ impl Manager {
         &mut self,
         id: LeaseId,
         tokens: &[Token],
-        (reserve, load): (usize, LoadMode),
+        reserve: usize,
+        load: LoadMode,
         now: Nanos,
     ) -> Result<()> {
         let Lease { ref scope, scope_id, layerwise, .. } = *self.leases[&id];
@@ -190,7 +191,7 @@ impl Manager {
         // Pinned before room is made, so that its own blocks are no victims.
         self.pin(&path);
         let mut room = self
-            .open_windows(windows.as_deref_mut(), &path, (open, &missing), now)
+            .open_windows(windows.as_deref_mut(), &path, open, &missing, now)
             .and_then(|()| self.room_for(&missing, open, now));
         if room.is_err() && self.avoid_transit(&mut missing) {
             // Its own sources may fill host: blocks that would pass through it are computed

@@ -8,8 +8,9 @@ use crate::block::{BlockId, GroupId, Handle, LeaseId, Place, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::group::GroupKind;
 use crate::manager::Manager;
+use crate::manager::evict::room_below::Shortage;
 use crate::manager::kinds::Cause;
-use crate::manager::moves::group::CopyOrder;
+use crate::manager::moves::copy::CopyOrder;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::Lease;
 use crate::manager::request::slots::placed_slots::PlacedSlots;
@@ -230,7 +231,8 @@ impl Manager {
         let (begun, mut left) = (self.moves.latest(), Vec::new());
         while (left.len() as u64) < count {
             let victim = self.tiers[tier].eviction.victim(stamp(now));
-            if !self.free_victim((tier, 1, true), victim, Some(&mut left), now)
+            let short = Shortage { tier, slots: 1, must: true };
+            if !self.free_victim(short, victim, Some(&mut left), now)
                 && !self.cancel_store(begun, now)
             {
                 break;

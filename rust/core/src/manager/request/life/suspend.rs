@@ -78,7 +78,7 @@ impl Manager {
         };
         let tokens = tokens.clone();
         let now = self.tick(now);
-        self.reacquire(id, &tokens, (reserve, load), now)
+        self.reacquire(id, &tokens, reserve, load, now)
     }
 
     /// Evicts a block from the first tier, if nothing else needs it there.

@@ -140,7 +140,7 @@ impl Manager {
         let mut load_time = LoadTime::default();
         let steps: Vec<plan::Step> = missing
             .iter()
-            .map(|miss| self.plan_step(miss, now, (mode, deadline), &mut load_time))
+            .map(|miss| self.plan_step(miss, now, mode, deadline, &mut load_time))
             .collect();
         let free: Vec<Nanos> = (0..self.lanes.len())
             .map(|lane| self.lanes.free_at(lane).saturating_sub(now))
@@ -269,7 +269,8 @@ impl Manager {
         &self,
         miss: &MissingBlock,
         now: Nanos,
-        (mode, deadline): (LoadMode, Option<Nanos>),
+        mode: LoadMode,
+        deadline: Option<Nanos>,
         load_time: &mut LoadTime,
     ) -> plan::Step {
         // Resident or arriving: the planner only waits for it.

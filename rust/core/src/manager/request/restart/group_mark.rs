@@ -72,7 +72,8 @@ impl Manager {
     /// [`Error::NoSpace`]; nothing has changed then.
     pub(in crate::manager::request) fn room_for_mark(
         &mut self,
-        (tier, units): (TierId, u64),
+        tier: TierId,
+        units: u64,
         path: &[BlockId],
         end: &MarkedEnd,
         now: Nanos,

@@ -59,7 +59,7 @@ impl Manager {
         let known = self.scopes.find(&mark.scope)?;
         let now = self.tick(now);
         if mark.present {
-            return self.mark_present(mark, (known, skip), now);
+            return self.mark_present(mark, known, skip, now);
         }
         let Some(scope) = known else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
@@ -142,14 +142,15 @@ impl Manager {
     fn mark_present(
         &mut self,
         mark: &Mark<'_>,
-        scope: (Option<ScopeId>, usize),
+        scope: Option<ScopeId>,
+        skip: usize,
         now: Nanos,
     ) -> Result<Vec<Handle>> {
         let size = self.block_tokens();
         let full = mark.tokens.len() / size * size;
         self.check_memory(full / size)?;
         let content = self.intern(&mark.scope, 0, &mark.tokens[..full])?;
-        let marked = self.mark_content(mark, scope, &content, now);
+        let marked = self.mark_content(mark, scope, skip, &content, now);
         self.scopes.digests.free(&content);
         marked
     }
@@ -158,7 +159,8 @@ impl Manager {
     fn mark_content(
         &mut self,
         mark: &Mark<'_>,
-        (scope, skip): (Option<ScopeId>, usize),
+        scope: Option<ScopeId>,
+        skip: usize,
         content: &[Token],
         now: Nanos,
     ) -> Result<Vec<Handle>> {
@@ -179,7 +181,7 @@ impl Manager {
         let end = self.marked_end(mark.tier, &path, full / size)?;
         // Known blocks must not be evicted for the new ones.
         self.pin(&path);
-        if let Err(error) = self.room_for_mark((mark.tier, units), &path, &end, now) {
+        if let Err(error) = self.room_for_mark(mark.tier, units, &path, &end, now) {
             self.unpin(&path, None);
             return Err(error);
         }

@@ -33,7 +33,8 @@ impl Manager {
     pub(crate) fn check_groups(
         &self,
         id: LeaseId,
-        (first, slots): (usize, &[Slot]),
+        first: usize,
+        slots: &[Slot],
         group: usize,
     ) -> Result<()> {
         let groups = self.other_groups().end;
@@ -128,7 +129,7 @@ impl Manager {
         let (end, now) = (path_border(path), self.clock.last());
         let reached = windows.borders.partition_point(|&(border, _)| border <= end);
         for (border, stay) in windows.borders.drain(..reached).collect::<Vec<_>>() {
-            self.store_bound(windows, path, (border, stay), now);
+            self.store_bound(windows, path, border, stay, now);
         }
         let points = self.points.as_ref().expect("a model of several groups");
         let ends = windows.borders.iter().map(|&(border, _)| border).chain([end]);
@@ -171,7 +172,7 @@ impl Manager {
         let path = lease.path.blocks().to_vec();
         let end = path_border(&path);
         if every == 0 && windows.done == end {
-            self.store_bound(&windows, &path, (end, Stay::Newest), now);
+            self.store_bound(&windows, &path, end, Stay::Newest, now);
         }
         self.lease_mut(id).windows = Some(windows);
     }
@@ -182,7 +183,8 @@ impl Manager {
         &mut self,
         windows: &Windows,
         path: &[BlockId],
-        (border, stay): (u32, Stay),
+        border: u32,
+        stay: Stay,
         now: Nanos,
     ) {
         if !self.tiers.writes(0) || border == 0 {

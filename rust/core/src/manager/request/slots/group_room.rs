@@ -53,7 +53,7 @@ impl Manager {
         let begun = self.moves.latest();
         while !self.groups_fit(tier, wanted) {
             let spare = tier == 0 && self.give_spare_slots();
-            let freed = spare || self.free_some((tier, true), wanted, now);
+            let freed = spare || self.free_some(tier, true, wanted, now);
             if !freed && !self.cancel_store(begun, now) {
                 return Err(self.no_pages(tier, wanted, &self.fixed(tier, held.0, held.1), 0));
             }

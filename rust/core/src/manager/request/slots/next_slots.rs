@@ -71,7 +71,7 @@ impl Manager {
             places.retain(|&place| !windows.open[number].has(place));
             if state {
                 let next = self.state_place(windows, first, written);
-                places.extend(self.lacking_states(number, windows, path, (prompt.end..end, next)));
+                places.extend(self.lacking_states(number, windows, path, prompt.end..end, next));
             }
             places
         };
@@ -93,7 +93,8 @@ impl Manager {
         group: GroupId,
         windows: &Windows,
         path: &[BlockId],
-        (after, next): (Range<u32>, u32),
+        after: Range<u32>,
+        next: u32,
     ) -> impl Iterator<Item = u32> {
         let end = windows.held[group]
             .last()
@@ -187,7 +188,7 @@ impl Manager {
         let lease = &self.leases[&id];
         let (first, room) = (end.max(windows.end), path_room(lease));
         let path = lease.path.blocks();
-        self.lacking_states(group, windows, path, (first..room.max(first), first)).collect()
+        self.lacking_states(group, windows, path, first..room.max(first), first).collect()
     }
 }
 

@@ -161,7 +161,7 @@ impl Manager {
         if let Some(at) = slots.iter().position(|&slot| slot == NO_SLOT) {
             return Err(Error::config(format!("slot {at} of bind is {NO_SLOT}, which names none")));
         }
-        self.check_groups(id, (first, slots), group)?;
+        self.check_groups(id, first, slots, group)?;
         if group > 0 {
             return self.bind_windows(id, first, slots, group);
         }
@@ -313,9 +313,7 @@ impl Manager {
             return MoveIds::new();
         }
         let moves = self.load_private(miss, wanted, private, id, transit, now);
-        let first = moves.iter().map(|&id| self.moves[id].first).min().unwrap_or(now);
-        let ready = moves.iter().map(|&id| self.moves[id].ready).max().unwrap_or(now);
-        let hit = self.plan_load(id, at, miss, wanted, rest, (first, ready));
+        let hit = self.plan_load(id, at, miss, wanted, rest, &moves);
         if let Some(tier) = hit {
             self.count_late_hit(id, at, tier);
         }
@@ -334,8 +332,11 @@ impl Manager {
         miss: &MissingBlock,
         wanted: Layers,
         rest: Layers,
-        (first, ready): (Nanos, Nanos),
+        moves: &[MoveId],
     ) -> Option<TierId> {
+        let now = self.clock.last();
+        let first = moves.iter().map(|&id| self.moves[id].first).min().unwrap_or(now);
+        let ready = moves.iter().map(|&id| self.moves[id].ready).max().unwrap_or(now);
         let plan = &self.leases[&id].plan;
         let here = u32::try_from(at).unwrap_or(u32::MAX);
         // Spans of earlier loads of this block stay.

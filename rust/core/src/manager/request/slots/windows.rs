@@ -35,7 +35,8 @@ impl Manager {
         &mut self,
         windows: Option<&mut Windows>,
         path: &[BlockId],
-        (open, missing): (usize, &[MissingBlock]),
+        open: usize,
+        missing: &[MissingBlock],
         now: Nanos,
     ) -> Result<()> {
         let Some(windows) = windows else { return Ok(()) };
@@ -55,15 +56,14 @@ impl Manager {
                     continue;
                 }
                 let block = path[place as usize];
-                match self.nearest(Part { group, block }) {
-                    0 => windows.held[group].push(place),
+                let from = Place::new(self.nearest(Part { group, block }), group);
+                if from.tier == 0 {
+                    windows.held[group].push(place);
+                } else {
                     // What is loaded stays below until the load has begun.
-                    tier => {
-                        let from = Place::new(tier, group);
-                        self.blocks.hold(from, [block]);
-                        windows.loads.push(PlannedLoad { from, place });
-                        wanted[group] += 1;
-                    }
+                    self.blocks.hold(from, [block]);
+                    windows.loads.push(PlannedLoad { from, place });
+                    wanted[group] += 1;
                 }
             }
             self.blocks.hold(Place::new(0, group), blocks_at(path, &windows.held[group]));
@@ -220,7 +220,7 @@ impl Manager {
         for group in self.other_groups() {
             let places = windows.open[group].iter().map(|(place, _)| place);
             let places: Vec<u32> = places.take_while(|&place| place < end).collect();
-            self.settle_group(group, &mut windows, &path, (places, end, room));
+            self.settle_group(group, &mut windows, &path, places, end, room);
             windows.held[group].sort_unstable();
             self.slide(group, &mut windows, &path, end);
         }
@@ -341,7 +341,7 @@ impl Manager {
         }
         let new = windows.done..end;
         for group in self.other_groups() {
-            self.settle_group(group, &mut windows, &path, (new.clone(), end, room));
+            self.settle_group(group, &mut windows, &path, new.clone(), end, room);
         }
         let reached = windows.borders.partition_point(|&(border, _)| border <= end);
         for (border, stay) in windows.borders.drain(..reached) {
@@ -361,7 +361,9 @@ impl Manager {
         number: GroupId,
         windows: &mut Windows,
         path: &[BlockId],
-        (places, end, room): (impl IntoIterator<Item = u32>, u32, u32),
+        places: impl IntoIterator<Item = u32>,
+        end: u32,
+        room: u32,
     ) {
         let (group, here) = (*self.group(number), Place::new(0, number));
         let needed = group.needed_at(windows.ends(end), self.block_size(), 0..end);
@@ -372,7 +374,7 @@ impl Manager {
             let own = open.remove(place).or_else(|| spare.remove(place));
             match (self.residency(here, block).state, own) {
                 (ResidencyState::Absent, own) => {
-                    let slot = own.or_else(|| self.late_slot(number, windows, path, (end, wanted)));
+                    let slot = own.or_else(|| self.late_slot(number, windows, path, end, wanted));
                     let Some(slot) = slot else { continue };
                     self.blocks.put(here, block, slot);
                 }
@@ -410,7 +412,8 @@ impl Manager {
         number: GroupId,
         windows: &mut Windows,
         path: &[BlockId],
-        (end, wanted): (u32, bool),
+        end: u32,
+        wanted: bool,
     ) -> Option<Slot> {
         // A state is there only where a pass ends.
         let state = self.group(number).kind == GroupKind::State;

@@ -1,4 +1,4 @@
-//! Moves of groups after the first: a window or a state between two tiers.
+//! Resume points on their way down: what they need is copied to the tier below.
 //!
 //! A resume point leaves the first tier as a whole: what the tier below lacks is stored there, and the
 //! point is on that tier from then on. A request loads what its border needs in the same way.
@@ -9,88 +9,14 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use crate::arrival::MoveIds;
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Part, Place, TierId};
+use crate::block::{BlockId, LeaseId, NO_SLOT, Part, Place, TierId};
 use crate::manager::Manager;
-use crate::manager::moves::NewMove;
 use crate::manager::request::slots::window_slots::blocks_at;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
-use crate::transfer::{End, Endpoint, MoveKind};
-
-/// Order to copy a slot of a group.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::manager) struct CopyOrder {
-    pub(in crate::manager) kind: MoveKind,
-    pub(in crate::manager) lease: LeaseId,
-    /// `None` for what a lease still writes.
-    pub(in crate::manager) block: Option<BlockId>,
-    pub(in crate::manager) tokens: u32,
-}
+use crate::transfer::MoveKind;
 
 impl Manager {
-    /// Bytes of layers of a block in a group.
-    pub(in crate::manager) fn move_bytes(&self, group: u8, layers: Layers) -> u64 {
-        match &self.settings.groups {
-            Some(groups) if group > 0 => groups.groups[usize::from(group)].slot_bytes,
-            _ => self.settings.layer_bytes * u64::from(layers.len()),
-        }
-    }
-
-    /// Begins to copy all layers of a group from one slot to another, which is taken for it.
-    pub(in crate::manager) fn copy_slot(
-        &mut self,
-        order: CopyOrder,
-        src: Endpoint,
-        dst: Endpoint,
-        now: Nanos,
-    ) -> MoveId {
-        let CopyOrder { kind, lease, block, tokens } = order;
-        let layers = self.group_layers(dst.place.group);
-        let mut deps = MoveIds::new();
-        // The engine has still to name its slot, and orders what it does there.
-        if !matches!(dst.end, End::PrivateSlot(_)) {
-            deps = self.blocks.waits(dst.place, dst.slot);
-        }
-        if let (End::Here, Some(block)) = (src.end, block) {
-            deps.extend(self.bringing(src.place, block, layers));
-        }
-        let arrives = block.filter(|_| dst.end == End::Here);
-        if let Some(block) = arrives {
-            self.blocks.alter(dst.place, block, |here| here.slot = dst.slot);
-        }
-        let id = self.add_move(NewMove { kind, lease, block, src, dst, layers, tokens, deps }, now);
-        if let Some(block) = arrives {
-            self.expect(dst.place, block, layers, &[id]);
-        }
-        id
-    }
-
-    /// Begins to copy a block in a group after the first from a place that has it to another tier,
-    /// which has a free slot of the group.
-    pub(in crate::manager) fn copy_part(
-        &mut self,
-        order: CopyOrder,
-        from: Place,
-        to: TierId,
-        now: Nanos,
-    ) -> MoveId {
-        let (block, into) = (order.block.expect("a block"), Place::new(to, from.group));
-        let src = Endpoint::here(from, self.residency(from, block).slot);
-        let dst = Endpoint::here(into, self.blocks.take_slot(into).slot);
-        self.copy_slot(order, src, dst, now)
-    }
-
-    /// Order to copy all tokens of a block.
-    pub(in crate::manager) fn whole(
-        &self,
-        kind: MoveKind,
-        lease: LeaseId,
-        block: BlockId,
-    ) -> CopyOrder {
-        CopyOrder { kind, lease, block: Some(block), tokens: self.settings.block_tokens }
-    }
-
     /// Takes a resume point from a tier, and to the one below if it is worth a store there.
     pub(in crate::manager) fn demote_point(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         let worth = self.tiers.writes(tier)

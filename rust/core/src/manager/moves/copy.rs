@@ -1,0 +1,86 @@
+//! Copies of one slot: all layers of a group in one move, between tiers or within the first.
+//!
+//! Batches (`batch.rs`) and moves of single layers (`load.rs`, `store`) are the other two ways; each goes
+//! through `enter`, and ends in `end`. Invariant: both ends are busy until the move has ended, and a
+//! residency that it brings is arriving. Cost: O(log moves).
+
+use crate::arrival::MoveIds;
+use crate::block::{BlockId, Layers, LeaseId, MoveId, Place, TierId};
+use crate::manager::Manager;
+use crate::manager::moves::NewMove;
+use crate::time::Nanos;
+use crate::transfer::{End, Endpoint, MoveKind};
+
+/// Order to copy a slot of a group.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::manager) struct CopyOrder {
+    pub(in crate::manager) kind: MoveKind,
+    pub(in crate::manager) lease: LeaseId,
+    /// `None` for what a lease still writes.
+    pub(in crate::manager) block: Option<BlockId>,
+    pub(in crate::manager) tokens: u32,
+}
+
+impl Manager {
+    /// Bytes of layers of a block in a group.
+    pub(in crate::manager) fn move_bytes(&self, group: u8, layers: Layers) -> u64 {
+        match &self.settings.groups {
+            Some(groups) if group > 0 => groups.groups[usize::from(group)].slot_bytes,
+            _ => self.settings.layer_bytes * u64::from(layers.len()),
+        }
+    }
+
+    /// Begins to copy all layers of a group from one slot to another, which is taken for it.
+    pub(in crate::manager) fn copy_slot(
+        &mut self,
+        order: CopyOrder,
+        src: Endpoint,
+        dst: Endpoint,
+        now: Nanos,
+    ) -> MoveId {
+        let CopyOrder { kind, lease, block, tokens } = order;
+        let layers = self.group_layers(dst.place.group);
+        let mut deps = MoveIds::new();
+        // The engine has still to name its slot, and orders what it does there.
+        if !matches!(dst.end, End::PrivateSlot(_)) {
+            deps = self.blocks.waits(dst.place, dst.slot);
+        }
+        if let (End::Here, Some(block)) = (src.end, block) {
+            deps.extend(self.bringing(src.place, block, layers));
+        }
+        let arrives = block.filter(|_| dst.end == End::Here);
+        if let Some(block) = arrives {
+            self.blocks.alter(dst.place, block, |here| here.slot = dst.slot);
+        }
+        let id = self.add_move(NewMove { kind, lease, block, src, dst, layers, tokens, deps }, now);
+        if let Some(block) = arrives {
+            self.expect(dst.place, block, layers, &[id]);
+        }
+        id
+    }
+
+    /// Begins to copy a block in a group after the first from a place that has it to another tier,
+    /// which has a free slot of the group.
+    pub(in crate::manager) fn copy_part(
+        &mut self,
+        order: CopyOrder,
+        from: Place,
+        to: TierId,
+        now: Nanos,
+    ) -> MoveId {
+        let (block, into) = (order.block.expect("a block"), Place::new(to, from.group));
+        let src = Endpoint::here(from, self.residency(from, block).slot);
+        let dst = Endpoint::here(into, self.blocks.take_slot(into).slot);
+        self.copy_slot(order, src, dst, now)
+    }
+
+    /// Order to copy all tokens of a block.
+    pub(in crate::manager) fn whole(
+        &self,
+        kind: MoveKind,
+        lease: LeaseId,
+        block: BlockId,
+    ) -> CopyOrder {
+        CopyOrder { kind, lease, block: Some(block), tokens: self.settings.block_tokens }
+    }
+}
