@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvtrie.settings.resume import ResumePoints
     from kvtrie.sim.readers.lines import Skipped
     from kvtrie.sim.replay import Replayed
+    from kvtrie.sim.trace import TraceRequest
 
 __all__ = ["COMMAND", "add_model", "add_tiers", "model_of"]
 
@@ -227,12 +228,7 @@ def _run(given: argparse.Namespace) -> int:
     status = _status(skipped)
     title = f"{given.trace.name}, {given.policy}, {given.structure}"
     if given.save is not None and isinstance(requests, list):
-        from kvtrie.demo.report import capture, write_report
-
-        step = max(1, len(requests) // _ON_THE_MAP)
-        some = range(len(requests) - 1, -1, -step)[:_ON_THE_MAP][::-1]
-        named = {f"request {at + 1}": requests[at].blocks.tolist() for at in some}
-        write_report(given.save, capture(manager, title, named, manager.stats().now))
+        _save(given.save, manager, title, requests)
     if skipped is not None:
         settings["skipped_lines"] = skipped.lines
         settings["kept_lines"] = skipped.parsed
@@ -243,6 +239,16 @@ def _run(given: argparse.Namespace) -> int:
         left = f"\n{skipped.lines} lines were left out\n" if skipped and skipped.lines else ""
         sys.stdout.write(_text(title, played) + left + _evictions(manager, last))
     return status
+
+
+def _save(path: Path, manager: BlockManager, title: str, requests: Sequence[TraceRequest]) -> None:
+    """Write a report whose map has some of the requests, the last one among them."""
+    from kvtrie.demo.report import capture, write_report
+
+    step = max(1, len(requests) // _ON_THE_MAP)
+    some = range(len(requests) - 1, -1, -step)[:_ON_THE_MAP][::-1]
+    named = {f"request {at + 1}": requests[at].blocks.tolist() for at in some}
+    write_report(path, capture(manager, title, named, manager.stats().now))
 
 
 def model_of(

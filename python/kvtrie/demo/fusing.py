@@ -219,23 +219,25 @@ def _compare(
         )
         draw_fusion(options.plot, title, fused.log)
     if options.json:
-        document = {
-            "model": speaker.name,
-            "tokens": [len(chunk.tokens) for chunk in context.chunks],
-            "query": len(context.query),
-            "alone_s": isolated_s,
-            "known": known,
-            "ways": [{name: getattr(way, name) for name in Way.__slots__} for way in results],
-            "quality": fused.quality._asdict(),
-            "log": fused.log.as_dict(),
-            "ok": ok,
-        }
+        document = {"model": speaker.name, "alone_s": isolated_s, "known": known, "ok": ok}
+        document |= _document(context, results, fused)
         sys.stdout.write(json.dumps(document) + "\n")
         return 0 if ok else 1
     _show(console, runner, results, fused, isolated_s=isolated_s, known=known)
     if options.plot is not None:
         console.print(f"Which tokens were computed at which layers: {escape(str(options.plot))}")
     return 0 if ok else 1
+
+
+def _document(context: Context, ways: Sequence[Way], fused: Fused) -> dict[str, Any]:
+    """Tokens, ways and the log of the fusion, for a script."""
+    return {
+        "tokens": [len(chunk.tokens) for chunk in context.chunks],
+        "query": len(context.query),
+        "ways": [{name: getattr(way, name) for name in Way.__slots__} for way in ways],
+        "quality": fused.quality._asdict(),
+        "log": fused.log.as_dict(),
+    }
 
 
 def _fusion(options: FuseOptions, decoder: Decoder, store: CacheStore) -> Fusor:

@@ -13,7 +13,7 @@ import random
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from rich.console import Console
@@ -159,16 +159,23 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
         write_report(options.save, capture(manager, title, chats, executor.clock()))
         console.print(f"Report: {escape(str(options.save))}")
     if options.json:
-        document = {"model": speaker.name, "options": asdict(options), "shares": record.shares}
-        document |= {"turns": [asdict(turn) for turn in record.turns], "ok": ok}
-        counted = manager.stats().tiers
-        document["tiers"] = [
+        document = {"model": speaker.name, "options": asdict(options), "restored": found}
+        document |= {"ok": ok, "verdict": sentence} | _document(record, manager)
+        sys.stdout.write(json.dumps(document, default=str) + "\n")
+    return 0 if ok else 1
+
+
+def _document(record: _Record, manager: BlockManager) -> dict[str, Any]:
+    """Turns, shares of tiers and the tiers, for a script."""
+    counted = manager.stats().tiers
+    return {
+        "shares": record.shares,
+        "turns": [asdict(turn) for turn in record.turns],
+        "tiers": [
             {"kind": tier.kind, "blocks": tier.blocks, "policy": counted[tier.kind].policy}
             for tier in manager.tiers
-        ]
-        document |= {"restored": found}
-        sys.stdout.write(json.dumps(document | {"verdict": sentence}, default=str) + "\n")
-    return 0 if ok else 1
+        ],
+    }
 
 
 def _tiers(

@@ -111,21 +111,8 @@ class Runner:
         devices = (part.device for part in every if isinstance(part, Pool))
         cuda = next((device for device in devices if device.type == "cuda"), None)
         compute = None if cuda is None else torch.cuda.current_stream(cuda)
-        # On call, a thread copies on the caller's stream.
-        streams = (
-            compute if compute is None or on_call else torch.cuda.Stream(compute.device)
-            for _ in range(sum(counts.values()))
-        )
         threads = {
-            storage: [
-                threading.Thread(
-                    target=_work,
-                    args=(weakref.ref(self), next(streams), storage),
-                    name=f"kvtrie-{'transfer' if storage is None else f'tier{storage}'}-{index}",
-                    daemon=True,
-                )
-                for index in range(count)
-            ]
+            storage: [self._thread(storage, at, compute, own=not on_call) for at in range(count)]
             for storage, count in counts.items()
         }
         self.threads = [thread for each in threads.values() for thread in each]
@@ -148,6 +135,18 @@ class Runner:
         for thread in self.threads:
             thread.start()
             end_at_exit(thread, self._end_at_exit)
+
+    def _thread(
+        self, storage: int | None, at: int, compute: torch.cuda.Stream | None, *, own: bool
+    ) -> threading.Thread:
+        """A worker, of a storage or of all memory, with a stream of its own or the caller's."""
+        stream = torch.cuda.Stream(compute.device) if own and compute is not None else compute
+        return threading.Thread(
+            target=_work,
+            args=(weakref.ref(self), stream, storage),
+            name=f"kvtrie-{'transfer' if storage is None else f'tier{storage}'}-{at}",
+            daemon=True,
+        )
 
     def __enter__(self) -> Self:
         return self
