@@ -221,6 +221,7 @@ def failures(folder: Path, suite: str) -> list[str]:
     env = {**os.environ, "CARGO_TARGET_DIR": str(TARGET / "mutated"), "RUST_BACKTRACE": "0"}
     # Random cases, but the same ones for every mutation.
     env |= {"PROPTEST_RNG_SEED": "1", "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "true"}
+    env |= {"KVTRIE_DEEP": "1"}  # all cases of slow properties
     try:
         run = subprocess.run(
             command,
