@@ -206,11 +206,8 @@ impl Manager {
 
     /// Brings the entries of the blocks of a run that have a resume point in line.
     pub(super) fn refresh_points(&mut self, tier: TierId, run: Range<BlockId>) {
-        // Without groups no run has a point.
-        if self.points.is_some() {
-            for block in self.points_in(run) {
-                self.refresh_on(tier, block);
-            }
+        for block in self.points_in(run) {
+            self.refresh_on(tier, block);
         }
     }
 
