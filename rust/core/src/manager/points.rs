@@ -206,8 +206,11 @@ impl Manager {
 
     /// Brings the entries of the blocks of a run that have a resume point in line.
     pub(super) fn refresh_points(&mut self, tier: TierId, run: Range<BlockId>) {
-        for block in self.points_in(run) {
-            self.refresh_on(tier, block);
+        // Without groups no run has a point.
+        if self.points.is_some() {
+            for block in self.points_in(run) {
+                self.refresh_on(tier, block);
+            }
         }
     }
 

@@ -109,7 +109,7 @@ impl Manager {
         fate: Fate,
     ) -> bool {
         self.blocks.table(tier).all_idle(blocks.clone())
-            && !self.points_among(tier, blocks.clone())
+            && (self.points.is_none() || !self.points_among(tier, blocks.clone()))
             && self.fate(set, tier, blocks) == Some(fate)
     }
 

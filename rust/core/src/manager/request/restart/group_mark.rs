@@ -116,7 +116,9 @@ impl Manager {
                 self.blocks.put(here, path[place as usize], slot);
             }
         }
-        self.add_point_on(tier, path, end.border, Stay::Newest);
+        if self.points.is_some() {
+            self.add_point_on(tier, path, end.border, Stay::Newest);
+        }
         self.let_marked_go(tier, end);
     }
 

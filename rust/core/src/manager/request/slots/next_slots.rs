@@ -110,7 +110,7 @@ impl Manager {
 
     /// Moves the slot of the next state of a lease to the block at whose end it is written.
     pub(crate) fn place_states(&mut self, id: LeaseId, written: usize) {
-        if !self.writes_bytes() {
+        if self.points.is_none() || !self.writes_bytes() {
             return;
         }
         let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
