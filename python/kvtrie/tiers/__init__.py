@@ -16,7 +16,7 @@ Invariant: everything here obeys slot numbers that the manager chose and chooses
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 
@@ -128,9 +128,8 @@ TierBytes: TypeAlias = Pool | GroupPools | GroupDisk | Storage
 
 def parts_of(tier: TierBytes | None) -> tuple[Pool | Storage, ...]:
     """Return the pool or storage of each group of layers of a tier; none where it has no bytes."""
-    if isinstance(tier, GroupPools | GroupDisk):
-        return tier.groups
-    return () if tier is None else (tier,)
+    own = () if tier is None else (tier,)
+    return cast("tuple[Pool | Storage, ...]", getattr(tier, "groups", own))
 
 
 def in_memory(tier: TierBytes | None) -> bool:
