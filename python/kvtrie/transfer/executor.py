@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import (
     BlockFormat,
-    GroupDisk,
-    GroupPools,
     HasBlockFormat,
     NotesUses,
     Pool,
     Recalled,
     agree,
+    parts_of,
 )
 from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
@@ -418,21 +417,24 @@ def _note_uses(pool: NotesUses, index: Index) -> None:
 
 def _look(manager: BlockManager, pools: Sequence[TierBytes]) -> None:
     """Raise if the first pool that has a format does not keep the KV of the manager's model."""
-    groups = len(manager.stats().tiers[manager.tiers[0].kind].groups)
+    groups = max(1, len(manager.stats().tiers[manager.tiers[0].kind].groups))
     for at, pool in enumerate(pools):
-        mine = len(pool.groups) if isinstance(pool, GroupPools | GroupDisk) else 0
-        alike = not isinstance(pool, GroupPools | GroupDisk) or (
-            pool.model == manager.model and pool.block_tokens == manager.block_tokens
-        )
-        if mine != groups or not alike:
+        mine = len(parts_of(pool))
+        if mine != groups:
             raise ConfigError(
                 f"tier {at} ({manager.tiers[at].kind}) keeps {mine} groups of layers apart, the "
-                f"manager {groups}: open_pools takes the manager's model, block_tokens and resume"
+                f"manager {groups}: open_pools takes the manager's model and resume"
             )
     for at, pool in enumerate(pools):
-        if isinstance(pool, HasBlockFormat):
-            found, model = pool.block_format, manager.model
-            wanted = BlockFormat.first(model, found.layout, manager.block_tokens)
+        parts = [part for part in parts_of(pool) if isinstance(part, HasBlockFormat)]
+        for group, part in enumerate(parts):
+            found, model, size = part.block_format, manager.model, manager.block_tokens
             name = f"tier {at} ({manager.tiers[at].kind})"
+            wanted = (
+                BlockFormat.first(model, found.layout, size)
+                if groups == 1
+                else BlockFormat.of_group(model, group, size, None)
+            )
             agree([("the manager", wanted, False), (name, found, False)])
+        if parts:
             return

@@ -43,7 +43,7 @@ from kvtrie.engines.transformers.rows import (
 from kvtrie.engines.transformers.trial import check_stated, trial
 from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.settings.argument import flag
-from kvtrie.tiers import GroupPools, Pool
+from kvtrie.tiers import Pool, parts_of
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
@@ -116,14 +116,12 @@ class KvtrieCache(Cache):
         lookup_s: float = LOOKUP_S,
     ) -> None:
         super().__init__(layers=[])
-        pool = executor.pools[0]
-        if isinstance(pool, GroupPools):
-            pool = pool.groups[0]
+        pool, *others = parts_of(executor.pools[0])
         if not isinstance(pool, Pool):
             raise ConfigError("the first tier has no memory that a model could compute in")
         use_layerwise = flag("use_layerwise", use_layerwise) and self._by_layer(executor)
         self._executor, self._model = executor, model
-        if not isinstance(executor.pools[0], GroupPools):  # whose layers the trial compares
+        if not others:  # layers of several groups the trial compares
             check_stated(model, executor.manager.model, pool)
         self._guard = Guard(model)
         self._guard.ready()
@@ -177,8 +175,8 @@ class KvtrieCache(Cache):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401 - those of `__init__`
         """A cache of the kind that the tiers of the executor need."""
         executor = kwargs.get("executor", args[1] if len(args) > 1 else None)
-        pools = executor.pools if isinstance(executor, Executor) else ()
-        if cls is KvtrieCache and pools and isinstance(pools[0], GroupPools):
+        first = executor.pools[0] if isinstance(executor, Executor) else None
+        if cls is KvtrieCache and len(parts_of(first)) > 1:
             assert cls._grouped is not None  # noqa: S101 - `transformers` imports it
             return cast("Self", object.__new__(cls._grouped))
         return super().__new__(cls)
