@@ -22,7 +22,7 @@ from kvtrie import (
     ResumePoints,
     Tier,
 )
-from kvtrie.tiers import GroupDisk, GroupKept, GroupPool, GroupPools, open_pools
+from kvtrie.tiers import DiskStorage, GroupKept, GroupPool, GroupPools, open_pools
 from kvtrie.transfer import Executor
 
 SIZE = 4
@@ -98,7 +98,7 @@ class World:
     def __exit__(self, *_):
         self.executor.close()
         for pool in self.pools:
-            if isinstance(pool, GroupDisk | GroupKept):
+            if isinstance(pool, DiskStorage | GroupKept):
                 pool.close()
 
     def tick(self):

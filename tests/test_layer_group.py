@@ -6,7 +6,7 @@ import pytest
 
 from kvtrie import BlockManager, ConfigError, LayerGroup, ModelShape, Tier
 from kvtrie.tiers.block_format import BlockFormat
-from kvtrie.tiers.disk import meaning
+from kvtrie.tiers.meaning import meaning
 
 MODEL = ModelShape(layers=4, kv_heads=2, head_dim=8, fingerprint="groups")
 FULL, SLIDING = LayerGroup((0, 1)), LayerGroup((2, 3), kind="sliding", window=64)

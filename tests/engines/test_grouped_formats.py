@@ -75,7 +75,7 @@ def test_damaged_scales_of_any_group_are_a_miss(model, group, tmp_path):
     executor = serve(model, gpu=40, host=60, disk=tmp_path, layout=layout)
     sequence, _ = ask(model, executor, ids)
     executor.save()
-    folder = executor.pools[2].groups[group].storage.store.folder
+    folder = executor.pools[2].groups[group].store.folder
     fmt = executor.pools[1].groups[group].block_format
     close_executor(executor)
     # The scales follow the numbers of K or, if K and V are joined, of both; a state has none.

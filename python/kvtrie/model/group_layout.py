@@ -15,7 +15,10 @@ from kvtrie.model.layout import Layout
 if TYPE_CHECKING:
     from kvtrie.model.shape import ModelShape
 
-__all__ = ["group_bytes", "group_layout"]
+__all__ = ["STATE", "group_bytes", "group_layout"]
+
+STATE = "state"
+"""The name of the layout of states, whose bytes the model alone knows."""
 
 
 def group_layout(model: ModelShape, group: int, layout: Layout | None) -> Layout:
@@ -30,7 +33,7 @@ def group_layout(model: ModelShape, group: int, layout: Layout | None) -> Layout
         ConfigError: a layout of a tier with more than another dtype and scales.
     """
     if model.groups[group].kind == "state":
-        return Layout(dtype="uint8", opaque="state")
+        return Layout(dtype="uint8", opaque=STATE)
     _, _, second, latent, dtype = model.form(group)
     # A latent row of two widths is kept as two rows.
     native = Layout(dtype=dtype, kv="split", latent=latent and not second)

@@ -3,7 +3,7 @@
 ```text
 gpu, host, kept --> pool --> conversion --> block_format      addressable memory
 disk, remote        storages: `read` and `write` of layers
-group_pools, group_disk, group_kept --> pool, disk, kept      models of several groups of layers
+group_pools, group_kept --> pool, kept      models of several groups of layers
 keyed_disk, keyed_kept --> key_label, key_order      blocks by the key of an engine
 narrowed, native_parts, engine_pool --> conversion      tiers in fewer bits
 agreement: all tiers of a manager have one form
@@ -28,7 +28,6 @@ from kvtrie.tiers.conversion import agree
 from kvtrie.tiers.disk import DiskStorage
 from kvtrie.tiers.engine_pool import EnginePool
 from kvtrie.tiers.gpu import default_device, gpu_pool
-from kvtrie.tiers.group_disk import GroupDisk, GroupStore
 from kvtrie.tiers.group_kept import GroupKept, group_kept
 from kvtrie.tiers.group_pools import GroupPool, GroupPools
 from kvtrie.tiers.host import host_pool
@@ -50,11 +49,9 @@ __all__ = [
     "BlockFormat",
     "DiskStorage",
     "EnginePool",
-    "GroupDisk",
     "GroupKept",
     "GroupPool",
     "GroupPools",
-    "GroupStore",
     "HasBlockFormat",
     "KeptPool",
     "LogsFailures",
@@ -122,7 +119,7 @@ class LogsFailures(Protocol):
         ...
 
 
-TierBytes: TypeAlias = Pool | GroupPools | GroupDisk | Storage
+TierBytes: TypeAlias = Pool | GroupPools | Storage
 """The bytes of a tier: memory or storage, of all layers or by groups."""
 
 
@@ -274,7 +271,7 @@ def open_pools(
 
 def _open_groups(
     model: ModelShape, tiers: Sequence[Tier], block_tokens: int, *, ranks: int, staging: int
-) -> tuple[GroupPools | GroupDisk | None, ...]:
+) -> tuple[TierBytes | None, ...]:
     mine = [tier for tier in tiers if tier.owner == "kvtrie"]
     remote = [tier.kind for tier in mine if tier.kind not in (*MEMORY, "disk")]
     if remote or ranks > 1 or staging:
@@ -287,11 +284,11 @@ def _open_groups(
     gpu, pinned = default_device(), torch.cuda.is_available()
     check_together(tiers, lambda tier: GroupPages.of(model, tier, block_tokens).bytes)
 
-    def open_tier(_: int, tier: Tier) -> GroupPools | GroupDisk | None:
+    def open_tier(_: int, tier: Tier) -> TierBytes | None:
         if tier.owner != "kvtrie" or (tier.kind == "disk" and tier.path is None):
             return None
         if tier.kind == "disk":
-            return GroupDisk(model, tier, block_tokens)
+            return DiskStorage.of_tier(model, tier, block_tokens, apart=True)
         device, host = gpu if tier.kind == "gpu" else "cpu", tier.kind == "host"
         kept = None if tier.keep is None else group_kept(model, tier, block_tokens)
         return kept or GroupPools(model, tier, block_tokens, device=device, pinned=pinned and host)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvtrie.errors import ConfigError
-from kvtrie.model.group_layout import group_layout
+from kvtrie.model.group_layout import STATE, group_layout
 from kvtrie.model.layout import Layout
 
 if TYPE_CHECKING:
@@ -97,6 +97,11 @@ class BlockFormat:
     def planes(self) -> tuple[int, ...]:
         """Return the bytes of one layer of one block in each of the layout's tensors."""
         return self.layout.planes(self.block_tokens, self.heads, self.head_dim, self.v_head_dim)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one layer of a block, or of one layer's share of a state."""
+        return self.head_dim if self.layout.opaque == STATE else sum(self.planes())
 
     @classmethod
     def first(cls, model: ModelShape, layout: Layout, block_tokens: int) -> BlockFormat:

@@ -10,31 +10,43 @@ Cost: a read or write is one call that leaves the interpreter to other threads a
 and layers are whole pages (those of a `Pool` start on one), copies nothing; memory of a GPU goes
 through the host, by one copy more. A disk in a narrower format than the memory above it converts
 each block in the thread that reads or writes it.
+
+A model whose groups of layers are kept apart has a store per group in the folder. A slot of a group
+is in the group's store, at its number, so the stores are as long as if each had all pages; a page
+takes space only in the store of the group that has cut it:
+
+```text
+manager   | page 0: group 0 | page 1: group 1 | page 2: group 0
+store 0   [ slots 0 to 4   ] .................[ slots 10 to 14 ]
+store 1   ..................[ slot 1         ]..................    ....: no space taken
+```
+
+Each block is proved alone, so a damaged block of one group is a miss of that block. A resume point
+whose parts are not all found is not a point again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
 import os
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
-
-import torch
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from kvtrie._kvtrie import DiskStore
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.model.shape import require_fingerprint
 from kvtrie.settings.argument import folder as path_of
 from kvtrie.settings.sizes import all_disk, check_exists
-from kvtrie.tiers.block_format import BlockFormat
-from kvtrie.tiers.narrowed import Narrowed, require_narrower
+from kvtrie.tiers.block_files import BlockFiles
+from kvtrie.tiers.group_slots import GroupSlots
+from kvtrie.tiers.meaning import meaning, of_all_parts
+from kvtrie.tiers.narrowed import Alike, Narrowed, require_narrower
 from kvtrie.tiers.other_stores import count_others
+from kvtrie.tiers.page_owners import PageOwners
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
     from typing import Literal, Self
 
@@ -42,14 +54,12 @@ if TYPE_CHECKING:
     from kvtrie.model.layout import Layout
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.tier import Tier
+    from kvtrie.tiers.block_format import BlockFormat
 
-__all__ = ["DiskStorage", "meaning"]
-
-_LOG = logging.getLogger(__name__)
-_UNDER_WAY = 32 << 20  # bytes that a call keeps under way, if its blocks are neither tiny nor huge
+__all__ = ["DiskStorage"]
 
 
-class DiskStorage:
+class DiskStorage(BlockFiles):
     """The files of a `disk` tier.
 
     Args:
@@ -67,11 +77,14 @@ class DiskStorage:
             has one, or else "threads".
         rank: the tensor-parallel rank whose part of the KV this is.
         clock: the wall clock in nanoseconds; ages grow by it between two processes.
-        group: a group of the model's layers and the format of its blocks, if the store has only
-            that group's; None has all layers.
+        slots: those of a group of the model's layers, if the store has only that group's; None has
+            all layers.
+        owners: the owners of the pages that the group shares with others.
+        rest: the files of the groups after it.
 
     Attributes:
         block_format: format of the bytes that it is given and gives.
+        nbytes: bytes of the slots of all groups.
         store: the files.
         read_only: whether another process writes here, the folder cannot be written, or it was
             removed or replaced since.
@@ -100,47 +113,50 @@ class DiskStorage:
         queue: Literal["best", "threads"] = "best",
         rank: int = 0,
         clock: Callable[[], int] = time.time_ns,
-        group: tuple[int, BlockFormat] | None = None,
+        slots: GroupSlots | None = None,
+        owners: PageOwners | None = None,
+        rest: Self | None = None,
     ) -> None:
         require_fingerprint(model, f"the disk folder {folder}")
         if rank < 0:
             raise ConfigError(f"rank is {rank}, at least 0 wanted")
-        self._group, own = group or (0, BlockFormat.of(model, layout, block_tokens))
+        slots = slots or GroupSlots.of(model, blocks, block_tokens, layout)
+        own, size = slots.block_format, slots.block_format.unit_bytes
         self.block_format = above or own
-        self._narrowed: Narrowed | None = None
+        way = Alike()
         if self.block_format != own:
             require_narrower("memory", self.block_format, f"the disk folder {folder}", own)
-            self._narrowed = Narrowed(self.block_format, own)
-        size = own.head_dim if own.layout.opaque == "state" else sum(own.planes())
-        about = meaning(model, own.layout, block_tokens, rank, None if group is None else group[0])
+            way = Narrowed(self.block_format, own)
+        about = meaning(model, own.layout, block_tokens, rank, slots.group)
         folder = path_of("the folder of a disk", folder)
-        room = blocks * own.layers * size
+        room = slots.blocks * own.layers * size
         check_exists(f"a disk tier in {folder}", room, all_disk(folder), "its file system")
-        self.store = DiskStore(
+        store = DiskStore(
             folder,
             identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
             about=about,
             layers=own.layers,
             layer_bytes=size,
             block_tokens=block_tokens,
-            blocks=blocks,
+            blocks=slots.blocks,
             durability=durability,
             io=io,
             queue=queue,
         )
-        self._clock = clock
+        take = None if owners is None else owners.join(slots.number, store.clear)
+        super().__init__(store, way, clock, take)
+        self._group, self._rest, self.nbytes = slots.number, rest, slots.nbytes
         self._pid = os.getpid()
-        self._lost = self.read_only
-        if self.read_only:
-            _LOG.warning("%s: opened read-only: %s", self.store.folder, self.store.refusal)
-        for reason in self.store.travel[2]:
-            _LOG.info("%s: %s", self.store.folder, reason)
-        self._log()
+
+    @property
+    def groups(self) -> tuple[Self, ...]:
+        """The files of each group of layers; those of the first group are this storage."""
+        return (self,) if self._rest is None else (self, *self._rest.groups)
 
     @property
     def read_only(self) -> bool:
         """Whether nothing is written here, by now."""
-        return self.store.read_only
+        return self.refusal is not None
 
     @property
     def logs_failures(self) -> bool:
@@ -150,7 +166,7 @@ class DiskStorage:
     @property
     def refusal(self) -> str | None:
         """The reason why nothing is written; None if blocks are."""
-        return self.store.refusal
+        return next((why for part in self.groups if (why := part.store.refusal) is not None), None)
 
     @property
     def folder(self) -> Path:
@@ -167,6 +183,7 @@ class DiskStorage:
         above: BlockFormat | None = None,
         rank: int = 0,
         ranks: int = 1,
+        apart: bool = False,
     ) -> Self:
         """Open the files that a tier asks for.
 
@@ -178,9 +195,11 @@ class DiskStorage:
             rank: the tensor-parallel rank whose part of the KV this is; ranks share a folder, and
                 each has a separate store in it.
             ranks: how many there are, as the manager has it.
+            apart: whether the groups of the model's layers are kept apart.
 
         Raises:
-            ConfigError: a tier without a path, or with layer slots; a rank that is not there.
+            ConfigError: a tier without a path, or with layer slots; a rank that is not there; a
+                budget that holds no block or page.
         """
         if not 0 <= rank < ranks:
             raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
@@ -188,17 +207,28 @@ class DiskStorage:
             raise ConfigError("a disk tier with files needs a path")
         if tier.layer_slots:
             raise ConfigError("a disk keeps a block's layers in one slot: layer_slots=False")
-        return cls(
-            tier.path,
-            model,
-            tier.room(model, block_tokens),
-            block_tokens,
-            layout=tier.layout,
-            above=above,
-            durability=tier.durability,
-            io=tier.io,
-            rank=rank,
-        )
+        groups = GroupSlots.of_tier(model, tier, block_tokens, apart=apart)
+        owners = PageOwners(groups) if apart else None
+        parts: list[Self] = []
+        with ExitStack() as opened:
+            for slots in reversed(groups):
+                part = cls(
+                    tier.path,
+                    model,
+                    slots.blocks,
+                    block_tokens,
+                    above=above,
+                    durability=tier.durability,
+                    io=tier.io,
+                    rank=rank,
+                    slots=slots,
+                    owners=owners,
+                    rest=parts[-1] if parts else None,
+                )
+                opened.callback(part.close)
+                parts.append(part)
+            opened.pop_all()
+        return parts[-1]
 
     def __enter__(self) -> Self:
         return self
@@ -207,127 +237,29 @@ class DiskStorage:
         if os.getpid() == self._pid:  # a fork that leaves the block leaves what its parent has
             self.close()
 
-    def read(self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor) -> None:
-        """Read layers of a block into memory, and verify each of them.
-
-        Args:
-            key: the block's content key, 32 bytes.
-            slot: its slot.
-            layers: the first layer, and the last plus 1.
-            memory: uint8 `(layers, bytes of one layer)`, on any device.
-
-        Raises:
-            TransferError: the block is not there, is damaged, or the device failed.
-        """
-        on_host = memory.device.type == "cpu"
-        if self._narrowed is not None:
-            host = self._narrowed.buffer(len(memory))
-        else:
-            host = memory if on_host else torch.empty_like(memory, device="cpu")
-        try:
-            self.store.read(key, slot, layers, host.numpy())
-        except TransferError as error:
-            # Not by `_log`: that waits for the device, which may be what hangs.
-            _LOG.warning("%s: %s", self.store.folder, error)
-            raise
-        if self._narrowed is not None:
-            self._narrowed.widen(host, memory)
-        elif not on_host:
-            memory.copy_(host)
-
-    def write(
-        self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor, label: bytes
-    ) -> None:
-        """Write layers of a block at a slot: all of them, or none.
-
-        Args:
-            key: the block's content key, 32 bytes.
-            slot: its slot.
-            layers: the first layer, and the last plus 1.
-            memory: uint8 `(layers, bytes of one layer)`, on any device.
-            label: what `Moves.label` has for it, by which a later process finds the block.
-
-        Raises:
-            TransferError: the device failed or is full, or this storage is read-only.
-        """
-        host = memory.cpu() if self._narrowed is None else self._narrowed.narrow(memory)
-        try:
-            self.store.write(key, slot, layers, host.numpy(), label, self._clock())
-        except TransferError:
-            self._report_loss()
-            raise
-
-    def read_many(
-        self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor]]
-    ) -> list[str | None]:
-        """Read blocks as `read` does, given as its arguments, several of them at once.
-
-        The memory is the host's. Returns for each block the reason of its failure, or None.
-        """
-        if not blocks:
-            return []
-        hosts = [memory for *_, memory in blocks]
-        if self._narrowed is not None:
-            hosts = [self._narrowed.buffer(len(memory)) for memory in hosts]
-        rows = [
-            (key, slot, layers, host.numpy())
-            for (key, slot, layers, _), host in zip(blocks, hosts, strict=True)
-        ]
-        reasons = self.store.read_many(rows, depth=_depth(hosts))
-        if self._narrowed is not None:
-            for (*_, memory), host, why in zip(blocks, hosts, reasons, strict=True):
-                if why is None:
-                    self._narrowed.widen(host, memory)
-        for why in filter(None, reasons):
-            _LOG.warning("%s: %s", self.store.folder, why)
-        return reasons
-
-    def write_many(
-        self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor, bytes]]
-    ) -> list[str | None]:
-        """Write blocks as `write` does, given as its arguments, several of them at once.
-
-        The memory is the host's. Returns for each block the reason of its failure, or None.
-        """
-        if not blocks:
-            return []
-        hosts = [memory for *_, memory, _ in blocks]
-        if self._narrowed is not None:
-            hosts = [self._narrowed.narrow(memory) for memory in hosts]
-        rows = [
-            (key, slot, layers, host.numpy(), label)
-            for (key, slot, layers, _, label), host in zip(blocks, hosts, strict=True)
-        ]
-        reasons = self.store.write_many(rows, self._clock(), depth=_depth(hosts))
-        if any(reasons):
-            self._report_loss()
-        return reasons
-
     def recall(self) -> Index:
-        """Return the index of the blocks that are here, with ages as of now."""
-        index = self.store.index(self._clock(), group=self._group)
-        self._log()
-        return index
+        """Return the index of the blocks that are here, with ages as of now; group after group."""
+        index = self.store.index(self.wall(), group=self._group)
+        self.log()
+        return index if self._rest is None else index + self._rest.recall()
 
     def keep(self, index: Index) -> None:
         """Persist that exactly the blocks of `index` are here; a read-only storage does nothing."""
-        if not self.read_only:
+        if not self.store.read_only:
             try:
-                self.store.save(index, self._clock(), group=self._group)
+                self.store.save(index, self.wall(), group=self._group)
                 self.store.sync()
             except TransferError:
-                self._report_loss()
+                self.report_loss()
                 raise
-        self._log()
+        self.log()
+        if self._rest is not None:
+            self._rest.keep(index)
 
     def other_blocks(self) -> int:
         """Return the number of blocks of other models, or of other layouts, in the folder."""
-        ours = _of_all_parts(self.store.about)
-        return count_others(self.store.folder.parent, lambda about: _of_all_parts(about) == ours)
-
-    def wall(self) -> int:
-        """Return the wall clock in nanoseconds."""
-        return self._clock()
+        ours = of_all_parts(self.store.about)
+        return count_others(self.store.folder.parent, lambda about: of_all_parts(about) == ours)
 
     def note_uses(self, index: Index, wall: int | None = None) -> None:
         """Persist ages and uses of the blocks of `index`, and leave all others as they are.
@@ -342,59 +274,21 @@ class DiskStorage:
         Raises:
             TransferError: the device failed; the blocks are found all the same.
         """
-        if self.read_only:
-            return
+        wall = self.wall() if wall is None else wall
         try:
-            wall = self._clock() if wall is None else wall
-            self.store.note_uses(index, wall, group=self._group)
+            if not self.store.read_only:
+                self.store.note_uses(index, wall, group=self._group)
         except TransferError:
             # Without a folder there is nothing to note, which one warning says.
-            if not self._report_loss():
+            if not self.report_loss():
                 raise
+        if self._rest is not None:
+            self._rest.note_uses(index, wall)
 
     def close(self) -> None:
         """Give the folder back. Closing twice does nothing."""
-        self.store.close()
-
-    def _report_loss(self) -> bool:
-        """Whether the folder was removed or replaced while open; the first time, log that."""
-        if not self.read_only:
-            return False
-        if not self._lost:
-            self._lost = True
-            self._log()
-        return True
-
-    def _log(self) -> None:
-        for reason in self.store.reasons():
-            _LOG.warning("%s: %s", self.store.folder, reason)
-
-
-def _depth(memory: Sequence[torch.Tensor]) -> int:
-    """Number of blocks in flight, so that small ones keep a device as busy as large ones."""
-    return min(64, max(4, _UNDER_WAY // max(one.nbytes for one in memory)))
-
-
-def meaning(
-    model: ModelShape, layout: Layout, block_tokens: int, rank: int, group: int | None = None
-) -> str:
-    """Return all that decides what the bytes mean, as JSON; equal texts are equal meanings."""
-    fields: dict[str, Any] = asdict(model)
-    names = ("layers", "kv_heads", "head_dim", "dtype", "v_head_dim", "latent", "fingerprint")
-    about = {name: fields[name] for name in (*names, "tp")}
-    if model.grouped:  # stores were named before groups counted
-        about["groups"] = [group.identity() for group in model.groups]
-    about |= {"block_tokens": block_tokens, "rank": rank, "layout": layout.digest().hex()}
-    if group is not None:
-        about["group"] = group
-    return json.dumps(about, sort_keys=True)
-
-
-def _of_all_parts(about: str) -> dict[str, Any] | str:
-    """The meaning of a store without its rank and group; the text itself if no tier wrote it."""
-    try:
-        fields = json.loads(about)
-    except ValueError:
-        return about
-    parts = {"rank"} if "group" not in fields else {"rank", "group", "layout"}
-    return {name: value for name, value in fields.items() if name not in parts}
+        try:
+            self.store.close()
+        finally:
+            if self._rest is not None:
+                self._rest.close()

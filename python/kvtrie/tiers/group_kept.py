@@ -34,9 +34,9 @@ from kvtrie import Index
 from kvtrie.model.group_pages import LAYER_DIGEST, GroupPages, layer_digests
 from kvtrie.model.shape import require_fingerprint
 from kvtrie.tiers.block_format import BlockFormat
-from kvtrie.tiers.disk import meaning
 from kvtrie.tiers.group_pools import GroupPool, GroupPools
 from kvtrie.tiers.kept import KeptPool, check_memory, open_kept_file
+from kvtrie.tiers.meaning import meaning
 from kvtrie.tiers.pages_file import PagesFile
 
 if TYPE_CHECKING:

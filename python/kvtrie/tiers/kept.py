@@ -34,7 +34,7 @@ from kvtrie.errors import ConfigError, TransferError
 from kvtrie.model.shape import require_fingerprint
 from kvtrie.settings.sizes import free_memory
 from kvtrie.tiers.block_format import BlockFormat
-from kvtrie.tiers.disk import meaning
+from kvtrie.tiers.meaning import meaning
 from kvtrie.tiers.pool import Pool
 
 if TYPE_CHECKING:

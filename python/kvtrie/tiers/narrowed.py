@@ -1,7 +1,8 @@
-"""Narrowed: blocks of memory converted to the format in which a disk keeps them, and back.
+"""Narrowed and Alike: blocks of memory on the host, in the format in which a disk keeps them.
 
 Invariant: only a format of fewer bits is taken, so that a disk never keeps more than the memory
-above it has. Cost: per block a buffer of its bytes on disk, and one conversion each way.
+above it has. Cost: nothing where formats are equal and memory is on the host; otherwise per block a
+buffer of its bytes on disk, and one copy or conversion each way.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from kvtrie.kernels import Pages
     from kvtrie.tiers.block_format import BlockFormat
 
-__all__ = ["Narrowed", "require_narrower"]
+__all__ = ["Alike", "Narrowed", "require_narrower"]
 
 _INT4_BITS = 4
 
@@ -83,6 +84,23 @@ class _Layers:
         return conversion.pages(self.block_format, self.planes, len(self.memory))
 
 
+class Alike:
+    """Blocks that a disk keeps in the format of memory."""
+
+    def buffer(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return memory of the host for the bytes of some memory."""
+        return memory if memory.device.type == "cpu" else torch.empty_like(memory, device="cpu")
+
+    def narrow(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return the bytes of some memory, on the host."""
+        return memory.cpu()
+
+    def widen(self, stored: torch.Tensor, memory: torch.Tensor) -> None:
+        """Write bytes that are in a `buffer` into its memory."""
+        if stored is not memory:
+            memory.copy_(stored)
+
+
 @dataclass(frozen=True, slots=True)
 class Narrowed:
     """The conversion between memory and a disk.
@@ -95,9 +113,9 @@ class Narrowed:
     above: BlockFormat
     own: BlockFormat
 
-    def buffer(self, layers: int) -> torch.Tensor:
-        """Return memory of the host for layers in the disk's format; padding is zero."""
-        return torch.zeros((layers, sum(self.own.planes())), dtype=torch.uint8)
+    def buffer(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return memory of the host for as many layers in the disk's format; padding is zero."""
+        return torch.zeros((len(memory), self.own.unit_bytes), dtype=torch.uint8)
 
     def narrow(self, memory: torch.Tensor) -> torch.Tensor:
         """Return layers of a block in the disk's format, on the host.
@@ -105,7 +123,7 @@ class Narrowed:
         Args:
             memory: uint8 `(layers, bytes of one layer above)`, on any device.
         """
-        made, units = self.buffer(len(memory)), np.arange(len(memory))
+        made, units = self.buffer(memory), np.arange(len(memory))
         conversion.convert(_Layers(self.above, memory), units, _Layers(self.own, made), units)
         return made
 

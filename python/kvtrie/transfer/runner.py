@@ -54,9 +54,8 @@ class Runner:
     belongs to the process that made it: in a fork every call is a `ConfigError`.
 
     Args:
-        pools: a `Pool`, a `Storage` or, where groups of layers are kept apart, a `GroupPools` or
-            `GroupDisk` per tier, in the manager's order; None for a tier whose bytes are not in
-            this process.
+        pools: a `Pool`, a `Storage` or, where groups of layers are kept apart, a `GroupPools` per
+            tier, in the manager's order; None for a tier whose bytes are not in this process.
         tiers: the manager's tiers, for their `io_budget` and their names; without them nothing is
             limited.
         workers: threads that copy between pools; on a GPU each has a separate copy stream. Each
@@ -97,11 +96,13 @@ class Runner:
         if deadline_s is not None and deadline_s <= 0:
             raise ConfigError(f"a deadline of {deadline_s} s has passed before a move starts")
         memory = [in_memory(pool) for pool in pools]
-        agree(
-            (name_of(at, tiers), pool.block_format, memory[at])
-            for at, pool in enumerate(pools)
-            if isinstance(pool, HasBlockFormat)
-        )
+        for group in range(max(map(len, map(parts_of, pools)), default=0)):
+            agree(
+                (name_of(at, tiers), part.block_format, memory[at])
+                for at, pool in enumerate(pools)
+                for part in parts_of(pool)[group : group + 1]
+                if isinstance(part, HasBlockFormat)
+            )
         on_call = workers == 0
         counts: dict[int | None, int] = {None: workers or 1}
         if not on_call:

@@ -22,7 +22,6 @@ from kvtrie.settings.argument import instance, masked
 from kvtrie.settings.sizes import free_memory, path_and_size, size
 from kvtrie.tiers import (
     DiskStorage,
-    GroupDisk,
     GroupPools,
     KeptPool,
     close_pools,
@@ -158,7 +157,7 @@ def check_written(pools: Sequence[TierBytes | None]) -> None:
         ConfigError: one of the pools is a disk that another process writes to.
     """
     for pool in pools:
-        if isinstance(pool, DiskStorage | GroupDisk) and pool.read_only:
+        if isinstance(pool, DiskStorage) and pool.read_only:
             raise ConfigError(f"the folder {pool.folder} cannot be written: {pool.refusal}")
 
 
@@ -191,12 +190,12 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
     manager = executor.manager
     stats, tokens = manager.stats().tiers, manager.block_tokens
     kept = any(isinstance(part, KeptPool) for pool in executor.pools for part in parts_of(pool))
-    disks = [pool for pool in executor.pools if isinstance(pool, DiskStorage | GroupDisk)]
+    disks = [pool for pool in executor.pools if isinstance(pool, DiskStorage)]
     lines = [
         OpenTier(
             tier.kind,
             pool.nbytes
-            if isinstance(pool, GroupPools | GroupDisk)
+            if isinstance(pool, GroupPools | DiskStorage)
             else tier.room_bytes(manager.model, tokens),
             stats[tier.kind].slots,
             found=stats[tier.kind].slots - stats[tier.kind].free,

@@ -11,7 +11,8 @@ from kvtrie import Tier
 from kvtrie._kvtrie import DiskStore
 from kvtrie.cli import main
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.tiers import GroupDisk, NotesUses
+from kvtrie.model.group_pages import GroupPages
+from kvtrie.tiers import DiskStorage, NotesUses
 
 WALL = 10**18
 ROOM = {"gpu": 60_000, "disk": 4_000_000}
@@ -27,7 +28,7 @@ def contents(world, folder):
         group = next(
             at
             for at, one in enumerate(world.pools[-1].groups)
-            if one.storage.store.folder.name == path.name
+            if one.store.folder.name == path.name
         )
         for slot, key, lo, hi, *_ in store.blocks(WALL):
             try:
@@ -70,7 +71,7 @@ def test_a_damaged_part_of_a_point_is_a_miss_of_that_point_alone(group, tmp_path
         for tokens in paths:
             world.serve(tokens, [])
         world.executor.save()
-        folder = world.pools[-1].groups[group].storage.store.folder
+        folder = world.pools[-1].groups[group].store.folder
         flip(folder, world.bytes_of(group, paths[0], 6).numpy())
     with World(groups, gpu=200_000, disk=4_000_000, folder=tmp_path) as world:
         world.executor.restore()
@@ -104,7 +105,7 @@ def test_the_disk_command_reads_the_stores_of_all_groups(tmp_path, capsys):
     with World(groups, **ROOM, folder=tmp_path) as world:
         play(world, 60)
         world.executor.save()
-        damaged = world.pools[-1].groups[1].storage.store.folder
+        damaged = world.pools[-1].groups[1].store.folder
         blocks = len(world.manager.index("disk", now=world.tick()))
     assert main(["disk", "ls", str(tmp_path)]) == 0
     listed = capsys.readouterr().out
@@ -136,19 +137,19 @@ def test_pages_that_go_to_another_group_leave_no_bytes_of_the_first(tmp_path):
     with World(MODELS["windows"], gpu=60_000, disk=1_000_000, folder=tmp_path) as world:
         play(world, 200)
         world.executor.save()
-        disk = world.pools[-1]
-        used = sum(one.storage.store.disk_bytes for one in disk.groups)
+        disk, per_page = world.pools[-1], GroupPages.of(world.model, world.tiers[-1], SIZE).per_page
+        used = sum(one.store.disk_bytes for one in disk.groups)
         assert used <= 1_000_000
         pages = [
-            {row[0] // each for row in one.storage.store.blocks(WALL)}
-            for one, each in zip(disk.groups, disk.pages.per_page, strict=True)
+            {row[0] // each for row in one.store.blocks(WALL)}
+            for one, each in zip(disk.groups, per_page, strict=True)
         ]
         assert not pages[0] & pages[1]
         # A third of the pages in the files of the other group.
-        store = disk.groups[1].storage.store
+        store = disk.groups[1].store
         blocks = store.blocks(WALL)
         for page in pages[1]:
-            first = page * disk.pages.per_page[0]
+            first = page * per_page[0]
             disk.groups[0]._take([first])
         assert store.blocks(WALL) == []
         assert blocks
@@ -171,8 +172,8 @@ def test_a_second_process_only_reads(tmp_path):
 
 def test_what_a_disk_of_groups_cannot_be_is_refused(tmp_path):
     with World(MODELS["windows"], **ROOM, folder=tmp_path) as world:
+        small = Tier("disk", bytes=50_000, path=str(tmp_path))
         with pytest.raises(ConfigError, match="a block of the first group takes"):
-            GroupDisk(world.model, Tier("disk", bytes=50_000, path=str(tmp_path)), SIZE)
-        with pytest.raises(ConfigError, match="in files at its path"):
-            GroupDisk(world.model, Tier("disk", bytes=4_000_000), SIZE)
-        assert repr(world.pools[-1]).startswith("GroupDisk(2 groups")
+            DiskStorage.of_tier(world.model, small, SIZE, apart=True)
+        with pytest.raises(ConfigError, match="needs a path"):
+            DiskStorage.of_tier(world.model, Tier("disk", bytes=4_000_000), SIZE, apart=True)

@@ -1,0 +1,117 @@
+"""GroupSlots: the slots of a group of layers on a tier, and the places of their units in memory.
+
+The groups of a model share the pages of a tier. A group cuts the pages that it has into its own
+slots, and a slot is the layers of the group one after another. A *unit* is one of these layers:
+
+```text
+memory   | page 0: group 0      | page 1: group 1      | page 2: group 0 ...
+          [slot 0][slot 1]...    [slot 1        ]
+offset of a slot = slot // slots per page · page bytes + slot % slots per page · slot bytes
+```
+
+All layers of a model that keeps no groups apart are one group, and each of its pages is a slot.
+Invariant: a tier's pages are those of the manager, which alone says whose a page is. Cost:
+arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvtrie.errors import ConfigError
+from kvtrie.model.group_pages import GroupPages
+from kvtrie.tiers.block_format import BlockFormat
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kvtrie.model.layout import Layout
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.tier import Tier
+
+__all__ = ["GroupSlots"]
+
+
+@dataclass(frozen=True)
+class GroupSlots:
+    """The slots of one group.
+
+    Attributes:
+        block_format: format of a block.
+        blocks: number of slots.
+        page: bytes of a page.
+        per_page: slots of a page.
+        group: the group's number; None if all layers of the model are one group.
+    """
+
+    block_format: BlockFormat
+    blocks: int
+    page: int
+    per_page: int = 1
+    group: int | None = None
+
+    @classmethod
+    def of(cls, model: ModelShape, blocks: int, block_tokens: int, layout: Layout | None) -> Self:
+        """Return the slots of all layers of a model.
+
+        Args:
+            model: the shape whose KV is kept; sizes are those of one rank.
+            blocks: number of slots.
+            block_tokens: tokens of a block.
+            layout: layout of a layer of a block; None is kvtrie's own.
+
+        Raises:
+            ConfigError: layers that do not all keep the same KV.
+        """
+        form = BlockFormat.of(model, layout, block_tokens)
+        return cls(form, blocks, form.layers * form.unit_bytes)
+
+    @classmethod
+    def of_tier(
+        cls, model: ModelShape, tier: Tier, block_tokens: int, *, apart: bool
+    ) -> tuple[Self, ...]:
+        """Return the slots of each group on a tier.
+
+        Args:
+            model: the shape whose KV is kept; sizes are those of one rank.
+            tier: its budget and layout.
+            block_tokens: tokens of a block.
+            apart: whether the groups of the model's layers are kept apart.
+
+        Raises:
+            ConfigError: a budget without room for a block or a page, a layout that groups cannot
+                have, layer slots of several groups.
+        """
+        if not apart:
+            return (cls.of(model, tier.room(model, block_tokens), block_tokens, tier.layout),)
+        if tier.layer_slots:
+            raise ConfigError(
+                f"tier {tier.kind!r} has layer_slots: groups of layers are kept in slots of whole "
+                "blocks"
+            )
+        pages = GroupPages.of(model, tier, block_tokens)
+        if not pages.count:
+            raise ConfigError(
+                f"tier {tier.kind!r} has {pages.bytes} bytes for blocks, a page takes {pages.page}"
+            )
+        return tuple(
+            cls(
+                BlockFormat.of_group(model, group, block_tokens, tier.layout),
+                pages.count * each,
+                pages.page,
+                each,
+                group,
+            )
+            for group, each in enumerate(pages.per_page)
+        )
+
+    @property
+    def number(self) -> int:
+        """The number of the group on its tier."""
+        return self.group or 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages, which the groups of a tier share."""
+        return self.blocks // self.per_page * self.page

@@ -1,0 +1,64 @@
+"""PageOwners: the group that has each page of a tier, where files have a part per group.
+
+Invariant: a group that takes a page over frees first what other groups have there. Cost: one call
+per other group when a page goes from group to group.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kvtrie.tiers.group_slots import GroupSlots
+
+__all__ = ["PageOwners"]
+
+_NO_GROUP = -1
+
+
+class PageOwners:
+    """The owners of the pages of a tier.
+
+    Args:
+        groups: the slots of each group.
+    """
+
+    def __init__(self, groups: Sequence[GroupSlots]) -> None:
+        self._groups = groups
+        pages = groups[0].blocks // groups[0].per_page
+        self._owner = np.full(pages, _NO_GROUP, dtype=np.int16)
+        self._lock = threading.Lock()
+        self._free: dict[int, Callable[[int, int], object]] = {}
+
+    def join(
+        self, group: int, free: Callable[[int, int], object]
+    ) -> Callable[[Iterable[int]], None]:
+        """Add the part of a group.
+
+        Args:
+            group: the group's number.
+            free: frees what it has in some slots: the first one, and the last plus 1.
+
+        Returns:
+            Takes the pages of some slots of the group, before it writes there.
+        """
+        self._free[group] = free
+        return partial(self._take, group)
+
+    def _take(self, group: int, slots: Iterable[int]) -> None:
+        each = self._groups[group].per_page
+        with self._lock:
+            for page in {slot // each for slot in slots}:
+                # A slot beyond the pages is refused by the file.
+                if page < len(self._owner) and self._owner[page] != group:
+                    for other in self._groups:
+                        if other.number != group:
+                            first = page * other.per_page
+                            self._free[other.number](first, first + other.per_page)
+                    self._owner[page] = group
