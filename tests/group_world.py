@@ -22,7 +22,7 @@ from kvtrie import (
     ResumePoints,
     Tier,
 )
-from kvtrie.tiers import DiskStorage, GroupKept, GroupPool, GroupPools, open_pools
+from kvtrie.tiers import DiskStorage, KeptPool, Pool, open_pools
 from kvtrie.transfer import Executor
 
 SIZE = 4
@@ -77,10 +77,10 @@ class World:
         self.holes = structure == "holes"
         self.filled = 0
         self.pools = open_pools(self.model, self.tiers, SIZE, resume=resume)
-        self.memory = [pool for pool in self.pools if isinstance(pool, GroupPools)]
+        self.memory = [pool for pool in self.pools if isinstance(pool, Pool)]
         for pool in self.memory:
-            if not isinstance(pool, GroupKept):
-                pool.memory.view(torch.float32).fill_(float("nan"))
+            if not isinstance(pool, KeptPool):
+                pool.planes[0].view(-1).view(torch.float32).fill_(float("nan"))
         self.now = 0
         self.found = []
         self.compared = [0] * len(self.pools)
@@ -98,7 +98,7 @@ class World:
     def __exit__(self, *_):
         self.executor.close()
         for pool in self.pools:
-            if isinstance(pool, DiskStorage | GroupKept):
+            if isinstance(pool, DiskStorage | KeptPool):
                 pool.close()
 
     def tick(self):
@@ -111,7 +111,7 @@ class World:
                 self.failed[group] += 1
                 raise OSError("a copy that fails")
             self.moved[group] += 1
-            GroupPool.copy_into(pool, units, target, target_units)
+            Pool.copy_into(pool, units, target, target_units)
 
         return copy
 

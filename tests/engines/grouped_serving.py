@@ -10,7 +10,7 @@ from kvtrie import BlockManager, Cost, ResumePoints, Tier
 from kvtrie.demo.families import VOCABULARY
 from kvtrie.engines.transformers import KvtrieCache, fingerprint, model_shape
 from kvtrie.engines.transformers.layer_trial import try_layers
-from kvtrie.tiers import GroupPools, Pool, open_pools
+from kvtrie.tiers import Pool, open_pools
 from kvtrie.transfer import Executor
 
 BLOCK = 8
@@ -51,8 +51,6 @@ def serve(
     )
     pools = open_pools(shape, tiers, BLOCK, resume=resume)
     for pool in pools:  # NaN: whatever is read without having been written shows
-        if isinstance(pool, GroupPools):
-            pool.memory.fill_(255)
         for plane in pool.planes if isinstance(pool, Pool) else ():
             plane.fill_(255)
     return Executor(manager, pools, workers=workers)

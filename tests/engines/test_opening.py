@@ -244,7 +244,7 @@ def test_a_process_that_is_killed_has_kept_all_blocks_that_it_committed(groups, 
             "host = kv.executor.manager.stats().tiers['host']\n"
             "pool, free = kv.executor.pools[1], host.slots - host.free\n"
             "blocks = sum(one.held + one.released for one in host.groups) or free\n"
-            "while sum(one.kept_blocks for one in getattr(pool, 'kept', [pool])) < blocks:\n"
+            "while pool.kept_blocks < blocks:\n"
             "    kv.executor.poll()\n"
             "print(flush=True)\n"
             "sys.stdin.read()\n"

@@ -19,7 +19,7 @@ import time
 import numpy as np
 
 from kvtrie import BlockManager, ModelShape, Tier
-from kvtrie.tiers.kept import kept_pool
+from kvtrie.tiers.kept_tier import kept_pool
 
 SHAPE = ModelShape(layers=4, kv_heads=1, head_dim=64, dtype="int8", fingerprint="kills")
 SIZE = 4

@@ -12,7 +12,8 @@ from kept import flip, memory_folder
 from kvtrie import ResumePoints, Tier
 from kvtrie.cli import main
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.tiers import GroupKept, GroupPools, NotesUses, open_pools
+from kvtrie.model.group_pages import slot_start
+from kvtrie.tiers import KeptPool, NotesUses, Pool, open_pools
 
 WALL = 10**18
 ROOM = {"gpu": 60_000, "host": 400_000}
@@ -28,7 +29,7 @@ def path():
 def contents(world):
     """The bytes of all blocks that give their digests, by group."""
     found = []
-    for pool in world.pools[1].kept:
+    for pool in world.pools[1].groups:
         found.append(set())
         for slot, key, *_ in pool.file.blocks(WALL):
             try:
@@ -42,14 +43,14 @@ def contents(world):
 
 
 def taken_over(world):
-    assert isinstance(world.pools[1], GroupKept)
+    assert isinstance(world.pools[1], KeptPool)
     return contents(world)
 
 
 @pytest.mark.parametrize("groups", MODELS.values(), ids=MODELS)
 def test_a_restart_finds_what_was_sealed_and_each_byte_is_right(groups, path):
     with World(groups, **ROOM, keep=str(path)) as world:
-        assert isinstance(world.pools[1], GroupKept)
+        assert isinstance(world.pools[1], KeptPool)
         assert isinstance(world.pools[1], NotesUses)
         sessions = play(world, 80)
         world.executor.save()
@@ -75,8 +76,7 @@ def test_a_damaged_part_of_a_point_is_a_miss_of_that_point_alone(group, path):
         wanted = world.bytes_of(group, paths[0], 6).numpy().tobytes()
         slots = [row[0] for row in pool.file.blocks(WALL)]
         (slot,) = [slot for slot in slots if pool.block(slot).numpy().tobytes() == wanted]
-        page, place = divmod(slot, pool._per_page)
-        at = page * pool._page + place * pool._slot
+        at = slot_start(slot, pool.slots.page, pool.layers * pool.unit_bytes)
     flip(path.with_name("kv-pages"), at + 5)
     with World(groups, gpu=200_000, host=400_000, keep=str(path)) as world:
         world.executor.restore()
@@ -93,12 +93,14 @@ def test_a_page_that_goes_to_another_group_empties_its_entries(path):
     with World(MODELS["windows"], **ROOM, keep=str(path)) as world:
         world.serve(prompt(1, 6), [])
         world.executor.save()
-        full, windows = world.pools[1].kept
-        pages = {row[0] // full._per_page for row in full.file.blocks(WALL)}
+        full, windows = world.pools[1].groups
+        pages = {row[0] // full.slots.per_page for row in full.file.blocks(WALL)}
         assert pages
-        assert not pages & {row[0] // windows._per_page for row in windows.file.blocks(WALL)}
+        assert not pages & {row[0] // windows.slots.per_page for row in windows.file.blocks(WALL)}
         windows.begin(
-            np.array([page * windows._per_page for page in pages]), [bytes(32)] * len(pages), (0, 3)
+            np.array([page * windows.slots.per_page for page in pages]),
+            [bytes(32)] * len(pages),
+            (0, 3),
         )
         assert full.file.blocks(WALL) == []
         assert len(windows.file.blocks(WALL)) == 3  # two of the end, one of the border before
@@ -121,7 +123,7 @@ def test_what_cannot_be_taken_over_is_refused_or_made_again(path):
         world.executor.save()
         model, tiers = world.model, world.tiers
         other = open_pools(model, tiers, SIZE, resume=ResumePoints())
-        assert type(other[1]) is GroupPools, "another process has the files"
+        assert type(other[1]) is Pool, "another process has the files"
     narrow = replace(model, groups=(groups[0], replace(groups[1], window=6)))
     with pytest.raises(ConfigError, match="keep_replace=True"):
         open_pools(narrow, tiers, SIZE, resume=ResumePoints())
@@ -182,11 +184,11 @@ def test_the_disk_command_proves_the_pages_of_all_groups(path, capsys):
     with World(MODELS["windows"], **ROOM, keep=str(path)) as world:
         world.serve(prompt(1, 6), [])
         world.executor.save()
-        blocks = [len(pool.file.blocks(WALL)) for pool in world.pools[1].kept]
-        slots = [pool.file.blocks(WALL)[0][0] for pool in world.pools[1].kept]
+        blocks = [len(pool.file.blocks(WALL)) for pool in world.pools[1].groups]
+        slots = [pool.file.blocks(WALL)[0][0] for pool in world.pools[1].groups]
         starts = [
-            pool.block(slot).data_ptr() - world.pools[1].memory.data_ptr()
-            for pool, slot in zip(world.pools[1].kept, slots, strict=True)
+            pool.block(slot).data_ptr() - world.pools[1].planes[0].data_ptr()
+            for pool, slot in zip(world.pools[1].groups, slots, strict=True)
         ]
         pages = path.with_name("kv-pages")
         flip(pages, starts[0])

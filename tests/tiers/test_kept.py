@@ -21,7 +21,7 @@ from kept import ENTRY, HEADER, MEMORY, flip, kept_serving, memory_folder
 from kvtrie import BlockManager, Layout, Tier
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import KeptPool, Recalled, open_pools
-from kvtrie.tiers.kept import kept_pool
+from kvtrie.tiers.kept_tier import kept_pool
 from kvtrie.transfer import Executor
 
 PROMPTS = [prompt(seed, 2) for seed in range(6)]

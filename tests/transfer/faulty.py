@@ -16,8 +16,8 @@ from keeping import Damage
 
 from kvtrie import ModelShape, Tier
 from kvtrie.errors import TransferError
-from kvtrie.tiers import DiskStorage, Pool
-from kvtrie.tiers.kept import KeptPool, kept_pool
+from kvtrie.tiers import DiskStorage, KeptPool, Pool
+from kvtrie.tiers.kept_tier import kept_pool
 
 SHAPE = ModelShape(layers=4, kv_heads=1, head_dim=2, fingerprint="faulty")
 SIZE = 4
@@ -100,7 +100,7 @@ class FaultyKept(FailingCopies, KeptPool):
     def open(cls, faults, path, blocks, clock):
         """Open the file, or make it."""
         tier = Tier("host", blocks, keep=str(path))
-        with mock.patch("kvtrie.tiers.kept.KeptPool", cls):
+        with mock.patch("kvtrie.tiers.kept_tier.KeptPool", cls):
             pool = kept_pool(SHAPE, tier, SIZE, clock=clock)
         pool.faults = faults
         return pool

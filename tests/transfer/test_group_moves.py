@@ -43,7 +43,7 @@ def test_slots_of_two_groups_never_share_bytes():
     model = ModelShape(8, 2, 8, groups=MODELS["four groups"])
     (pools,) = open_pools(model, [tier], SIZE, resume=resume)
     for pool in pools.groups:
-        pools.memory.zero_()
+        pools.planes[0].zero_()
         for slot in range(pool.blocks):
             assert not pool.block(slot).any()
             pool.block(slot).fill_(1)

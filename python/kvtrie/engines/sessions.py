@@ -17,7 +17,7 @@ import torch
 
 from kvtrie import Release
 from kvtrie.errors import ConfigError
-from kvtrie.tiers import Pool
+from kvtrie.tiers import Pool, sole_pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,9 +87,7 @@ class Sessions:
     """
 
     def __init__(self, executor: Executor, *, scope: Scope | None = None) -> None:
-        pool = executor.pools[0]
-        if not isinstance(pool, Pool):
-            raise ConfigError("the first tier has no memory to put K and V in")
+        pool = sole_pool(executor.pools[0], "to put K and V in")
         self._executor = executor
         self._manager = executor.manager
         self._pool = pool

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from kvtrie.errors import ClosedError, ConfigError
-from kvtrie.tiers import Pool
+from kvtrie.errors import ClosedError
+from kvtrie.tiers import sole_pool
 
 if TYPE_CHECKING:
     from kvtrie import Lease
@@ -150,9 +150,7 @@ class Leased:
     """
 
     def __init__(self, executor: Executor, lease: Lease) -> None:
-        pool = executor.pools[0]
-        if not isinstance(pool, Pool):
-            raise ConfigError("the first tier has no memory for a fused cache")
+        pool = sole_pool(executor.pools[0], "for a fused cache")
         self.layers = pool.layers
         self.lease: Lease | None = lease
         self._executor = executor

@@ -34,7 +34,7 @@ from kvtrie.fuse.prefill import compute
 from kvtrie.fuse.select import way
 from kvtrie.fuse.store import CacheStore
 from kvtrie.settings.argument import few, instance, real, shown, whole
-from kvtrie.tiers import Pool
+from kvtrie.tiers import sole_pool
 from kvtrie.transfer.layerwise import LayerwiseEngine
 
 if TYPE_CHECKING:
@@ -344,9 +344,7 @@ class Fusor:
                 f"the store keeps KV of {theirs!r}, this model is {mine!r}: other weights, "
                 "adapters or RoPE settings make other KV; use a separate store"
             )
-        pool = executor.pools[0]
-        if not isinstance(pool, Pool):
-            raise ConfigError("the first tier has no memory that a model could compute in")
+        pool = sole_pool(executor.pools[0], "that a model could compute in")
         LayerwiseEngine.of(executor)  # refuses settings that fusion cannot follow
         heads, *dims = self.decoder.widths
         here = (self.decoder.layers, heads, *dims, self.decoder.dtype, self.decoder.device.type)

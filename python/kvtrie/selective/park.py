@@ -26,13 +26,14 @@ import torch
 
 from kvtrie import Scope
 from kvtrie.errors import ClosedError, ConfigError
-from kvtrie.tiers import HasBlockFormat, Pool
+from kvtrie.tiers import HasBlockFormat, sole_pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvtrie import Lease
     from kvtrie.selective.buffered import KVCacheWithBuffers
+    from kvtrie.tiers import Pool
     from kvtrie.transfer import Executor
 
 __all__ = ["Blocks", "park_blocks"]
@@ -213,7 +214,4 @@ def _bytes_of(executor: Executor, lease: Lease) -> torch.Tensor:
 
 
 def _pool(executor: Executor) -> Pool:
-    pool = executor.pools[0]
-    if not isinstance(pool, Pool):
-        raise ConfigError("the first tier has no memory that bytes could be written to")
-    return pool
+    return sole_pool(executor.pools[0], "that bytes could be written to")

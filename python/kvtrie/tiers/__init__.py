@@ -1,9 +1,9 @@
 """Memory and storage of tiers: one object per tier of a manager, in the manager's order.
 
 ```text
-gpu, host, kept --> pool --> conversion --> block_format      addressable memory
-disk, remote        storages: `read` and `write` of layers
-group_pools, group_kept --> pool, kept      models of several groups of layers
+gpu, host, kept_tier --> kept --> pool --> conversion --> block_format      addressable memory
+disk --> block_files, remote        storages: `read` and `write` of layers
+group_slots, page_owners            slots of one group of layers, in pages that all groups share
 keyed_disk, keyed_kept --> key_label, key_order      blocks by the key of an engine
 narrowed, native_parts, engine_pool --> conversion      tiers in fewer bits
 agreement: all tiers of a manager have one form
@@ -18,18 +18,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 
-import torch
-
 from kvtrie.errors import ConfigError
 from kvtrie.model.group_pages import GroupPages
-from kvtrie.tiers.agreement import MEMORY, check_group_formats, check_together, memory_above
+from kvtrie.tiers.agreement import check_formats, check_groups, check_together
 from kvtrie.tiers.block_format import BlockFormat, HasBlockFormat
 from kvtrie.tiers.conversion import agree
 from kvtrie.tiers.disk import DiskStorage
 from kvtrie.tiers.engine_pool import EnginePool
 from kvtrie.tiers.gpu import default_device, gpu_pool
-from kvtrie.tiers.group_kept import GroupKept, group_kept
-from kvtrie.tiers.group_pools import GroupPool, GroupPools
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.kept import KeptPool
 from kvtrie.tiers.opened import close_pools, open_each
@@ -38,6 +34,8 @@ from kvtrie.tiers.remote.storage import RemoteStorage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
     from kvtrie import Index
     from kvtrie.model.shape import ModelShape
@@ -49,9 +47,6 @@ __all__ = [
     "BlockFormat",
     "DiskStorage",
     "EnginePool",
-    "GroupKept",
-    "GroupPool",
-    "GroupPools",
     "HasBlockFormat",
     "KeptPool",
     "LogsFailures",
@@ -69,6 +64,7 @@ __all__ = [
     "in_memory",
     "open_pools",
     "parts_of",
+    "sole_pool",
 ]
 
 
@@ -119,8 +115,8 @@ class LogsFailures(Protocol):
         ...
 
 
-TierBytes: TypeAlias = Pool | GroupPools | Storage
-"""The bytes of a tier: memory or storage, of all layers or by groups."""
+TierBytes: TypeAlias = Pool | Storage
+"""The bytes of a tier: memory or storage. `parts_of` has the part of each group of layers."""
 
 
 def parts_of(tier: TierBytes | None) -> tuple[Pool | Storage, ...]:
@@ -132,6 +128,23 @@ def parts_of(tier: TierBytes | None) -> tuple[Pool | Storage, ...]:
 def in_memory(tier: TierBytes | None) -> bool:
     """Whether the bytes of a tier are addressable memory, of a device or the host."""
     return any(isinstance(part, Pool) for part in parts_of(tier))
+
+
+def sole_pool(tier: TierBytes | None, use: str) -> Pool:
+    """Return the memory of a first tier whose layers are one group.
+
+    Args:
+        tier: the tier.
+        use: what the memory is wanted for, as "to load into".
+
+    Raises:
+        ConfigError: no memory, or groups of layers that are kept apart.
+    """
+    pool, *others = parts_of(tier)
+    if not isinstance(pool, Pool) or others:
+        apart = f": its {len(others) + 1} groups of layers are kept apart" if others else ""
+        raise ConfigError(f"the first tier has no memory {use}{apart}")
+    return pool
 
 
 @runtime_checkable
@@ -228,69 +241,30 @@ def open_pools(
             "keep is for a host tier below the first one, whose blocks moves bring: the first tier "
             "is written by the engine"
         )
-    if resume is not None:
-        return _open_groups(model, tiers, block_tokens, ranks=ranks, staging=staging)
-    mine = [
-        (at, tier, BlockFormat.of(model, tier.layout, block_tokens))
-        for at, tier in enumerate(tiers)
-        if tier.owner == "kvtrie" and (tier.kind in ("gpu", "host") or tier.path is not None)
-    ]
-    first = [
-        ("the model", BlockFormat.first(model, fmt.layout, block_tokens), False)
-        for at, _, fmt in mine
-        if at == 0
-    ]
-    named = [(f"tier {at} ({tier.kind})", fmt, tier.kind in MEMORY) for at, tier, fmt in mine]
-    agree(row for row in named if row[2])
-    above = memory_above(mine)
-    named = [
-        (name, above.get(at, fmt), memory)
-        for (at, _, _), (name, fmt, memory) in zip(mine, named, strict=True)
-    ]
-    agree([*first, *((name, fmt, False) for name, fmt, _ in named[: len(first)])])
-    agree(named)
-    check_together(tiers, lambda tier: tier.room_bytes(model, block_tokens))
+    apart = resume is not None
+    above: dict[int, BlockFormat] = {}
+    if apart:
+        check_groups(tiers, ranks=ranks, staging=staging)
+        check_together(tiers, lambda tier: GroupPages.of(model, tier, block_tokens).bytes)
+    else:
+        above = check_formats(model, tiers, block_tokens)
+        check_together(tiers, lambda tier: tier.room_bytes(model, block_tokens))
 
-    def open_tier(at: int, tier: Tier) -> Pool | Storage | None:
-        if tier.owner == "kvtrie" and tier.kind == "disk" and tier.path is not None:
-            return DiskStorage.of_tier(
-                model, tier, block_tokens, above=above.get(at), rank=rank, ranks=ranks
-            )
-        if tier.owner == "kvtrie" and tier.kind == "remote" and tier.path is not None:
-            return RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
-        if tier.owner != "kvtrie" or tier.kind in ("disk", "remote"):
-            return None
-        if tier.kind == "gpu":
-            return gpu_pool(model, tier, block_tokens)
-        if tier.kind == "host":
-            return host_pool(model, tier, block_tokens, spare=staging, rank=rank, ranks=ranks)
-        raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
-
-    return open_each(tiers, open_tier)
-
-
-def _open_groups(
-    model: ModelShape, tiers: Sequence[Tier], block_tokens: int, *, ranks: int, staging: int
-) -> tuple[TierBytes | None, ...]:
-    mine = [tier for tier in tiers if tier.owner == "kvtrie"]
-    remote = [tier.kind for tier in mine if tier.kind not in (*MEMORY, "disk")]
-    if remote or ranks > 1 or staging:
-        raise ConfigError(
-            f"tiers {', '.join(tier.kind for tier in tiers)}, {ranks} ranks, {staging} blocks of "
-            "staging: groups of layers are kept apart in gpu and host memory and on disk, of one "
-            "rank, without staging"
-        )
-    check_group_formats(tiers)
-    gpu, pinned = default_device(), torch.cuda.is_available()
-    check_together(tiers, lambda tier: GroupPages.of(model, tier, block_tokens).bytes)
-
-    def open_tier(_: int, tier: Tier) -> TierBytes | None:
-        if tier.owner != "kvtrie" or (tier.kind == "disk" and tier.path is None):
+    def open_tier(at: int, tier: Tier) -> TierBytes | None:
+        if tier.owner != "kvtrie" or (tier.kind in ("disk", "remote") and tier.path is None):
             return None
         if tier.kind == "disk":
-            return DiskStorage.of_tier(model, tier, block_tokens, apart=True)
-        device, host = gpu if tier.kind == "gpu" else "cpu", tier.kind == "host"
-        kept = None if tier.keep is None else group_kept(model, tier, block_tokens)
-        return kept or GroupPools(model, tier, block_tokens, device=device, pinned=pinned and host)
+            return DiskStorage.of_tier(
+                model, tier, block_tokens, above=above.get(at), rank=rank, ranks=ranks, apart=apart
+            )
+        if tier.kind == "remote":
+            return RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
+        if tier.kind == "gpu":
+            return gpu_pool(model, tier, block_tokens, apart=apart)
+        if tier.kind == "host":
+            return host_pool(
+                model, tier, block_tokens, spare=staging, rank=rank, ranks=ranks, apart=apart
+            )
+        raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
 
     return open_each(tiers, open_tier)

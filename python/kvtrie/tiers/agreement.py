@@ -12,20 +12,21 @@ import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.settings.sizes import check_exists
+from kvtrie.tiers.allocation import all_of_device
+from kvtrie.tiers.block_format import BlockFormat
+from kvtrie.tiers.conversion import agree
 from kvtrie.tiers.gpu import default_device
 from kvtrie.tiers.narrowed import require_narrower
-from kvtrie.tiers.pool import all_of_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvtrie.model.shape import ModelShape
     from kvtrie.settings.tier import Tier
-    from kvtrie.tiers.block_format import BlockFormat
 
-__all__ = ["MEMORY", "check_group_formats", "check_together", "memory_above"]
+__all__ = ["check_formats", "check_groups", "check_together"]
 
-MEMORY = ("gpu", "host")
-"""Kinds of tiers that are memory."""
+_MEMORY = ("gpu", "host")
 
 
 def check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
@@ -34,7 +35,7 @@ def check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
     Raises:
         ConfigError: they are.
     """
-    kinds = MEMORY if default_device().type == "cpu" else ("host",)
+    kinds = _MEMORY if default_device().type == "cpu" else ("host",)
     rooms = {
         tier.kind: room(tier) for tier in tiers if tier.owner == "kvtrie" and tier.kind in kinds
     }
@@ -45,7 +46,41 @@ def check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
         )
 
 
-def memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, BlockFormat]:
+def check_formats(
+    model: ModelShape, tiers: Sequence[Tier], block_tokens: int
+) -> dict[int, BlockFormat]:
+    """Refuse tiers that cannot exchange KV, each from the first one down.
+
+    Returns:
+        The format of the memory above each disk that has another format, by tier.
+
+    Raises:
+        ConfigError: layouts that differ, a format that KV cannot be converted to, a disk in a
+            format that is not narrower than that of the memory above it.
+    """
+    mine = [
+        (at, tier, BlockFormat.of(model, tier.layout, block_tokens))
+        for at, tier in enumerate(tiers)
+        if tier.owner == "kvtrie" and (tier.kind in ("gpu", "host") or tier.path is not None)
+    ]
+    first = [
+        ("the model", BlockFormat.first(model, fmt.layout, block_tokens), False)
+        for at, _, fmt in mine
+        if at == 0
+    ]
+    named = [(f"tier {at} ({tier.kind})", fmt, tier.kind in _MEMORY) for at, tier, fmt in mine]
+    agree(row for row in named if row[2])
+    above = _memory_above(mine)
+    named = [
+        (name, above.get(at, fmt), memory)
+        for (at, _, _), (name, fmt, memory) in zip(mine, named, strict=True)
+    ]
+    agree([*first, *((name, fmt, False) for name, fmt, _ in named[: len(first)])])
+    agree(named)
+    return above
+
+
+def _memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, BlockFormat]:
     """Return the format of the memory above each disk that has another format, by tier.
 
     Raises:
@@ -55,7 +90,7 @@ def memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, Bl
     memory: tuple[str, BlockFormat] | None = None
     for at, tier, own in tiers:
         name = f"tier {at} ({tier.kind})"
-        if tier.kind in MEMORY:
+        if tier.kind in _MEMORY:
             memory = name, own
         elif tier.kind == "disk" and memory is not None and memory[1] != own:
             require_narrower(*memory, name, own)
@@ -63,13 +98,20 @@ def memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, Bl
     return found
 
 
-def check_group_formats(tiers: Sequence[Tier]) -> None:
-    """Refuse formats that tiers of groups of layers cannot have.
+def check_groups(tiers: Sequence[Tier], *, ranks: int, staging: int) -> None:
+    """Refuse tiers, formats and settings that groups of layers that are kept apart cannot have.
 
     Raises:
-        ConfigError: a first tier that is not native, or a disk in another format than the tier
-            above it.
+        ConfigError: a remote tier, several ranks, staging, a first tier that is not native, or a
+            disk in another format than the tier above it.
     """
+    remote = [tier for tier in tiers if tier.owner == "kvtrie" and tier.kind == "remote"]
+    if remote or ranks > 1 or staging:
+        raise ConfigError(
+            f"tiers {', '.join(tier.kind for tier in tiers)}, {ranks} ranks, {staging} blocks of "
+            "staging: groups of layers are kept apart in gpu and host memory and on disk, of one "
+            "rank, without staging"
+        )
     above = tiers[0]
     for at, tier in enumerate(tiers):
         odd = tier.layout if at == 0 else tier.kind == "disk" and tier.layout != above.layout

@@ -10,6 +10,7 @@ way per piece; in addition to the pools at most `PIECE_BYTES` of rows, and as ma
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,12 +26,13 @@ from kvtrie.tiers.block_format import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from typing import Self
 
     from numpy.typing import NDArray
 
     from kvtrie.tiers.block_format import BlockFormat
 
-__all__ = ["PIECE_BYTES", "agree", "check", "convert", "pages"]
+__all__ = ["PIECE_BYTES", "Dense", "agree", "check", "convert", "pages"]
 
 PIECE_BYTES = 8 << 20
 """Rows that are under way at once."""
@@ -58,6 +60,46 @@ class Units(Protocol):
     def pages(self) -> Pages:
         """All units as blocks of one layer."""
         ...
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Units one after another, outside a pool.
+
+    Attributes:
+        block_format: format of a unit.
+        planes: the bytes, uint8 `(units, bytes per unit)`: K's and V's, or both.
+    """
+
+    block_format: BlockFormat
+    planes: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def zeros(cls, fmt: BlockFormat, units: int, device: torch.device) -> Self:
+        """Return units of zeros."""
+        return cls(
+            fmt,
+            tuple(
+                torch.zeros((units, size), dtype=torch.uint8, device=device)
+                for size in fmt.planes()
+            ),
+        )
+
+    def fill(self, rows: torch.Tensor) -> None:
+        """Take the bytes of units, uint8 `(units, bytes per unit)`."""
+        sizes = [plane.shape[1] for plane in self.planes]
+        for plane, part in zip(self.planes, rows.split(sizes, dim=1), strict=True):
+            plane.copy_(part)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the memory."""
+        return self.planes[0].device
+
+    @cached_property
+    def pages(self) -> Pages:
+        """All units as blocks of one layer."""
+        return pages(self.block_format, self.planes, len(self.planes[0]))
 
 
 def pages(fmt: BlockFormat, memory: Sequence[torch.Tensor], units: int) -> Pages:

@@ -23,7 +23,7 @@ import torch
 from kvtrie.errors import ConfigError
 from kvtrie.kernels import copy_rows
 from kvtrie.model.layout import Layout
-from kvtrie.tiers.block_format import FORMAT, BlockFormat
+from kvtrie.tiers.block_format import FORMAT
 from kvtrie.tiers.conversion import PIECE_BYTES
 from kvtrie.tiers.pool import Pool
 
@@ -73,10 +73,9 @@ class EnginePool(Pool):
         rooms = sorted({len(part) for parts in self._parts for part in parts})
         if len(rooms) != 1 or not rooms[0]:
             raise ConfigError(f"tensors of {rooms} blocks: one number above 0 wanted for all")
-        self.block_format = BlockFormat.of(
-            model, Layout(dtype=model.dtype, latent=model.latent, opaque=opaque), block_tokens
-        )
-        wanted, devices = sum(self.block_format.planes()), set[torch.device]()
+        layout = Layout(dtype=model.dtype, latent=model.latent, opaque=opaque)
+        super().__init__(model, rooms[0], block_tokens, layout=layout)
+        wanted, devices = self.unit_bytes, set[torch.device]()
         for layer, parts in enumerate(self._parts):
             found = sum(_row_bytes(part) for part in parts)
             if found != wanted:
@@ -90,21 +89,10 @@ class EnginePool(Pool):
         self._rows = [[_as_rows(part) for part in parts] for parts in self._parts]
         self._model = model
         self._device = devices.pop()
-        self._bytes = wanted
-        self.layout = self.block_format.layout
-        self.layers = model.layers
-        self.blocks = rooms[0]
-        self.block_tokens = block_tokens
-        self.layer_slots = False
-        self.spare = 0
-        self._planes = ()
-        self._place = None
-        self._free = []
 
-    @property
-    def unit_bytes(self) -> int:
-        """Bytes of one layer of a block."""
-        return self._bytes
+    def _take(self, *_: object, **__: object) -> tuple[torch.Tensor, ...]:
+        """No memory: the engine's tensors are it."""
+        return ()
 
     @property
     def device(self) -> torch.device:

@@ -19,7 +19,12 @@ __all__ = ["default_device", "gpu_pool"]
 
 
 def gpu_pool(
-    model: ModelShape, tier: Tier, block_tokens: int, *, device: torch.device | str | None = None
+    model: ModelShape,
+    tier: Tier,
+    block_tokens: int,
+    *,
+    device: torch.device | str | None = None,
+    apart: bool = False,
 ) -> Pool:
     """Allocate the memory of a `gpu` tier.
 
@@ -28,9 +33,10 @@ def gpu_pool(
         tier: its budget, layout and form of slots.
         block_tokens: tokens per block.
         device: where to allocate; the current CUDA device, or the CPU where there is none.
+        apart: whether the groups of the model's layers are kept apart.
     """
     where = default_device() if device is None else device
-    return Pool.of_tier(model, tier, block_tokens, device=where, pinned=False)
+    return Pool.of_tier(model, tier, block_tokens, device=where, pinned=False, apart=apart)
 
 
 def default_device() -> torch.device:

@@ -16,21 +16,32 @@ arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from kvtrie.errors import ConfigError
+from kvtrie.model.group_layout import STATE
 from kvtrie.model.group_pages import GroupPages
+from kvtrie.model.layout import DTYPE_BYTES, Layout
+from kvtrie.tiers import conversion
 from kvtrie.tiers.block_format import BlockFormat
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kvtrie.model.layout import Layout
+    import torch
+    from numpy.typing import NDArray
+
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.tier import Tier
 
 __all__ = ["GroupSlots"]
+
+_Units = TypeVar("_Units", int, "NDArray[np.int64]", "torch.Tensor")
 
 
 @dataclass(frozen=True)
@@ -115,3 +126,53 @@ class GroupSlots:
     def nbytes(self) -> int:
         """Bytes of all pages, which the groups of a tier share."""
         return self.blocks // self.per_page * self.page
+
+    @cached_property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit."""
+        return self.block_format.unit_bytes
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether all units are one after another: no page has a rest after its last one."""
+        return self.page == self.per_page * self.block_format.layers * self.unit_bytes
+
+    @cached_property
+    def wide(self) -> int:
+        """Bytes of the widest rows of memory at which every unit starts."""
+        return math.gcd(self.page, self.unit_bytes)
+
+    def starts(self, units: _Units, wide: int) -> _Units:
+        """Return the first row of units in memory of rows of `wide` bytes."""
+        layers = self.block_format.layers
+        slots = units // layers
+        inside = slots % self.per_page * layers + units % layers
+        return slots // self.per_page * (self.page // wide) + inside * (self.unit_bytes // wide)
+
+    def rows(self, units: NDArray[np.int64], wide: int) -> NDArray[np.int64]:
+        """Return all rows of units, int64 `(n,)`, in memory of rows of `wide` bytes."""
+        each = np.arange(self.unit_bytes // wide)
+        return (self.starts(units, wide)[:, None] + each).reshape(-1)
+
+    def check_memory(self, model: ModelShape) -> None:
+        """Raise unless memory can keep KV of a model in these slots.
+
+        Raises:
+            ConfigError: an order of axes other than kvtrie's own, a format that KV of the model
+                cannot be converted to, slots at places where their numbers cannot be.
+        """
+        fmt, layout = self.block_format, self.block_format.layout
+        if layout.order != Layout().order or layout.strides is not None:
+            raise ConfigError(f"pools keep the order {Layout().order}, not {layout.order}")
+        if layout.opaque == STATE:
+            return
+        dtype = model.dtype if self.group is None else model.form(self.group)[-1]
+        plain = replace(layout, dtype=dtype, scales="none")
+        if layout != plain:
+            conversion.check(replace(fmt, layout=plain), fmt)
+        elif self.wide % (width := DTYPE_BYTES[dtype]) and not layout.opaque:
+            raise ConfigError(
+                f"slots of {self.page // self.per_page} bytes of group {self.group} in pages of "
+                f"{self.page} bytes do not start at multiples of {width} bytes, the size of a "
+                f"{dtype}"
+            )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvtrie.tiers.kept import kept_pool
+from kvtrie.tiers.kept_tier import kept_pool
 from kvtrie.tiers.pool import Pool
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def host_pool(
     spare: int = 0,
     rank: int = 0,
     ranks: int = 1,
+    apart: bool = False,
 ) -> Pool:
     """Allocate the memory of a `host` tier, or take over that of an earlier process.
 
@@ -39,6 +40,7 @@ def host_pool(
         spare: blocks of memory beyond the budget.
         rank: the tensor-parallel rank whose part of the KV this is.
         ranks: how many there are; each keeps a separate file.
+        apart: whether the groups of the model's layers are kept apart.
 
     Raises:
         ConfigError: a file at `keep` that cannot be used.
@@ -47,8 +49,17 @@ def host_pool(
     pinned = torch.cuda.is_available()
     if tier.keep is not None:
         kept = kept_pool(
-            model, tier, block_tokens, rank=rank, ranks=ranks, pinned=pinned, spare=spare
+            model,
+            tier,
+            block_tokens,
+            rank=rank,
+            ranks=ranks,
+            pinned=pinned,
+            spare=spare,
+            apart=apart,
         )
         if kept is not None:
             return kept
-    return Pool.of_tier(model, tier, block_tokens, device="cpu", pinned=pinned, spare=spare)
+    return Pool.of_tier(
+        model, tier, block_tokens, device="cpu", pinned=pinned, spare=spare, apart=apart
+    )

@@ -6,62 +6,63 @@ checksum and seals the entry. A block of an earlier process is proved before its
 Invariant: a block is found again only if it was sealed, and used only if its bytes give the
 checksum; one process has the lock, and only that process writes. A slot is the manager's number; a
 *place* is a block of memory, which another slot may adopt.
+Where the groups of a model's layers are kept apart, the pages of all groups are one file,
+`PATH-pages`, and each group has a table of its slots, `PATH-groupN`: a kept file whose pool holds
+digests of the slots' layers instead of their bytes. A group that takes a page over empties the
+entries that other groups have there before its first byte is copied:
+
+```text
+PATH-pages    | page 0: group 0      | page 1: group 1 | page 2: group 0  ...
+PATH-group0   [ entries 0 to 4      ]  5 to 9: empty    [ entries 10 to 14 ]
+PATH-group1     0: empty             [ entry 1         ]  2: empty
+```
+
+A resume point whose parts are not all found is no point again.
 Cost: a few microseconds per block and copy under one lock; a hash over the bytes per block that is
-stored, after its move has been reported, and one on the first use of a block of an earlier process.
+stored, after its move has been reported, and one on the first use of a block of an earlier process;
+with groups a BLAKE2b per layer.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import mmap
 import os
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
-from kvtrie._kvtrie import KeptFile
-from kvtrie.errors import ConfigError, TransferError
-from kvtrie.model.shape import require_fingerprint
-from kvtrie.settings.sizes import free_memory
-from kvtrie.tiers.block_format import BlockFormat
-from kvtrie.tiers.meaning import meaning
+from kvtrie import Index
+from kvtrie.errors import TransferError
+from kvtrie.model.group_pages import LAYER_DIGEST, layer_digests
+from kvtrie.tiers.kept_file import mapped
 from kvtrie.tiers.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Self
 
+    import torch
     from numpy.typing import NDArray
 
-    from kvtrie import Index
+    from kvtrie._kvtrie import KeptFile
     from kvtrie.model.layout import Layout
     from kvtrie.model.shape import ModelShape
-    from kvtrie.settings.tier import Tier
+    from kvtrie.tiers.group_slots import GroupSlots
+    from kvtrie.tiers.page_owners import PageOwners
+    from kvtrie.tiers.pages_file import PagesFile
 
-__all__ = [
-    "KeptPool",
-    "advise",
-    "check_memory",
-    "kept_pool",
-    "open_kept_file",
-    "open_kept_memory",
-]
+__all__ = ["KeptPool"]
 
 _LOG = logging.getLogger(__name__)
 _NO_KEY = bytes(32)
-_PATIENCE_S = 10.0  # that the system takes at most to free the memory of a killed process
-_PAUSE_S = 0.02
 _AT_ONCE = 16
-_POPULATE_WRITE = 23  # of Linux, from 5.14 on
 
 _open: weakref.WeakSet[KeptPool] = weakref.WeakSet()
 
@@ -89,6 +90,10 @@ class KeptPool(Pool):
         pinned: whether to register the memory with CUDA.
         spare: blocks of memory beyond those of the slots.
         clock: the wall clock in nanoseconds; ages grow by it between two processes.
+        slots: as of `Pool`.
+        pages: the pages that the group shares with others; None has memory and table in one file.
+        owners: the owners of those pages.
+        rest: as of `Pool`.
 
     Attributes:
         file: the table.
@@ -106,6 +111,10 @@ class KeptPool(Pool):
         pinned: bool = False,
         spare: int = 0,
         clock: Callable[[], int] = time.time_ns,
+        slots: GroupSlots | None = None,
+        pages: PagesFile | None = None,
+        owners: PageOwners | None = None,
+        rest: Self | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -115,16 +124,21 @@ class KeptPool(Pool):
             pinned=pinned,
             spare=spare,
             memory=memory,
+            slots=slots,
+            rest=rest,
         )
-        self._keep_in(file, clock)
-
-    def _keep_in(self, file: KeptFile, clock: Callable[[], int]) -> None:
-        """Note the slots in a table from now on."""
         self.file = file
         self._clock = clock
         self._unsealed: deque[_Unsealed] = deque()
         self._sealing = threading.Lock()
         self._lock = file.descriptors[1]
+        self._pages = pages
+        self._take_pages = None if owners is None else owners.join(self.slots.number, self._empty)
+        self._digests: NDArray[np.uint8] | None = None
+        if pages is not None:
+            size = file.slots * self.layers * LAYER_DIGEST
+            table = np.frombuffer(mapped(file), np.uint8)[:size]
+            self._digests = table.reshape(file.slots, self.layers, LAYER_DIGEST)
         _open.add(self)
 
     @property
@@ -134,8 +148,8 @@ class KeptPool(Pool):
 
     @property
     def kept_blocks(self) -> int:
-        """Blocks that the next process would find; 0 once it is closed."""
-        return self.file.sealed if self in _open else 0
+        """Blocks that the next process would find, of all groups; 0 once it is closed."""
+        return sum(part.file.sealed for part in self.groups) if self in _open else 0
 
     @property
     def lost_blocks(self) -> Mapping[str, int]:
@@ -144,7 +158,10 @@ class KeptPool(Pool):
         `torn`: not sealed when the process died; `entry`, `key`, `checksum`: damaged; `record`: too
         long for an entry.
         """
-        return self.file.lost if self in _open else {}
+        lost = Counter[str]()
+        for part in self.groups if self in _open else ():
+            lost.update(part.file.lost)
+        return lost
 
     def begin(
         self, slots: NDArray[np.integer], keys: Sequence[bytes], layers: tuple[int, int]
@@ -157,6 +174,8 @@ class KeptPool(Pool):
         if self not in _open:  # another process may write there now
             return self._closed(len(keys))
         places = self._places(slots)
+        if self._take_pages is not None:
+            self._take_pages(places)
         failed: dict[int, str] = {}
         for at, why in enumerate(self.file.begin(places, list(keys), layers)):
             if why is None:
@@ -271,11 +290,14 @@ class KeptPool(Pool):
             found + sum(self.file.lost.values()),
             lost or "none",
         )
-        return index
+        if self.slots.number:
+            index = Index((*row[:4], self.slots.number) for row in index)
+        return index if self._rest is None else index + self._rest.recall()
 
     def keep(self, index: Index) -> None:
         """Seal all that has been copied, and note the ages and uses of the blocks of `index`."""
-        self._seal_all()
+        for part in self.groups:
+            part._seal_all()  # noqa: SLF001 - this class's
         self.note_uses(index)
 
     def note_uses(self, index: Index, wall: int | None = None) -> None:
@@ -285,8 +307,15 @@ class KeptPool(Pool):
             index: what `BlockManager.index` gave of some blocks.
             wall: the time of its ages by the wall clock, in nanoseconds; None is now.
         """
+        wall = self.wall() if wall is None else wall
         if self in _open:
-            self.file.note_uses(index, self.wall() if wall is None else wall, self._place)
+            mine = index
+            if self.slots.group is not None:
+                rows = zip(index, index.group.tolist(), strict=True)
+                mine = Index(row[:4] for row, group in rows if group == self.slots.group)
+            self.file.note_uses(mine, wall, self._place)
+        if self._rest is not None:
+            self._rest.note_uses(index, wall)
 
     def wall(self) -> int:
         """Return the time of the wall clock, in nanoseconds."""
@@ -296,10 +325,16 @@ class KeptPool(Pool):
         """Empty all slots: no later process finds a block. No copy may be under way."""
         if self in _open:
             self._unsealed.clear()
-            places = [*range(self.blocks + self.spare)]
-            keys = [_NO_KEY] * len(places)
-            self.file.begin(places, keys, (0, self.layers))
-            self.file.finish(places, keys, ok=False)
+            self._empty(0, self.blocks + self.spare)
+            if self._rest is not None:
+                self._rest.forget()
+
+    def _empty(self, first: int, upto: int) -> None:
+        """Empty the entries of some places."""
+        places = [*range(first, upto)]
+        keys = [_NO_KEY] * len(places)
+        self.file.begin(places, keys, (0, self.layers))
+        self.file.finish(places, keys, ok=False)
 
     @property
     def address(self) -> tuple[int, int, int]:
@@ -328,11 +363,16 @@ class KeptPool(Pool):
 
     def close(self) -> None:
         """Seal what has been copied, and give the lock and the memory back. Twice does nothing."""
-        if self in _open:
-            self._seal_all()
-            _open.discard(self)
-            self.file.close()
-        super().close()
+        try:
+            if self._pages is not None:
+                self._pages.close()  # first: the tables are locked yet
+            if self in _open:
+                self._seal_all()
+                _open.discard(self)
+                self.file.close()
+        finally:
+            self._digests = None if self._digests is None else self._digests[:0].copy()
+            super().close()
 
     def _closed(self, count: int) -> dict[int, str]:
         return dict.fromkeys(range(count), f"{self.file.path} is closed")
@@ -348,8 +388,13 @@ class KeptPool(Pool):
         return places.tolist()
 
     def _bytes(self, place: int, layers: tuple[int, int]) -> NDArray[np.uint8]:
-        first = place * self.layers
-        return self.planes[0][first + layers[0] : first + layers[1]].numpy()
+        """What the table proves of some layers: their bytes, or digests, which it has then."""
+        first, (lo, hi) = place * self.layers, layers
+        if self._digests is None:
+            return self.planes[0][first + lo : first + hi].numpy()
+        digests = layer_digests(self.layer_bytes(place, layers).view(-1).numpy().data, hi - lo)
+        self._digests[place, lo:hi] = np.frombuffer(digests, np.uint8).reshape(hi - lo, -1)
+        return self._digests[place, lo:hi]
 
     def _prove(self, place: int, key: bytes) -> str | None:
         try:
@@ -378,187 +423,6 @@ class KeptPool(Pool):
         slots = np.full(self.blocks + self.spare, -1, dtype=np.int64)
         slots[place] = np.arange(self.blocks)
         return slots
-
-
-def kept_pool(
-    model: ModelShape,
-    tier: Tier,
-    block_tokens: int,
-    *,
-    layout: Layout | None = None,
-    rank: int = 0,
-    ranks: int = 1,
-    pinned: bool = False,
-    spare: int = 0,
-    clock: Callable[[], int] = time.time_ns,
-    patience_s: float = _PATIENCE_S,
-) -> KeptPool | None:
-    """Open the file of a tier with `keep`, or make it with the first block that is written.
-
-    Args:
-        model: the shape whose KV is kept; its `fingerprint` may not be empty.
-        tier: its path, its budget and its layout.
-        block_tokens: tokens per block.
-        layout: layout of a layer of a block; None is the tier's.
-        rank: the tensor-parallel rank whose part of the KV this is.
-        ranks: how many there are; each has a separate file, with its number after the path.
-        pinned: whether to register the memory with CUDA.
-        spare: blocks of memory beyond those of the slots.
-        clock: the wall clock in nanoseconds.
-        patience_s: seconds to wait for the lock of a process that has died.
-
-    Returns:
-        The pool; None if another process has the file, of which the log warns.
-
-    Raises:
-        ConfigError: a model without a fingerprint, a layout with K and V apart, a path outside a
-            memory file system, a file with something else unless `keep_replace`.
-        TransferError: the file system has no room.
-    """
-    assert tier.keep is not None  # noqa: S101 - its callers look
-    path = Path(tier.keep if ranks == 1 else f"{tier.keep}-{rank}").absolute()
-    require_fingerprint(model, f"the kept file {path}")
-    block_format = BlockFormat.of(model, layout or tier.layout, block_tokens)
-    planes = block_format.planes()
-    if len(planes) != 1:
-        raise ConfigError("a kept file has K and V of a layer together: use Layout(kv='joined')")
-    about = meaning(model, block_format.layout, block_tokens, rank)
-    blocks = tier.room(model, block_tokens)
-    check_memory(path, (blocks + spare) * model.layers * planes[0])
-    file = open_kept_file(
-        path,
-        about,
-        (model.layers, planes[0], block_tokens, blocks + spare),
-        replace=tier.keep_replace,
-        patience_s=patience_s,
-    )
-    if file is None:
-        return None
-    if file.cold is not None:
-        _LOG.warning("%s: starts without blocks: %s", path, file.cold)
-    start, length = file.pool
-    size = (blocks + spare) * model.layers * planes[0]
-    try:
-        mapped = mmap.mmap(file.descriptors[0], length - start, offset=start)
-        advise(mapped, touch=not file.found)
-        return KeptPool(
-            file,
-            torch.frombuffer(mapped, dtype=torch.uint8)[:size],
-            model,
-            blocks,
-            block_tokens,
-            layout=layout or tier.layout,
-            pinned=pinned,
-            spare=spare,
-            clock=clock,
-        )
-    except BaseException:
-        file.close()
-        raise
-
-
-def advise(mapped: mmap.mmap, *, touch: bool) -> None:
-    """Ask for huge pages and, with `touch`, for all pages now; first copies would wait for them.
-
-    The bytes of a file that is not made yet stay.
-    """
-    wanted = [getattr(mmap, "MADV_HUGEPAGE", None), _POPULATE_WRITE if touch else None]
-    for advice in wanted:
-        with suppress(OSError):  # a kernel without it
-            if advice is not None:
-                mapped.madvise(advice)
-
-
-def open_kept_memory(process: int, file: int, start: int, size: int) -> torch.Tensor:
-    """Map the memory of a kept pool of another process of this machine, without its table.
-
-    Args:
-        process: that process, `file` its descriptor and `start` the pool's offset: the `address`
-            of the pool.
-        file: see `process`.
-        start: see `process`.
-        size: bytes of the pool.
-
-    Raises:
-        ConfigError: there is no such memory.
-    """
-    what = f"the kept file {file} of process {process}"
-    try:
-        found = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(f"{what} cannot be opened: {error}") from error
-    try:
-        length = os.fstat(found).st_size
-        if length < start + size:
-            raise ConfigError(f"{what} has {length} bytes, at least {start + size} wanted")
-        mapped = mmap.mmap(found, length - start, offset=start)
-    finally:
-        os.close(found)
-    return torch.frombuffer(mapped, dtype=torch.uint8)[:size]
-
-
-def check_memory(path: Path, wanted: int) -> None:
-    """Raise if a new file would take more memory than is free: the kernel would end a process."""
-    try:
-        there = path.stat().st_size
-    except OSError:
-        there = 0
-    if there < wanted and wanted - there > (free := free_memory()):
-        raise ConfigError(f"{path} takes {wanted} bytes of memory: {free} are free")
-
-
-def open_kept_file(
-    path: Path,
-    about: str,
-    numbers: tuple[int, int, int, int],
-    *,
-    replace: bool,
-    patience_s: float = _PATIENCE_S,
-) -> KeptFile | None:
-    """Open a file of layers, bytes of a layer, tokens of a block and blocks.
-
-    One that is new, or whose blocks cannot be used, is made when the first block is written; closed
-    before that, it is as it was.
-
-    Args:
-        path: the file.
-        about: all that decides the bytes of its blocks.
-        numbers: those four.
-        replace: whether a file with something else is replaced.
-        patience_s: seconds to wait for the lock of a process that has died.
-
-    Returns:
-        The file; None if another process has it, of which the log warns.
-
-    Raises:
-        ConfigError: a path outside a memory file system, a file with something else.
-        TransferError: the file system has no room.
-    """
-    layers, layer_bytes, block_tokens, blocks = numbers
-    until = time.monotonic() + patience_s
-    while True:
-        file, owner, dead = KeptFile.open(
-            path,
-            identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
-            about=about,
-            layers=layers,
-            layer_bytes=layer_bytes,
-            block_tokens=block_tokens,
-            blocks=blocks,
-            replace=replace,
-        )
-        if file is not None:
-            return file
-        # The system releases the lock of a killed process once its memory is freed.
-        if not dead or time.monotonic() > until:
-            break
-        time.sleep(_PAUSE_S)
-    _LOG.warning(
-        "%s: %s writes there, so this process starts with a pool of its own and keeps no blocks",
-        path,
-        "another process" if owner is None else f"process {owner}",
-    )
-    return None
 
 
 def _after_fork() -> None:

@@ -8,12 +8,12 @@ written, a copy per block that is read, a hash on the first read of a block of a
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtrie.errors import TransferError
+from kvtrie.tiers.kept_file import mapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,10 +52,8 @@ class KeptSlots:
     def __init__(self, file: KeptFile, *, kept: bool) -> None:
         self._file, self.kept = file, kept
         self.folder, self.slots, self.layer_bytes = file.path, file.slots, file.layer_bytes
-        start, length = file.pool
-        mapped = mmap.mmap(file.descriptors[0], length - start, offset=start)
         size = self.slots * self.layer_bytes
-        self._memory = np.frombuffer(mapped, np.uint8)[:size].reshape(self.slots, -1)
+        self._memory = np.frombuffer(mapped(file), np.uint8)[:size].reshape(self.slots, -1)
         self.read_only = False
 
     def blocks(self, wall: int) -> list[tuple[int, bytes, int, int, int, int, bool]]:

@@ -15,7 +15,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import folder as path_of
 from kvtrie.settings.sizes import forgotten
 from kvtrie.settings.sizes import size as read_size
-from kvtrie.tiers.kept import check_memory, open_kept_file
+from kvtrie.tiers.kept_file import check_memory, open_kept_file
 from kvtrie.tiers.kept_slots import KeptSlots
 from kvtrie.tiers.key_label import KEY_TOKENS
 from kvtrie.tiers.keyed_disk import KeyedDisk

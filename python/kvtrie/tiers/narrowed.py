@@ -8,7 +8,6 @@ buffer of its bytes on disk, and one copy or conversion each way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,9 +17,9 @@ from kvtrie.errors import ConfigError
 from kvtrie.model.layout import DTYPE_BYTES
 from kvtrie.tiers import conversion
 from kvtrie.tiers.block_format import FORMAT
+from kvtrie.tiers.conversion import Dense
 
 if TYPE_CHECKING:
-    from kvtrie.kernels import Pages
     from kvtrie.tiers.block_format import BlockFormat
 
 __all__ = ["Alike", "Narrowed", "require_narrower"]
@@ -64,26 +63,6 @@ def require_narrower(above: str, wanted: BlockFormat, name: str, own: BlockForma
         raise ConfigError(f"{above} and {name} cannot exchange KV: {error}") from error
 
 
-@dataclass(frozen=True)
-class _Layers:
-    """Layers of one block in some memory, as units."""
-
-    block_format: BlockFormat
-    memory: torch.Tensor
-
-    @property
-    def device(self) -> torch.device:
-        return self.memory.device
-
-    @property
-    def planes(self) -> tuple[torch.Tensor, ...]:
-        return (self.memory,)
-
-    @cached_property
-    def pages(self) -> Pages:
-        return conversion.pages(self.block_format, self.planes, len(self.memory))
-
-
 class Alike:
     """Blocks that a disk keeps in the format of memory."""
 
@@ -124,7 +103,7 @@ class Narrowed:
             memory: uint8 `(layers, bytes of one layer above)`, on any device.
         """
         made, units = self.buffer(memory), np.arange(len(memory))
-        conversion.convert(_Layers(self.above, memory), units, _Layers(self.own, made), units)
+        conversion.convert(Dense(self.above, (memory,)), units, Dense(self.own, (made,)), units)
         return made
 
     def widen(self, stored: torch.Tensor, memory: torch.Tensor) -> None:
@@ -135,4 +114,4 @@ class Narrowed:
             memory: uint8 `(layers, bytes of one layer above)`, on any device.
         """
         units = np.arange(len(memory))
-        conversion.convert(_Layers(self.own, stored), units, _Layers(self.above, memory), units)
+        conversion.convert(Dense(self.own, (stored,)), units, Dense(self.above, (memory,)), units)

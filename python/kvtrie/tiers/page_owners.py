@@ -27,10 +27,13 @@ class PageOwners:
 
     Args:
         groups: the slots of each group.
+        before: called before pages are taken.
     """
 
-    def __init__(self, groups: Sequence[GroupSlots]) -> None:
-        self._groups = groups
+    def __init__(
+        self, groups: Sequence[GroupSlots], before: Callable[[], object] = lambda: None
+    ) -> None:
+        self._groups, self._before = groups, before
         pages = groups[0].blocks // groups[0].per_page
         self._owner = np.full(pages, _NO_GROUP, dtype=np.int16)
         self._lock = threading.Lock()
@@ -54,6 +57,7 @@ class PageOwners:
     def _take(self, group: int, slots: Iterable[int]) -> None:
         each = self._groups[group].per_page
         with self._lock:
+            self._before()
             for page in {slot // each for slot in slots}:
                 # A slot beyond the pages is refused by the file.
                 if page < len(self._owner) and self._owner[page] != group:

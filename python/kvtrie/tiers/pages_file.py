@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.tiers.kept import advise
+from kvtrie.tiers.kept_file import advise
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,6 +6,9 @@ layer of any block may sit in any unit of the second. A pool may have spare bloc
 has: bytes that come layer by layer wait there, and `adopt` makes them those of a slot.
 A pool below the first tier may keep KV in a different format (`Layout.dtype`, `Layout.scales`):
 copies between pools convert then.
+A model whose groups of layers are kept apart has a pool per group in the memory of a tier, with
+`GroupSlots` of its own; the tier's pool is that of the first group. The unit of a state is its
+share of the state's bytes, whose meaning only the model knows.
 Invariant: allocated and touched once, never resized; bytes move only by `copy_from` and `scatter`;
 slots and spare blocks never share memory; closing gives all of it back.
 Cost: a copy is one call per run of neighbouring units, or what `conversion` says; a gather or
@@ -15,37 +18,36 @@ scatter one call per tensor; `adopt` exchanges two numbers.
 from __future__ import annotations
 
 import math
-import mmap
-from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
+from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.kernels import copy_rows
-from kvtrie.model.layout import DTYPE_BYTES, Layout
-from kvtrie.settings.sizes import all_memory, check_exists
+from kvtrie.settings.sizes import check_exists
 from kvtrie.tiers import conversion
-from kvtrie.tiers.block_format import FORMAT, BlockFormat
+from kvtrie.tiers.allocation import all_of_device, give_back, given, paged
+from kvtrie.tiers.block_format import FORMAT
+from kvtrie.tiers.group_slots import GroupSlots
+from kvtrie.tiers.slot_numbers import SlotNumbers
+from kvtrie.tiers.token_rows import TokenRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from typing import Self
 
     from numpy.typing import NDArray
 
     from kvtrie.kernels import Pages
+    from kvtrie.model.layout import Layout
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.tier import Tier
 
-__all__ = ["Pool", "all_of_device", "give_back", "paged"]
-
-_PAGE = 4096
+__all__ = ["Pool"]
 
 
-class Pool:
+class Pool(SlotNumbers):
     """Memory for the KV of `blocks` blocks.
 
     Args:
@@ -57,20 +59,19 @@ class Pool:
         device: device of the memory.
         pinned: whether host memory is locked for copies by a GPU.
         spare: blocks of memory beyond those of the slots.
-        memory: uint8, all bytes of the one plane, to use instead of new memory.
+        memory: uint8, all bytes of the one plane, to use instead of new memory; of a group those of
+            all groups.
+        slots: those of a group of the model's layers; None has all layers.
+        rest: the pool of the groups after it.
 
     Attributes:
-        block_format: format of the bytes.
-        layers: layers of the model.
-        layer_slots: whether a slot is one layer of a block instead of the whole block.
-        spare: blocks of memory beyond those of the slots.
+        groups: the pool of each group of layers; that of the first group is this pool.
 
     Raises:
         ConfigError: an order of axes other than kvtrie's own, a format that KV of the model cannot
             be converted to, more bytes than the device has, or numbers that cannot be.
     """
 
-    _planes: tuple[torch.Tensor, ...] | None
     _registered: torch.Tensor | None = None  # given memory that this pool has pinned
 
     def __init__(
@@ -85,48 +86,36 @@ class Pool:
         pinned: bool = False,
         spare: int = 0,
         memory: torch.Tensor | None = None,
+        slots: GroupSlots | None = None,
+        rest: Self | None = None,
     ) -> None:
         if blocks < 1 or block_tokens < 1:
             raise ConfigError(f"a pool of {blocks} blocks of {block_tokens} tokens holds nothing")
-        if spare < 0 or (spare and layer_slots):
-            raise ConfigError(
-                f"{spare} spare blocks: at least 0 wanted, and 0 where a slot is one layer"
-            )
-        block_format = BlockFormat.of(model, layout, block_tokens)
-        layout = block_format.layout
-        if layout.order != Layout().order or layout.strides is not None:
-            raise ConfigError(f"pools keep the order {Layout().order}, not {layout.order}")
-        plain = replace(layout, dtype=model.dtype, scales="none")
-        if layout != plain:
-            conversion.check(BlockFormat.of(model, plain, block_tokens), block_format)
-        self.block_format = block_format
-        self.layout = layout
-        self.layers = model.layers
-        self.blocks = blocks
-        self.block_tokens = block_tokens
-        self.layer_slots = layer_slots
-        self.spare = spare
-        # Place of each slot's block, in blocks; None if no slot can move.
-        self._place = np.arange(blocks, dtype=np.int64) if spare else None
-        self._free = list(range(blocks + spare - 1, blocks - 1, -1))
-        sizes, units = block_format.planes(), (blocks + spare) * model.layers
-        if memory is None:
-            # Asked first: the kernel promises more memory than there is, and ends a process later.
-            wanted, there = units * sum(sizes), all_of_device(torch.device(device))
-            check_exists(f"a pool of {blocks} blocks", wanted, there, f"the memory of {device}")
-            planes = tuple(paged(units, size, device, pinned=pinned) for size in sizes)
-            for plane in planes:
-                plane.zero_()  # touch every page now; the first copy would pay for it otherwise
-        else:
-            planes = (_given(memory, units, sizes, pinned=pinned),)
-            self._registered = planes[0] if pinned else None
-        self._planes = planes
-        self._unit_bytes = sum(plane.shape[1] for plane in planes)
-        if not layout.packed:  # int4 has no rows of single tokens
-            width = DTYPE_BYTES[layout.dtype] * block_format.heads
-            self._key_rows = sizes[0] // (width * block_format.head_dim)
-            self._value_rows = sizes[-1] // (width * block_format.v_head_dim)
-        self._value_shift = 0 if layout.latent or layout.kv == "split" else block_tokens
+        slots = slots or GroupSlots.of(model, blocks, block_tokens, layout)
+        slots.check_memory(model)
+        super().__init__(slots, layer_slots=layer_slots, spare=spare)
+        self._rest = rest
+        self._planes: tuple[torch.Tensor, ...] | None = self._take(memory, device, pinned=pinned)
+
+    def _take(
+        self, memory: torch.Tensor | None, device: torch.device | str, *, pinned: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """The planes, in given memory or in new."""
+        if self.slots.group is None:
+            sizes, units = self.block_format.planes(), (self.blocks + self.spare) * self.layers
+        else:  # K and V of a unit, and all groups, are in one plane
+            sizes, units = (self.slots.wide,), self.slots.nbytes // self.slots.wide
+        if memory is not None:
+            plane = given(memory, units, sizes, pinned=pinned)
+            self._registered = plane if pinned else None
+            return (plane,)
+        # Asked first: the kernel promises more memory than there is, and ends a process later.
+        wanted, there = units * sum(sizes), all_of_device(torch.device(device))
+        check_exists(f"a pool of {self.blocks} blocks", wanted, there, f"the memory of {device}")
+        planes = tuple(paged(units, size, device, pinned=pinned) for size in sizes)
+        for plane in planes:
+            plane.zero_()  # touch every page now; the first copy would pay for it otherwise
+        return planes
 
     @classmethod
     def of_tier(
@@ -138,6 +127,7 @@ class Pool:
         device: torch.device | str,
         pinned: bool,
         spare: int = 0,
+        apart: bool = False,
     ) -> Pool:
         """Allocate the memory that a tier asks for, its budget given in blocks or in bytes.
 
@@ -148,23 +138,42 @@ class Pool:
             device: device of the memory.
             pinned: whether host memory is locked for copies by a GPU.
             spare: blocks of memory beyond the tier's budget.
+            apart: whether the groups of the model's layers are kept apart.
 
         Raises:
-            ConfigError: as of the class, or a budget that holds no block.
+            ConfigError: as of the class, or a budget that holds no block or page.
         """
         try:
-            return cls(
-                model,
-                tier.room(model, block_tokens),
-                block_tokens,
-                layout=tier.layout,
-                layer_slots=tier.layer_slots,
-                device=device,
-                pinned=pinned,
-                spare=spare,
-            )
+            groups = GroupSlots.of_tier(model, tier, block_tokens, apart=apart)
+            for slots in groups:
+                slots.check_memory(model)
+            pool: Pool | None = None
+            for slots in reversed(groups):
+                pool = cls(
+                    model,
+                    slots.blocks,
+                    block_tokens,
+                    layer_slots=tier.layer_slots,
+                    device=device,
+                    pinned=pinned and pool is None,
+                    spare=spare,
+                    memory=None if pool is None else pool.planes[0].view(-1),
+                    slots=slots,
+                    rest=pool,
+                )
         except ConfigError as error:
             raise ConfigError(f"tier {tier.kind!r}: {error}") from error
+        return pool
+
+    @property
+    def groups(self) -> tuple[Self, ...]:
+        """The pool of each group of layers."""
+        return (self,) if self._rest is None else (self, *self._rest.groups)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots of all groups."""
+        return self.slots.nbytes
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
@@ -182,6 +191,8 @@ class Pool:
 
         No copy may be under way: close the executor first.
         """
+        if self._rest is not None:
+            self._rest.close()
         if not self._planes:
             return
         device, pinned = self._planes[0].device, self._planes[0].is_pinned()
@@ -189,14 +200,9 @@ class Pool:
             runtime = cast("Any", torch.cuda.cudart())
             runtime.cudaHostUnregister(self._registered.data_ptr())
         self._planes = self._registered = None
-        for view in ("keys", "values", "pages"):
+        for view in ("_tokens", "pages"):
             vars(self).pop(view, None)
         give_back(device, pinned=pinned)
-
-    @property
-    def unit_bytes(self) -> int:
-        """Bytes of one layer of a block, also once the pool is closed."""
-        return self._unit_bytes
 
     @property
     def device(self) -> torch.device:
@@ -204,22 +210,27 @@ class Pool:
         return self.planes[0].device
 
     @cached_property
+    def _tokens(self) -> tuple[TokenRows, TokenRows]:
+        """K and V."""
+        return TokenRows.both(self.slots, self.planes)
+
+    @property
     def keys(self) -> torch.Tensor:
         """K of every token, `(rows, kv_heads, head_dim)` in the model's dtype: a view of `planes`.
 
         Raises:
             ConfigError: a quantised pool, which holds codes; `pages` reads them.
         """
-        return self._numbers(self.planes[0], self.block_format.heads, self.block_format.head_dim)
+        return self._tokens[0].whole
 
-    @cached_property
+    @property
     def values(self) -> torch.Tensor:
         """V as rows, `(rows, kv_heads, v_head_dim)`; the same memory as `keys` when joined.
 
         Raises:
             ConfigError: as `keys`.
         """
-        return self._numbers(self.planes[-1], self.block_format.heads, self.block_format.v_head_dim)
+        return self._tokens[1].whole
 
     @cached_property
     def pages(self) -> Pages:
@@ -232,125 +243,9 @@ class Pool:
             raise ConfigError(f"only {self.layout.opaque!r} knows what the pool's bytes mean")
         if self.layout.packed:
             raise ConfigError("int4 is read as whole blocks, by a copy into another pool")
+        if self.slots.group is not None:
+            raise ConfigError("kernels read the pages of one group only: use `view`")
         return conversion.pages(self.block_format, self.planes, len(self.planes[0]))
-
-    def units(self, slot: int, layer_lo: int, layer_hi: int) -> NDArray[np.int64]:
-        """Return the units of some layers of the block, or of the one layer, at a slot.
-
-        Args:
-            slot: the slot.
-            layer_lo: first layer.
-            layer_hi: the last layer plus 1.
-
-        Returns:
-            int64 `(layer_hi - layer_lo,)`.
-
-        Raises:
-            ConfigError: more than one layer asked of a layer slot, or a slot beyond the pool.
-        """
-        if self.layer_slots:
-            if layer_hi - layer_lo != 1:
-                raise ConfigError(f"layer slot {slot} holds one layer, not {layer_lo}:{layer_hi}")
-            first, count = slot, 1
-        else:
-            first, count = slot * self.layers + layer_lo, layer_hi - layer_lo
-        if not 0 <= first <= first + count <= self.blocks * self.layers:
-            raise ConfigError(f"slot {slot} is outside a pool of {self.blocks} blocks")
-        if self._place is not None:
-            first = int(self._place[slot]) * self.layers + layer_lo
-        return np.arange(first, first + count, dtype=np.int64)
-
-    def layer_units(self, slots: NDArray[np.int64], layer: int) -> NDArray[np.int64]:
-        """Return the units of one layer of many blocks; of layer slots, the slots themselves.
-
-        Args:
-            slots: int64 `(n,)`.
-            layer: the layer.
-
-        Returns:
-            int64 `(n,)`.
-
-        Raises:
-            ConfigError: a slot or a layer beyond the pool.
-        """
-        most = self.blocks * (self.layers if self.layer_slots else 1)
-        if len(slots) and not 0 <= slots.min() <= slots.max() < most:
-            raise ConfigError(f"slots {slots.min()} to {slots.max()}, 0 to {most - 1} wanted")
-        if not 0 <= layer < self.layers:
-            raise ConfigError(f"layer {layer}, 0 to {self.layers - 1} wanted")
-        if self.layer_slots:
-            return slots
-        return (slots if self._place is None else self._place[slots]) * self.layers + layer
-
-    def set_aside(self, blocks: int) -> list[int]:
-        """Take spare blocks: all of them, or none.
-
-        Returns:
-            Their numbers, for `spare_units`, `adopt` and `put_back`.
-
-        Raises:
-            NoSpaceError: fewer are spare.
-        """
-        if blocks > len(self._free):
-            used = self.spare - len(self._free)
-            raise NoSpaceError(
-                f"{blocks} spare blocks wanted, {len(self._free)} of {self.spare} are free: wait "
-                "for what is being stored, or open the pools with more",
-                tier="staging",
-                wanted=blocks,
-                free=len(self._free),
-                coming=0,
-                leased=used,
-            )
-        first = len(self._free) - blocks
-        taken = self._free[first:]
-        del self._free[first:]
-        return taken
-
-    @property
-    def staged_bytes(self) -> int:
-        """Bytes of the spare blocks that are set aside."""
-        return (self.spare - len(self._free)) * self.layers * self.unit_bytes
-
-    def put_back(self, spares: Iterable[int]) -> None:
-        """Give spare blocks back that `set_aside` gave."""
-        self._free.extend(spares)
-
-    def spare_units(self, spares: Sequence[int]) -> NDArray[np.int64]:
-        """Return the units of the first layer of spare blocks, int64 `(n,)`; the others follow."""
-        return np.asarray(spares, dtype=np.int64) * self.layers
-
-    def adopt(self, slots: NDArray[np.integer], spares: NDArray[np.int64]) -> None:
-        """Make the bytes of spare blocks those of slots; the slots' former memory is spare then.
-
-        Args:
-            slots: `(n,)`.
-            spares: int64 `(n,)`, as `set_aside` gave them.
-
-        Raises:
-            ConfigError: the pool has no spare blocks.
-        """
-        if self._place is None:
-            raise ConfigError("a pool without spare blocks adopts none")
-        had = self._place[slots].tolist()
-        self._place[slots] = spares
-        self._free.extend(had)
-
-    def table(self, slots: NDArray[np.uint32]) -> torch.Tensor:
-        """Return the units of a block table, int64 `(layers, blocks)` on the pool's device.
-
-        Args:
-            slots: uint32 `(blocks,)`, or `(layers, blocks)` where the pool has layer slots.
-        """
-        places = slots.astype(np.int64)
-        if self._place is not None:
-            # A block that is not on this tier has no place: it keeps a number beyond all of them.
-            places = self._place[np.minimum(places, self.blocks - 1)]
-            places[slots >= self.blocks] = slots[slots >= self.blocks]
-        table = torch.from_numpy(places).to(self.device)  # type: ignore[no-untyped-call]
-        if self.layer_slots:
-            return table
-        return table * self.layers + torch.arange(self.layers, device=self.device)[:, None]
 
     @torch.no_grad()
     def gather(
@@ -369,10 +264,9 @@ class Pool:
         Returns:
             K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)`, bit for bit.
         """
-        keys, values = out or (None, None)
-        keys = torch.index_select(self.keys, 0, units * self._key_rows + offsets, out=keys)
-        shifted = units * self._value_rows + offsets + self._value_shift
-        return keys, torch.index_select(self.values, 0, shifted, out=values)
+        keys, values = self._tokens
+        out_keys, out_values = out or (None, None)
+        return keys.read(units, offsets, out_keys), values.read(units, offsets, out_values)
 
     @torch.no_grad()
     def scatter(
@@ -386,17 +280,17 @@ class Pool:
             keys: K `(n, kv_heads, head_dim)` in the model's dtype.
             values: V `(n, kv_heads, v_head_dim)` in the model's dtype.
         """
-        self.keys.index_copy_(0, units * self._key_rows + offsets, keys)
-        shifted = units * self._value_rows + offsets + self._value_shift
-        self.values.index_copy_(0, shifted, values)
+        for rows, tokens in zip(self._tokens, (keys, values), strict=True):
+            rows.write(units, offsets, tokens)
 
     def view(self, unit: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V of one unit, `(block_tokens, kv_heads, dim)` each, without a copy."""
-        key, value = unit * self._key_rows, unit * self._value_rows + self._value_shift
-        return (
-            self.keys[key : key + self.block_tokens],
-            self.values[value : value + self.block_tokens],
-        )
+        keys, values = self._tokens
+        return keys.view(unit), values.view(unit)
+
+    def block(self, slot: int) -> torch.Tensor:
+        """Return the block or state at a slot, uint8 `(bytes,)`, as `layer_bytes`."""
+        return self.layer_bytes(slot, (0, self.layers)).view(-1)
 
     def layer_bytes(self, slot: int, layers: tuple[int, int]) -> torch.Tensor:
         """Return some layers of the block at a slot, uint8 `(layers, bytes of one layer)`.
@@ -404,6 +298,11 @@ class Pool:
         It is the pool's memory, or a copy of K's and V's side by side where these are two planes.
         """
         units = self.units(slot, *layers)
+        if not self.slots.even:
+            wide = self.slots.wide
+            first, count = self.slots.starts(int(units[0]), wide), len(units)
+            rows = self.planes[0][first : first + count * (self.unit_bytes // wide)]
+            return rows.view(count, -1)
         rows = [plane[int(units[0]) : int(units[-1]) + 1] for plane in self.planes]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
@@ -420,8 +319,10 @@ class Pool:
             units: int64 `(n,)`, units of this one, in the same order.
 
         Raises:
-            ConfigError: pools whose layouts differ in more than the format.
+            ConfigError: pools of different groups, or whose layouts differ in more than the format.
         """
+        if source.slots.group != self.slots.group:
+            raise ConfigError("bytes of a group of layers go to a pool of the same group")
         if source.layout != self.layout:
             if source.block_format.differences(self.block_format, but=FORMAT):
                 raise ConfigError(f"cannot copy between {source.layout} and {self.layout}")
@@ -439,8 +340,14 @@ class Pool:
             target: the other pool.
             target_units: int64 `(n,)`, units of that pool, in the same order.
         """
-        for plane, other in zip(self.planes, target.planes, strict=True):
-            copy_rows(plane, units, other, target_units)
+        if self.slots.even and target.slots.even:
+            for plane, other in zip(self.planes, target.planes, strict=True):
+                copy_rows(plane, units, other, target_units)
+            return
+        # Pages of a tier in another format have another size, and so have rows.
+        wide = math.gcd(self.slots.wide, target.slots.wide)
+        mine, theirs = (pool.planes[0].view(-1, wide) for pool in (self, target))
+        copy_rows(mine, self.slots.rows(units, wide), theirs, target.slots.rows(target_units, wide))
 
     def convert_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
@@ -452,80 +359,33 @@ class Pool:
             target: the other pool.
             target_units: int64 `(n,)`, units of that pool, in the same order.
         """
-        conversion.convert(self, units, target, target_units)
-
-    def _numbers(self, plane: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
-        if self.layout.opaque:
-            raise ConfigError(f"only {self.layout.opaque!r} knows what the pool's bytes mean")
-        if self.layout.scales != "none":
-            raise ConfigError(
-                f"the pool holds codes of {self.layout.dtype} with scales by "
-                f"{self.layout.scales!r}: read it through `pages`, or int4 by a copy"
+        if self.slots.group is None:
+            conversion.convert(self, units, target, target_units)
+            return
+        most = max(1, conversion.PIECE_BYTES // max(self.unit_bytes, target.unit_bytes))
+        for first in range(0, len(units), most):
+            here, there = units[first : first + most], target_units[first : first + most]
+            near = np.arange(len(here))
+            source, sink = (
+                conversion.Dense.zeros(pool.block_format, len(here), pool.device)
+                for pool in (self, target)
             )
-        rows = plane.view(getattr(torch, self.layout.dtype))
-        return rows.view(math.prod(rows.shape) // (heads * dim), heads, dim)
+            source.fill(self._lifted(here))
+            conversion.convert(source, near, sink, near)
+            target._lower(there, torch.cat(sink.planes, dim=1))
 
-
-def _given(
-    memory: torch.Tensor, units: int, sizes: tuple[int, ...], *, pinned: bool
-) -> torch.Tensor:
-    """Memory that is there already, as the one plane of a pool."""
-    wanted = units * sum(sizes)
-    if len(sizes) != 1 or memory.nbytes != wanted or memory.dtype != torch.uint8:
-        raise ConfigError(
-            f"memory of {memory.nbytes} bytes of {memory.dtype} for a pool: one plane of {wanted} "
-            f"bytes of {torch.uint8} wanted, and the layout has {len(sizes)}"
+    def _lifted(self, units: NDArray[np.int64]) -> torch.Tensor:
+        """A copy of units of a group, uint8 `(n, bytes per unit)`."""
+        made = torch.empty((len(units), self.unit_bytes), dtype=torch.uint8, device=self.device)
+        rows = made.view(-1, self.slots.wide)
+        copy_rows(
+            self.planes[0], self.slots.rows(units, self.slots.wide), rows, np.arange(len(rows))
         )
-    if pinned:
-        runtime = cast("Any", torch.cuda.cudart())
-        status = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-        if int(status):
-            raise ConfigError(f"{memory.nbytes} bytes of given memory cannot be pinned: {status}")
-    return memory.view(units, sizes[0])
+        return made
 
-
-def all_of_device(device: torch.device) -> int:
-    """Bytes of a device's memory, taken or not; 0 where that is not known."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    return all_memory() if device.type == "cpu" else 0
-
-
-def give_back(device: torch.device, *, pinned: bool) -> None:
-    """Let the system have what torch keeps of memory that was freed."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    if pinned:
-        vars(vars(torch)["_C"])["_host_emptyCache"]()  # torch has no public name for it
-
-
-def paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:
-    """Memory of `units` times `size` bytes that starts on a page, as direct I/O wants it.
-
-    Raises:
-        ConfigError: the system does not give as much.
-    """
-    length = units * size
-    try:
-        return _paged(units, size, device, pinned=pinned)
-    except (OSError, ValueError, OverflowError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise ConfigError(
-            f"{length} bytes of memory on {device} for {units} slots of {size} bytes: {reason}; "
-            "give less, or raise the limit of the process (`ulimit -v`)"
-        ) from error
-
-
-def _paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:
-    length = units * size
-    if torch.device(device).type == "cpu" and not pinned:
-        # Large pages at least halve the address ranges that a device has to look up.
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        memory = mmap.mmap(-1, length, flags=private)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(memory, dtype=torch.uint8).view(units, size)
-    whole = torch.empty(length + _PAGE, dtype=torch.uint8, device=device, pin_memory=pinned)
-    start = -whole.data_ptr() % _PAGE
-    return whole[start : start + length].view(units, size)
+    def _lower(self, units: NDArray[np.int64], rows: torch.Tensor) -> None:
+        """Write units of a group."""
+        rows = rows.view(-1, self.slots.wide)
+        copy_rows(
+            rows, np.arange(len(rows)), self.planes[0], self.slots.rows(units, self.slots.wide)
+        )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import put
 from kvtrie.settings.sizes import size
-from kvtrie.tiers import Pool
+from kvtrie.tiers import sole_pool
 from kvtrie.transfer.connector import BufferedConnector, PagedConnector
 from kvtrie.transfer.layer_loads import LayerLoads
 from kvtrie.transfer.layer_stores import LayerStores
@@ -108,9 +108,7 @@ class LayerwiseEngine:
     """
 
     def __init__(self, executor: Executor, settings: Layerwise | None = None) -> None:
-        pool = executor.pools[0]
-        if not isinstance(pool, Pool):
-            raise ConfigError("the first tier has no memory to load into")
+        pool = sole_pool(executor.pools[0], "to load into")
         self.settings = settings or Layerwise()
         self.executor = executor
         self.layers = pool.layers

@@ -54,8 +54,8 @@ class Runner:
     belongs to the process that made it: in a fork every call is a `ConfigError`.
 
     Args:
-        pools: a `Pool`, a `Storage` or, where groups of layers are kept apart, a `GroupPools` per
-            tier, in the manager's order; None for a tier whose bytes are not in this process.
+        pools: a `Pool` or a `Storage` per tier, in the manager's order; None for a tier whose bytes
+            are not in this process.
         tiers: the manager's tiers, for their `io_budget` and their names; without them nothing is
             limited.
         workers: threads that copy between pools; on a GPU each has a separate copy stream. Each

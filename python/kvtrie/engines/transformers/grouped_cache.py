@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvtrie.engines.transformers.rows import Row
-    from kvtrie.tiers import GroupPool, GroupPools, Pool
+    from kvtrie.tiers import Pool
     from kvtrie.transfer import Executor
 
 __all__ = ["GroupedCache"]
@@ -76,7 +76,7 @@ class GroupedCache(KvtrieCache, groups=True):
 
     def _tried(self, model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
         """Compare what the layers of a model keep with the groups of the first tier."""
-        self._pools: GroupPools = self._executor.pools[0]  # type: ignore[assignment]
+        self._pools: Pool = self._executor.pools[0]  # type: ignore[assignment]
         tried, mine = try_layers(model), self._executor.manager.model
         real = model_shape(model, fingerprint=mine.fingerprint)
         theirs = replace(mine, query_heads=real.query_heads, hidden=real.hidden)
@@ -322,9 +322,7 @@ class GroupedCache(KvtrieCache, groups=True):
                     self._write(number, pool, (place, slot), at, end)
         return row.commit(new, executor.clock())
 
-    def _write(
-        self, number: int, pool: GroupPool, block: tuple[int, int], at: int, end: int
-    ) -> None:
+    def _write(self, number: int, pool: Pool, block: tuple[int, int], at: int, end: int) -> None:
         """Write the window or state of a block of a row to a slot."""
         row, size, (place, slot) = self._rows[at], self._pools.block_tokens, block
         group = self._executor.manager.model.groups[number]
@@ -417,7 +415,7 @@ class GroupedCache(KvtrieCache, groups=True):
             else:
                 self._load_window(group.layers, pool, slots)
 
-    def _load_window(self, layers: Sequence[int], pool: GroupPool, slots: Sequence[int]) -> None:
+    def _load_window(self, layers: Sequence[int], pool: Pool, slots: Sequence[int]) -> None:
         size, device = self._pools.block_tokens, pool.device
         offsets = torch.arange(size, device=device).repeat(len(slots))
         for index, layer in enumerate(layers):
@@ -425,7 +423,7 @@ class GroupedCache(KvtrieCache, groups=True):
             keys, values = pool.gather(units.repeat_interleave(size), offsets)
             self._windows[layer].fill(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
 
-    def _load_state(self, layers: Sequence[int], pool: GroupPool, slot: int) -> None:
+    def _load_state(self, layers: Sequence[int], pool: Pool, slot: int) -> None:
         memory = pool.block(slot)
         for layer in layers:
             self._make_states(layer, 1)

@@ -22,8 +22,8 @@ from kvtrie.settings.argument import instance, masked
 from kvtrie.settings.sizes import free_memory, path_and_size, size
 from kvtrie.tiers import (
     DiskStorage,
-    GroupPools,
     KeptPool,
+    Pool,
     close_pools,
     open_pools,
     parts_of,
@@ -195,7 +195,7 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
         OpenTier(
             tier.kind,
             pool.nbytes
-            if isinstance(pool, GroupPools | DiskStorage)
+            if isinstance(pool, Pool | DiskStorage)
             else tier.room_bytes(manager.model, tokens),
             stats[tier.kind].slots,
             found=stats[tier.kind].slots - stats[tier.kind].free,

@@ -17,7 +17,8 @@ import numpy as np
 
 from kvtrie.errors import KvtrieError
 from kvtrie.tiers import KeptPool, Pool
-from kvtrie.tiers.kept import kept_pool, open_kept_memory
+from kvtrie.tiers.kept_file import open_kept_memory
+from kvtrie.tiers.kept_tier import kept_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -1,0 +1,88 @@
+"""Memory of a device or the host for pools, and back to the system.
+
+Invariant: what is taken starts on a page; no more than there is. Cost: that of the system, once.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from typing import Any, cast
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.settings.sizes import all_memory
+
+__all__ = ["all_of_device", "give_back", "given", "paged"]
+
+_PAGE = 4096
+
+
+def given(
+    memory: torch.Tensor, units: int, sizes: tuple[int, ...], *, pinned: bool
+) -> torch.Tensor:
+    """Memory that is there already, as the one plane of a pool.
+
+    Raises:
+        ConfigError: other bytes than those of the plane, or memory that cannot be pinned.
+    """
+    wanted = units * sum(sizes)
+    if len(sizes) != 1 or memory.nbytes != wanted or memory.dtype != torch.uint8:
+        raise ConfigError(
+            f"memory of {memory.nbytes} bytes of {memory.dtype} for a pool: one plane of {wanted} "
+            f"bytes of {torch.uint8} wanted, and the layout has {len(sizes)}"
+        )
+    if pinned:
+        runtime = cast("Any", torch.cuda.cudart())
+        status = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        if int(status):
+            raise ConfigError(f"{memory.nbytes} bytes of given memory cannot be pinned: {status}")
+    return memory.view(units, sizes[0])
+
+
+def all_of_device(device: torch.device) -> int:
+    """Bytes of a device's memory, taken or not; 0 where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return all_memory() if device.type == "cpu" else 0
+
+
+def give_back(device: torch.device, *, pinned: bool) -> None:
+    """Let the system have what torch keeps of memory that was freed."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    if pinned:
+        vars(vars(torch)["_C"])["_host_emptyCache"]()  # torch has no public name for it
+
+
+def paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:
+    """Memory of `units` times `size` bytes that starts on a page, as direct I/O wants it.
+
+    Raises:
+        ConfigError: the system does not give as much.
+    """
+    length = units * size
+    try:
+        return _paged(units, size, device, pinned=pinned)
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{length} bytes of memory on {device} for {units} slots of {size} bytes: {reason}; "
+            "give less, or raise the limit of the process (`ulimit -v`)"
+        ) from error
+
+
+def _paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:
+    length = units * size
+    if torch.device(device).type == "cpu" and not pinned:
+        # Large pages at least halve the address ranges that a device has to look up.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, length, flags=private)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(units, size)
+    whole = torch.empty(length + _PAGE, dtype=torch.uint8, device=device, pin_memory=pinned)
+    start = -whole.data_ptr() % _PAGE
+    return whole[start : start + length].view(units, size)

@@ -1,0 +1,193 @@
+"""SlotNumbers: slots of memory, the units in them, and spare blocks that no slot has.
+
+A *unit* is one layer of one block. A slot that holds whole blocks is `layers` consecutive units;
+with layer slots each unit is a separate slot. Spare blocks take what comes layer by layer, and
+`adopt` makes them those of a slot.
+Invariant: slots and spare blocks never share units. Cost: `adopt` exchanges two numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.model.group_layout import STATE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from kvtrie.tiers.group_slots import GroupSlots
+
+__all__ = ["SlotNumbers"]
+
+
+class SlotNumbers(ABC):
+    """The numbers of slots and units of some memory.
+
+    Args:
+        slots: the slots, and where their units are.
+        layer_slots: whether a slot is one layer of a block.
+        spare: blocks of memory beyond those of the slots.
+
+    Attributes:
+        slots: the slots, and where their units are.
+        block_format: format of the bytes.
+        layout: layout of a unit.
+        state: whether a slot is a state instead of KV.
+        layers: units of a block.
+        blocks: blocks that the slots hold.
+        block_tokens: tokens of a block.
+        layer_slots: whether a slot is one layer of a block instead of the whole block.
+        spare: blocks of memory beyond those of the slots.
+
+    Raises:
+        ConfigError: spare blocks where a slot is one layer, or fewer than none.
+    """
+
+    def __init__(self, slots: GroupSlots, *, layer_slots: bool, spare: int) -> None:
+        if spare < 0 or (spare and layer_slots):
+            raise ConfigError(
+                f"{spare} spare blocks: at least 0 wanted, and 0 where a slot is one layer"
+            )
+        self.slots, self.block_format = slots, slots.block_format
+        self.layout, self.layers = self.block_format.layout, self.block_format.layers
+        self.state = self.layout.opaque == STATE
+        self.blocks, self.block_tokens = slots.blocks, self.block_format.block_tokens
+        self.layer_slots, self.spare = layer_slots, spare
+        # Place of each slot's block, in blocks; None if no slot can move.
+        self._place = np.arange(self.blocks, dtype=np.int64) if spare else None
+        self._free = list(range(self.blocks + spare - 1, self.blocks - 1, -1))
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device of the memory."""
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one layer of a block, or of the state of one layer."""
+        return self.slots.unit_bytes
+
+    def units(self, slot: int, layer_lo: int, layer_hi: int) -> NDArray[np.int64]:
+        """Return the units of some layers of the block, or of the one layer, at a slot.
+
+        Args:
+            slot: the slot.
+            layer_lo: first layer.
+            layer_hi: the last layer plus 1.
+
+        Returns:
+            int64 `(layer_hi - layer_lo,)`.
+
+        Raises:
+            ConfigError: more than one layer asked of a layer slot, or a slot beyond the pool.
+        """
+        if self.layer_slots:
+            if layer_hi - layer_lo != 1:
+                raise ConfigError(f"layer slot {slot} holds one layer, not {layer_lo}:{layer_hi}")
+            first, count = slot, 1
+        else:
+            first, count = slot * self.layers + layer_lo, layer_hi - layer_lo
+        if not 0 <= first <= first + count <= self.blocks * self.layers:
+            raise ConfigError(f"slot {slot} is outside a pool of {self.blocks} blocks")
+        if self._place is not None:
+            first = int(self._place[slot]) * self.layers + layer_lo
+        return np.arange(first, first + count, dtype=np.int64)
+
+    def layer_units(self, slots: NDArray[np.int64], layer: int) -> NDArray[np.int64]:
+        """Return the units of one layer of many blocks; of layer slots, the slots themselves.
+
+        Args:
+            slots: int64 `(n,)`.
+            layer: the layer.
+
+        Returns:
+            int64 `(n,)`.
+
+        Raises:
+            ConfigError: a slot or a layer beyond the pool.
+        """
+        most = self.blocks * (self.layers if self.layer_slots else 1)
+        if len(slots) and not 0 <= slots.min() <= slots.max() < most:
+            raise ConfigError(f"slots {slots.min()} to {slots.max()}, 0 to {most - 1} wanted")
+        if not 0 <= layer < self.layers:
+            raise ConfigError(f"layer {layer}, 0 to {self.layers - 1} wanted")
+        if self.layer_slots:
+            return slots
+        return (slots if self._place is None else self._place[slots]) * self.layers + layer
+
+    def set_aside(self, blocks: int) -> list[int]:
+        """Take spare blocks: all of them, or none.
+
+        Returns:
+            Their numbers, for `spare_units`, `adopt` and `put_back`.
+
+        Raises:
+            NoSpaceError: fewer are spare.
+        """
+        if blocks > len(self._free):
+            used = self.spare - len(self._free)
+            raise NoSpaceError(
+                f"{blocks} spare blocks wanted, {len(self._free)} of {self.spare} are free: wait "
+                "for what is being stored, or open the pools with more",
+                tier="staging",
+                wanted=blocks,
+                free=len(self._free),
+                coming=0,
+                leased=used,
+            )
+        first = len(self._free) - blocks
+        taken = self._free[first:]
+        del self._free[first:]
+        return taken
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of the spare blocks that are set aside."""
+        return (self.spare - len(self._free)) * self.layers * self.unit_bytes
+
+    def put_back(self, spares: Iterable[int]) -> None:
+        """Give spare blocks back that `set_aside` gave."""
+        self._free.extend(spares)
+
+    def spare_units(self, spares: Sequence[int]) -> NDArray[np.int64]:
+        """Return the units of the first layer of spare blocks, int64 `(n,)`; the others follow."""
+        return np.asarray(spares, dtype=np.int64) * self.layers
+
+    def adopt(self, slots: NDArray[np.integer], spares: NDArray[np.int64]) -> None:
+        """Make the bytes of spare blocks those of slots; the slots' former memory is spare then.
+
+        Args:
+            slots: `(n,)`.
+            spares: int64 `(n,)`, as `set_aside` gave them.
+
+        Raises:
+            ConfigError: the pool has no spare blocks.
+        """
+        if self._place is None:
+            raise ConfigError("a pool without spare blocks adopts none")
+        had = self._place[slots].tolist()
+        self._place[slots] = spares
+        self._free.extend(had)
+
+    def table(self, slots: NDArray[np.uint32]) -> torch.Tensor:
+        """Return the units of a block table, int64 `(layers, blocks)` on the pool's device.
+
+        Args:
+            slots: uint32 `(blocks,)`, or `(layers, blocks)` where the pool has layer slots.
+        """
+        places = slots.astype(np.int64)
+        if self._place is not None:
+            # A block that is not on this tier has no place: it keeps a number beyond all of them.
+            places = self._place[np.minimum(places, self.blocks - 1)]
+            places[slots >= self.blocks] = slots[slots >= self.blocks]
+        table = torch.from_numpy(places).to(self.device)  # type: ignore[no-untyped-call]
+        if self.layer_slots:
+            return table
+        return table * self.layers + torch.arange(self.layers, device=self.device)[:, None]
