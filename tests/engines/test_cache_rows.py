@@ -13,7 +13,6 @@ from kvtrie.engines.transformers.rows import (
     fresh_tokens,
     patiently,
     select,
-    unpadded,
 )
 from kvtrie.errors import ConfigError, NoSpaceError, TransferError
 
@@ -31,16 +30,6 @@ def rows():
         made.append(Row(lease, pad, tokens))
     yield made
     manager.audit()
-
-
-def test_rows_without_their_padding():
-    ids = torch.tensor([[1, 2, 3], [0, 4, 5]])
-    mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
-    assert [row.tolist() for row in unpadded(ids, mask)] == [[1, 2, 3], [4, 5]]
-    with pytest.raises(ConfigError, match="on the left"):
-        unpadded(ids, torch.tensor([[1, 1, 0], [0, 1, 1]]))
-    with pytest.raises(ConfigError, match="rows of tokens"):
-        unpadded(ids[0], None)
 
 
 def test_a_pass_brings_what_follows_the_tokens_of_each_row(rows):

@@ -15,8 +15,7 @@ from kvtrie import ModelShape, ResumePoints
 from kvtrie.demo.families import FAMILIES, VOCABULARY, family
 from kvtrie.engines import transformers as engine
 from kvtrie.engines.transformers import KvtrieCache, model_shape
-from kvtrie.engines.transformers.grouped_cache import GroupedCache
-from kvtrie.engines.transformers.opening import close_executor
+from kvtrie.engines.transformers.open_model import close_executor
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
 
 pytestmark = pytest.mark.engine
@@ -360,7 +359,7 @@ def test_open_finds_a_disk_again(name, model, tmp_path, capfd):
             manager = served.executor.manager
             assert manager.lookup(chat, now=served.executor.clock()).tokens == found
             with served.cache(ids, reserve=8) as cache:
-                assert isinstance(cache, GroupedCache) == (name in APART)
+                assert bool(cache.layers) == (name in APART)
                 mine = answer(model, ids, cache)
             agree(truth, mine)
             assert apart(truth, mine) < allowed(model, ids, truth)
@@ -393,9 +392,9 @@ def test_open_finds_kept_host_memory_again(name, capfd):
 def test_groups_are_kept_apart_where_that_is_asked_for():
     model = family("gemma-3")
     with engine.open(model, gpu="1MB", host=None, resume=ResumePoints()) as served:
-        assert isinstance(served.cache(some(37, 1, 20)), GroupedCache)
+        assert served.cache(some(37, 1, 20)).layers
     with engine.open(model, gpu="1MB", host=None) as served:
-        assert not isinstance(served.cache(some(37, 1, 20)), GroupedCache)
+        assert not served.cache(some(37, 1, 20)).layers
     with pytest.raises(ConfigError, match="this one has 1"):
         engine.open(_llama(), gpu="1MB", host=None, resume=ResumePoints())
     with pytest.raises(ConfigError, match="remote of kvtrie"):

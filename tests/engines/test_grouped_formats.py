@@ -14,7 +14,7 @@ from kvtrie import ResumePoints, Tier
 from kvtrie._kvtrie import DiskStore
 from kvtrie.demo.families import family
 from kvtrie.engines.transformers import KvtrieCache, model_shape
-from kvtrie.engines.transformers.opening import close_executor
+from kvtrie.engines.transformers.open_model import close_executor
 from kvtrie.errors import ConfigError
 from kvtrie.model.group_layout import group_bytes
 from kvtrie.model.layout import FORMATS

@@ -98,7 +98,7 @@ def full(model, ids):
 
 def stored_kv(cache, tokens):
     """K, V `(heads, tokens, dim)` of every layer in the blocks of a cache's first row."""
-    pool, lease = cache._pool, cache.leases[0]
+    pool, lease = cache._batch.pool, cache.leases[0]
     at = torch.arange(tokens)
     return [
         tuple(each.transpose(0, 1) for each in pool.gather(units[at // BLOCK], at % BLOCK))

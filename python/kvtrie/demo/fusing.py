@@ -26,7 +26,8 @@ from kvtrie.demo.fusion_picture import draw_fusion
 from kvtrie.demo.model import Speaker, smollm, tiny
 from kvtrie.demo.passages import FAMILIAR, PASSAGES, QUESTION, SYSTEM
 from kvtrie.engines.transformers import Decoder, fingerprint
-from kvtrie.engines.transformers.opening import check_written, close_executor
+from kvtrie.engines.transformers.open_model import close_executor
+from kvtrie.engines.transformers.opening import check_written
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.fuse import (
     CacheStore,

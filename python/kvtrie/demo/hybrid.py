@@ -21,7 +21,7 @@ import torch
 from kvtrie import BlockManager, Cost, ModelShape, ResumePoints, Tier
 from kvtrie.demo.families import FAMILIES, VOCABULARY, family
 from kvtrie.engines.transformers import KvtrieCache, fingerprint, model_shape
-from kvtrie.engines.transformers.opening import close_executor
+from kvtrie.engines.transformers.open_model import close_executor
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 

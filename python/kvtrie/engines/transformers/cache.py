@@ -4,60 +4,50 @@ It goes wherever transformers takes a cache: `model.generate(..., past_key_value
 plain forward. Opening one looks the prompts up, waits for what is loaded, computes what was
 evicted inside them; the caller then computes the rest, as with any filled cache. If all blocks
 come from memory or a disk, the first pass waits for each layer.
+
 Invariants: column `c` of row `b` is token `c - pad[b]` of that row; the leases hold every token
 whose KV was written by a finished pass, and nothing else; what was computed from more than tokens
 is refused before it is held.
 Cost: per pass and layer one scatter of the new tokens and one gather of all; per pass one call
-into the manager and row. The rows are in `rows.py`, loads during the first pass in `first_pass.py`.
+into the manager and row. What the rows hold is in `batch.py`.
 """
 
 from __future__ import annotations
 
-import weakref
-from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from transformers import Cache
 
-from kvtrie import Scope
-from kvtrie.engines.identity.fingerprint import require_same
-from kvtrie.engines.transformers.arrival import Arrival
-from kvtrie.engines.transformers.cache_misses import count_row, explain_prompt
-from kvtrie.engines.transformers.first_pass import FirstPass
-from kvtrie.engines.transformers.guard import Guard, named, remainder, states
-from kvtrie.engines.transformers.hook import as_is, weakly
-from kvtrie.engines.transformers.opening import LOOKUP_S, ask_store
-from kvtrie.engines.transformers.rope import RopeLimits
-from kvtrie.engines.transformers.row_recovery import RowRecovery
-from kvtrie.engines.transformers.rows import (
-    Row,
-    acquire,
-    check_repeated,
-    fresh_tokens,
-    select,
-    step_of,
+from kvtrie.engines.transformers.admission import (
+    LOOKUP_S,
+    admit,
+    ask_store,
+    common_column,
     unpadded,
 )
-from kvtrie.engines.transformers.trial import check_stated, trial
+from kvtrie.engines.transformers.arrival import Arrival
+from kvtrie.engines.transformers.batch import Batch
+from kvtrie.engines.transformers.guard import named, no_gradients, remainder, states
+from kvtrie.engines.transformers.hook import Life, as_is
+from kvtrie.engines.transformers.passes import Passes
+from kvtrie.engines.transformers.recovery import RowRecovery
+from kvtrie.engines.transformers.rows import check_repeated
 from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.settings.argument import flag
 from kvtrie.tiers import Pool, parts_of
-from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
     import torch
-    from numpy.typing import NDArray
-    from torch.utils.hooks import RemovableHandle
     from transformers import PreTrainedModel
 
-    from kvtrie import Lease
-    from kvtrie.engines.server.why import Explained
-    from kvtrie.engines.transformers.step import Step
+    from kvtrie import Lease, Scope
+    from kvtrie.engines.transformers.rows import Row
+    from kvtrie.transfer import Executor
 
 __all__ = ["KvtrieCache"]
 
@@ -68,9 +58,11 @@ class KvtrieCache(Cache):
     Rows of different lengths are padded on the left. A batch that is a multiple of the rows (beam
     search, several returned sequences) makes each row fork when its first pass comes. A pass that
     gives whole rows from position 0 on, as assisted generation begins, computes what the cache
-    lacks. KV is found again by tokens, so a pass must depend on nothing else: a model in training
-    mode, gradients, autocast, given positions or masks, and every argument that is not
-    known to be harmless are refused.
+    lacks. A pass of several tokens over cached states is split where blocks end; its output is then
+    that of the part after the last split. With windows or states, what takes tokens back (`crop`,
+    assisted generation) is refused: no state is rolled back. KV is found again by tokens, so a pass
+    must depend on nothing else: a model in training mode, gradients, autocast, given positions or
+    masks, and every argument that is not known to be harmless are refused.
 
     Args:
         model: the model that will run, in evaluation mode; a hook on it passes the cache the
@@ -81,11 +73,11 @@ class KvtrieCache(Cache):
         reserve: tokens after each prompt to make room for at once; otherwise room grows with
             every pass, and a full tier may stop a generation midway.
         scope: whose KV may be shared. If RoPE changes beyond some length, the KV of longer
-            batches gets a separate scope.
+            batches gets a separate scope; with windows or states there are no holes.
         sessions: the conversation of each row, for retention.
         use_layerwise: let the first pass wait layer by layer for what is loaded from memory or
             read from a disk; otherwise opening waits for all of it, as for what is read from a
-            shared store and where something amid a match is computed.
+            shared store, where something amid a match is computed, and with windows or states.
         lookup_s: seconds that opening asks a shared store for the prompts, if the last tier is one.
 
     Attributes:
@@ -99,8 +91,6 @@ class KvtrieCache(Cache):
         NoSpaceError: the prompts and `reserve` do not fit next to the blocks in use.
         TransferError: a move that the prompts await cannot be carried out.
     """
-
-    _grouped: ClassVar[type[KvtrieCache] | None] = None
 
     def __init__(
         self,
@@ -116,76 +106,42 @@ class KvtrieCache(Cache):
         lookup_s: float = LOOKUP_S,
     ) -> None:
         super().__init__(layers=[])
-        pool, *others = parts_of(executor.pools[0])
-        if not isinstance(pool, Pool):
+        pools = parts_of(executor.pools[0])
+        if not isinstance(pools[0], Pool):
             raise ConfigError("the first tier has no memory that a model could compute in")
-        use_layerwise = flag("use_layerwise", use_layerwise) and self._by_layer(executor)
-        self._executor, self._model = executor, model
-        if not others:  # layers of several groups the trial compares
-            check_stated(model, executor.manager.model, pool)
-        self._guard = Guard(model)
-        self._guard.ready()
-        self._rope = RopeLimits.of(model.config)
-        require_same(executor.manager, model)
-        self._entry = self._tried(model, pool)
-        self._pool = pool
-        self._rows: list[Row] = []
-        self._step: Step | None = None
-        self._ids: torch.Tensor | None = None
-        self._fresh: list[NDArray[np.int64]] = []
-        self._past = 0
         prompts = unpadded(input_ids, attention_mask)
-        if sessions is not None and len(sessions) != len(prompts):
-            raise ConfigError(f"{len(sessions)} sessions given for {len(prompts)} prompts")
-        longest = max(map(len, prompts))
-        self._room = input_ids.shape[1] + reserve  # columns that opening makes room for
-        self._regime = self._rope.regime(longest)
-        self.scope = self._scope_of(scope)
+        longest, columns = max(map(len, prompts)), input_ids.shape[1]
+        self._executor = executor
+        self._passes = passes = Passes(model, executor, pools, longest)
+        self._ids: torch.Tensor | None = None
+        self.scope = passes.scope(scope)
         ask_store(executor, prompts, self.scope, lookup_s)
-        self._recovery = RowRecovery(
-            executor, model, self._entry, pool, self._guard, reach=self._rope.reach(self._regime)
-        )
-        self._first = FirstPass(executor, pool, self._rows, self._recovery)
-        plans = self._recovery.computes(longest)
-        self._begin_life()
-        explained: list[Explained | None] = []
+        recovery = RowRecovery(executor, passes, pools[0])
+        batch = Batch(executor, pools[0], passes.tried, recovery, columns + reserve)
+        alone, plans = bool(batch.parts), passes.computes(longest)
+        layerwise = flag("use_layerwise", use_layerwise) and not alone and Arrival.wanted(executor)
+        self._begin_life(batch)
         try:
-            for row, prompt in enumerate(prompts):
-                session = None if sessions is None else sessions[row]
-                explained.append(explain_prompt(executor, prompt, self.scope, session))
-                lease = acquire(
-                    executor,
-                    prompt,
-                    scope=self.scope,
-                    session=session,
-                    reserve=reserve,
-                    load="plan" if plans else "all",
-                    layerwise=use_layerwise,
-                )
-                self._rows.append(Row(lease, input_ids.shape[1] - len(prompt), prompt))
-            for one, row, start in zip(explained, self._rows, self._starts(), strict=True):
-                count_row(executor, one, row.lease, start, len(row.tokens))
-            if not (use_layerwise and self._first.load(disk=plans)):
-                self._recover()
+            admit(
+                executor,
+                prompts,
+                batch.rows,
+                columns=columns,
+                scope=self.scope,
+                sessions=sessions,
+                reserve=reserve,
+                load="plan" if plans else "all",
+                layerwise=layerwise,
+                alone=alone,
+            )
+            if alone:
+                self._open_rows()
+            elif not (layerwise and batch.load(disk=plans)):
+                recovery.fill(batch.rows)
         except BaseException:
             self.close()
             raise
-        self._past = min(row.pad + row.lease.tokens for row in self._rows)
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401 - those of `__init__`
-        """A cache of the kind that the tiers of the executor need."""
-        executor = kwargs.get("executor", args[1] if len(args) > 1 else None)
-        first = executor.pools[0] if isinstance(executor, Executor) else None
-        if cls is KvtrieCache and len(parts_of(first)) > 1:
-            assert cls._grouped is not None  # noqa: S101 - `transformers` imports it
-            return cast("Self", object.__new__(cls._grouped))
-        return super().__new__(cls)
-
-    def __init_subclass__(cls, *, groups: bool = False, **more: object) -> None:
-        """Note the kind of cache that serves models whose groups of layers are kept apart."""
-        super().__init_subclass__(**more)
-        if groups:
-            KvtrieCache._grouped = cls
+        batch.past = min(row.pad + row.lease.tokens for row in batch.rows)
 
     def __copy__(self) -> Self:
         """A copy shares no rows, or one would grow under the other."""
@@ -201,28 +157,21 @@ class KvtrieCache(Cache):
             NoSpaceError: no room for the last block of each row.
         """
         self._open()
-        self._arrive()
-        rows: list[Row] = []
-        memo[id(self)] = made = self._over(rows)
-        now = self._executor.clock()
+        self._batch.arrive()
+        memo[id(self)] = made = self._over(())
         try:
-            for row in self._rows:
-                (lease,) = row.lease.fork(1, now=now)
-                rows.append(replace(row, lease=lease))
+            self._batch.fork(made._batch)  # noqa: SLF001 - one of its kind
         except BaseException:
             made.close()
             raise
         return made
 
-    def _over(self, rows: list[Row]) -> Self:
-        """A cache of the same model over other rows, without a pass under way."""
+    def _over(self, rows: Sequence[Row]) -> Self:
+        """A cache of the same model over other rows, without a column."""
         made = object.__new__(type(self))
         vars(made).update(vars(self))
-        made._rows, made._fresh = rows, []
-        made._step = made._ids = None
-        made._recovery = copy(self._recovery)
-        made._first = FirstPass(self._executor, self._pool, rows, made._recovery)
-        made._begin_life()
+        made._ids = None
+        made._begin_life(self._batch.over(rows))
         return made
 
     def __enter__(self) -> Self:
@@ -232,17 +181,17 @@ class KvtrieCache(Cache):
         self.close()
 
     def __len__(self) -> int:
-        return self._pool.layers
+        return len(self.layers) or self._batch.pool.layers
 
     def __repr__(self) -> str:
-        if not self._end_of_life.alive:
+        if not self._life.alive:
             return "KvtrieCache(closed)"
-        return f"KvtrieCache({len(self._rows)} rows, {self._past} columns)"
+        return f"KvtrieCache({len(self._batch.rows)} rows, {self._batch.past} columns)"
 
     @property
     def leases(self) -> tuple[Lease, ...]:
         """The lease of each row, in the order of the batch."""
-        return tuple(row.lease for row in self._rows)
+        return tuple(row.lease for row in self._batch.rows)
 
     @property
     def recovered(self) -> int:
@@ -250,19 +199,18 @@ class KvtrieCache(Cache):
 
         They had been dropped, or did not come, or the plan found that sooner than loading them.
         """
-        return self._recovery.recovered
+        return self._batch.recovery.recovered
 
     def close(self) -> None:
         """Release every lease; the blocks stay cached. Closing twice does nothing.
 
         A cache that is dropped without it is closed when it is collected.
         """
-        leases = [row.lease for row in self._rows]
-        used = [lease.handles for lease in leases if lease.state == "active"]
+        used = [lease.handles for lease in self.leases if lease.state == "active"]
         try:
-            self._first.abandon()
+            self._batch.abandon()
         finally:
-            self._end_of_life()
+            self._life.end()
             for blocks in used:
                 self._executor.used(blocks)
 
@@ -275,7 +223,7 @@ class KvtrieCache(Cache):
         *_: object,
         **__: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new K, V `(batch, heads, queries, dim)` of a layer; return those of all columns.
+        """Store new K, V `(batch, heads, queries, dim)` of a layer; return those that it sees.
 
         Raises:
             ClosedError: the cache is closed.
@@ -287,29 +235,30 @@ class KvtrieCache(Cache):
                 single tokens.
         """
         self._open()
-        states(key_states, value_states, self._pool)
-        if layer_idx == 0:
-            self._step = self._begin(key_states.shape[0], key_states.shape[2])
-        if self._step is None:
-            raise ConfigError(f"layer {layer_idx} came before layer 0")
-        self._step, seen = self._first.store(
-            layer_idx, key_states, value_states, self._step, self._past
-        )
-        if layer_idx == self._pool.layers - 1:
-            self._end(key_states.shape[2])
-        return seen
+        if self._batch.window(layer_idx) is None:
+            states(key_states, value_states, self._batch.pool)
+        if layer_idx == 0 and not self._batch.parts:
+            self._begin(key_states.shape[0], key_states.shape[2])
+        return self._batch.store(layer_idx, key_states, value_states)
 
     @as_is
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - all layers hold the same
         """Columns that the cache holds, padding included."""
         self._open()
-        return self._past
+        return self._batch.past
 
     @as_is
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Number of keys that a pass over `query_length` columns sees, and the first of them."""
         self._open()
-        return self._past + query_length, 0
+        past, window = self._batch.past, self._batch.window(layer_idx)
+        seen = past if window is None else window.visible(past)
+        return seen + query_length, past - seen
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: the tensors of a cache that grows have no fixed addresses."""
+        return False
 
     @as_is
     def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
@@ -317,83 +266,88 @@ class KvtrieCache(Cache):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` columns: transformers gives a negative number."""
+        """Forget the last `-tokens_to_remove` columns: transformers gives a negative number.
+
+        Raises:
+            ConfigError: the cache has fewer, or it has windows or states.
+        """
         self._open()
-        if tokens_to_remove > 0 or -tokens_to_remove > self._past:
-            raise ConfigError(f"cannot crop by {tokens_to_remove} of {self._past} columns")
-        if tokens_to_remove == 0:
-            return
-        self._arrive()
-        self._past += tokens_to_remove
-        for at, row in enumerate(self._rows):
-            self._rows[at] = row.cut(self._past, self._executor.clock())
+        if self._batch.parts and tokens_to_remove:
+            raise ConfigError(
+                f"cannot crop by {tokens_to_remove} columns: windows and states of an earlier "
+                "column are gone; open another KvtrieCache for the shorter sequence"
+            )
+        past = self._batch.past
+        if tokens_to_remove > 0 or -tokens_to_remove > past:
+            raise ConfigError(f"cannot crop by {tokens_to_remove} of {past} columns")
+        if tokens_to_remove:
+            self._batch.cut(-tokens_to_remove)
+
+    def activate_past_recording(self) -> None:
+        """Refuse what takes tokens back where that is not possible.
+
+        Raises:
+            ConfigError: the cache has windows or states.
+        """
+        if self._batch.parts:
+            raise ConfigError(
+                "assisted generation takes tokens back, and windows and states of an earlier "
+                "column are gone: generate without an assistant"
+            )
 
     def reset(self) -> None:
         """Forget all columns of this batch; what is cached for others stays."""
         self._open()
-        self.crop(-self._past)
+        self.crop(-self._batch.past)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Continue row `i` of the batch from what row `beam_idx[i]` was."""
-        self._select(beam_idx.cpu().numpy().tolist())
+        self._open()
+        self._batch.select(beam_idx.cpu().numpy().tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Let every row go on as `repeats` neighbouring ones."""
-        self._select([row for row in range(len(self._rows)) for _ in range(repeats)])
+        self._open()
+        self._batch.repeat(repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows at `indices` (or where it is True), release the others."""
         self._open()
-        self._select(np.arange(len(self._rows))[indices.cpu().numpy()].tolist())
+        rows = np.arange(len(self._batch.rows))
+        self._batch.select(rows[indices.cpu().numpy()].tolist())
 
-    def _scope_of(self, scope: Scope | None) -> Scope | None:
-        """The scope of the rows: what RoPE adds to a given one, and no holes that nothing fills."""
-        found = self._rope.scope(scope, self._regime)
-        if self._guard.fills:
-            return found
-        return replace(found or Scope(), structure="leaf-only")
-
-    def _by_layer(self, executor: Executor) -> bool:
-        """Whether the first pass may wait layer by layer."""
-        return Arrival.wanted(executor)
-
-    def _tried(self, model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
-        """The module of a model that takes its tokens, if the tiers can hold its KV."""
-        return trial(model, pool)
-
-    def _starts(self) -> list[int]:
-        """Of each row, the first token that the pass after opening computes."""
-        past = min(row.pad + row.lease.matched for row in self._rows)
-        return [max(0, past - row.pad) for row in self._rows]
-
-    def _begin_life(self) -> None:
+    def _begin_life(self, batch: Batch) -> None:
         """Look at the passes of the model from now on, until the cache ends."""
-        hook = self._entry.register_forward_pre_hook(weakly(self._before), with_kwargs=True)
-        self._hooks: list[RemovableHandle] = [hook]
-        # Neither refers to the cache, so that one that is dropped without `close` ends as well.
-        self._end_of_life = weakref.finalize(
-            self, _let_go, self._rows, self._first.arrivals, self._hooks
+        self._batch, self.layers = batch, batch.layers
+        self._life = Life(
+            self, self._passes.entry, self._before, self._after, release=batch.release
         )
-        self._end_of_life.atexit = False
 
-    def _recover(self) -> None:
-        """Wait for what is loaded, and compute what misses amid the matches."""
-        self._recovery.fill(self._rows)
+    def _open_rows(self) -> None:
+        """Wait for what is loaded, read windows and states, and bring all rows to one column."""
+        rows = self._batch.rows
+        for row in rows:
+            self._executor.wait(row.lease)  # a load that fails shortens its match
+        column = common_column(rows, self._batch.states)
+        if len(rows) == 1 and not rows[0].pad:
+            self._advance(column)
+            return
+        alone = [self._over([replace(row, pad=0)]) for row in rows]
+        try:
+            for at, (one, row) in enumerate(zip(alone, rows, strict=True)):
+                one._advance(column - row.pad)  # noqa: SLF001 - one of its kind, as below
+                rows[at] = replace(one._batch.rows[0], pad=row.pad)  # noqa: SLF001
+        finally:
+            for one in alone:
+                one._life.leave()  # noqa: SLF001
+        self._batch.take([one._batch for one in alone], [[0]] * len(alone))  # noqa: SLF001
 
-    def _await(self, layer: int) -> None:
-        """Let a first pass wait for a layer."""
-        self._step = self._first.wait(layer, self._step, self._past)
-
-    def _arrive(self) -> None:
-        """Wait for all that is still on its way, before anything but a first pass."""
-        if self._first.arrivals:
-            self._await(self._pool.layers - 1)
-        self._first.finish()
-
-    def _select(self, sources: Sequence[int]) -> None:
-        self._open()
-        self._arrive()
-        self._rows[:] = select(self._rows, sources, self._executor.clock())
+    def _advance(self, upto: int) -> None:
+        """Read the match of the only row, without padding, and compute the row up to a token."""
+        self._batch.read()
+        start, (row,) = self._batch.past, self._batch.rows
+        if start < upto:
+            self._passes.run(row.tokens[start:upto], start, self)
 
     def _before(
         self, entry: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
@@ -405,72 +359,58 @@ class KvtrieCache(Cache):
         given = named(entry, args, kwargs)
         if given.get("past_key_values") is not self:
             return None
-        self._step = self._ids = None  # of a pass that did not come to its end
-        self._first.begin()
-        seen = self._guard.check(given, self._past, [row.pad for row in self._rows])
-        self._rope.check(seen.length, self._regime)
-        self._ids = seen.ids[:, seen.repeats :]
-        if not seen.repeats:
-            return None
-        check_repeated(self._rows, seen.ids[:, : seen.repeats])
-        return (), remainder(given, seen.repeats)
+        batch, self._ids = self._batch, None
+        if batch.parts:
+            no_gradients(entry, given)
+            if batch.step is not None:
+                raise ClosedError(
+                    "a pass over the KvtrieCache ended amid its layers: open another for the "
+                    "prompts"
+                )
+        batch.forget()  # a pass that did not come to its end
+        seen = self._passes.check(given, batch.past, [row.pad for row in batch.rows])
+        if seen.repeats:
+            check_repeated(batch.rows, seen.ids[:, : seen.repeats])
+        self._ids, skipped = seen.ids[:, seen.repeats :], seen.repeats
+        if batch.parts:
+            skipped += self._split(entry, remainder(given, skipped), self._ids)
+        return ((), remainder(given, skipped)) if skipped else None
+
+    def _split(self, entry: torch.nn.Module, given: dict[str, Any], ids: torch.Tensor) -> int:
+        """Begin a pass after running all its parts but the last; return the columns of those."""
+        batch, start = self._batch, self._batch.past
+        end = start + ids.shape[1]
+        batch.match(len(ids))
+        while batch.states is not None and batch.past < end - 1:
+            batch.reserve(end)  # slots for the next blocks
+            column = batch.states.stop(batch.rows, batch.past, end)
+            if column == end:
+                break
+            part = remainder(given, batch.past - start, column - start)
+            entry(**part | {"use_cache": True})
+        self._ids = ids[:, batch.past - start :]
+        self._begin(*self._ids.shape)
+        return batch.past - start
+
+    def _after(
+        self,
+        entry: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: object = None,
+    ) -> None:
+        """After a pass; without keyword arguments, as `_before`, `kwargs` is the output."""
+        if output is not None and named(entry, args, kwargs).get("past_key_values") is self:
+            self._batch.commit()
+            self._ids = None
 
     def _open(self) -> None:
-        if not self._end_of_life.alive:
+        if not self._life.alive:
             raise ClosedError("the KvtrieCache is closed: open another for the same prompts")
 
-    def _begin(self, batch: int, queries: int) -> Step:
-        """Before layer 0: know the tokens, have room for them, know where they go."""
-        require_same(self._executor.manager, self._model)
-        if batch != len(self._rows):
-            if batch % len(self._rows):
-                raise ConfigError(f"a batch of {batch} does not continue {len(self._rows)} rows")
-            self.batch_repeat_interleave(batch // len(self._rows))
-        end = self._past + queries
-        if end > self._room:
-            self._arrive()
-        self._reserve(end)
-        if not self._first.arrivals:
-            for row in self._rows:
-                self._executor.wait(row.lease)
-        self._fresh = self._tokens(batch, queries)
-        step = step_of(self._rows, self._pool, self._past, queries)
-        if self._first.shrunk():
-            self._await(self._pool.layers - 1)
-            self._reserve(end)
-            step = step_of(self._rows, self._pool, self._past, queries)
-        return step
-
-    def _reserve(self, end: int) -> None:
-        """Make room for columns up to `end`."""
-        for row in self._rows:
-            row.reserve(self._executor, end)
-
-    def _end(self, queries: int) -> None:
-        """After the last layer: the KV of the pass is written, so its tokens count."""
-        self._arrive()
-        for at, (row, new) in enumerate(zip(self._rows, self._fresh, strict=True)):
-            self._rows[at] = row.commit(new, self._executor.clock())
-        self._past += queries
-        self._step = self._ids = None
-        self._first.begin()
-        self._executor.poll()
-
-    def _tokens(self, batch: int, queries: int) -> list[NDArray[np.int64]]:
-        """Per row, the tokens of the running pass whose KV the row does not hold yet."""
-        if self._ids is None or self._ids.shape != (batch, queries):
-            raise ConfigError(
-                "KvtrieCache names KV by tokens: run the model that it was opened for, on input_ids"
-            )
-        return fresh_tokens(self._rows, self._first.holds(), self._ids, self._past)
-
-
-def _let_go(rows: list[Row], arrivals: list[Arrival], hooks: list[RemovableHandle]) -> None:
-    """Hold nothing any more: neither leases nor a place in the model."""
-    for hook in hooks:
-        hook.remove()
-    for arrival in arrivals:
-        arrival.abandon_elsewhere()
-    for row in rows:
-        row.lease.release()
-    rows.clear()
+    def _begin(self, batch: int, queries: int) -> None:
+        """Before the first layer: look at the model, and begin the pass with its tokens."""
+        self._passes.require_same()
+        self._batch.match(batch)
+        seen = self._ids is not None and self._ids.shape == (batch, queries)
+        self._batch.begin(self._ids if seen else None)

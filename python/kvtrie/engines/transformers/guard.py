@@ -337,13 +337,16 @@ def named(
     return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | {**kwargs}
 
 
-def remainder(given: Mapping[str, Any], columns: int) -> dict[str, Any]:
-    """The arguments of a pass without its first columns, which the cache holds already."""
+def remainder(given: Mapping[str, Any], start: int, stop: int | None = None) -> dict[str, Any]:
+    """The arguments of a pass over some of the columns of another, which begin at `start`."""
     shorter = {
-        name: given[name][..., columns:]
+        name: given[name][..., start:stop]
         for name in ("input_ids", "position_ids", "cache_position")
         if given.get(name) is not None
     }
+    if stop is not None and given.get("attention_mask") is not None:
+        mask, queries = given["attention_mask"], given["input_ids"].shape[1]
+        shorter["attention_mask"] = mask[:, : mask.shape[1] - (queries - stop)]
     return {**given, **shorter}
 
 

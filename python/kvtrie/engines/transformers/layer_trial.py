@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-__all__ = ["LayerCache", "LayerState", "Tried", "model_shape", "no_cache", "try_layers"]
+__all__ = ["LayerCache", "LayerState", "Tried", "model_shape", "no_cache", "shape_of", "try_layers"]
 
 _TOKENS = 11
 _SPLIT = 6
@@ -121,6 +121,12 @@ class LayerCache:
         """Bytes of all its states of one sequence."""
         return sum(state.bytes for state in self.states)
 
+    def empty(self) -> Any:  # noqa: ANN401 - of transformers
+        """Return the layer that a cache of transformers has for it, without a token."""
+        kind = next(one for one, kept in _KINDS.items() if kept == (self.kind, bool(self.states)))
+        count = 1 + max((state.index for state in self.states), default=0)
+        return kind(sliding_window=self.window, number_of_states=count)
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
@@ -135,6 +141,17 @@ class Tried:
     layers: tuple[LayerCache, ...]
     entry: ref[torch.nn.Module]
     stepwise: bool
+
+    def entered(self) -> torch.nn.Module:
+        """Return the module that is given the tokens.
+
+        Raises:
+            ConfigError: the model has let go of it.
+        """
+        entry = self.entry()
+        if entry is None:
+            raise ConfigError("the model has changed since it was tried")
+        return entry
 
 
 _tried: Remembered[Tried] = Remembered()
@@ -192,7 +209,11 @@ def model_shape(model: PreTrainedModel, *, fingerprint: str = "") -> ModelShape:
     Raises:
         ConfigError: as `KvtrieCache` refuses a model, or no layer keeps KV.
     """
-    tried = try_layers(model)
+    return shape_of(model, try_layers(model), fingerprint=fingerprint)
+
+
+def shape_of(model: PreTrainedModel, tried: Tried, *, fingerprint: str) -> ModelShape:
+    """The shape of a model that was tried, as `model_shape`."""
     config: Any = cast("Any", model.config).get_text_config(decoder=True)
     kept: dict[tuple[Any, ...], list[int]] = {}
     for at, layer in enumerate(tried.layers):

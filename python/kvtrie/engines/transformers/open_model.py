@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvtrie.engines.transformers.admission import LOOKUP_S
 from kvtrie.engines.transformers.cache import KvtrieCache
-from kvtrie.engines.transformers.opening import LOOKUP_S, close_executor, open_executor
 from kvtrie.errors import ClosedError
-from kvtrie.settings.tier import DEFAULT_POLICY
+from kvtrie.tiers import close_pools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from kvtrie import ResumePoints, Scope
+    from kvtrie import Scope
     from kvtrie.transfer import Executor
 
-__all__ = ["OpenModel", "open"]
+__all__ = ["OpenModel", "close_executor"]
 
 
 class OpenModel:
@@ -89,57 +89,9 @@ class OpenModel:
         self.close()
 
 
-def open(  # noqa: A001 - read as `transformers.open`
-    model: PreTrainedModel,
-    *,
-    host: int | str | None = "8GB",
-    disk: str | None = None,
-    gpu: int | str | None = None,
-    block_tokens: int = 16,
-    policy: str = DEFAULT_POLICY,
-    scope: Scope | None = None,
-    keep: str | None = None,
-    remote: str | None = None,
-    resume: ResumePoints | None = None,
-) -> OpenModel:
-    """Open tiers for the KV of a model, with the blocks that an earlier process left.
-
-    The shape and the fingerprint come from the model. One line on standard error has the sizes.
-
-    Args:
-        model: the model, on the device where it will run.
-        host: size of host memory; None for none.
-        disk: folder and size of the disk, as `kv:200GB`; None for none.
-        gpu: size of the first tier, in the memory of the model's device; None is a quarter of what
-            is free there.
-        block_tokens: tokens per block.
-        policy: the policy that ranks blocks for eviction.
-        scope: whose KV may be shared, by all caches.
-        keep: path of the file in a memory file system, such as `/dev/shm/kv`, that is the host
-            memory, so that the next process finds the blocks, after a kill too: each is copied
-            there as soon as it is computed. None keeps nothing. A second process that finds the
-            file in use starts with a pool of its own.
-        remote: URL of a store that several processes share, as `folder:/mnt/kv`; None for none.
-            Every block is stored there as soon as it is computed.
-        resume: keep groups of layers apart, so that layers with a window keep no more than that;
-            None does so where layers keep states or KV of different shapes, and otherwise keeps
-            all tokens of all layers.
-
-    Raises:
-        ConfigError: a size, path, URL or policy that cannot be, a model whose KV no tier holds, a
-            folder that another process writes to, a file of another model, or groups of layers
-            with a remote tier.
-        TransferError: the folder cannot be read or made.
-    """
-    executor = open_executor(
-        model,
-        host=host,
-        disk=disk,
-        gpu=gpu,
-        block_tokens=block_tokens,
-        policy=policy,
-        keep=keep,
-        remote=remote,
-        resume=resume,
-    )
-    return OpenModel(model, executor, scope)
+def close_executor(executor: Executor) -> None:
+    """End the threads of an executor, give its memory and folders back. Twice does nothing."""
+    try:
+        executor.close()
+    finally:
+        close_pools(executor.pools)

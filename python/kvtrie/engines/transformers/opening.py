@@ -1,4 +1,4 @@
-"""An executor for a model of transformers, derived from the model and a few sizes.
+"""Opening: tiers for a model of transformers, derived from the model and a few sizes.
 
 Invariant: a call that fails leaves no folder locked and no thread. Cost: the memory of the tiers,
 touched once, and the digest of the weights.
@@ -17,9 +17,11 @@ from kvtrie import BlockManager, ModelShape, ResumePoints, Tier
 from kvtrie.engines.identity.fingerprint import fingerprint
 from kvtrie.engines.server.startup import OpenTier, startup_line, startup_warnings
 from kvtrie.engines.transformers.layer_trial import model_shape, no_cache
+from kvtrie.engines.transformers.open_model import OpenModel, close_executor
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import instance, masked
 from kvtrie.settings.sizes import free_memory, path_and_size, size
+from kvtrie.settings.tier import DEFAULT_POLICY
 from kvtrie.tiers import (
     DiskStorage,
     KeptPool,
@@ -33,55 +35,58 @@ from kvtrie.transfer import Executor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
     from kvtrie import Scope
     from kvtrie.tiers import TierBytes
 
-__all__ = ["LOOKUP_S", "ask_store", "check_written", "close_executor", "open_executor"]
-
-LOOKUP_S = 0.05
-"""Seconds that opening a cache asks a shared store, by default."""
+__all__ = ["check_written", "open"]
 
 _LOG = logging.getLogger(__name__)
 _SHARE = "25%"
 _TRACKED = 10_000_000  # blocks of a shared store
-_NS = 1_000_000_000
 
 
-def open_executor(
+def open(  # noqa: A001 - read as `transformers.open`
     model: PreTrainedModel,
     *,
-    host: int | str | None,
-    disk: str | None,
-    gpu: int | str | None,
-    block_tokens: int,
-    policy: str,
+    host: int | str | None = "8GB",
+    disk: str | None = None,
+    gpu: int | str | None = None,
+    block_tokens: int = 16,
+    policy: str = DEFAULT_POLICY,
+    scope: Scope | None = None,
     keep: str | None = None,
     remote: str | None = None,
     resume: ResumePoints | None = None,
-) -> Executor:
-    """Open tiers for the KV of a model, with the blocks that its disk or kept host memory has.
+) -> OpenModel:
+    """Open tiers for the KV of a model, with the blocks that an earlier process left.
+
+    The shape and the fingerprint come from the model. One line on standard error has the sizes.
 
     Args:
         model: the model, on the device where it will run.
-        host: size of host memory; None for no such tier.
-        disk: folder and size of the disk, as `kv:200GB`; None for no disk.
-        gpu: size of the first tier; None is a quarter of the free memory of the model's device.
+        host: size of host memory; None for none.
+        disk: folder and size of the disk, as `kv:200GB`; None for none.
+        gpu: size of the first tier, in the memory of the model's device; None is a quarter of what
+            is free there.
         block_tokens: tokens per block.
         policy: the policy that ranks blocks for eviction.
-        keep: file of host memory that the next process finds; None keeps nothing.
-        remote: URL of a store that several processes share; None for none. Every block is stored
-            there as soon as it is computed.
-        resume: keep groups of layers apart, with these points; None does so with the default ones
-            where layers do not keep the same KV, and otherwise keeps all tokens of all layers.
+        scope: whose KV may be shared, by all caches.
+        keep: path of the file in a memory file system, such as `/dev/shm/kv`, that is the host
+            memory, so that the next process finds the blocks, after a kill too: each is copied
+            there as soon as it is computed. None keeps nothing. A second process that finds the
+            file in use starts with a pool of its own.
+        remote: URL of a store that several processes share, as `folder:/mnt/kv`; None for none.
+            Every block is stored there as soon as it is computed.
+        resume: keep groups of layers apart, so that layers with a window keep no more than that;
+            None does so where layers keep states or KV of different shapes, and otherwise keeps
+            all tokens of all layers.
 
     Raises:
-        ConfigError: a size, path or URL that cannot be, a model whose KV no tier holds, a folder
-            that another process writes to, a file of another model, or groups of layers with a
-            remote tier or in a transformers that keeps none apart.
+        ConfigError: a size, path, URL or policy that cannot be, a model whose KV no tier holds, a
+            folder that another process writes to, a file of another model, or groups of layers
+            with a remote tier.
         TransferError: the folder cannot be read or made.
     """
     instance("model", model, torch.nn.Module)
@@ -125,15 +130,7 @@ def open_executor(
     except BaseException:
         close_executor(executor)
         raise
-    return executor
-
-
-def close_executor(executor: Executor) -> None:
-    """End the threads of an executor, give its memory and folders back. Twice does nothing."""
-    try:
-        executor.close()
-    finally:
-        close_pools(executor.pools)
+    return OpenModel(model, executor, scope)
 
 
 def _shape(model: PreTrainedModel, *, by_layer: bool) -> ModelShape:
@@ -159,25 +156,6 @@ def check_written(pools: Sequence[TierBytes | None]) -> None:
     for pool in pools:
         if isinstance(pool, DiskStorage) and pool.read_only:
             raise ConfigError(f"the folder {pool.folder} cannot be written: {pool.refusal}")
-
-
-def ask_store(
-    executor: Executor, prompts: Sequence[NDArray[np.int64]], scope: Scope | None, seconds: float
-) -> None:
-    """Ask a shared store for prompts, all in some seconds; without one nothing happens.
-
-    Args:
-        executor: carries out the moves of the tiers.
-        prompts: tokens of each prompt.
-        scope: the scope of their blocks.
-        seconds: after which it returns, with or without answers.
-    """
-    end = executor.clock() + int(seconds * _NS)
-    for prompt in prompts:
-        left = end - executor.clock()
-        if left <= 0:
-            return
-        executor.prefetch(prompt, scope=scope, deadline_s=left / _NS)
 
 
 def _free(device: torch.device) -> int:

@@ -1,96 +1,117 @@
-"""Recovery: the KV that was dropped inside a cached prefix, computed again at its own positions.
+"""RowRecovery: the KV that rows of a cache miss, computed again at its own positions.
 
 Every missing token of a prefix goes through the model in one pass, wherever the holes are: queries
 carry their own positions, keys are in logical order, and a query sees the keys at positions up
 to its own (Pensieve, section 4.3.4, recovers dropped tokens the same way). The pass ends at the
 deepest layer that misses a token: the layers above are complete.
-Invariant: only missing (layer, position) pairs are written, so what is reused stays bit-identical.
+Invariant: a row is ready before anything is computed for it, and a pass rotates as the rows did;
+only missing (layer, position) pairs are written, so what is reused stays bit-identical.
 Cost: one forward over the missing tokens, with attention over the prefix up to the last of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import Cache
 
 from kvtrie.engines.transformers.mask import masks
+from kvtrie.engines.transformers.rows import patiently
 from kvtrie.engines.transformers.step import Step
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel
+    from collections.abc import Sequence
 
-    from kvtrie import Lease
+    from kvtrie.engines.transformers.passes import Passes
+    from kvtrie.engines.transformers.rows import Row
     from kvtrie.tiers import Pool
+    from kvtrie.transfer import Executor
 
-__all__ = ["recover"]
+__all__ = ["RowRecovery"]
 
 
-def recover(
-    model: PreTrainedModel,
-    entry: torch.nn.Module,
-    pool: Pool,
-    lease: Lease,
-    tokens: NDArray[Any],
-    *,
-    reach: int | None = None,
-    end: int | None = None,
-) -> int:
-    """Compute what the plan of `lease` says is missing in front of its match, or what follows it.
-
-    The lease must be ready: everything that the plan reuses or loads is in its slots.
+class RowRecovery:
+    """What computes missing tokens of the rows of one cache.
 
     Args:
-        model: a causal language model or its decoder.
-        entry: the module of it that is given tokens and a cache.
+        executor: carries out the loads of the rows.
+        passes: the model, and what it computes.
         pool: the memory of the first tier.
-        lease: whose plan to carry out.
-        tokens: int64 `(n,)`, the prompt, at least up to the match.
-        reach: a position that the pass must contain so that it rotates as the whole prompt did;
-            None where rotations depend on their own positions alone.
-        end: compute the tokens from the last one that the lease holds up to here instead, for which
-            it has room; the caller commits them.
 
-    Returns:
-        The number of tokens that were computed; 0 where nothing was missing.
-
-    Raises:
-        ConfigError: a kind of layer whose mask is not known here, or an implementation of
-            attention that takes no mask.
+    Attributes:
+        recovered: tokens that were computed.
     """
-    device = pool.device
-    if end is not None:
-        missing = torch.arange(lease.tokens, end, device=device)
-        per_layer = [missing] * pool.layers
-    else:
-        missing = torch.from_numpy(lease.plan.recompute()).to(device)  # type: ignore[no-untyped-call]
-        per_layer = [
-            torch.from_numpy(lease.plan.recompute(layer)).to(device)  # type: ignore[no-untyped-call]
-            for layer in range(pool.layers)
-        ]
-    if not len(missing):
-        return 0
-    step = Step.of_positions(pool, pool.table(lease.slots(0)), missing, per_layer)
-    last = max(layer for layer, positions in enumerate(per_layer) if len(positions))
-    ids, positions = torch.as_tensor(tokens, device=device)[missing], missing
-    if reach is not None and int(missing[-1]) < reach:
-        # A query more, of any token: its K and V are not written, and no other query sees them.
-        ids = torch.cat([ids, ids[-1:]])
-        positions = torch.cat([missing, missing.new_tensor([reach])])
-    try:
-        with torch.no_grad():
-            entry(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                attention_mask=masks(model, positions, step.keys),
-                past_key_values=_Missing(step, last),
-                use_cache=True,
-            )
-    except _Complete:
-        pass
-    return len(missing)
+
+    def __init__(self, executor: Executor, passes: Passes, pool: Pool) -> None:
+        self.recovered = 0
+        self._executor, self._passes, self._pool = executor, passes, pool
+
+    def computes(self, longest: int) -> bool:
+        """Return whether the model can compute single tokens of prompts up to this length."""
+        return self._passes.computes(longest)
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Wait for what is loaded, and compute what misses amid the matches.
+
+        Raises:
+            ConfigError: tokens miss that the model cannot compute, as a kind of layer whose mask is
+                not known here, or an implementation of attention that takes no mask.
+            TransferError: a load cannot be carried out.
+        """
+        longest = max(len(row.tokens) for row in rows)
+        for row in rows:
+            self._executor.wait(row.lease)
+            plan, layers = row.lease.plan, range(self._pool.layers)
+            if len(plan.recompute()):
+                self._passes.guard.check_recovery(longest)
+                missing = [torch.from_numpy(plan.recompute(layer)) for layer in layers]  # type: ignore[no-untyped-call]
+                self._compute(row, torch.from_numpy(plan.recompute()), missing)  # type: ignore[no-untyped-call]
+            row.lease.commit([], now=self._executor.clock())
+
+    def extend(self, row: Row, end: int, room: int) -> None:
+        """Compute the tokens from the last one that a row holds up to `end`, and commit them.
+
+        Args:
+            row: the row.
+            end: where to stop.
+            room: tokens of the row to make room for.
+
+        Raises:
+            NoSpaceError: there is no room.
+        """
+        lease, has = row.lease, row.lease.tokens
+        patiently(self._executor, partial(lease.reserve, room - has))
+        self._executor.wait(lease)
+        missing = torch.arange(has, end)
+        self._compute(row, missing, [missing] * self._pool.layers)
+        lease.commit(row.tokens[has:end], now=self._executor.clock())
+
+    def _compute(self, row: Row, missing: torch.Tensor, per_layer: Sequence[torch.Tensor]) -> None:
+        """Compute positions of a row, ascending, and write those of each layer."""
+        by, pool = self._passes, self._pool
+        positions = missing = missing.to(pool.device)
+        per_layer = [each.to(pool.device) for each in per_layer]
+        step = Step.of_positions(pool, pool.table(row.lease.slots(0)), missing, per_layer)
+        last = max(layer for layer, found in enumerate(per_layer) if len(found))
+        ids = torch.as_tensor(row.tokens, device=pool.device)[missing]
+        if by.reach is not None and int(missing[-1]) < by.reach:
+            # A query more, of any token: its K and V are not written, and no other query sees them.
+            ids = torch.cat([ids, ids[-1:]])
+            positions = torch.cat([missing, missing.new_tensor([by.reach])])
+        try:
+            with torch.no_grad():
+                by.entry(
+                    input_ids=ids[None],
+                    position_ids=positions[None],
+                    attention_mask=masks(by.model, positions, step.keys),
+                    past_key_values=_Missing(step, last),
+                    use_cache=True,
+                )
+        except _Complete:
+            pass
+        self.recovered += len(missing)
 
 
 class _Complete(Exception):  # noqa: N818 - not an error: the pass has done its work

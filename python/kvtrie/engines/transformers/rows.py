@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -23,19 +23,17 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from kvtrie import Lease, Scope
+    from kvtrie import Lease
     from kvtrie.tiers import Pool
     from kvtrie.transfer import Executor
 
 __all__ = [
     "Row",
-    "acquire",
     "check_repeated",
     "fresh_tokens",
     "patiently",
     "select",
     "step_of",
-    "unpadded",
 ]
 
 _T = TypeVar("_T")
@@ -92,38 +90,6 @@ def patiently(executor: Executor, ask: Callable[..., _T]) -> _T:
             raise
     executor.drain()
     return ask(now=executor.clock())
-
-
-def acquire(
-    executor: Executor,
-    prompt: NDArray[np.int64],
-    *,
-    scope: Scope | None,
-    session: str | None,
-    reserve: int,
-    load: Literal["plan", "all"],
-    layerwise: bool,
-) -> Lease:
-    """Acquire the lease of a row, as `BlockManager.acquire`, patiently.
-
-    Raises:
-        NoSpaceError: no room for the prompt and `reserve`.
-    """
-    ask = partial(
-        executor.manager.acquire,
-        prompt,
-        scope=scope,
-        session=session,
-        reserve=reserve,
-        load=load,
-        layerwise=layerwise,
-    )
-    return patiently(executor, partial(_claimed, executor, ask) if layerwise else ask)
-
-
-def _claimed(executor: Executor, ask: Callable[..., Lease], *, now: int) -> Lease:
-    """A lease whose loads wait for an `Arrival`."""
-    return executor.claims.acquire(partial(ask, now=now))
 
 
 def select(rows: Sequence[Row], sources: Sequence[int], now: int) -> list[Row]:
@@ -223,26 +189,3 @@ def check_repeated(rows: Sequence[Row], ids: torch.Tensor) -> None:
                 f"row {at} of the pass is another sequence than the cache holds from token "
                 f"{other[0]} on: open a KvtrieCache for it"
             )
-
-
-def unpadded(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor | None
-) -> list[NDArray[np.int64]]:
-    """Return the rows of a batch without the padding on their left.
-
-    Raises:
-        ConfigError: no rows of tokens, or padding elsewhere.
-    """
-    if input_ids.ndim != 2 or not input_ids.numel():  # noqa: PLR2004 - rows and columns
-        raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
-    rows = list(input_ids.cpu().numpy())
-    if attention_mask is None:
-        return rows
-    if attention_mask.shape != input_ids.shape:
-        raise ConfigError(
-            f"attention_mask is {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}"
-        )
-    seen = attention_mask.cpu().numpy() != 0
-    if (np.diff(seen.astype(np.int8), axis=1) < 0).any() or not seen[:, -1].all():
-        raise ConfigError("padding belongs on the left: every row ends with a token")
-    return [row[mask] for row, mask in zip(rows, seen, strict=True)]

@@ -1,7 +1,10 @@
-"""WindowLayer: K and V of the last tokens of running rows, in one layer with a sliding window.
+"""Windows: K and V of the last tokens of running rows, in layers with a sliding window.
 
-Invariant: it holds the columns that the next query sees and the last block's worth of columns, from
-the first row's padding on at most. Cost: one concatenation per pass.
+They are tensors of the cache: a block gets its part when it is committed, in the slot that the
+commit names, and opening a cache reads them at the border of the match.
+Invariant: a layer holds the columns that the next query sees and the last block's worth of columns,
+from the first row's padding on at most. Cost: per pass and layer one concatenation; of memory, per
+row the window and a block.
 """
 
 from __future__ import annotations
@@ -13,7 +16,63 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["WindowLayer"]
+    from kvtrie.engines.transformers.group_blocks import GroupBlocks
+    from kvtrie.engines.transformers.rows import Row
+
+__all__ = ["WindowLayer", "Windows"]
+
+
+class Windows:
+    """The windows of a batch of rows.
+
+    Args:
+        groups: the groups of layers that have one.
+
+    Attributes:
+        layers: by layer of the model, its window.
+    """
+
+    def __init__(self, groups: Sequence[GroupBlocks]) -> None:
+        self._groups = groups
+        self.layers = {
+            layer: WindowLayer(group.window, group.pool.block_tokens)
+            for group in groups
+            for layer in group.layers
+        }
+
+    def read(self, row: Row) -> None:
+        """Read what queries after the match of the only row see."""
+        for group in self._groups:
+            slots = group.last(row, -(-(group.window - 1) // group.pool.block_tokens))
+            for index, layer in enumerate(group.layers if slots else ()):
+                self.layers[layer].fill(*group.tokens(slots, index))
+
+    def write(self, at: int, row: Row, filled: range, end: int) -> None:
+        """Write windows to the slots of the blocks that a pass has filled.
+
+        Args:
+            at: the row of the batch.
+            row: its lease.
+            filled: the blocks, by their place in the row.
+            end: the column at which the pass ended.
+        """
+        for group in self._groups:
+            size = group.pool.block_tokens
+            for place, slot in group.taken(row, filled):
+                start = row.pad + place * size - end
+                for index, layer in enumerate(group.layers):
+                    unit = slot * len(group.layers) + index
+                    self.layers[layer].block(at, start, size, group.pool.view(unit))
+
+    def take(self, others: Sequence[Windows], rows: Sequence[Sequence[int]]) -> None:
+        """Take rows of the windows of caches, one after another."""
+        for layer, window in self.layers.items():
+            window.take([one.layers[layer] for one in others], rows)
+
+    def trim(self) -> None:
+        """Forget columns that neither a query nor a commit will need."""
+        for window in self.layers.values():
+            window.trim()
 
 
 class WindowLayer:
@@ -23,8 +82,6 @@ class WindowLayer:
         window: tokens that a query sees, itself included.
         block: tokens of a block: as many columns are kept for a commit.
     """
-
-    is_sliding = True
 
     def __init__(self, window: int, block: int) -> None:
         self.window = window
@@ -67,7 +124,7 @@ class WindowLayer:
             first = kept.shape[2] + start
             target.copy_(kept[row, :, first : first + size].transpose(0, 1))
 
-    def join(self, layers: Sequence[WindowLayer], rows: Sequence[torch.Tensor]) -> None:
+    def take(self, layers: Sequence[WindowLayer], rows: Sequence[Sequence[int]]) -> None:
         """Take rows of layers, one after another; shorter ones get columns of zeros in front."""
         longest = max(
             (layer.keys.shape[2] for layer in layers if layer.keys is not None), default=0
@@ -80,7 +137,7 @@ class WindowLayer:
             parts = [
                 like.new_zeros((len(pick), like.shape[1], longest, like.shape[3]))
                 if each is None
-                else _last(each.index_select(0, pick), longest)
+                else _last(each[list(pick)], longest)
                 for each, pick in zip(kept, rows, strict=True)
             ]
             setattr(self, name, torch.cat(parts))

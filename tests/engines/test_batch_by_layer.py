@@ -9,8 +9,8 @@ import pytest
 import torch
 from tinymodels import BLOCK, agree, answer, before, serve, some
 
-from kvtrie.engines.transformers import KvtrieCache, arrival, first_pass
-from kvtrie.engines.transformers.row_recovery import RowRecovery
+from kvtrie.engines.transformers import KvtrieCache, arrival, batch
+from kvtrie.engines.transformers.recovery import RowRecovery
 from kvtrie.errors import TransferError
 from kvtrie.transfer import LayerwiseEngine
 
@@ -53,7 +53,7 @@ class RecordedArrival(arrival.Arrival):
 
 @pytest.fixture
 def waited(monkeypatch):
-    monkeypatch.setattr(first_pass, "Arrival", RecordedArrival)
+    monkeypatch.setattr(batch, "Arrival", RecordedArrival)
     RecordedArrival.layers = []
     return RecordedArrival.layers
 
@@ -194,7 +194,7 @@ def test_a_pass_goes_on_while_another_thread_adds_or_removes_a_cache(llama, push
     """Torch then calls the other cache's hook without keyword arguments."""
     executor, ids, _ = pushed_down()
     with KvtrieCache(llama, executor, ids) as cache, torch.no_grad():
-        with_kwargs = cache._entry._forward_pre_hooks_with_kwargs
+        with_kwargs = llama.model._forward_pre_hooks_with_kwargs
         kept = dict(with_kwargs)
         with_kwargs.clear()
         right = llama(ids).logits

@@ -1,0 +1,151 @@
+"""Admission: from the prompts of a batch to rows with a lease each.
+
+Invariant: what raises leaves no lease but those in `rows`. Cost: a few calls into the manager per
+row, and the seconds that a shared store may take.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from kvtrie.engines.transformers.cache_misses import count_row, explain_prompt
+from kvtrie.engines.transformers.rows import Row, patiently
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from kvtrie import Lease, Scope
+    from kvtrie.engines.server.why import Explained
+    from kvtrie.engines.transformers.states import States
+    from kvtrie.transfer import Executor
+
+__all__ = ["LOOKUP_S", "admit", "ask_store", "common_column", "unpadded"]
+
+LOOKUP_S = 0.05
+"""Seconds that opening a cache asks a shared store, by default."""
+
+_NS = 1_000_000_000
+
+
+def unpadded(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+) -> list[NDArray[np.int64]]:
+    """Return the rows of a batch without the padding on their left.
+
+    Raises:
+        ConfigError: no rows of tokens, or padding elsewhere.
+    """
+    if input_ids.ndim != 2 or not input_ids.numel():  # noqa: PLR2004 - rows and columns
+        raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
+    rows = list(input_ids.cpu().numpy())
+    if attention_mask is None:
+        return rows
+    if attention_mask.shape != input_ids.shape:
+        raise ConfigError(
+            f"attention_mask is {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}"
+        )
+    seen = attention_mask.cpu().numpy() != 0
+    if (np.diff(seen.astype(np.int8), axis=1) < 0).any() or not seen[:, -1].all():
+        raise ConfigError("padding belongs on the left: every row ends with a token")
+    return [row[mask] for row, mask in zip(rows, seen, strict=True)]
+
+
+def ask_store(
+    executor: Executor, prompts: Sequence[NDArray[np.int64]], scope: Scope | None, seconds: float
+) -> None:
+    """Ask a shared store for prompts, all in some seconds; without one nothing happens.
+
+    Args:
+        executor: carries out the moves of the tiers.
+        prompts: tokens of each prompt.
+        scope: the scope of their blocks.
+        seconds: after which it returns, with or without answers.
+    """
+    end = executor.clock() + int(seconds * _NS)
+    for prompt in prompts:
+        left = end - executor.clock()
+        if left <= 0:
+            return
+        executor.prefetch(prompt, scope=scope, deadline_s=left / _NS)
+
+
+def admit(
+    executor: Executor,
+    prompts: Sequence[NDArray[np.int64]],
+    rows: list[Row],
+    *,
+    columns: int,
+    scope: Scope | None,
+    sessions: Sequence[str] | None,
+    reserve: int,
+    load: Literal["plan", "all"],
+    layerwise: bool,
+    alone: bool,
+) -> None:
+    """Acquire the leases of prompts, patiently, and count what is computed of them.
+
+    Args:
+        executor: carries out the moves of the manager.
+        prompts: the tokens of each row.
+        rows: takes the rows, each as soon as it has a lease.
+        columns: of the batch, which is padded on the left.
+        scope: whose KV.
+        sessions: the conversation of each row.
+        reserve: tokens after each prompt to make room for.
+        load: as of `BlockManager.acquire`.
+        layerwise: whether the loads wait for an `Arrival`.
+        alone: whether each row is computed from its own match on, and not from the shortest.
+
+    Raises:
+        ConfigError: another number of sessions.
+        NoSpaceError: no room for the prompts and `reserve`.
+    """
+    if sessions is not None and len(sessions) != len(prompts):
+        raise ConfigError(f"{len(sessions)} sessions given for {len(prompts)} prompts")
+    explained: list[Explained | None] = []
+    for at, prompt in enumerate(prompts):
+        session = None if sessions is None else sessions[at]
+        explained.append(explain_prompt(executor, prompt, scope, session))
+        ask = partial(
+            executor.manager.acquire,
+            prompt,
+            scope=scope,
+            session=session,
+            reserve=reserve,
+            load=load,
+            layerwise=layerwise,
+        )
+        lease = patiently(executor, partial(_claimed, executor, ask) if layerwise else ask)
+        rows.append(Row(lease, columns - len(prompt), prompt))
+    past = 0 if alone else min(row.pad + row.lease.matched for row in rows)
+    for one, row in zip(explained, rows, strict=True):
+        start = row.lease.matched if alone else max(0, past - row.pad)
+        count_row(executor, one, row.lease, start, len(row.tokens))
+
+
+def _claimed(executor: Executor, ask: Callable[..., Lease], *, now: int) -> Lease:
+    """A lease whose loads wait for an `Arrival`."""
+    return executor.claims.acquire(partial(ask, now=now))
+
+
+def common_column(rows: Sequence[Row], states: States | None) -> int:
+    """Return the column that opening brings rows with windows or states to.
+
+    It is the last border of each prompt that leaves a state, without states that of the longest
+    match, and no less than the padding of any row.
+
+    Args:
+        rows: the rows, whose loads have ended.
+        states: recurrent states of the rows, if the model has some.
+    """
+    if states is not None and states.stepwise:
+        return rows[0].pad + len(rows[0].tokens) - 1
+    goals = {row.pad + (states.goal(row) if states else row.lease.tokens) for row in rows}
+    return max(goals) if len(goals) == 1 else max(goals.union(row.pad for row in rows))

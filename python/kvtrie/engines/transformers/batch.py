@@ -1,0 +1,334 @@
+"""Batch: the rows of one cache and all that they hold, from opening to the commits of passes.
+
+Each row has a lease; K and V of the first group of layers are in its blocks. Groups after the first
+are tensors, `Windows` and `States`, which a model with one group has not:
+
+```text
+match                       border of the prompt       pass of generate()
+|---------------------------|--------------------------|-----
+ blocks and windows read     passes computed at opening  live windows and states
+```
+
+Loads arrive layer by layer during the first pass. One that fails shortens a match or leaves a hole,
+and gives its slots back. The missing tokens are computed amid the pass, and the K and V that it has
+stored are stored again in the new slots.
+Invariant: a layer that `wait` was called for is in the slots of the step, in every row; bytes are
+written to the slots of a commit before it. Cost: as `Arrival`; the K and V of the first pass are
+kept until its end while loads arrive.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.engines.transformers.arrival import Arrival
+from kvtrie.engines.transformers.group_blocks import GroupBlocks
+from kvtrie.engines.transformers.rows import fresh_tokens, select, step_of
+from kvtrie.engines.transformers.states import States
+from kvtrie.engines.transformers.windows import WindowLayer, Windows
+from kvtrie.errors import ConfigError, TransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from kvtrie.engines.transformers.layer_trial import Tried
+    from kvtrie.engines.transformers.recovery import RowRecovery
+    from kvtrie.engines.transformers.rows import Row
+    from kvtrie.engines.transformers.step import Step
+    from kvtrie.tiers import Pool
+    from kvtrie.transfer import Executor
+
+__all__ = ["Batch"]
+
+_OTHER = "KvtrieCache names KV by tokens: run the model that it was opened for, on input_ids"
+
+
+class Batch:
+    """The rows of a cache.
+
+    Args:
+        executor: carries out the loads.
+        pool: the memory of the first tier, of the first group of layers.
+        tried: what the layers of the model keep, if its groups are kept apart.
+        recovery: computes tokens that do not come.
+        room: columns that the leases have room for from the start.
+
+    Attributes:
+        pool: as given, as is `recovery`.
+        rows: the sequences; a list that is changed in place.
+        past: columns that all rows hold.
+        layers: the layers of a cache of transformers, some of which have the states; none for a
+            model with one group.
+        windows: of layers that have one; None for a model without.
+        states: recurrent states; None for a model without.
+        arrivals: loads that arrive by layer; none after the first pass.
+        step: the addresses of the pass that runs; None between passes.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        pool: Pool,
+        tried: Tried | None,
+        recovery: RowRecovery,
+        room: int,
+    ) -> None:
+        self.pool, self.recovery = pool, recovery
+        self._executor, self._tried, self._room = executor, tried, room
+        self.rows: list[Row] = []
+        self.past = 0
+        self.arrivals: list[Arrival] = []
+        self.step: Step | None = None
+        self._expected: list[int] = []  # tokens of each row's match while its loads arrive
+        self._fresh: list[NDArray[np.int64]] = []
+        self._new: list[tuple[torch.Tensor, torch.Tensor]] = []  # K and V of the pass, by layer
+        self.layers: list[Any] = []
+        self.windows: Windows | None = None
+        self.states: States | None = None
+        first: Sequence[int] = range(pool.layers)
+        if tried is not None:
+            self.layers = [kept.empty() for kept in tried.layers]
+            groups = GroupBlocks.of(executor)
+            if windowed := [group for group in groups if group.window]:
+                self.windows = Windows(windowed)
+            if recurrent := [group for group in groups if not group.window]:
+                self.states = States(recurrent, tried, self.layers)
+            first = executor.manager.model.groups[0].layers
+        self._first = first
+
+    @property
+    def parts(self) -> tuple[Windows | States, ...]:
+        """The tensors of groups after the first; none for a model with one group."""
+        return tuple(part for part in (self.windows, self.states) if part is not None)
+
+    def window(self, layer: int) -> WindowLayer | None:
+        """The window of a layer; None for one without."""
+        return None if self.windows is None else self.windows.layers.get(layer)
+
+    def over(self, rows: Sequence[Row]) -> Self:
+        """Return a batch of the same model over other rows, without a column."""
+        recovery = copy(self.recovery)
+        made = type(self)(self._executor, self.pool, self._tried, recovery, self._room)
+        made.rows += rows
+        return made
+
+    def fork(self, made: Self) -> None:
+        """Make a batch without rows a fork of this one.
+
+        Raises:
+            NoSpaceError: no room for the last block of each row.
+        """
+        now = self._executor.clock()
+        for row in self.rows:
+            (lease,) = row.lease.fork(1, now=now)
+            made.rows.append(replace(row, lease=lease))
+        made.take([self], [range(len(self.rows))])
+        made.past = self.past
+
+    def take(self, others: Sequence[Batch], rows: Sequence[Sequence[int]]) -> None:
+        """Take the windows and states of rows of batches, one after another."""
+        for mine, *theirs in zip(self.parts, *(one.parts for one in others), strict=True):
+            mine.take(theirs, rows)
+
+    def select(self, sources: Sequence[int]) -> None:
+        """Go on from some rows, each any number of times, as `rows.select`."""
+        self.arrive()
+        self.rows[:] = select(self.rows, sources, self._executor.clock())
+        self.take([self], [sources])
+
+    def repeat(self, times: int) -> None:
+        """Let every row go on as some neighbouring ones."""
+        self.select([row for row in range(len(self.rows)) for _ in range(times)])
+
+    def match(self, rows: int) -> None:
+        """Let the rows be as many as a pass has.
+
+        Raises:
+            ConfigError: that is no multiple of them.
+        """
+        if rows % len(self.rows):
+            raise ConfigError(f"a batch of {rows} does not continue {len(self.rows)} rows")
+        if rows != len(self.rows):
+            self.repeat(rows // len(self.rows))
+
+    def cut(self, columns: int) -> None:
+        """Forget the last columns; there must be no windows and no states."""
+        self.arrive()
+        self.past -= columns
+        for at, row in enumerate(self.rows):
+            self.rows[at] = row.cut(self.past, self._executor.clock())
+
+    def load(self, *, disk: bool) -> bool:
+        """Begin the loads of the rows, by layer where that is possible; return whether it is.
+
+        Args:
+            disk: whether blocks on a disk can be loaded by layer.
+        """
+        self._expected = [row.lease.tokens for row in self.rows]
+        arrival = Arrival.of(self._executor, [row.lease for row in self.rows], disk=disk)
+        if arrival is not None:
+            self.arrivals.append(arrival)
+        return arrival is not None
+
+    def read(self) -> None:
+        """Wait for what is loaded, and begin with the match of the only row, without padding."""
+        (row,) = self.rows
+        self._executor.wait(row.lease)
+        self.past = row.lease.tokens
+        for part in self.parts:
+            part.read(row)
+
+    def reserve(self, end: int) -> None:
+        """Make room for columns up to `end`.
+
+        Raises:
+            NoSpaceError: there is none.
+        """
+        for row in self.rows:
+            row.reserve(self._executor, end)
+
+    def forget(self) -> None:
+        """Forget the pass that runs: no layer has its K and V."""
+        self.step, self._new = None, []
+
+    def begin(self, ids: torch.Tensor | None) -> None:
+        """Begin a pass: know its tokens, have room for them, know where they go.
+
+        Args:
+            ids: int64 `(rows, queries)`, the tokens; None if they are not known.
+
+        Raises:
+            ConfigError: tokens that do not continue a prompt, or are not known.
+            NoSpaceError: there is no room; the pass may be tried again later.
+            TransferError: tokens of a row were lost.
+        """
+        if ids is None:
+            raise ConfigError(_OTHER)
+        end = self.past + ids.shape[1]
+        if end > self._room:
+            self.arrive()
+        self.reserve(end)
+        if not self.arrivals:
+            for row in self.rows:
+                self._executor.wait(row.lease)
+        holds = self._expected if self.arrivals else [row.lease.tokens for row in self.rows]
+        self._fresh = fresh_tokens(self.rows, holds, ids, self.past)
+        self.step = step_of(self.rows, self.pool, self.past, ids.shape[1])
+        if self._shrunk():
+            self._wait(self.pool.layers - 1)
+            self.reserve(end)
+            self.step = step_of(self.rows, self.pool, self.past, ids.shape[1])
+
+    def store(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store K and V of a layer of the pass, which waits for the layer while loads arrive.
+
+        Returns:
+            K and V of the layer at all columns that the pass sees.
+        """
+        if self.step is None:
+            raise ConfigError(_OTHER)
+        if (window := self.window(layer)) is not None:
+            return window.update(keys, values, self.past)
+        index = self._first.index(layer)
+        if self.arrivals:
+            self._new.append((keys, values))
+            self._wait(index)
+        self.step.write(index, keys, values)
+        seen = self.step.read(index)
+        for arrival in self.arrivals:
+            arrival.read()
+        # A load that failed has freed its slots for other leases: the row has new ones to read.
+        if self._shrunk():
+            self._wait(self.pool.layers - 1)
+            seen = self.step.read(index)
+        return seen
+
+    def commit(self) -> None:
+        """End the pass: its KV is written, so its tokens count."""
+        if self.step is None:
+            return
+        self.arrive()
+        end, size = self.step.keys, self.pool.block_tokens
+        for at, (row, new) in enumerate(zip(self.rows, self._fresh, strict=True)):
+            if self.parts:
+                self._executor.wait(row.lease)
+            filled = range(row.lease.tokens // size, (row.lease.tokens + len(new)) // size)
+            for part in self.parts if filled else ():
+                part.write(at, row, filled, end)
+            self.rows[at] = row.commit(new, self._executor.clock())
+        if self.windows is not None:
+            self.windows.trim()
+        self.past = end
+        self.forget()
+        self._executor.poll()
+
+    def arrive(self) -> None:
+        """Block until all is there and nothing on its way, before anything but a first pass.
+
+        Raises:
+            TransferError: loads do not come.
+        """
+        if self.arrivals:
+            self._wait(self.pool.layers - 1)
+        while self.arrivals:
+            self.arrivals.pop().finish()
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        for arrival in self.arrivals:
+            arrival.abandon_elsewhere()
+        for row in self.rows:
+            row.lease.release()
+        self.rows.clear()
+
+    def abandon(self) -> None:
+        """Leave what has not come to the executor."""
+        while self.arrivals:
+            self.arrivals.pop().abandon()
+
+    def _wait(self, layer: int) -> None:
+        """Wait for a layer; what does not come is computed amid the pass.
+
+        Raises:
+            TransferError: a load does not come, and the model cannot compute single tokens.
+        """
+        try:
+            for arrival in self.arrivals:
+                arrival.wait(layer)
+        except TransferError as error:
+            self.abandon()
+            self.recovery.fill(self.rows)
+            self._recover_ends(error, self.past if self.step is None else self.step.keys)
+            if self.step is not None:
+                # What the pass has stored so far is of slots that the leases had before.
+                queries = self.step.keys - self.past
+                self.step = step_of(self.rows, self.pool, self.past, queries)
+                for at, (keys, values) in enumerate(self._new):
+                    self.step.write(at, keys, values)
+
+    def _recover_ends(self, error: TransferError, columns: int) -> None:
+        """Compute what matches lost at their ends, and make room for columns of the pass."""
+        for row, end in zip(self.rows, self._expected, strict=True):
+            if row.lease.tokens >= end:
+                continue
+            if not self.recovery.computes(len(row.tokens)):
+                raise TransferError(f"{error}; the match is shorter now: open another") from error
+            self.recovery.extend(row, end, max(end, columns - row.pad))
+
+    def _shrunk(self) -> bool:
+        """Whether a load has failed, so that a match is shorter or has a hole.
+
+        Any thread may report that: addresses that were taken before this says no are right.
+        """
+        pairs = zip(self.rows, self._expected, strict=True) if self.arrivals else ()
+        leases = [(row.lease, expected) for row, expected in pairs]
+        return any(one.tokens < expected or len(one.plan.recompute()) for one, expected in leases)

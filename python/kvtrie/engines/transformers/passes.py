@@ -1,0 +1,123 @@
+"""Passes: the passes of one model that a cache sees, and the conditions that they must meet.
+
+Invariant: what `check` accepts computes KV that follows from tokens alone, rotated as the cache's
+other KV is. Cost: of opening, a trial per model object; of a pass, what `Guard.check` costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvtrie import Scope
+from kvtrie.engines.identity.fingerprint import require_same
+from kvtrie.engines.transformers.guard import Guard
+from kvtrie.engines.transformers.layer_trial import Tried, no_cache, shape_of, try_layers
+from kvtrie.engines.transformers.rope import RopeLimits
+from kvtrie.engines.transformers.trial import check_stated, trial
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import Cache, PreTrainedModel
+
+    from kvtrie import ModelShape
+    from kvtrie.engines.transformers.guard import Pass
+    from kvtrie.tiers import Pool
+    from kvtrie.transfer import Executor
+
+__all__ = ["Passes"]
+
+
+class Passes:
+    """The passes of a model for a batch.
+
+    Args:
+        model: in evaluation mode.
+        executor: its manager keeps the model's KV.
+        pools: the memory of the first tier, by group of layers.
+        longest: tokens of the longest prompt.
+
+    Attributes:
+        model: the model.
+        entry: the innermost module of it that is given tokens and a cache.
+        guard: knows what the model computes.
+        tried: what each layer keeps; None for a model with one group of layers.
+        reach: a position that puts a pass into the regime of the batch's rotations; None where
+            rotations depend on positions alone.
+
+    Raises:
+        ConfigError: the model's KV depends on more than tokens, or is not what the manager and its
+            first tier keep.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, executor: Executor, pools: Sequence[Pool], longest: int
+    ) -> None:
+        self.model, self._manager = model, executor.manager
+        mine, pool, apart = self._manager.model, pools[0], len(pools) > 1
+        if not apart:  # otherwise the trial compares the layers
+            check_stated(model, mine, pool)
+        self.guard = Guard(model)
+        self.guard.ready()
+        self._rope = RopeLimits.of(model.config)
+        require_same(self._manager, model)
+        self.tried: Tried | None = _tried(model, mine, pool) if apart else None
+        self.entry = trial(model, pool) if self.tried is None else self.tried.entered()
+        self._regime = self._rope.regime(longest)
+        self.reach = self._rope.reach(self._regime)
+
+    def scope(self, scope: Scope | None) -> Scope | None:
+        """The scope of the rows: what RoPE adds to a given one, and no holes that nothing fills."""
+        found = self._rope.scope(scope, self._regime)
+        if self.guard.fills and self.tried is None:
+            return found
+        return replace(found or Scope(), structure="leaf-only")
+
+    def check(self, given: Mapping[str, Any], past: int, pads: Sequence[int]) -> Pass:
+        """Look at the arguments of a pass, as `Guard.check`, and at its length."""
+        seen = self.guard.check(given, past, pads)
+        self._rope.check(seen.length, self._regime)
+        return seen
+
+    def require_same(self) -> None:
+        """Refuse a model that has changed, as `fingerprint.require_same`."""
+        require_same(self._manager, self.model)
+
+    def run(self, tokens: NDArray[np.int64], start: int, cache: Cache) -> None:
+        """Run a pass over tokens of one row that follow `start` others in a cache."""
+        ids = torch.as_tensor(tokens, device=self.model.device)[None]
+        positions = torch.arange(start, start + len(tokens), device=ids.device)[None]
+        with torch.no_grad():
+            self.entry(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+
+    def computes(self, longest: int) -> bool:
+        """Return whether the model can compute single tokens of prompts up to this length."""
+        return self.guard.fills and self.guard.recovers(longest)
+
+
+def _tried(model: PreTrainedModel, mine: ModelShape, pool: Pool) -> Tried:
+    """Compare what the layers of a model keep with the groups of a manager's model."""
+    no_cache()
+    tried = try_layers(model)
+    real = shape_of(model, tried, fingerprint=mine.fingerprint)
+    theirs = replace(mine, query_heads=real.query_heads, hidden=real.hidden)
+    if real.identity() != theirs.identity() or mine.tp != 1:
+        raise ConfigError(
+            f"the layers of {type(model.base_model).__name__} keep {real.identity().strip()}, "
+            f"the manager's model {theirs.identity().strip()}: kvtrie.engines.transformers."
+            "model_shape(model) gives the first"
+        )
+    if model.device.type != pool.device.type:
+        raise ConfigError(
+            f"the model is on {model.device.type}, the first tier on {pool.device.type}"
+        )
+    for number, group in enumerate(mine.groups[1:], 1):
+        if group.kind not in ("sliding", "state"):
+            raise ConfigError(f"group {number} of kind {group.kind!r} is not supported here")
+    return tried
