@@ -37,7 +37,7 @@ use crate::trie::{RunId, Trie};
 
 pub use arena::Arena;
 pub use changes::Change;
-pub use shared::GroupSlots;
+pub use shared::{GroupSlots, ReleasedAt};
 pub use space::{Grant, Space};
 pub use table::ResidencyTable;
 

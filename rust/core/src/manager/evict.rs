@@ -11,16 +11,15 @@
 //!                          | the store failed ----------> resident   before that; then it is lost
 //! ```
 
+pub(super) mod leased;
 pub(super) mod leaving;
 mod lost;
-pub(super) mod room_below;
 pub(super) mod set;
 pub(super) mod write;
 
 use std::ops::Range;
 
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
-use crate::error::Error;
 use crate::tier::{Residency, ResidencyState};
 use crate::time::Nanos;
 
@@ -36,15 +35,36 @@ impl Manager {
         let last = set.victims.iter().filter(|victim| victim.idle && victim.fate == Fate::Drop);
         // Ghost lines are prefetched here, so that they arrive from memory while the victims leave.
         let slices = self.slices_leaving(last.map(Victim::run));
-        for victim in &set.victims {
-            self.evict(victim, set.cause, now);
-        }
+        self.carry_out_set(set, now);
         self.remember(&slices);
         // Tail evictions have linked the parents that they exposed: no second pass over `settled`.
         if set.victims.iter().all(|victim| victim.idle) {
             self.refresh_touched(set);
         } else {
-            self.abandon(set);
+            self.relink_set(set);
+        }
+    }
+
+    /// Evicts the victims in order; of tiers with shared pages the lowest tier's first, so that all
+    /// its slots are free before the tiers above store there.
+    fn carry_out_set(&mut self, set: &EvictionSet, now: Nanos) {
+        let shared = set.shared();
+        if shared.is_empty() {
+            set.victims.iter().for_each(|victim| self.evict(victim, set.cause, now));
+            return;
+        }
+        self.give_spare_slots(set.spared());
+        self.hold_copied(set);
+        for tier in shared.rev() {
+            for victim in set.victims.iter().filter(|victim| victim.tier == tier) {
+                match victim.fate {
+                    Fate::Point(number) => self.copy_point_victim(set, number, now),
+                    _ => self.evict(victim, set.cause, now),
+                }
+                // The copy that it counted on may have left a tier below.
+                self.prune(victim.block);
+            }
+            self.free_pages(set, tier);
         }
     }
 
@@ -56,6 +76,7 @@ impl Manager {
             Fate::Clean => Reason::Clean,
             Fate::Demote(_) => Reason::Demoted,
             Fate::Drop => Reason::Dropped,
+            Fate::Point(_) => return,
         };
         let run = victim.run();
         let evicted = Evicted { tier, blocks: run.clone(), layers, reason, cause };
@@ -73,7 +94,7 @@ impl Manager {
                 let held = if self.tiers[tier].spec.layer_slots { dirty } else { layers };
                 self.write_back(block, dirty, Leaves { tier, slot: slots[0], held }, now);
             }
-            Fate::Clean | Fate::Drop => {
+            Fate::Clean | Fate::Drop | Fate::Point(_) => {
                 let slots = self.slots_of(tier, block, layers);
                 let rest = self.vacate(tier, block, layers);
                 if self.tiers[tier].spec.layer_slots {
@@ -136,7 +157,7 @@ impl Manager {
         });
         let [by] = stores[..] else { unreachable!("one slot leaves by one store") };
         // A slot of a shared page may be another group's by the time that its store fails.
-        if self.points.is_none() {
+        if self.blocks.arena(tier).is_none() {
             self.moves.get_mut(by).expect("just made").leaves = Some(leaves);
         }
         self.blocks.drain(tier, slot, by);
@@ -195,44 +216,6 @@ impl Manager {
         self.meter.tier(below).demoted += 1;
         self.expect(below, block, layers, &moves);
         moves
-    }
-
-    /// The error of a request without room, with its figures. Cost: O(leases' paths).
-    pub(super) fn no_space(&self, tier: TierId, wanted: u64, set: &EvictionSet) -> Error {
-        Error::NoSpace {
-            tier: self.tiers[tier].spec.kind.name().to_owned(),
-            unit: "slots",
-            wanted,
-            free: Self::spare(set, tier),
-            coming: self.blocks.table(tier).arrivals() as u64,
-            leased: if tier == 0 { self.leased(0) } else { 0 },
-        }
-    }
-
-    /// Slots of a tier that leases hold. Cost: O(leases' paths).
-    pub(super) fn leased(&self, tier: TierId) -> u64 {
-        let private: u64 = self
-            .private_slots
-            .iter()
-            .filter(|(_, private)| private.tier == tier && private.refs > 0)
-            .map(|(_, private)| self.units(tier, private.layers))
-            .sum();
-        // Only the first tier is pinned by leases; below they hold transit slots.
-        if tier > 0 {
-            return private;
-        }
-        let (mut blocks, mut plain) = (std::collections::BTreeSet::new(), 0);
-        for lease in self.leases.values() {
-            blocks.extend(lease.path.blocks().iter().copied());
-            plain += lease.open.iter().filter(|open| open.plain().is_some()).count() as u64;
-        }
-        let shared: u64 = blocks
-            .into_iter()
-            .map(|block| self.expected(0, block))
-            .filter(|layers| !layers.is_empty())
-            .map(|layers| self.units(0, layers))
-            .sum();
-        private + plain * self.units(0, self.all_layers()) + shared
     }
 
     /// Drops an idle copy from a tier.

@@ -233,7 +233,7 @@ impl Manager {
 
     /// Bytes of some tokens of a block: a partial block transfers only its own.
     fn bytes_of(&self, group: u8, layers: Layers, tokens: u32) -> u64 {
-        let full = self.move_bytes(group, layers);
+        let full = self.settings.move_bytes(group, layers);
         if tokens == self.settings.block_tokens {
             full
         } else {

@@ -61,6 +61,36 @@ pub(super) struct Point {
     pub(super) after: SmallVec<[BlockId; 2]>,
 }
 
+/// Point that has ended.
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    point: Point,
+    /// Blocks of the points that followed the one before it.
+    beside: SmallVec<[BlockId; 2]>,
+}
+
+/// Point as it was before it left a tier or came to one.
+#[derive(Clone, Debug)]
+pub(super) struct Shifted {
+    tiers: u8,
+    /// The point, if that was its last tier.
+    ended: Option<Ended>,
+}
+
+impl Ended {
+    /// Blocks of the points directly before and after it.
+    fn around(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.point.after.iter().copied().chain(self.point.before)
+    }
+}
+
+impl Shifted {
+    /// Blocks of the points around a point that ended.
+    pub(super) fn around(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.ended.iter().flat_map(Ended::around)
+    }
+}
+
 /// Resume points, and the groups that they are of.
 #[derive(Debug)]
 pub(super) struct Points {
@@ -143,24 +173,53 @@ impl Points {
         self.at.insert(block, point);
     }
 
-    fn remove(&mut self, block: BlockId) -> Option<Point> {
+    /// Removes a point, and links those around it.
+    fn remove(&mut self, block: BlockId) -> Option<Ended> {
         if !self.has(block) {
             return None;
         }
         self.bits[block / 64] &= !(1 << (block % 64));
-        self.at.remove(&block)
+        let point = self.at.remove(&block)?;
+        for below in &point.after {
+            self.get_mut(*below).expect("a point").before = point.before;
+        }
+        let mut beside = SmallVec::new();
+        if let Some(before) = point.before.and_then(|before| self.get_mut(before)) {
+            beside.clone_from(&before.after);
+            before.after.retain(|below| *below != block);
+            before.after.extend(point.after.iter().copied());
+        }
+        Some(Ended { point, beside })
     }
 
-    /// Slots that the points of a path hold of the groups after the first, each by itself.
-    pub(super) fn slots(&self, path: &[BlockId]) -> u64 {
-        let last = path.iter().rev().copied().find(|&block| self.has(block));
-        let points = std::iter::successors(last, |block| self.at[block].before);
-        let slots = |block: BlockId| {
-            let border = self.at[&block].border;
-            let needed = self.others().map(|(_, group)| group.needed(border, self.block_tokens));
-            needed.map(|needed| needed.iter().count() as u64).sum::<u64>()
-        };
-        points.map(slots).sum()
+    /// Takes a point from one tier and puts it on another. It ends with its last tier. Returns what
+    /// [`Points::restore`] undoes.
+    pub(super) fn shift(
+        &mut self,
+        block: BlockId,
+        from: Option<TierId>,
+        to: Option<TierId>,
+    ) -> Shifted {
+        let bit = |tier: Option<TierId>| tier.map_or(0, |tier| 1_u8 << tier);
+        let point = self.get_mut(block).expect("a point");
+        let tiers = point.tiers;
+        point.tiers = (tiers & !bit(from)) | bit(to);
+        let ended = if point.tiers == 0 { self.remove(block) } else { None };
+        Shifted { tiers, ended }
+    }
+
+    /// Puts a point back that was the latest to be shifted.
+    pub(super) fn restore(&mut self, block: BlockId, before: &Shifted) {
+        if let Some(Ended { point, beside }) = &before.ended {
+            for below in &point.after {
+                self.get_mut(*below).expect("a point").before = Some(block);
+            }
+            if let Some(before) = point.before.and_then(|before| self.get_mut(before)) {
+                before.after.clone_from(beside);
+            }
+            self.insert(block, point.clone());
+        }
+        self.get_mut(block).expect("a point").tiers = before.tiers;
     }
 
     /// Bytes that a resume at a border needs of the groups after the first.
@@ -430,23 +489,16 @@ impl Manager {
 
     /// Ends the point after a block, if there is one. What it alone held is released.
     pub(super) fn drop_point(&mut self, block: BlockId) {
-        let Some(points) = &mut self.points else { return };
-        let Some(Point { border, tiers, before, after, .. }) = points.remove(block) else {
+        let Some(ended) = self.points.as_mut().and_then(|points| points.remove(block)) else {
             return;
         };
-        for below in &after {
-            points.get_mut(*below).expect("a point").before = before;
-        }
-        if let Some(before) = before.and_then(|before| points.get_mut(before)) {
-            before.after.retain(|below| *below != block);
-            before.after.extend(after.iter().copied());
-        }
+        let Point { border, tiers, .. } = ended.point;
         for tier in (0..self.tiers.len()).filter(|tier| tiers >> tier & 1 == 1) {
             self.let_go(tier, block, border);
         }
         self.refresh(block);
         // Without it the points below cost more to compute, and the one before may be the last.
-        for other in after.into_iter().chain(before) {
+        for other in ended.around() {
             self.refresh(other);
         }
     }

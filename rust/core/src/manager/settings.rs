@@ -2,7 +2,7 @@
 //!
 //! Invariant: `check` passes before a manager exists. Cost: none.
 
-use crate::block::{Structure, Token};
+use crate::block::{Layers, Structure, Token};
 use crate::cost::CostModel;
 use crate::error::{Error, Result};
 use crate::group::{Group, GroupKind, page_bytes};
@@ -162,6 +162,14 @@ impl Groups {
 }
 
 impl Settings {
+    /// Bytes of layers of a block in a group.
+    pub(super) fn move_bytes(&self, group: u8, layers: Layers) -> u64 {
+        match &self.groups {
+            Some(groups) if group > 0 => groups.groups[usize::from(group)].slot_bytes,
+            _ => self.layer_bytes * u64::from(layers.len()),
+        }
+    }
+
     /// Checks every field, and the tiers against each other.
     pub(super) fn check(&self) -> Result<()> {
         let tiers = &self.tiers;

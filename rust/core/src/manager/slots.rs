@@ -12,6 +12,7 @@ use crate::tier::Owner;
 use crate::manager::Manager;
 use crate::manager::consequence::Consequence;
 use crate::manager::kinds::Ahead;
+use crate::manager::request::slots::open_slot::OpenSlot;
 
 impl Manager {
     /// Splits a range into the pieces that one move can copy between two tiers: single layers where
@@ -52,6 +53,14 @@ impl Manager {
     pub(super) fn private_slot(&self, id: PrivateSlotId, layer: u16) -> Slot {
         let private = &self.private_slots[id];
         self.blocks.layer_slot(private.tier, private.slot, layer)
+    }
+
+    /// The slot of one layer of an open slot.
+    pub(crate) fn open_slot(&self, open: OpenSlot, layer: u16) -> Slot {
+        match open {
+            OpenSlot::Plain(slot) => slot,
+            OpenSlot::Private(private) => self.private_slot(private, layer),
+        }
     }
 
     /// The stores that must end before a private slot may be written.

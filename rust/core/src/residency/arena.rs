@@ -255,6 +255,20 @@ impl Arena {
         self.draining.values().flatten().copied()
     }
 
+    /// Page of a slot.
+    #[must_use]
+    pub fn page(&self, group: usize, slot: Slot) -> u32 {
+        slot / u32::from(self.shares[group].per_page)
+    }
+
+    /// Live slots in a page of a group.
+    #[must_use]
+    pub fn live_in(&self, group: usize, page: u32) -> u16 {
+        let share = &self.shares[group];
+        let free = share.at.get(&page).map_or(0, |&at| share.open[at as usize].1.len());
+        share.per_page - u16::try_from(free).expect("no more than a page has")
+    }
+
     /// Page of a slot, and place in it.
     fn place(&self, group: usize, slot: Slot) -> (u32, u16) {
         let per_page = u32::from(self.shares[group].per_page);

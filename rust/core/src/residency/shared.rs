@@ -24,6 +24,13 @@ struct Released {
     group: u8,
 }
 
+/// Place in the list of released residencies, from its front.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReleasedAt {
+    stretch: usize,
+    offset: u16,
+}
+
 /// Pages of one tier, and which residencies and moves have their slots.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -202,6 +209,29 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
+    /// The next residency of a tier that is released, from a place in the list on, which moves behind it.
+    #[must_use]
+    pub fn released_from(&self, tier: TierId, at: &mut ReleasedAt) -> Option<Part> {
+        let list = &self.tiers[tier].shared.as_ref()?.released;
+        while let Some(&Released { first, blocks, group }) = list.get(at.stretch) {
+            let part = Part { group: group.into(), block: first + u32::from(at.offset) };
+            at.offset += 1;
+            if at.offset == blocks {
+                *at = ReleasedAt { stretch: at.stretch + 1, offset: 0 };
+            }
+            if self.is_released(Place::new(tier, part.group), part.block) {
+                return Some(part);
+            }
+        }
+        None
+    }
+
+    /// Whether a residency of a group after the first can be taken: nothing holds or writes it.
+    #[must_use]
+    pub fn is_released(&self, place: Place, block: BlockId) -> bool {
+        self.places[self.number(place)].is_released(block)
+    }
+
     /// Frees up to `count` slots of the residencies that a tier released first; `false` if there are none.
     pub fn take_released(&mut self, tier: TierId, count: u64) -> bool {
         self.generation += 1;
@@ -210,7 +240,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             && let Some(Part { group, block }) = self.shared(tier).next_released()
         {
             let place = Place::new(tier, group);
-            if self.places[self.number(place)].is_released(block) {
+            if self.is_released(place, block) {
                 self.discard(place, block);
                 taken += 1;
             }
@@ -321,7 +351,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Lists a residency that has arrived, if nothing holds it.
     pub fn list_released(&mut self, place: Place, block: BlockId) {
-        if self.places[self.number(place)].is_released(block) {
+        if self.is_released(place, block) {
             self.release(place, block);
         }
     }

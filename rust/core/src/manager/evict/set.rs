@@ -2,13 +2,16 @@
 //!
 //! A set takes victims in exact order of value, tier by tier down the cascade, on a view of the
 //! residencies as they would be; above a shared store clean victims come first (`clean_first.rs`).
-//! Only entries of the eviction indexes are unlinked on the way; `abandon` links them again, so that
-//! a set without enough room leaves no trace. Invariant: `spare` counts the slots that carrying the
-//! set out leaves free or draining. Cost: O(log n) per victim, plus the scan over class heads. One
-//! victim:
+//! Only entries of the eviction indexes are unlinked on the way, and resume points shifted; `abandon`
+//! puts them back, so that a set without enough room leaves no trace. Invariant: `spare` and `shared`
+//! count the slots that carrying the set out leaves free or draining. Cost: O(log n) per victim, plus
+//! the scan over class heads. One victim:
 //!
 //! ```text
-//! lowest entry -> tail of an idle leaf-only run? --yes--> all its last blocks at once (tail.rs)
+//! lowest entry -> resume point? --yes--> copied one tier down, or dropped (points.rs)
+//!                       | no
+//!                       v
+//!              tail of an idle leaf-only run? --yes--> all its last blocks at once (tail.rs)
 //!                       | no
 //!                       v
 //!        resident elsewhere? --yes--> Clean
@@ -19,23 +22,27 @@
 
 mod clean_first;
 mod decide;
+mod pages;
+mod points;
 mod tail;
 mod transit;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::block::{BlockId, Layers, TierId};
+use crate::block::{BlockId, Layers, LeaseId, TierId};
 use crate::error::Result;
 use crate::policy::Entry;
 use crate::tier::ResidencyState;
-use crate::time::{Nanos, stamp};
+use crate::time::Nanos;
 use crate::trie::RunId;
 
 use crate::manager::Manager;
 use crate::manager::kinds::Cause;
+use pages::PageView;
+use points::PointVictim;
 
 /// Victims up to which a set's memory is kept for the next one.
 const MANY: usize = 64;
@@ -49,6 +56,8 @@ pub(crate) enum Fate {
     Demote(Layers),
     /// It is the last copy and is dropped.
     Drop,
+    /// It is the resume point with this number in the set: its block stays.
+    Point(usize),
 }
 
 /// Victim: one range of layers of one block on one tier, or all layers of a run's consecutive
@@ -77,6 +86,14 @@ impl Victim {
     }
 }
 
+/// Slots that are wanted on a tier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) tier: TierId,
+    /// By group, of the first groups.
+    pub(crate) slots: &'a [u64],
+}
+
 /// Eviction set: victims that are decided on and not evicted yet, with the view that they give.
 #[derive(Debug, Default)]
 pub(crate) struct EvictionSet {
@@ -90,14 +107,20 @@ pub(crate) struct EvictionSet {
     latest_tail: (TierId, Range<BlockId>),
     /// Layers that will be resident or in flight one tier down.
     added: FxHashMap<(TierId, BlockId), Layers>,
-    /// Slots per tier that could be taken once the set is carried out.
+    /// Slots of the first group per tier that could be taken once the set is carried out.
     spare: Vec<u64>,
+    /// The pages of each tier, if several groups share them.
+    shared: Vec<PageView>,
+    /// Leases that give their spare slots back.
+    spared: Vec<LeaseId>,
+    /// Resume points that leave or are copied.
+    points: Vec<PointVictim>,
+    /// Blocks whose windows and states are stored below: they must not be dropped.
+    coming: FxHashSet<BlockId>,
     /// Tier whose victims are only previewed, and how many of its slots are spare in fact.
     preview: Option<(TierId, u64)>,
     /// Whether victims are dropped if possible, not written back.
     dropping: bool,
-    /// The linked entry that leaves first, if it is known.
-    pub(crate) lowest: Option<Entry>,
     /// Entries that were linked or unlinked for single blocks: to be refreshed in any case.
     touched: Vec<(TierId, BlockId)>,
     /// Entries that were linked or unlinked for tails: right as they are if only tails are evicted.
@@ -120,9 +143,12 @@ impl EvictionSet {
             latest_tail,
             added,
             spare,
+            shared,
+            spared,
+            points,
+            coming,
             preview,
             dropping,
-            lowest,
             touched,
             settled,
             guarded,
@@ -134,11 +160,25 @@ impl EvictionSet {
         tails.clear();
         added.clear();
         spare.clear();
+        shared.iter_mut().for_each(PageView::clear);
+        spared.clear();
+        points.clear();
+        coming.clear();
         touched.clear();
         settled.clear();
         guarded.clear();
         moving.clear();
-        (*latest_tail, *preview, *dropping, *lowest, *cause) = Default::default();
+        (*latest_tail, *preview, *dropping, *cause) = Default::default();
+    }
+
+    /// The tiers whose pages several groups share: all or none.
+    pub(super) fn shared(&self) -> Range<TierId> {
+        0..self.shared.len()
+    }
+
+    /// Leases that give their spare slots back.
+    pub(super) fn spared(&self) -> &[LeaseId] {
+        &self.spared
     }
 
     /// Whether one of these copies must stay.
@@ -176,19 +216,27 @@ impl EvictionSet {
 impl Manager {
     /// An empty set over the slots that can be taken now.
     pub(crate) fn eviction_set(&self) -> EvictionSet {
-        let spare = self.takeable().collect();
-        EvictionSet { spare, ..EvictionSet::default() }
+        let mut set = EvictionSet::default();
+        self.open_set(&mut set);
+        set
     }
 
-    /// The slots that can be taken on each tier.
-    fn takeable(&self) -> impl Iterator<Item = u64> + '_ {
-        (0..self.tiers.len()).map(|tier| self.blocks.takeable(tier))
+    /// Counts the slots that can be taken on each tier.
+    fn open_set(&self, set: &mut EvictionSet) {
+        let tiers = 0..self.tiers.len();
+        set.spare.extend(tiers.clone().map(|tier| self.blocks.takeable(tier)));
+        if self.points.is_some() {
+            set.shared.resize_with(tiers.end, PageView::default);
+            for (tier, view) in set.shared.iter_mut().enumerate() {
+                view.open(self.blocks.arena(tier).expect("a tier of several groups"));
+            }
+        }
     }
 
     /// An empty set, in the memory of an earlier one if there is one.
-    pub(crate) fn reuse_set(&mut self, dropping: bool) -> Box<EvictionSet> {
+    fn reuse_set(&mut self, dropping: bool) -> Box<EvictionSet> {
         let mut set = self.spare_set.take().unwrap_or_default();
-        set.spare.extend(self.takeable());
+        self.open_set(&mut set);
         set.dropping = dropping;
         set
     }
@@ -208,59 +256,77 @@ impl Manager {
         EvictionSet { cause, ..self.eviction_set() }
     }
 
-    /// Makes room for the wanted number of slots of each tier while some copies stay, or changes
-    /// nothing. If writing victims back does not leave enough room, victims that can be dropped
-    /// are: retention is soft.
+    /// Makes room for the wanted slots of each tier while some copies stay, or changes nothing. If
+    /// writing victims back does not leave enough room, victims that can be dropped are: retention is
+    /// soft.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] for the first tier that cannot do it.
+    /// [`Error::NoSpace`](crate::error::Error::NoSpace) for the first tier that cannot do it.
     pub(crate) fn make_room(
         &mut self,
-        wanted: &[(TierId, u64)],
+        wanted: &[Wanted<'_>],
         stay: &[(TierId, Range<BlockId>)],
         now: Nanos,
     ) -> Result<()> {
-        // Each tier is named once, so the tiers can be checked one by one.
-        let there = |&(tier, units): &(TierId, u64)| {
-            units == 0 || units + self.transit_reserve(tier) <= self.blocks.takeable(tier)
-        };
-        // The usual case before a tier is full: no set is made.
-        if wanted.iter().all(there) {
+        // The usual case before a tier is full: no set is made. Each tier is named once, so the tiers
+        // can be checked one by one.
+        if wanted.iter().all(|wanted| self.has_room(wanted.tier, wanted.slots)) {
             return Ok(());
         }
-        if self.points.is_some() {
-            self.keep_sources(stay, true);
-            let room = self.make_room_apart(wanted, now);
-            self.keep_sources(stay, false);
-            return room;
-        }
-        let set = self.decide_room(wanted, stay, now)?;
+        let room = |manager: &mut Self, set: &mut EvictionSet| {
+            let full =
+                wanted.iter().find(|wanted| !manager.room(set, wanted.tier, wanted.slots, now));
+            full.map_or(Ok(()), |full| Err(manager.no_space(full.tier, full.slots, set)))
+        };
+        let set = self.decide_room(stay, room)?;
         self.apply(&set, now);
         self.keep(set);
         Ok(())
     }
 
-    /// The same for the first group of a model with several.
-    fn make_room_apart(&mut self, wanted: &[(TierId, u64)], now: Nanos) -> Result<()> {
-        for &(tier, units) in wanted.iter().filter(|&&(_, units)| units > 0) {
-            if tier == 0 {
-                self.make_group_room(0, &[units], (&[], &[]), now)?;
-            } else if !self.make_room_below(tier, &[units], now) {
-                return Err(self.no_space(tier, units, &self.eviction_set()));
+    /// Whether slots of each group can be taken on a tier without a victim.
+    pub(crate) fn has_room(&self, tier: TierId, slots: &[u64]) -> bool {
+        match self.blocks.arena(tier) {
+            Some(arena) => arena.fits(slots),
+            None => {
+                slots[0] == 0 || slots[0] + self.transit_reserve(tier) <= self.blocks.takeable(tier)
             }
         }
-        Ok(())
     }
 
-    /// Decides which copies leave for that room, for `apply` and `keep`; or changes nothing.
-    ///
-    /// # Errors
-    /// As [`Manager::make_room`].
-    pub(crate) fn decide_room(
+    /// Makes room on a tier for what is not worth a drop: as far as its victims can be stored, or
+    /// leave by themselves. Returns whether there is enough; otherwise nothing has changed.
+    pub(crate) fn make_soft_room(
         &mut self,
-        wanted: &[(TierId, u64)],
+        wanted: Wanted<'_>,
         stay: &[(TierId, Range<BlockId>)],
         now: Nanos,
+    ) -> bool {
+        if self.has_room(wanted.tier, wanted.slots) {
+            return true;
+        }
+        let mut set = self.reuse_set(false);
+        for (tier, blocks) in stay {
+            self.guard(&mut set, *tier, blocks.clone());
+        }
+        let fits = self.room(&mut set, wanted.tier, wanted.slots, now);
+        if fits {
+            self.apply(&set, now);
+        } else {
+            self.abandon(&set);
+        }
+        self.keep(set);
+        fits
+    }
+
+    /// Decides which copies leave so that `fill` succeeds, for `apply` and `keep`; or changes nothing.
+    ///
+    /// # Errors
+    /// Those of `fill`.
+    pub(crate) fn decide_room(
+        &mut self,
+        stay: &[(TierId, Range<BlockId>)],
+        fill: impl Fn(&mut Self, &mut EvictionSet) -> Result<()>,
     ) -> Result<Box<EvictionSet>> {
         let mut dropping = false;
         loop {
@@ -268,12 +334,8 @@ impl Manager {
             for (tier, blocks) in stay {
                 self.guard(&mut set, *tier, blocks.clone());
             }
-            let full = wanted
-                .iter()
-                .find(|&&(tier, units)| units > 0 && !self.room(&mut set, tier, units, now));
             // The set is carried out only once every tier has its room.
-            let Some(&(tier, units)) = full else { return Ok(set) };
-            let refused = self.no_space(tier, units, &set);
+            let Err(refused) = fill(self, &mut set) else { return Ok(set) };
             self.abandon(&set);
             self.keep(set);
             if dropping {
@@ -290,40 +352,75 @@ impl Manager {
         EvictionSet { preview: Some((tier, spare)), ..set }
     }
 
-    /// Adds victims until `units` slots of a tier can be taken, and takes them. Victims that were
+    /// Adds victims until the wanted slots of a tier can be taken, and takes them. Victims that were
     /// added before a failure stay in the set.
     pub(crate) fn room(
         &mut self,
         set: &mut EvictionSet,
         tier: TierId,
-        units: u64,
+        wanted: &[u64],
         now: Nanos,
     ) -> bool {
         // A store into a slot that its block has already: the reserve alone evicts nothing.
-        if units == 0 {
+        if wanted.iter().all(|&slots| slots == 0) {
             return true;
         }
-        // Only write-backs from disk to remote pass through, and dropping writes none.
-        let kept = if set.dropping { 0 } else { self.transit_reserve(tier) };
-        let wanted = units + kept;
-        self.clean_first(set, tier, wanted, now);
-        let index = &self.tiers[tier].eviction;
-        let known = set.lowest.take().filter(|entry| index.get(entry.id).is_some());
-        let mut next = known.map(|entry| (entry, true));
-        while set.spare[tier] < wanted {
+        self.leave_unneeded(set, tier, wanted);
+        let kept = self.kept_free(set, tier);
+        let fits =
+            self.leave(set, tier, |manager, set| manager.short(set, tier, wanted, kept), now);
+        if fits {
+            self.take_room(set, tier, wanted);
+        }
+        fits
+    }
+
+    /// Adds victims until so many slots of the first group leave a tier.
+    pub(crate) fn slots_leave(
+        &mut self,
+        set: &mut EvictionSet,
+        tier: TierId,
+        slots: u64,
+        now: Nanos,
+    ) -> bool {
+        let upto = self.blocks.takeable(tier).saturating_add(slots + self.kept_free(set, tier));
+        self.leave(set, tier, |_, set| upto.saturating_sub(set.spare[tier]), now)
+    }
+
+    /// Slots of a tier that a set leaves free for others: only write-backs from disk to remote pass
+    /// through, and dropping writes none.
+    fn kept_free(&self, set: &EvictionSet, tier: TierId) -> u64 {
+        if set.dropping { 0 } else { self.transit_reserve(tier) }
+    }
+
+    /// Adds the victims of the lowest value until a tier is short of no slot of the first group.
+    /// Returns whether there are enough.
+    fn leave(
+        &mut self,
+        set: &mut EvictionSet,
+        tier: TierId,
+        short: impl Fn(&Self, &EvictionSet) -> u64,
+        now: Nanos,
+    ) -> bool {
+        let (mut next, mut passed) = (None, self.pass_dirty(set, tier));
+        loop {
+            let slots = short(self, set);
+            if slots == 0 {
+                self.end_passing(set, tier, &mut passed);
+                return true;
+            }
             // A block that a tail exposed goes on unlinked, which spares a link and an unlink per
             // block.
             let (entry, linked) = match next.take() {
                 Some(next) => next,
-                None => match self.tiers[tier].eviction.victim(stamp(now)) {
+                None => match self.next_victim(set, tier, &mut passed, now) {
                     Some(entry) => (entry, true),
-                    None => return false,
+                    None => match self.point_without_block(set, tier) {
+                        Some(entry) => (entry, false),
+                        None => return false,
+                    },
                 },
             };
-            // A block leaves after its resume point, which is no victim of a set.
-            if self.has_point_on(tier, entry.id) {
-                return false;
-            }
             let run = self.prefetch_victim(entry.id);
             if linked {
                 self.tiers[tier].eviction.unlink(entry.id);
@@ -331,16 +428,16 @@ impl Manager {
             self.prefetch_parent(tier, run);
             // The decision for one block applies to the tail of its run if the policy ranks those
             // blocks alike.
-            if self.evict_tail(set, tier, entry, wanted, now) {
+            if self.evict_tail(set, tier, entry, slots, now) {
                 set.settled.push((tier, entry.id));
-                next = self.expose(set, tier, wanted, now).map(|entry| (entry, false));
+                // Among clean copies first the parent is compared with the others.
+                let more = !passed.passes() && short(self, set) > 0;
+                next = self.expose(set, tier, more, now).map(|entry| (entry, false));
             } else {
                 set.touched.push((tier, entry.id));
                 self.decide(set, tier, entry, now);
             }
         }
-        set.spare[tier] -= units;
-        true
     }
 
     /// Prefetches the CPU cache lines that deciding on a victim reads, for one wait for memory
@@ -373,13 +470,19 @@ impl Manager {
         self.decide(set, tier, entry, now);
     }
 
-    /// Number of further slots of a tier that a set could take.
+    /// Further slots of a tier that a set could take, or pages of one that several groups share.
     pub(crate) fn spare(set: &EvictionSet, tier: TierId) -> u64 {
-        set.spare[tier]
+        set.shared.get(tier).map_or(set.spare[tier], |view| view.pages)
     }
 
-    /// Links every entry again that a set unlinked.
+    /// Puts every entry and point back that a set moved.
     pub(crate) fn abandon(&mut self, set: &EvictionSet) {
+        self.restore_points(set);
+        self.relink_set(set);
+    }
+
+    /// Brings all entries in line that a set moved.
+    pub(crate) fn relink_set(&mut self, set: &EvictionSet) {
         self.refresh_touched(set);
         for &(tier, block) in &set.settled {
             self.refresh_on(tier, block);
@@ -408,6 +511,18 @@ impl Manager {
         *end = blocks.end.max(*end);
         for block in self.edge(tier, blocks.clone(), self.departures(blocks.start)) {
             self.take_out(set, tier, block);
+        }
+        for block in self.points_in(blocks) {
+            self.take_out(set, tier, block);
+        }
+    }
+
+    /// Brings the entries of copies in line that a set kept: one may be a leaf now.
+    pub(crate) fn refresh_stay(&mut self, stay: Vec<(TierId, Range<BlockId>)>) {
+        for (tier, run) in stay {
+            let structure = self.departures(run.start);
+            self.refresh_points(tier, run.clone());
+            self.refresh_from(tier, run, structure);
         }
     }
 

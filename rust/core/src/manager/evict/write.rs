@@ -78,7 +78,7 @@ impl Manager {
             return plain;
         }
         let mut set = self.eviction_set_for(Cause::Ahead);
-        let fits = self.room(&mut set, below, u64::from(blocks.end - blocks.start), now);
+        let fits = self.room(&mut set, below, &[u64::from(blocks.end - blocks.start)], now);
         // Block by block, their parent would not leave the tier once the first of them is there.
         let before = self.trie().parent(blocks.start);
         if !fits || set.victims.iter().any(|v| v.tier == below && Some(v.block) == before) {
@@ -135,10 +135,6 @@ impl Manager {
         if there.state == ResidencyState::Bad || self.stuck(below, block) || !joins || !worth {
             return;
         }
-        if self.points.is_some() {
-            self.write_apart(tier, block, dirty, source, now);
-            return;
-        }
         let mut set = self.eviction_set_for(Cause::Ahead);
         self.guard(&mut set, below, block..block + 1);
         let fresh = self.expected(below, block).is_empty();
@@ -146,7 +142,7 @@ impl Manager {
         let units =
             if fresh || self.tiers[below].spec.layer_slots { self.units(below, dirty) } else { 0 };
         let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut set, host));
-        let fits = passes && self.room(&mut set, below, units, now);
+        let fits = passes && self.room(&mut set, below, &[units], now);
         // A clean victim above the last tier costs nothing: its bytes are below.
         let costs = |v: &Victim| v.tier == self.tiers.last() || !matches!(v.fate, Fate::Clean);
         let young = |v: &Victim| self.node(v.block).access > younger;
@@ -157,21 +153,6 @@ impl Manager {
         }
         self.apply(&set, now);
         self.copy_down(tier, block, dirty, source, now);
-    }
-
-    /// Copies a block of the first group one tier down, where the groups share the room.
-    fn write_apart(
-        &mut self,
-        tier: TierId,
-        block: BlockId,
-        dirty: Layers,
-        source: Option<PrivateSlotId>,
-        now: Nanos,
-    ) {
-        let below = tier + 1;
-        if dirty == self.all_layers() && self.make_room_below(below, &[1], now) {
-            self.copy_down(tier, block, dirty, source, now);
-        }
     }
 
     /// Begins the stores of `dirty`, for which there is room; the source stays resident.
@@ -212,7 +193,7 @@ impl Manager {
             return;
         }
         let mut set = self.preview(tier);
-        self.room(&mut set, tier, low, now);
+        self.room(&mut set, tier, &[low], now);
         let ours = set.victims.iter().filter(|victim| victim.tier == tier);
         let clean = ours.map(|victim| u64::from(victim.blocks)).sum();
         self.carry_out_below(&set, tier, now);

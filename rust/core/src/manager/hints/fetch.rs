@@ -11,6 +11,7 @@ use crate::time::Nanos;
 
 use super::rejected;
 use crate::manager::Manager;
+use crate::manager::evict::set::Wanted;
 use crate::manager::moves::NewMove;
 use crate::manager::request::matching::path::PathBlock;
 use crate::manager::request::matching::residency_scan::Prefill;
@@ -162,7 +163,8 @@ impl Manager {
             return Fetched::No(HintCode::Crowded, "a quarter of the tier is in flight already");
         }
         let units = self.units(tier, all);
-        if self.make_room(&[(tier, units)], &[(from, block..block + 1)], now).is_err() {
+        let wanted = Wanted { tier, slots: &[units] };
+        if self.make_room(&[wanted], &[(from, block..block + 1)], now).is_err() {
             return Fetched::No(HintCode::NoRoom, "there is no room");
         }
         let row = self.blocks.take_slots(tier, self.residency(tier, block).slot, all);

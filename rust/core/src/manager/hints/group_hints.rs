@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use crate::block::{BlockId, LeaseId, NO_MOVE, NO_SLOT, Part, Place, TierId};
 use crate::manager::Manager;
+use crate::manager::evict::set::Wanted;
 use crate::time::Nanos;
 use crate::transfer::MoveKind;
 
@@ -34,24 +35,22 @@ impl Manager {
             return;
         }
         let groups = self.other_groups().end;
-        let (mut wanted, mut held) = (vec![0; groups], vec![Vec::new(); groups]);
+        let mut slots = vec![0; groups];
         let mut holds: Vec<(Place, BlockId)> = Vec::new();
         for &part in lacking.iter().chain(&there) {
             holds.push((Place::new(self.nearest(part), part.group), part.block));
         }
         for &(from, block) in &holds {
             self.blocks.hold(from, [block]);
-            if from.tier == tier {
-                held[from.group].push(self.trie().depth(block));
-            }
-            wanted[from.group] += u64::from(from.tier > tier);
+            slots[from.group] += u64::from(from.tier > tier);
         }
+        let wanted = Wanted { tier, slots: &slots };
         let fits = if lacking.is_empty() {
             true
         } else if tier == 0 {
-            self.make_group_room(0, &wanted, (path, &held), now).is_ok()
+            self.make_room(&[wanted], &[], now).is_ok()
         } else {
-            self.make_room_below(tier, &wanted, now)
+            self.make_soft_room(wanted, &[], now)
         };
         if fits {
             for &(from, block) in holds.iter().filter(|&&(from, _)| from.tier > tier) {
@@ -76,25 +75,17 @@ impl Manager {
         }
     }
 
-    /// Takes the point after a block from a tier, if a tier below has it or can take it, and makes room
-    /// for the block there. Returns whether the block has no point on the tier then.
+    /// Takes the point after a block from a tier, if a tier below has it or can take it. Returns whether the block has no point on the tier then.
     pub(super) fn lower_point(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
         let below = |manager: &Self| -> bool {
             let mut lower: Range<TierId> = tier + 1..manager.tiers.len();
             lower.any(|lower| manager.has_point_on(lower, block))
         };
         if self.has_point_on(tier, block) {
-            if !below(self) && self.tiers.writes(tier) {
-                self.store_point(tier, block, now);
-            }
             if !below(self) {
-                return false;
+                return self.tiers.writes(tier) && self.copy_point_below(tier, block, true, now);
             }
             self.drop_point_on(tier, block);
-        }
-        // Without room the block stays.
-        if self.tiers.writes(tier) {
-            self.make_room_below(tier + 1, &[1], now);
         }
         true
     }

@@ -5,7 +5,7 @@
 //! residency that it brings is arriving. Cost: O(log moves).
 
 use crate::arrival::MoveIds;
-use crate::block::{BlockId, Layers, LeaseId, MoveId, Place, TierId};
+use crate::block::{BlockId, LeaseId, MoveId, Place, TierId};
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
 use crate::time::Nanos;
@@ -22,14 +22,6 @@ pub(in crate::manager) struct CopyOrder {
 }
 
 impl Manager {
-    /// Bytes of layers of a block in a group.
-    pub(in crate::manager) fn move_bytes(&self, group: u8, layers: Layers) -> u64 {
-        match &self.settings.groups {
-            Some(groups) if group > 0 => groups.groups[usize::from(group)].slot_bytes,
-            _ => self.settings.layer_bytes * u64::from(layers.len()),
-        }
-    }
-
     /// Begins to copy all layers of a group from one slot to another, which is taken for it.
     pub(in crate::manager) fn copy_slot(
         &mut self,

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
+use crate::manager::evict::set::Wanted;
 use crate::manager::moves::batch::TransferBatch;
 use crate::manager::request::matching::residency_scan::MissingBlock;
 use crate::manager::{Manager, moves};
@@ -62,18 +63,19 @@ impl Manager {
                 passing.extend(self.transit(0, tier));
             }
         }
+        let first = Wanted { tier: 0, slots: &[units] };
         // Without transit the first tier is all that needs room.
         let Some(&host) = passing.first() else {
-            self.make_room(&[(0, units)], &stay, now)?;
+            self.make_room(&[first], &stay, now)?;
             return Ok(Transit::default());
         };
         let each = self.units(host, self.all_layers());
         let mut count = passing.len();
-        let many = [(host, each * count as u64), (0, units)];
+        let many = [Wanted { tier: host, slots: &[each * count as u64] }, first];
         // One transit slot is enough: the loads then follow each other through it.
         if self.make_room(&many, &stay, now).is_err() {
             count = 1;
-            self.make_room(&[(host, each), (0, units)], &stay, now)?;
+            self.make_room(&[Wanted { tier: host, slots: &[each] }, first], &stay, now)?;
         }
         let slots = (0..count).map(|_| (self.new_private(host, self.all_layers()), MoveIds::new()));
         Ok(Transit { slots: slots.collect(), next: 0 })

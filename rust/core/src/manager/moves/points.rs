@@ -7,29 +7,14 @@
 
 use std::cmp::Reverse;
 
-use smallvec::SmallVec;
-
-use crate::block::{BlockId, LeaseId, NO_SLOT, Part, Place, TierId};
+use crate::block::{BlockId, LeaseId, Part, Place, TierId};
 use crate::manager::Manager;
+use crate::manager::evict::set::Wanted;
 use crate::manager::request::slots::window_slots::blocks_at;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
-use crate::transfer::MoveKind;
 
 impl Manager {
-    /// Takes a resume point from a tier, and to the one below if it is worth a store there.
-    pub(in crate::manager) fn demote_point(&mut self, tier: TierId, block: BlockId, now: Nanos) {
-        let worth = self.tiers.writes(tier)
-            && self.node(block).uses >= self.tiers[tier].spec.admit_after
-            && self.refused.may_write(block, tier + 1);
-        // A point that is on another tier too is not lost; one above is stored when it leaves there.
-        let alone = !(0..self.tiers.len()).any(|at| at != tier && self.has_point_on(at, block));
-        if worth && alone {
-            self.store_point(tier, block, now);
-        }
-        self.drop_point_on(tier, block);
-    }
-
     /// Copies all resume points of a tier one tier down, the youngest first. Blocks of the tier that
     /// points below it still lack there follow those.
     pub(in crate::manager) fn flush_points(&mut self, tier: TierId, now: Nanos) {
@@ -72,7 +57,7 @@ impl Manager {
             (below..manager.tiers.len()).any(|lower| manager.has_point_on(lower, block))
         };
         if !stored(self) {
-            self.store_point(tier, block, now);
+            self.copy_point_below(tier, block, false, now);
         }
         if !stored(self) {
             return;
@@ -87,66 +72,18 @@ impl Manager {
             path.iter().filter(absent).copied().collect()
         };
         // A block of the path has no child below yet, so it would make room for the next.
-        let linked = |&&block: &&BlockId| self.tiers[below].eviction.get(block).is_some();
-        let linked: Vec<BlockId> = path.iter().filter(linked).copied().collect();
-        for &block in &linked {
-            self.tiers[below].eviction.unlink(block);
-        }
-        let wanted = lacks(self).len() as u64;
-        let fits = wanted > 0 && self.make_room_below(below, &[wanted], now);
+        let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (below, run)).collect();
+        let slots = [lacks(self).len() as u64];
+        let wanted = Wanted { tier: below, slots: &slots };
+        let fits = slots[0] > 0 && self.make_soft_room(wanted, &stay, now);
         let lacking = lacks(self);
         // Room for the blocks may have ended the point.
-        if fits && stored(self) && lacking.len() as u64 <= wanted {
+        if fits && stored(self) && lacking.len() as u64 <= slots[0] {
             for block in lacking {
                 self.copy_down(tier, block, self.all_layers(), None, now);
             }
         }
-        for block in linked {
-            self.refresh_on(below, block);
-        }
-    }
-
-    /// Puts a resume point of a tier on the one below as well, if there is room.
-    pub(in crate::manager) fn store_point(&mut self, tier: TierId, block: BlockId, now: Nanos) {
-        let below = tier + 1;
-        let path = self.path_to(Some(block));
-        let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
-        let (there, lacking): (Vec<_>, Vec<_>) = self
-            .needs(&path, border)
-            .into_iter()
-            .partition(|part| self.blocks.expects(Place::new(below, part.group), part.block));
-        // Bytes that cannot be read, or a failed move that may still write them.
-        let free = |&Part { group, block }: &Part| {
-            self.residency(Place::new(below, group), block).slot == NO_SLOT
-        };
-        if !lacking.iter().all(free) {
-            return;
-        }
-        let mut wanted = vec![0; self.other_groups().end];
-        for part in &lacking {
-            wanted[part.group] += 1;
-        }
-        // What is there must not make room for the rest.
-        for &Part { group, block } in &there {
-            self.blocks.hold(Place::new(below, group), [block]);
-        }
-        // Without a copy of its last block the point would end.
-        let absent = |at: &TierId| self.residency(*at, block).state == ResidencyState::Absent;
-        let copies = (1..self.tiers.len()).filter(|at| !absent(at));
-        let copies: SmallVec<[_; 3]> = copies.map(|at| (at, block..block + 1)).collect();
-        self.keep_sources(&copies, true);
-        let fits = self.make_room_below(below, &wanted, now);
-        self.keep_sources(&copies, false);
-        if fits {
-            for &Part { group, block } in &lacking {
-                let store = self.whole(MoveKind::Store, 0, block);
-                self.copy_part(store, Place::new(tier, group), below, now);
-            }
-            self.hold_point(below, &path, border);
-        }
-        for &Part { group, block } in &there {
-            self.blocks.unhold(Place::new(below, group), [block]);
-        }
+        self.refresh_stay(stay);
     }
 
     /// Moves a lease's holds to the border of a path at which it goes on.

@@ -9,8 +9,8 @@ use crate::residency::Arena;
 use crate::scope::Scope;
 use crate::time::Nanos;
 
-use crate::manager::Manager;
 use crate::manager::kinds::{Cause, Evicted, Reason};
+use crate::manager::{Manager, TierStats};
 
 /// Occupancy of a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +59,13 @@ pub struct Event {
 }
 
 impl Manager {
+    /// The counters of a tier.
+    #[must_use]
+    pub fn stats(&self, tier: TierId) -> TierStats {
+        let (copies, clean) = (self.blocks.table(tier).copies(), self.blocks.clean_copies(tier));
+        TierStats { copies, clean, retained: self.retained(tier).0, ..self.meter.tiers[tier] }
+    }
+
     /// The occupancy of a tier.
     #[must_use]
     pub fn occupancy(&self, tier: TierId) -> Occupancy {

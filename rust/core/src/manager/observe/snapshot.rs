@@ -48,6 +48,9 @@ impl Manager {
         writeln!(out, "{:?} {:?} {:?}", self.sessions, self.ages, self.refused)?;
         self.write_hints(out)?;
         writeln!(out, "{:?}", self.prices)?;
+        for point in self.points.iter().flat_map(|points| points.all()) {
+            writeln!(out, "{point:?}")?;
+        }
         for (number, tier) in self.tiers.iter().enumerate() {
             let name = tier.spec.kind.name();
             if self.points.is_some() {

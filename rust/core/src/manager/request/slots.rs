@@ -2,7 +2,6 @@
 
 pub(in crate::manager) mod ahead;
 pub(in crate::manager) mod bound_windows;
-pub(in crate::manager) mod group_room;
 pub(in crate::manager) mod next_slots;
 pub(in crate::manager) mod open_slot;
 pub(in crate::manager) mod pins;

@@ -5,6 +5,7 @@
 //! unlinks per call more than in order of value.
 
 use crate::block::TierId;
+use crate::policy::Entry;
 use crate::tier::Kind;
 use crate::time::{Nanos, stamp};
 
@@ -14,46 +15,54 @@ use crate::manager::evict::set::EvictionSet;
 /// Dirty copies that are passed over per call; after them victims leave in order of value.
 const MOST_PASSED: usize = 64;
 
+/// Dirty copies that wait for the clean ones to leave.
+#[derive(Debug, Default)]
+pub(super) struct Passed(Option<Vec<Entry>>);
+
+impl Passed {
+    /// Whether clean copies leave first.
+    pub(super) fn passes(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
 impl Manager {
-    /// Adds clean victims until `wanted` slots of a tier are spare, and passes over dirty ones.
-    pub(super) fn clean_first(
+    /// Begins to pass over dirty copies of a tier, if it is one above a shared store. A preview of the
+    /// tier is for its dirty copies, which it writes.
+    pub(super) fn pass_dirty(&self, set: &EvictionSet, tier: TierId) -> Passed {
+        let previewed = set.preview.is_some_and(|(at, _)| at == tier);
+        let kind = |tier: TierId| self.tiers[tier].spec.kind;
+        let above_remote =
+            kind(tier) == Kind::Host && tier < self.tiers.last() && kind(tier + 1) == Kind::Remote;
+        Passed((above_remote && !previewed).then(Vec::new))
+    }
+
+    /// The linked entry of a tier that leaves next.
+    pub(super) fn next_victim(
         &mut self,
         set: &mut EvictionSet,
         tier: TierId,
-        wanted: u64,
+        passed: &mut Passed,
         now: Nanos,
-    ) {
-        // A preview of the tier is for its dirty copies, which it writes.
-        let previewed = set.preview.is_some_and(|(at, _)| at == tier);
-        if previewed || !self.above_remote(tier) {
-            return;
-        }
-        let mut passed = Vec::new();
-        while set.spare[tier] < wanted && passed.len() < MOST_PASSED {
-            let Some(entry) = self.tiers[tier].eviction.victim(stamp(now)) else { break };
-            // A block leaves after its resume point, which is no victim of a set.
-            if self.has_point_on(tier, entry.id) {
-                break;
-            }
-            self.tiers[tier].eviction.unlink(entry.id);
-            if !self.blocks.is_clean(tier, entry.id) {
-                passed.push(entry);
-            } else if self.evict_tail(set, tier, entry, wanted, now) {
-                set.settled.push((tier, entry.id));
-                // Without room wanted the parent is linked, and compared with the others.
-                self.expose(set, tier, 0, now);
-            } else {
-                set.touched.push((tier, entry.id));
-                self.decide(set, tier, entry, now);
+    ) -> Option<Entry> {
+        while let Some(dirty) = &mut passed.0 {
+            let entry = self.tiers[tier].eviction.victim(stamp(now));
+            match entry.filter(|_| dirty.len() < MOST_PASSED) {
+                Some(entry) if self.blocks.is_clean(tier, entry.id) => return Some(entry),
+                Some(entry) => {
+                    self.tiers[tier].eviction.unlink(entry.id);
+                    dirty.push(entry);
+                }
+                None => self.end_passing(set, tier, passed),
             }
         }
-        for entry in passed {
-            self.put_in(set, tier, entry);
-        }
+        self.tiers[tier].eviction.victim(stamp(now))
     }
 
-    fn above_remote(&self, tier: TierId) -> bool {
-        let kind = |tier: TierId| self.tiers[tier].spec.kind;
-        kind(tier) == Kind::Host && tier < self.tiers.last() && kind(tier + 1) == Kind::Remote
+    /// Links the dirty copies again that were passed over.
+    pub(super) fn end_passing(&mut self, set: &mut EvictionSet, tier: TierId, passed: &mut Passed) {
+        for entry in passed.0.take().unwrap_or_default() {
+            self.put_in(set, tier, entry);
+        }
     }
 }

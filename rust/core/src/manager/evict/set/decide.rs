@@ -12,10 +12,23 @@ use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 use crate::manager::settings::DropOrder;
 
+/// What a store to the tier below needs and brings.
+struct StoreBelow {
+    slots: u64,
+    /// The layers that the tier has then.
+    joined: Layers,
+}
+
 impl Manager {
     /// Decides how one block leaves, and adds it if it can.
     pub(super) fn decide(&mut self, set: &mut EvictionSet, tier: TierId, entry: Entry, now: Nanos) {
         let block = entry.id;
+        if self.has_point_on(tier, block) {
+            let worth = self.worth_copying(set, tier, block);
+            let copied = if worth { self.can_copy(set, tier, block, now) } else { None };
+            self.add_point_victim(set, tier, block, copied, true);
+            return;
+        }
         // A write-back ahead must not push out a copy of a block that it would write again: for
         // ever.
         let ahead =
@@ -44,11 +57,14 @@ impl Manager {
         if set.dropping && self.drop_whole(set, tier, block, have) {
             return;
         }
-        // The cascade on the lower tiers must not drop this block.
+        // Recursion: victims of the tier below are decided in the same set, and must not be this block.
         set.moving.push(block);
-        let written = self.can_write(set, tier, block, dirty, now);
+        let store = self.store_below(set, tier, block, dirty);
+        let store = store.filter(|store| self.room(set, tier + 1, &[store.slots], now));
         set.moving.pop();
-        if written {
+        if let Some(store) = store {
+            set.added.insert((tier + 1, block), store.joined);
+            set.taken.remove(&(tier + 1, block));
             self.add_victim(set, Victim::one(tier, block, out, Fate::Demote(dirty)));
         } else {
             // Without a copy below the order of dropping holds, not that of demoting.
@@ -90,15 +106,14 @@ impl Manager {
         self.settings.drop_order == DropOrder::Seed || left.is_some_and(Layers::is_empty)
     }
 
-    /// Whether a victim may be written one tier down; makes room there if so.
-    pub(super) fn can_write(
+    /// What a victim needs to be written one tier down, if it may be.
+    fn store_below(
         &mut self,
         set: &mut EvictionSet,
         tier: TierId,
         block: BlockId,
         dirty: Layers,
-        now: Nanos,
-    ) -> bool {
+    ) -> Option<StoreBelow> {
         let node = *self.node(block);
         let spec = &self.tiers[tier].spec;
         // A block used too rarely, or refused by the tier below, is not worth a store.
@@ -108,38 +123,32 @@ impl Manager {
             && self.refused.may_write(block, tier + 1)
             && (self.serves_points(tier, block) || self.trie().children(block).any(follows));
         if tier == self.tiers.last() || spec.write == Write::Never || !worth {
-            return false;
+            return None;
         }
         let below = tier + 1;
         let there = self.view(set, below, block);
         // New layers cannot join bad ones, nor slots that a failed move may still write.
         if self.residency(below, block).state == ResidencyState::Bad || self.stuck(below, block) {
-            return false;
+            return None;
         }
         // A tier keeps one range of layers per block.
-        let Some(joined) = there.join(dirty) else { return false };
+        let joined = there.join(dirty)?;
         // A store whose layers no request could use would push out useful ones.
         if !self.saves_compute(joined, |other| self.usable_view(set, other, block)) {
-            return false;
+            return None;
         }
         // Its copy below grows: it must not be evicted for itself.
         self.take_out(set, below, block);
         if let Some(host) = self.transit(tier, below) {
             // Only out of the reserve: making room on host here could recurse for ever.
             if !self.pass(set, host) {
-                return false;
+                return None;
             }
         }
         // A slot that holds part of the block has room for the rest.
         let one_slot = !self.tiers[below].spec.layer_slots;
-        let units = if one_slot && !there.is_empty() { 0 } else { self.units(below, dirty) };
-        // Recursion: victims of the tier below are decided in the same set.
-        if !self.room(set, below, units, now) {
-            return false;
-        }
-        set.added.insert((below, block), joined);
-        set.taken.remove(&(below, block));
-        true
+        let slots = if one_slot && !there.is_empty() { 0 } else { self.units(below, dirty) };
+        Some(StoreBelow { slots, joined })
     }
 
     /// Adds `out` of a last copy to the victims. A leaf-only block leaves all tiers at once, since
@@ -186,7 +195,7 @@ impl Manager {
                 && !set.added.contains_key(&(tier, block))
                 && !set.guards(tier, block..block + 1)
         }) && !set.moving.contains(&block)
-            && !self.blocks.groups_arrive(block);
+            && !self.groups_arrive(set, block);
         // A write-back ahead takes nothing from its source tier or the tiers above.
         let ahead = set.preview.is_none_or(|(at, _)| {
             (0..=at).all(|tier| self.residency(tier, block).state == ResidencyState::Absent)
@@ -197,6 +206,11 @@ impl Manager {
             && self.trie().children(block).all(|child| {
                 dropped.contains(&child) || (self.node(child).refs == 0 && self.absent(set, child))
             })
+    }
+
+    /// Whether moves bring a block to a tier in any group after the first, in the set's view.
+    pub(super) fn groups_arrive(&self, set: &EvictionSet, block: BlockId) -> bool {
+        set.coming.contains(&block) || self.blocks.groups_arrive(block)
     }
 
     /// Whether a block is absent from every tier in the set's view, and not in flight.
@@ -222,12 +236,11 @@ impl Manager {
         let rest = have.without(layers).expect("evicted layers are at an end of the range");
         set.victims.push(victim);
         set.taken.insert((tier, block), rest);
-        let freed = if self.tiers[tier].spec.layer_slots {
-            u64::from(layers.len())
-        } else {
-            u64::from(rest.is_empty())
-        };
-        set.spare[tier] += freed;
+        if self.tiers[tier].spec.layer_slots {
+            set.spare[tier] += u64::from(layers.len());
+        } else if rest.is_empty() {
+            self.free_slots(set, tier, block..block + 1, 1);
+        }
         // The rest of the block is a candidate again, at the price of its next layers.
         if !rest.is_empty() {
             let entry = self.entry(tier, block, rest);
@@ -261,6 +274,8 @@ impl Manager {
             && (tier > 0 || self.node(parent).refs == 0)
             && !set.guards(tier, parent..parent + 1)
             && !set.moving.contains(&parent)
+            // A point that the set brings stays.
+            && !(set.coming.contains(&parent) && self.has_point_on(tier, parent))
             // A child kept it from leaving with its tail.
             && !set.taken.contains_key(&(tier, parent))
             && !set.added.contains_key(&(tier, parent));

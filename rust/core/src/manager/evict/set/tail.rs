@@ -14,24 +14,23 @@ use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 
 impl Manager {
-    /// Adds the tail of a leaf-only run as one victim, as long as its next block has the lowest
-    /// value and room is wanted, where eviction concerns nothing but slots. Returns whether it did.
+    /// Adds the tail of a leaf-only run as one victim, of at most `most` blocks, as long as its next
+    /// block has the lowest value, where eviction concerns nothing but slots. Returns whether it did.
     pub(crate) fn evict_tail(
         &mut self,
         set: &mut EvictionSet,
         tier: TierId,
         tail: Entry,
-        wanted: u64,
+        most: u64,
         now: Nanos,
     ) -> bool {
         let Some(fate) = self.tail_fate(set, tier, tail.id) else { return false };
         let last = tail.id;
         let run = self.trie().run(last);
         let mut first = last;
-        set.spare[tier] += 1;
         // If no block of the stretch costs more than the tail, the stretch leaves first, but for
         // ties.
-        let more = u64::from(last - run.start).min(wanted.saturating_sub(set.spare[tier]));
+        let more = u64::from(last - run.start).min(most.saturating_sub(1));
         let front = last - u32::try_from(more).expect("no more than the run has");
         let index = &self.tiers[tier].eviction;
         let alone = || !index.ties(&tail, self.band(tier, last));
@@ -42,14 +41,12 @@ impl Manager {
             && (pointless() || (self.ranks_by_place() && index.policy().deepens() && alone()))
             && self.leave_alike(set, tier, front..last, fate)
         {
-            set.spare[tier] += more;
             first = front;
         }
         let mut chosen = tail;
         if let Some(farthest) = self.alike(tier, front..last, &tail)
             && self.leave_alike(set, tier, farthest.id..last, fate)
         {
-            set.spare[tier] += u64::from(last - farthest.id);
             (first, chosen) = (farthest.id, farthest);
         }
         // Compare the remaining blocks one by one, as the index does.
@@ -57,7 +54,9 @@ impl Manager {
         while first > run.start {
             let block = first - 1;
             // From here on the blocks differ, or there is room enough.
-            if set.spare[tier] >= wanted || !self.leave_alike(set, tier, block..first, fate) {
+            if u64::from(last + 1 - first) >= most
+                || !self.leave_alike(set, tier, block..first, fate)
+            {
                 break;
             }
             let entry = self.entry(tier, block, self.all_layers());
@@ -67,11 +66,11 @@ impl Manager {
             if !follows && !self.leaves_next(tier, entry, &mut next, now) {
                 break;
             }
-            set.spare[tier] += 1;
             (first, chosen) = (block, entry);
         }
         let (blocks, layers) = (last + 1 - first, self.all_layers());
         set.victims.push(Victim { tier, block: last, blocks, layers, fate, idle: true });
+        self.free_slots(set, tier, first..last + 1, u64::from(blocks));
         set.add_tail(tier, first..last + 1);
         true
     }
@@ -80,6 +79,7 @@ impl Manager {
     fn tail_fate(&self, set: &EvictionSet, tier: TierId, last: BlockId) -> Option<Fate> {
         let run = self.trie().run(last);
         let plain = set.preview.is_none()
+            && !self.has_point_on(tier, last)
             && set.added.is_empty()
             && !set.guards(tier, run.start..last + 1)
             && set.moving.is_empty()
@@ -130,13 +130,13 @@ impl Manager {
         index.following(chosen, alike, &lightest)
     }
 
-    /// Links the block that the latest tail exposed, unless it is the next victim: then it is
-    /// returned.
+    /// Links the block that the latest tail exposed, unless `more` victims are wanted and it is the
+    /// next: then it is returned.
     pub(crate) fn expose(
         &mut self,
         set: &mut EvictionSet,
         tier: TierId,
-        wanted: u64,
+        more: bool,
         now: Nanos,
     ) -> Option<Entry> {
         let first = set.latest_tail.1.start;
@@ -145,7 +145,7 @@ impl Manager {
         // A policy with `Order::Own` must see every entry.
         let compared = self.tiers[tier].eviction.order_kind() != Order::Own;
         // Comparing is cheaper than a link and an unlink.
-        if compared && set.spare[tier] < wanted && self.leaves_next(tier, entry, &mut None, now) {
+        if compared && more && self.leaves_next(tier, entry, &mut None, now) {
             return Some(entry);
         }
         self.link(tier, entry);
@@ -190,7 +190,7 @@ impl Manager {
         }
         let dropped = tier == self.tiers.last() || set.dropping || !self.tiers.writes(tier);
         let alone = others.all(|other| self.blocks.table(other).none_present(blocks.clone()));
-        let arrives = || blocks.clone().any(|block| self.blocks.groups_arrive(block));
+        let arrives = || blocks.clone().any(|block| self.groups_arrive(set, block));
         (dropped && alone && (self.points.is_none() || !arrives())).then_some(Fate::Drop)
     }
 }

@@ -5,16 +5,17 @@
 //! victim.
 
 use crate::arrival::MoveIds;
-use crate::block::{BlockId, LeaseId, MoveId, Structure, TierId, Token};
+use crate::block::{BlockId, LeaseId, MoveId, Structure, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
 use crate::trie::Query;
 
 use crate::manager::Manager;
+use crate::manager::evict::leased::Matched;
 use crate::manager::kinds::LoadMode;
+use crate::manager::meter::late_hits::Undecided;
 use crate::manager::moves::load::{Load, Transit};
-use crate::manager::observe::late_hits::Undecided;
 use crate::manager::request::life::lease::{Hold, Lease, Plan, TailFrom};
 use crate::manager::request::matching::path::{LeasePath, PathBlock};
 use crate::manager::request::matching::residency_scan::{MissingBlock, Prefill};
@@ -345,18 +346,11 @@ impl Manager {
             let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
             units += lacking.map(|miss| self.units(0, miss.lacks)).sum::<u64>();
         }
-        // With several groups the reserve is in pages, and was kept.
-        let growth = if self.points.is_some() { 0 } else { self.growth_slots(0) };
-        if growth > 0 {
-            // Counting leased slots takes O(leases' blocks): only a tier with a growth reserve
-            // pays.
+        // With several groups the reserve was kept when the windows were opened.
+        if self.points.is_none() {
             let reclaimed = missing.iter().filter(|miss| miss.reclaim).count() as u64;
             let wanted = units + reclaimed * self.units(0, self.all_layers());
-            let held = self.leased(0) + wanted;
-            // The growth reserve is for leases that hold blocks already.
-            if wanted > 0 && held + growth > u64::from(self.blocks.space(0).capacity()) {
-                return Err(self.no_space(0, wanted, &self.eviction_set()));
-            }
+            self.check_growth(&[wanted], Matched::default())?;
         }
         // These slots look free to `make_room`: they drain.
         self.withhold(missing, true);
@@ -413,16 +407,5 @@ impl Manager {
         step.fresh = true;
         step.compute = miss.compute;
         self.load_private(miss, miss.lacks, private, id, transit, now)
-    }
-
-    fn growth_slots(&self, tier: TierId) -> u64 {
-        let capacity = self.blocks.space(tier).capacity();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share below one of a capacity below 2^32"
-        )]
-        let slots = (f64::from(capacity) * self.tiers[tier].spec.growth_reserve) as u64;
-        slots
     }
 }

@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
+use crate::manager::evict::set::Wanted;
 use crate::manager::kinds::{Action, Span};
-use crate::manager::observe::late_hits::Undecided;
+use crate::manager::meter::late_hits::Undecided;
 use crate::manager::request::life::lease::{Hold, Lease, Plan, TailFrom};
 use crate::manager::request::matching::path::LeasePath;
 use crate::manager::request::slots::open_slot::OpenSlot;
@@ -220,7 +221,7 @@ impl Manager {
         let lacks = self.lacks(if self.one_slot(here) { Layers::NONE } else { here });
         let units = self.units(0, lacks);
         // Without room for another slot the match ends here.
-        if self.make_room(&[(0, units)], &[], now).is_err() {
+        if self.make_room(&[Wanted { tier: 0, slots: &[units] }], &[], now).is_err() {
             return (start, self.truncate_path(id, at, now));
         }
         let private = self.new_private(0, lacks);
@@ -256,7 +257,7 @@ impl Manager {
         }
         let units = self.units(0, self.all_layers()) * dropped.len() as u64;
         // Without room the engine has to call `reserve`.
-        if self.make_room(&[(0, units)], &[], now).is_ok() {
+        if self.make_room(&[Wanted { tier: 0, slots: &[units] }], &[], now).is_ok() {
             let open = self.new_open_slots(dropped.len());
             self.lease_mut(id).open.extend(open);
         }

@@ -4,19 +4,17 @@
 //! shares what its blocks have, and copies what the lease still writes. Invariant: a slot that is
 //! written has one holder. Cost: O(path) per call, one move per copied slot.
 
-use crate::block::{BlockId, GroupId, Handle, LeaseId, Place, Slot, TierId};
+use crate::block::{GroupId, LeaseId, Place, Slot};
 use crate::error::{Error, Result};
 use crate::group::GroupKind;
 use crate::manager::Manager;
-use crate::manager::evict::room_below::Shortage;
-use crate::manager::kinds::Cause;
+use crate::manager::evict::set::Wanted;
 use crate::manager::moves::copy::CopyOrder;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::Lease;
 use crate::manager::request::slots::placed_slots::PlacedSlots;
 use crate::manager::request::slots::window_slots::{blocks_at, path_border};
-use crate::tier::ResidencyState;
-use crate::time::{Nanos, stamp};
+use crate::time::Nanos;
 use crate::transfer::{End, Endpoint, InFlightMove, MoveKind};
 
 /// Slot that a lease still writes, for a place on its path.
@@ -139,7 +137,7 @@ impl Manager {
             wanted[written.group] += n as u64;
         }
         if !written.is_empty() {
-            self.make_group_room(0, &wanted, (&[], &[]), now)?;
+            self.make_room(&[Wanted { tier: 0, slots: &wanted }], &[], now)?;
         }
         Ok(written)
     }
@@ -179,69 +177,5 @@ impl Manager {
         }
         self.awaits.add(of, moves.iter().copied());
         self.awaits.add(fork.id, moves);
-    }
-
-    /// Evicts a block of a suspended lease from the first tier, with the point after it, if nothing
-    /// else needs it there. The tier below takes it if it has room.
-    pub(crate) fn suspend_block(&mut self, block: BlockId, now: Nanos) {
-        if self.node(block).refs == 0 && self.has_point_on(0, block) {
-            self.demote_point(0, block, now);
-        }
-        let here = |manager: &Self| {
-            manager.trie().alive(block)
-                && manager.evictable(0, block)
-                && manager.residency(0, block).state == ResidencyState::Resident
-        };
-        if !here(self) {
-            return;
-        }
-        if self.tiers.writes(0) {
-            self.make_room_below(1, &[1], now);
-        }
-        if here(self) {
-            let mut set = self.eviction_set_for(Cause::Suspended);
-            self.choose(&mut set, 0, block, now);
-            self.apply(&set, now);
-        }
-    }
-
-    /// Evicts `count` blocks of the first group from a tier, as [`Manager::evict_blocks`], with their
-    /// points.
-    pub(crate) fn evict_group_blocks(
-        &mut self,
-        tier: TierId,
-        count: u64,
-        stay: &[BlockId],
-        now: Nanos,
-    ) -> Result<Vec<Handle>> {
-        if self.leavable(tier, stay) < count {
-            return Err(self.no_space(tier, count, &self.eviction_set()));
-        }
-        let paths: Vec<Vec<BlockId>> =
-            stay.iter().map(|&block| self.path_to(Some(block))).collect();
-        let there = |&block: &BlockId| {
-            let here = self.residency(tier, block).state != ResidencyState::Absent;
-            here.then_some((tier, block..block + 1))
-        };
-        let below: Vec<_> = paths.iter().flatten().filter_map(there).collect();
-        self.keep_sources(&below, true);
-        for path in &paths {
-            self.pin(path);
-        }
-        let (begun, mut left) = (self.moves.latest(), Vec::new());
-        while (left.len() as u64) < count {
-            let victim = self.tiers[tier].eviction.victim(stamp(now));
-            let short = Shortage { tier, slots: 1, must: true };
-            if !self.free_victim(short, victim, Some(&mut left), now)
-                && !self.cancel_store(begun, now)
-            {
-                break;
-            }
-        }
-        for path in &paths {
-            self.unpin(path, None);
-        }
-        self.keep_sources(&below, false);
-        Ok(left)
     }
 }

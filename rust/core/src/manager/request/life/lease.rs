@@ -15,7 +15,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::block::{
-    BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token,
+    BlockId, GroupId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token,
 };
 use crate::error::{Error, Result};
 use crate::private_slots::PrivateSlotId;
@@ -25,8 +25,8 @@ use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
 use crate::manager::kinds::Span;
+use crate::manager::meter::late_hits::Undecided;
 use crate::manager::node::Runs;
-use crate::manager::observe::late_hits::Undecided;
 use crate::manager::policy_feed::RequestContext;
 use crate::manager::request::life::session::SessionId;
 use crate::manager::request::matching::path::{LeasePath, PathBlock};
@@ -144,6 +144,12 @@ impl Lease {
     pub(crate) fn bound(&self) -> impl Iterator<Item = PrivateSlotId> + '_ {
         let bound = self.windows.iter().flat_map(|windows| &windows.bound);
         bound.flat_map(|bound| bound.values().copied())
+    }
+
+    /// Slots after the first group that it has while room is free, with their groups.
+    pub(crate) fn spare_slots(&self) -> impl Iterator<Item = (GroupId, Slot)> + '_ {
+        let spare = self.windows.iter().flat_map(|windows| windows.spare.iter().enumerate());
+        spare.flat_map(|(group, slots)| slots.slots().map(move |slot| (group, slot)))
     }
 
     /// The blocks that the engine must compute, with the layers to write for each.

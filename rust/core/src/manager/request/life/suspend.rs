@@ -51,11 +51,7 @@ impl Manager {
             if !self.trie().alive(block) {
                 continue;
             }
-            if self.points.is_some() {
-                self.suspend_block(block, now);
-            } else {
-                self.evict_first(block, now);
-            }
+            self.evict_first(block, now);
         }
         Ok(touching)
     }
@@ -81,9 +77,12 @@ impl Manager {
         self.reacquire(id, &tokens, reserve, load, now)
     }
 
-    /// Evicts a block from the first tier, if nothing else needs it there.
+    /// Evicts a block from the first tier, with the resume point after it, if nothing else needs it there.
     fn evict_first(&mut self, block: BlockId, now: Nanos) {
         const FIRST: TierId = 0;
+        if self.node(block).refs == 0 && self.has_point_on(FIRST, block) {
+            self.demote_point(FIRST, block, now);
+        }
         // With layer slots one range of layers leaves at a time.
         while self.evictable(FIRST, block)
             && self.residency(FIRST, block).state == ResidencyState::Resident

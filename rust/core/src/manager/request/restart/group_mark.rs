@@ -7,6 +7,7 @@
 use crate::block::{BlockId, GroupId, Part, Place, TierId};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
+use crate::manager::evict::set::Wanted;
 use crate::manager::points::Stay;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
@@ -78,24 +79,13 @@ impl Manager {
         end: &MarkedEnd,
         now: Nanos,
     ) -> Result<()> {
-        if self.points.is_none() {
-            let stay: Vec<_> = self.runs(path).into_iter().map(|run| (tier, run)).collect();
-            return self.make_room(&[(tier, units)], &stay, now);
-        }
-        let wanted = end.lacking.iter().map(|lacking| lacking.len() as u64);
-        let mut wanted: Vec<u64> = wanted.collect();
-        wanted[0] = units;
-        let mut held = vec![Vec::new(); wanted.len()];
+        let mut wanted = vec![units];
+        wanted.extend(end.lacking.iter().skip(1).map(|lacking| lacking.len() as u64));
         for &Part { group, block } in &end.there {
             self.blocks.hold(Place::new(tier, group), [block]);
-            held[group].push(self.trie().depth(block));
         }
-        let here = |&&block: &&BlockId| self.residency(tier, block).state != ResidencyState::Absent;
-        let here = path.iter().filter(here).map(|&block| (tier, block..block + 1));
-        let here: Vec<_> = here.collect();
-        self.keep_sources(&here, true);
-        let room = self.make_group_room(tier, &wanted, (path, &held), now);
-        self.keep_sources(&here, false);
+        let stay: Vec<_> = self.runs(path).into_iter().map(|run| (tier, run)).collect();
+        let room = self.make_room(&[Wanted { tier, slots: &wanted }], &stay, now);
         if room.is_err() {
             self.let_marked_go(tier, end);
         }

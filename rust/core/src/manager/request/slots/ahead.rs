@@ -185,7 +185,7 @@ impl Manager {
         if let Some(parent) = parent {
             self.guard(&mut set, INTO, parent..parent + 1);
         }
-        let fits = self.room(&mut set, INTO, 1, now);
+        let fits = self.room(&mut set, INTO, &[1], now);
         // The slot of a victim that is written down first is free too late.
         let clean = |fate: Fate| !matches!(fate, Fate::Demote(_));
         let at_once = set.victims.iter().any(|v| v.tier == INTO && clean(v.fate));

@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::block::{BlockId, GroupId, LeaseId, MoveId, NO_SLOT, Place, Slot};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
+use crate::manager::evict::set::Wanted;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::Plan;
 use crate::manager::request::slots::window_slots::{PlannedLoad, Windows, path_border};
@@ -214,7 +215,7 @@ impl Manager {
         for &(below, block) in &there {
             self.blocks.hold(below, [block]);
         }
-        if self.make_room_below(1, &wanted, now) {
+        if self.make_soft_room(Wanted { tier: 1, slots: &wanted }, &[], now) {
             for (below, block, private) in lacking {
                 self.store_window(below, block, private, now);
             }

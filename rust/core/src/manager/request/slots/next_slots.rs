@@ -20,6 +20,7 @@ use crate::block::{BlockId, GroupId, LeaseId, Place, Slot};
 use crate::error::Result;
 use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
+use crate::manager::evict::set::Wanted;
 use crate::manager::request::life::lease::Lease;
 use crate::manager::request::slots::window_slots::{LATER, Windows, path_border};
 use crate::time::Nanos;
@@ -147,7 +148,7 @@ impl Manager {
         let mut wanted: Vec<u64> = places.iter().map(|places| places.len() as u64).collect();
         wanted.resize(wanted.len().max(1), 0);
         wanted[0] = more as u64;
-        self.make_group_room(0, &wanted, (&[], &[]), now)?;
+        self.make_room(&[Wanted { tier: 0, slots: &wanted }], &[], now)?;
         for (group, places) in places.into_iter().enumerate() {
             for place in places {
                 let slot = self.blocks.take_slot(Place::new(0, group)).slot;

@@ -70,14 +70,6 @@ impl Manager {
         private
     }
 
-    /// The slot of one layer of an open slot.
-    pub(crate) fn open_slot(&self, open: OpenSlot, layer: u16) -> Slot {
-        match open {
-            OpenSlot::Plain(slot) => slot,
-            OpenSlot::Private(private) => self.private_slot(private, layer),
-        }
-    }
-
     /// The stores that must end before an open slot may be written.
     pub(crate) fn open_slot_waits(&self, open: OpenSlot) -> MoveIds {
         match open {

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
+use crate::manager::evict::set::Wanted;
 use crate::manager::kinds::Action;
 use crate::manager::moves::load::Transit;
 use crate::manager::request::life::lease::TailFrom;
@@ -57,7 +58,7 @@ impl Manager {
             }
         } else if more > 0 {
             let units = self.units(0, self.all_layers()) * more as u64;
-            self.make_room(&[(0, units)], &[], now)?;
+            self.make_room(&[Wanted { tier: 0, slots: &[units] }], &[], now)?;
         }
         self.place_states(id, written);
         if adopts {

@@ -2,7 +2,7 @@
 //!
 //! Invariant: all or nothing. Cost: that of the eviction set, and O(log n) per block that stays.
 
-use crate::block::{BlockId, Handle, TierId};
+use crate::block::{Handle, TierId};
 use crate::error::Result;
 use crate::time::Nanos;
 
@@ -32,23 +32,26 @@ impl Manager {
             return Ok(Vec::new());
         }
         let known = stay.iter().filter_map(|&handle| self.trie().resolve(handle));
-        if self.points.is_some() {
-            let stay: Vec<BlockId> = known.collect();
-            return self.evict_group_blocks(tier, count, &stay, now);
-        }
-        let stay: Vec<_> = known.map(|block| (tier, block..block + 1)).collect();
+        // The points of a path leave before its blocks, so all of it stays.
+        let stay: Vec<_> = match self.blocks.arena(tier) {
+            None => known.map(|block| block..block + 1).collect(),
+            Some(_) => known.flat_map(|block| self.runs(&self.path_to(Some(block)))).collect(),
+        };
+        let stay: Vec<_> = stay.into_iter().map(|run| (tier, run)).collect();
         let units = self.units(tier, self.all_layers()).saturating_mul(count);
-        let wanted = self.blocks.takeable(tier).saturating_add(units);
-        let set = self.decide_room(&[(tier, wanted)], &stay, now)?;
+        let set = self.decide_room(&stay, |manager, set| {
+            if manager.slots_leave(set, tier, units, now) {
+                return Ok(());
+            }
+            Err(manager.no_space(tier, &[units], set))
+        })?;
         let victims = set.victims.iter().filter(|victim| victim.tier == tier);
         let left = victims.flat_map(|victim| victim.run().rev());
         let left = left.map(|block| self.trie().handle(block)).collect();
         self.apply(&set, now);
         self.keep(set);
         // A block that stays may be a leaf now.
-        for (tier, block) in stay {
-            self.refresh_on(tier, block.start);
-        }
+        self.refresh_stay(stay);
         Ok(left)
     }
 }

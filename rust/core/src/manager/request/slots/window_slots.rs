@@ -82,6 +82,6 @@ pub(crate) fn blocks_at(path: &[BlockId], places: &[u32]) -> impl Iterator<Item 
 }
 
 /// The border after a path.
-pub(in crate::manager::request) fn path_border(path: &[BlockId]) -> u32 {
+pub(in crate::manager) fn path_border(path: &[BlockId]) -> u32 {
     u32::try_from(path.len()).expect("fewer than 2^32 blocks")
 }

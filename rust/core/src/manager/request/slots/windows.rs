@@ -17,6 +17,8 @@ use crate::block::{BlockId, GroupId, LeaseId, MoveId, NO_SLOT, Part, Place, Slot
 use crate::error::{Error, Result};
 use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
+use crate::manager::evict::leased::Matched;
+use crate::manager::evict::set::Wanted;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::{Lease, Plan};
 use crate::manager::request::matching::residency_scan::MissingBlock;
@@ -77,12 +79,8 @@ impl Manager {
             .iter()
             .flat_map(|miss| miss.loads().map(|(tier, _)| (tier, miss.block..miss.block + 1)));
         let sources: Vec<_> = sources.collect();
-        self.keep_sources(&sources, true);
-        let held = (path, &windows.held[..]);
-        let room = self.check_growth(&wanted, held);
-        let room = room.and_then(|()| self.make_group_room(0, &wanted, held, now));
-        self.keep_sources(&sources, false);
-        room?;
+        self.check_growth(&wanted, Matched { path, held: &windows.held })?;
+        self.make_room(&[Wanted { tier: 0, slots: &wanted }], &sources, now)?;
         for (group, places) in std::mem::take(&mut windows.wanted).into_iter().enumerate() {
             for place in places {
                 let slot = self.blocks.take_slot(Place::new(0, group)).slot;
@@ -112,26 +110,6 @@ impl Manager {
                 windows.spare[group].insert(place, slot);
             }
         }
-    }
-
-    /// Gives the spare slots of one lease back. Returns whether one has any.
-    pub(crate) fn give_spare_slots(&mut self) -> bool {
-        if !self.writes_bytes() {
-            return false;
-        }
-        let has = |lease: &&mut Box<Lease>| {
-            let windows = lease.windows.as_ref();
-            windows.is_some_and(|windows| windows.spare.iter().any(|spare| !spare.is_empty()))
-        };
-        // The latest lease, so that the same calls take the same slots.
-        let lease = self.leases.values_mut().filter(has).max_by_key(|lease| lease.id);
-        let Some(windows) = lease.and_then(|lease| lease.windows.as_mut()) else { return false };
-        for (group, spare) in windows.spare.iter_mut().enumerate() {
-            for (_, slot) in spare.take() {
-                self.blocks.give_slot(Place::new(0, group), slot);
-            }
-        }
-        true
     }
 
     /// Begins the loads that a match needs, into slots for which there is room, and delays the plan
@@ -433,7 +411,9 @@ impl Manager {
             if let Some(slot) = self.blocks.try_take(Place::new(0, group)) {
                 return Some(slot);
             }
-            if !self.give_spare_slots() && !self.blocks.take_released(0, 1) {
+            if let Some(id) = self.spare_lease(LeaseId::MAX).map(|lease| lease.id) {
+                self.give_spare_slots(&[id]);
+            } else if !self.blocks.take_released(0, 1) {
                 return None;
             }
         }

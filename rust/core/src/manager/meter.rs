@@ -1,9 +1,14 @@
 //! Meter: counters per tier and per manager.
 //!
-//! All counting is done here; other files call it in one line. Invariants: counters only grow, also
+//! All counting is done here, and events and the eviction log are kept; other files call it in one line.
+//! Invariants: counters only grow, also
 //! over `reset`; every eviction has one cause and one reason, so both sums are equal, and so is the
 //! histogram's; `copies` and `clean` equal those of a full scan, which `audit` makes. Cost: O(1)
 //! per event and per run of blocks, without allocation where a request loads nothing.
+
+pub(super) mod block_event;
+pub(super) mod late_hits;
+pub(super) mod log;
 
 use smallvec::SmallVec;
 
@@ -15,8 +20,8 @@ use crate::time::{Nanos, Stamp, stamp};
 
 use crate::manager::Manager;
 use crate::manager::kinds::{Action, Cause, Evicted, Reason};
+use crate::manager::meter::log::Log;
 use crate::manager::moves::batch::MoveClass;
-use crate::manager::observe::log::Log;
 use crate::manager::request::life::lease::Plan;
 use crate::transfer::InFlightMove;
 use crate::transfer::MoveKind;
@@ -131,7 +136,7 @@ pub struct RequestStats {
 /// Counters of a manager.
 #[derive(Debug)]
 pub(crate) struct Meter {
-    tiers: Vec<TierStats>,
+    pub(super) tiers: Vec<TierStats>,
     times: Vec<TierTimes>,
     pub(crate) requested: RequestStats,
     pub(crate) log: Log,
@@ -176,13 +181,6 @@ impl Meter {
 }
 
 impl Manager {
-    /// The counters of a tier.
-    #[must_use]
-    pub fn stats(&self, tier: TierId) -> TierStats {
-        let (copies, clean) = (self.blocks.table(tier).copies(), self.blocks.clean_copies(tier));
-        TierStats { copies, clean, retained: self.retained(tier).0, ..self.meter.tiers[tier] }
-    }
-
     /// The histograms of a tier.
     #[must_use]
     pub fn times(&self, tier: TierId) -> &TierTimes {
@@ -287,7 +285,7 @@ impl Manager {
 
     /// Counts a move that ended well.
     pub(crate) fn count_move(&mut self, known: &InFlightMove, now: Nanos) {
-        let bytes = self.move_bytes(known.group, known.layers);
+        let bytes = self.settings.move_bytes(known.group, known.layers);
         let class = (known.kind, known.src, known.dst);
         self.meter.count(class, bytes, now.saturating_sub(known.started));
         self.meter.durations(class).record(now.saturating_sub(known.handed), 1);

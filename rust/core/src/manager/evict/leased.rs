@@ -1,0 +1,206 @@
+//! Leased slots: what leases hold of the first tier, what is left for them to grow, and the error of a
+//! request for which there is no room.
+//!
+//! Where several groups share pages, a page is leased if a lease has a slot in it, or a resume point on
+//! its path: such a point leaves after the lease. Invariant: none, these are sums. Cost: O(leases' paths).
+
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashSet;
+
+use crate::block::{BlockId, GroupId, LeaseId, Part, Place, Slot, TierId};
+use crate::error::{Error, Result};
+use crate::manager::Manager;
+use crate::manager::evict::set::EvictionSet;
+use crate::manager::request::life::lease::{Lease, TailFrom};
+use crate::manager::request::slots::window_slots::{blocks_at, path_border};
+use crate::residency::Arena;
+use crate::tier::ResidencyState;
+
+/// What a request has matched: its path and, by group, the places whose windows and states it holds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Matched<'a> {
+    pub(crate) path: &'a [BlockId],
+    pub(crate) held: &'a [Vec<u32>],
+}
+
+/// Slots of the first tier by group, and the blocks that were looked at.
+#[derive(Default)]
+struct Leased {
+    slots: FxHashSet<(GroupId, Slot)>,
+    blocks: FxHashSet<BlockId>,
+}
+
+impl Leased {
+    fn pages(&self, arena: &Arena) -> FxHashSet<(GroupId, u32)> {
+        self.slots.iter().map(|&(group, slot)| (group, arena.page(group, slot))).collect()
+    }
+}
+
+impl Manager {
+    /// The error of a request without room, with its figures: in slots, or in pages where several
+    /// groups share them.
+    pub(in crate::manager) fn no_space(
+        &self,
+        tier: TierId,
+        wanted: &[u64],
+        set: &EvictionSet,
+    ) -> Error {
+        let arena = self.blocks.arena(tier);
+        let units = |slots: &[u64]| match arena {
+            None => slots[0],
+            Some(arena) => (0..).zip(slots).map(|(group, &n)| arena.whole_pages(group, n)).sum(),
+        };
+        let groups = 0..arena.map_or(1, Arena::groups);
+        let coming =
+            groups.map(|group| self.blocks.table(Place::new(tier, group)).arrivals() as u64);
+        Error::NoSpace {
+            tier: self.tiers[tier].spec.kind.name().to_owned(),
+            unit: if arena.is_some() { "pages" } else { "slots" },
+            wanted: units(wanted),
+            free: Self::spare(set, tier),
+            coming: units(&coming.collect::<Vec<_>>()),
+            leased: match arena.filter(|_| tier == 0) {
+                Some(arena) => self.leased_slots(Matched::default()).pages(arena).len() as u64,
+                None if tier == 0 => self.leased(0),
+                None => 0,
+            },
+        }
+    }
+
+    /// Fails if slots for a request would leave less than the first tier's growth reserve to running
+    /// leases.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`].
+    pub(in crate::manager) fn check_growth(
+        &self,
+        wanted: &[u64],
+        matched: Matched<'_>,
+    ) -> Result<()> {
+        let arena = self.blocks.arena(0);
+        let room = arena.map_or_else(|| self.blocks.space(0).capacity(), Arena::room);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share below one of a capacity below 2^32"
+        )]
+        let growth = (f64::from(room) * self.tiers[0].spec.growth_reserve) as u64;
+        // Counting leased slots takes O(leases' blocks): only a tier with a growth reserve pays. A
+        // request that takes no slot leaves the reserve as it is.
+        if growth == 0 || wanted.iter().all(|&slots| slots == 0) {
+            return Ok(());
+        }
+        let held = match arena {
+            Some(arena) => self.pages_with(arena, wanted, matched),
+            None => self.leased(0) + wanted[0],
+        };
+        if held + growth > u64::from(room) {
+            return Err(self.no_space(0, wanted, &self.eviction_set()));
+        }
+        Ok(())
+    }
+
+    /// Pages that leases, a match and further slots of each group take together.
+    fn pages_with(&self, arena: &Arena, wanted: &[u64], matched: Matched<'_>) -> u64 {
+        let leased = self.leased_slots(matched);
+        let pages = leased.pages(arena);
+        let more = wanted.iter().enumerate().map(|(group, &wanted)| {
+            let per_page = u64::from(arena.per_page(group));
+            let of_group = |&&(of, _): &&(GroupId, u32)| of == group;
+            let pages = pages.iter().filter(of_group).count() as u64;
+            let live = leased.slots.iter().filter(|&&(of, _)| of == group).count() as u64;
+            wanted.saturating_sub(pages * per_page - live).div_ceil(per_page)
+        });
+        pages.len() as u64 + more.sum::<u64>()
+    }
+
+    /// Slots of the first group of a tier that leases hold.
+    fn leased(&self, tier: TierId) -> u64 {
+        let private: u64 = self
+            .private_slots
+            .iter()
+            .filter(|(_, private)| private.tier == tier && private.refs > 0)
+            .map(|(_, private)| self.units(tier, private.layers))
+            .sum();
+        let (mut blocks, mut plain) = (BTreeSet::new(), 0);
+        for lease in self.leases.values() {
+            blocks.extend(lease.path.blocks().iter().copied());
+            plain += lease.open.iter().filter(|open| open.plain().is_some()).count() as u64;
+        }
+        let shared: u64 = blocks
+            .into_iter()
+            .map(|block| self.expected(tier, block))
+            .filter(|layers| !layers.is_empty())
+            .map(|layers| self.units(tier, layers))
+            .sum();
+        private + plain * self.units(tier, self.all_layers()) + shared
+    }
+
+    /// Slots of all groups that leases and a match have on the first tier; spare ones are given back
+    /// where room is wanted.
+    fn leased_slots(&self, matched: Matched<'_>) -> Leased {
+        let mut leased = Leased::default();
+        self.lease_match(&mut leased, matched);
+        for lease in self.leases.values() {
+            let windows = lease.windows.as_ref();
+            let held = windows.map_or(&[][..], |windows| &windows.held);
+            self.lease_match(&mut leased, Matched { path: lease.path.blocks(), held });
+            // Forks share the slot of their tail until they reserve.
+            let tail = match lease.tail_from {
+                TailFrom::Shared(private) => Some(private),
+                TailFrom::OpenSlot | TailFrom::Block(_) => None,
+            };
+            let private = lease.path.private_slots().chain(tail);
+            let private = private.map(|id| self.private_slot(id, 0));
+            let open = lease.open.iter().map(|&open| self.open_slot(open, 0));
+            leased.slots.extend(private.chain(open).map(|slot| (0, slot)));
+            let open = windows.into_iter().flat_map(|windows| windows.open.iter().enumerate());
+            let open = open.flat_map(|(group, open)| open.slots().map(move |slot| (group, slot)));
+            leased.slots.extend(open);
+        }
+        leased
+    }
+
+    /// Adds the blocks of a match on the first tier, what it holds, and the points on its path.
+    fn lease_match(&self, leased: &mut Leased, Matched { path, held }: Matched<'_>) {
+        let slot = |group, block| (group, self.residency(Place::new(0, group), block).slot);
+        for (group, held) in held.iter().enumerate() {
+            leased.slots.extend(blocks_at(path, held).map(|block| slot(group, block)));
+        }
+        for (at, &block) in path.iter().enumerate().rev() {
+            if !leased.blocks.insert(block) {
+                break;
+            }
+            if self.residency(0, block).state != ResidencyState::Absent {
+                leased.slots.insert(slot(0, block));
+            }
+            if self.has_point_on(0, block) {
+                let path = &path[..=at];
+                let needs = self.needs(path, path_border(path)).into_iter();
+                leased.slots.extend(needs.map(|Part { group, block }| slot(group, block)));
+            }
+        }
+    }
+
+    /// The latest lease before another one that has spare slots, so that the same calls take the same
+    /// slots.
+    pub(crate) fn spare_lease(&self, before: LeaseId) -> Option<&Lease> {
+        let has = |lease: &&Lease| lease.id < before && lease.spare_slots().next().is_some();
+        self.leases.values().map(Box::as_ref).filter(has).max_by_key(|lease| lease.id)
+    }
+
+    /// Gives the spare slots of leases back.
+    pub(crate) fn give_spare_slots(&mut self, leases: &[LeaseId]) {
+        for id in leases {
+            let windows = self.leases.get_mut(id).and_then(|lease| lease.windows.as_mut());
+            let spare =
+                windows.into_iter().flat_map(|windows| windows.spare.iter_mut().enumerate());
+            for (group, spare) in spare {
+                for (_, slot) in spare.take() {
+                    self.blocks.give_slot(Place::new(0, group), slot);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Resume points of a set: which leave a tier, and which are copied to the tier below.
+//!
+//! A point that leaves frees the slots that it alone held; one that is copied takes slots below for the
+//! parts which the tier lacks. In the set's view the point is where the set brings it: `abandon` puts it
+//! back. Invariant: a part that a copied point needs below neither leaves nor is dropped in the same set.
+//! Cost: O(slots of the point), and room for them.
+
+use crate::block::{BlockId, Layers, NO_SLOT, Part, Place, TierId};
+use crate::manager::Manager;
+use crate::manager::evict::set::{EvictionSet, Fate, Victim};
+use crate::manager::points::Shifted;
+use crate::policy::Entry;
+use crate::tier::ResidencyState;
+use crate::time::Nanos;
+use crate::transfer::MoveKind;
+
+/// Resume point that a set takes from a tier, or copies to the tier below.
+#[derive(Debug)]
+pub(super) struct PointVictim {
+    tier: TierId,
+    block: BlockId,
+    /// All that the point needs.
+    needs: Vec<Part>,
+    leaves: bool,
+    copied: Option<Copied>,
+    /// The point as it was.
+    before: Shifted,
+}
+
+/// What a copied point needs on the tier below.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    /// What the tier has before the set is carried out.
+    there: Vec<Part>,
+    /// What is stored there for this point; the rest is stored for others.
+    lacking: Vec<Part>,
+}
+
+impl Manager {
+    /// Whether a point that leaves a tier is worth a store on the one below.
+    pub(super) fn worth_copying(&self, set: &EvictionSet, tier: TierId, block: BlockId) -> bool {
+        let worth = !set.dropping
+            && self.tiers.writes(tier)
+            && self.node(block).uses >= self.tiers[tier].spec.admit_after
+            && self.refused.may_write(block, tier + 1);
+        // A point that is on another tier too is not lost; one above is stored when it leaves there.
+        worth && !(0..self.tiers.len()).any(|at| at != tier && self.has_point_on(at, block))
+    }
+
+    /// Takes a resume point from a tier, and to the one below if it is worth a store there.
+    pub(in crate::manager) fn demote_point(&mut self, tier: TierId, block: BlockId, now: Nanos) {
+        let mut set = self.eviction_set();
+        self.choose(&mut set, tier, block, now);
+        self.apply(&set, now);
+    }
+
+    /// Copies a resume point one tier down, if there is room; it `leaves` the tier then or stays.
+    /// Returns whether it did.
+    pub(in crate::manager) fn copy_point_below(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        leaves: bool,
+        now: Nanos,
+    ) -> bool {
+        let mut set = self.eviction_set();
+        let copied = self.can_copy(&mut set, tier, block, now);
+        if copied.is_none() {
+            self.abandon(&set);
+            return false;
+        }
+        self.take_out(&mut set, tier, block);
+        self.add_point_victim(&mut set, tier, block, copied, leaves);
+        self.apply(&set, now);
+        true
+    }
+
+    /// Makes room on the tier below for what that lacks of a point, if it can.
+    pub(super) fn can_copy(
+        &mut self,
+        set: &mut EvictionSet,
+        tier: TierId,
+        block: BlockId,
+        now: Nanos,
+    ) -> Option<Copied> {
+        let below = tier + 1;
+        let path = self.path_to(Some(block));
+        let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
+        let needs = self.needs(&path, border).into_iter();
+        let (there, lacking): (Vec<_>, Vec<_>) =
+            needs.partition(|&part| self.part_in(set, below, part));
+        // Without a copy of its last block a point ends.
+        if self.absent(set, block)
+            || !lacking.iter().all(|&part| self.part_absent(set, below, part))
+        {
+            return None;
+        }
+        let mut wanted = vec![0; self.other_groups().end];
+        for part in &lacking {
+            wanted[part.group] += 1;
+        }
+        // What is there must not make room for the rest.
+        for &part in &there {
+            self.change_holds(set, below, part, 1);
+        }
+        // As a point there it must not leave for itself.
+        self.take_out(set, below, block);
+        set.moving.push(block);
+        let fits = self.room(set, below, &wanted, now);
+        set.moving.pop();
+        if !fits {
+            for &part in &there {
+                self.change_holds(set, below, part, -1);
+            }
+            return None;
+        }
+        let there = there.into_iter().filter(|part| !set.shared[below].brought.contains(part));
+        let there = there.collect();
+        for &part in &lacking {
+            self.change_holds(set, below, part, 1);
+            set.shared[below].brought.insert(part);
+        }
+        set.coming.extend(lacking.iter().map(|part| part.block).chain([block]));
+        Some(Copied { there, lacking })
+    }
+
+    /// Adds a point that `leaves` a tier or stays, and brings the entries around it in line.
+    pub(super) fn add_point_victim(
+        &mut self,
+        set: &mut EvictionSet,
+        tier: TierId,
+        block: BlockId,
+        copied: Option<Copied>,
+        leaves: bool,
+    ) {
+        let path = self.path_to(Some(block));
+        let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
+        let needs = self.needs(&path, border);
+        let points = self.points.as_mut().expect("a model of several groups");
+        let to = copied.is_some().then_some(tier + 1);
+        let before = points.shift(block, leaves.then_some(tier), to);
+        if leaves {
+            for &part in &needs {
+                self.change_holds(set, tier, part, -1);
+            }
+        }
+        // The worth of the points around it hangs on it, and the band of its block.
+        for other in before.around().chain([block]) {
+            self.relink(set, other);
+        }
+        if leaves && let Some(entry) = self.exposed(set, tier, block, false) {
+            self.put_in(set, tier, entry);
+        }
+        set.touched.extend(to.map(|below| (below, block)));
+        let fate = Fate::Point(set.points.len());
+        set.points.push(PointVictim { tier, block, needs, leaves, copied, before });
+        set.victims.push(Victim { blocks: 0, ..Victim::one(tier, block, Layers::NONE, fate) });
+    }
+
+    /// Gives the linked entries of a block their price and band in the set's view.
+    fn relink(&mut self, set: &mut EvictionSet, block: BlockId) {
+        for tier in 0..self.tiers.len() {
+            if self.tiers[tier].eviction.get(block).is_some() {
+                let entry = self.entry(tier, block, self.view(set, tier, block));
+                self.take_out(set, tier, block);
+                self.put_in(set, tier, entry);
+            }
+        }
+    }
+
+    /// Entry of a point of a tier whose block is not there: it is not linked.
+    pub(super) fn point_without_block(&self, set: &EvictionSet, tier: TierId) -> Option<Entry> {
+        let mut points = self.points.iter().flat_map(|points| points.all());
+        let found = points.find(|&(block, point)| {
+            point.tiers >> tier & 1 == 1
+                && self.residency(tier, block).state == ResidencyState::Absent
+                && !set.coming.contains(&block)
+        });
+        found.map(|(block, _)| self.entry(tier, block, Layers::NONE))
+    }
+
+    /// Before a set is carried out: ends the holds of points that leave, once those that are copied hold
+    /// what they find below.
+    pub(in crate::manager::evict) fn hold_copied(&mut self, set: &EvictionSet) {
+        for point in &set.points {
+            for &Part { group, block } in point.copied.iter().flat_map(|copied| &copied.there) {
+                self.blocks.hold(Place::new(point.tier + 1, group), [block]);
+            }
+        }
+        for point in set.points.iter().filter(|point| point.leaves) {
+            for &Part { group, block } in &point.needs {
+                self.blocks.unhold(Place::new(point.tier, group), [block]);
+            }
+        }
+    }
+
+    /// Begins the stores of a point that is copied.
+    pub(in crate::manager::evict) fn copy_point_victim(
+        &mut self,
+        set: &EvictionSet,
+        number: usize,
+        now: Nanos,
+    ) {
+        let point = &set.points[number];
+        let Some(copied) = &point.copied else { return };
+        for &Part { group, block } in &copied.lacking {
+            let store = self.whole(MoveKind::Store, 0, block);
+            self.copy_part(store, Place::new(point.tier, group), point.tier + 1, now);
+        }
+        for part in point.needs.iter().filter(|part| !copied.there.contains(part)) {
+            self.blocks.hold(Place::new(point.tier + 1, part.group), [part.block]);
+        }
+    }
+
+    /// Frees the slots that a set counts on: the tier's victims have left, and nothing is stored yet.
+    pub(in crate::manager::evict) fn free_pages(&mut self, set: &EvictionSet, tier: TierId) {
+        let above = set.points.iter().filter(|point| point.tier + 1 == tier);
+        for &Part { group, block } in above.flat_map(|point| &point.copied).flat_map(|c| &c.lacking)
+        {
+            let here = Place::new(tier, group);
+            // Its slot left for another one, and it comes again.
+            if self.residency(here, block).slot != NO_SLOT {
+                self.blocks.discard(here, block);
+            }
+        }
+        let wanted = set.shared[tier].wanted();
+        while let lacking @ 1.. = self.blocks.arena(tier).map_or(0, |arena| arena.lacking(wanted)) {
+            assert!(self.blocks.take_released(tier, lacking), "a set leaves the room it counts");
+        }
+    }
+
+    /// Puts the points of a set back to where they were.
+    pub(super) fn restore_points(&mut self, set: &EvictionSet) {
+        let Some(points) = &mut self.points else { return };
+        for point in set.points.iter().rev() {
+            points.restore(point.block, &point.before);
+        }
+    }
+}
