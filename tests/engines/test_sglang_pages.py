@@ -11,7 +11,6 @@ from kept import memory_folder
 from kvtrie import ConfigError
 from kvtrie.engines.sglang.pages import PageSettings
 from kvtrie.tiers.keyed_disk import KeyedDisk
-from kvtrie.tiers.keyed_kept import KeyedKept
 from kvtrie.tiers.remote.keyed import KeyedRemote
 
 SIZE = 3000
@@ -50,7 +49,8 @@ def test_kept_memory_is_found_by_the_next_server():
         for found in (0, 1):
             ranks = [opened(rank=at, **given) for at in range(2)]
             assert [one.leading([b"a"]) for one in ranks] == [found, 0]
-            assert isinstance(ranks[0], KeyedKept)
+            assert isinstance(ranks[0], KeyedDisk)
+            assert ranks[0].store.kept
             for one, key in zip(ranks, (b"a", b"b"), strict=True):
                 assert one.write_many([(key, page)]) == [True]
             [one.close() for one in ranks]

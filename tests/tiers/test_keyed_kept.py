@@ -1,4 +1,4 @@
-"""KeyedKept: blocks by an engine's keys in memory that the next process finds."""
+"""KeyedDisk with `keep`: blocks by an engine's keys in memory that the next process finds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kept import memory_folder
 
 from kvtrie import ConfigError
 from kvtrie.settings.machine import IN_MEMORY, file_system
-from kvtrie.tiers.keyed_kept import KeyedKept
+from kvtrie.tiers.keyed_disk import KeyedDisk
 
 SIZE = 3000
 
@@ -24,7 +24,9 @@ def path():
 
 
 def opened(path, blocks=8, **more):
-    return KeyedKept(path, **{"meaning": "a model", "size": SIZE, "blocks": blocks} | more)
+    return KeyedDisk(
+        path, **{"meaning": "a model", "size": SIZE, "blocks": blocks, "keep": True} | more
+    )
 
 
 def block(at):

@@ -4,7 +4,7 @@
 gpu, host, kept_tier --> kept --> pool --> conversion --> block_format      addressable memory
 disk --> block_files, remote        storages: `read` and `write` of layers
 group_slots, page_owners            slots of one group of layers, in pages that all groups share
-keyed_disk, keyed_kept --> key_label, key_order      blocks by the key of an engine
+keyed_disk --> kept_slots, key_label, key_order      blocks by the key of an engine
 narrowed, native_parts, engine_pool --> conversion      tiers in fewer bits
 agreement: all tiers of a manager have one form
 ```

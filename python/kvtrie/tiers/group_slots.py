@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,15 +33,12 @@ from kvtrie.tiers.block_format import BlockFormat
 if TYPE_CHECKING:
     from typing import Self
 
-    import torch
     from numpy.typing import NDArray
 
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.tier import Tier
 
 __all__ = ["GroupSlots"]
-
-_Units = TypeVar("_Units", int, "NDArray[np.int64]", "torch.Tensor")
 
 
 @dataclass(frozen=True)
@@ -142,17 +139,13 @@ class GroupSlots:
         """Bytes of the widest rows of memory at which every unit starts."""
         return math.gcd(self.page, self.unit_bytes)
 
-    def starts(self, units: _Units, wide: int) -> _Units:
-        """Return the first row of units in memory of rows of `wide` bytes."""
-        layers = self.block_format.layers
-        slots = units // layers
-        inside = slots % self.per_page * layers + units % layers
-        return slots // self.per_page * (self.page // wide) + inside * (self.unit_bytes // wide)
-
     def rows(self, units: NDArray[np.int64], wide: int) -> NDArray[np.int64]:
         """Return all rows of units, int64 `(n,)`, in memory of rows of `wide` bytes."""
-        each = np.arange(self.unit_bytes // wide)
-        return (self.starts(units, wide)[:, None] + each).reshape(-1)
+        layers = self.block_format.layers
+        slots, layer = np.divmod(units, layers)
+        pages, inside = np.divmod(slots, self.per_page)
+        first = pages * self.page + (inside * layers + layer) * self.unit_bytes
+        return (first[:, None] // wide + np.arange(self.unit_bytes // wide)).reshape(-1)
 
     def check_memory(self, model: ModelShape) -> None:
         """Raise unless memory can keep KV of a model in these slots.

@@ -6,18 +6,7 @@ checksum and seals the entry. A block of an earlier process is proved before its
 Invariant: a block is found again only if it was sealed, and used only if its bytes give the
 checksum; one process has the lock, and only that process writes. A slot is the manager's number; a
 *place* is a block of memory, which another slot may adopt.
-Where the groups of a model's layers are kept apart, the pages of all groups are one file,
-`PATH-pages`, and each group has a table of its slots, `PATH-groupN`: a kept file whose pool holds
-digests of the slots' layers instead of their bytes. A group that takes a page over empties the
-entries that other groups have there before its first byte is copied:
-
-```text
-PATH-pages    | page 0: group 0      | page 1: group 1 | page 2: group 0  ...
-PATH-group0   [ entries 0 to 4      ]  5 to 9: empty    [ entries 10 to 14 ]
-PATH-group1     0: empty             [ entry 1         ]  2: empty
-```
-
-A resume point whose parts are not all found is no point again.
+`kept_tier` says which files groups of layers have.
 Cost: a few microseconds per block and copy under one lock; a hash over the bytes per block that is
 stored, after its move has been reported, and one on the first use of a block of an earlier process;
 with groups a BLAKE2b per layer.
@@ -243,14 +232,8 @@ class KeptPool(Pool):
                 waiting.append(self._unsealed.popleft())
         for wall, batch in groupby(waiting, key=attrgetter("wall")):
             rows = [
-                (
-                    one.place,
-                    one.generation,
-                    one.layers,
-                    self._bytes(one.place, one.layers),
-                    one.label,
-                )
-                for one in batch
+                (place, generation, layers, self._bytes(place, layers), label)
+                for place, generation, layers, label, _ in batch
             ]
             self.file.seal(rows, wall)
         return bool(waiting)
@@ -280,8 +263,8 @@ class KeptPool(Pool):
         if self._place is None:
             index = self.file.index(wall)
         else:
-            self._arrange(self._place)
-            index = self.file.index(wall, self._slots(self._place))
+            self.arrange(self.file.index(wall).slot.tolist())
+            index = self.file.index(wall, self.slot_of_place())
         lost = ", ".join(f"{count} {reason}" for reason, count in self.file.lost.items())
         _LOG.info(
             "%s: %d blocks of %d found again, lost: %s",
@@ -405,24 +388,6 @@ class KeptPool(Pool):
             _LOG.warning("%s: %s", self.file.path, error)
             return str(error)
         return None
-
-    def _arrange(self, place: NDArray[np.int64]) -> None:
-        """Give slots to the blocks in places that were adopted, as far as there are free slots."""
-        index = self.file.index(self._clock())
-        held = set(index.slot.tolist())
-        empty = (slot for slot in range(self.blocks) if int(place[slot]) not in held)
-        for at, spare in enumerate(self._free):
-            if spare in held:
-                slot = next(empty, None)
-                if slot is None:
-                    return
-                self._free[at], place[slot] = int(place[slot]), spare
-
-    def _slots(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The slot of each place; below 0 for spare ones."""
-        slots = np.full(self.blocks + self.spare, -1, dtype=np.int64)
-        slots[place] = np.arange(self.blocks)
-        return slots
 
 
 def _after_fork() -> None:

@@ -1,6 +1,6 @@
 """KeptSlots: slots in a file of a memory file system, with the calls of a disk's files.
 
-`KeyedKept` is a `KeyedDisk` over them, in memory that outlives the process.
+A `KeyedDisk` with `keep` is over them, in memory that outlives the process.
 Invariant: that of `KeptPool`: a block is found again only if it was sealed, and used only if its
 bytes give the checksum; one process has the file. Cost: a copy and a hash per block that is
 written, a copy per block that is read, a hash on the first read of a block of an earlier process.
@@ -8,15 +8,19 @@ written, a copy per block that is read, a hash on the first read of a block of a
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie.errors import TransferError
-from kvtrie.tiers.kept_file import mapped
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers.kept_file import check_memory, mapped, open_kept_file
+from kvtrie.tiers.key_label import KEY_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+    from typing import Self
 
     from numpy.typing import NDArray
 
@@ -55,6 +59,33 @@ class KeptSlots:
         size = self.slots * self.layer_bytes
         self._memory = np.frombuffer(mapped(file), np.uint8)[:size].reshape(self.slots, -1)
         self.read_only = False
+
+    @classmethod
+    def open(cls, path: Path, about: str, size: int, blocks: int, *, replace: bool) -> Self:
+        """Open a file, or memory that ends with this process if another one has the file.
+
+        Args:
+            path: the file, in a memory file system.
+            about: all that decides what the bytes are.
+            size: bytes of a block.
+            blocks: how many blocks.
+            replace: whether a file of another meaning is replaced.
+
+        Raises:
+            ConfigError: a path outside a memory file system, a file of another meaning.
+            TransferError: the file system has no room.
+        """
+        check_memory(path, blocks * size)
+        numbers = (1, size, KEY_TOKENS, blocks)
+        file = open_kept_file(path, about, numbers, replace=replace)
+        if file is not None:
+            return cls(file, kept=True)
+        own = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        file = open_kept_file(own, about, numbers, replace=False)
+        if file is None:
+            raise ConfigError(f"{own} is in use by another process")
+        own.unlink()
+        return cls(file, kept=False)
 
     def blocks(self, wall: int) -> list[tuple[int, bytes, int, int, int, int, bool]]:
         """Every block as a row, as of a `DiskStore`."""

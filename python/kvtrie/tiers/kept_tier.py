@@ -1,5 +1,17 @@
 """Opening the memory of a host tier with `keep`: its files, and pools over them.
 
+Where the groups of a model's layers are kept apart, the pages of all groups are one file,
+`PATH-pages`, and each group has a table of its slots, `PATH-groupN`: a kept file whose pool holds
+digests of the slots' layers instead of their bytes. A group that takes a page over empties the
+entries that other groups have there before its first byte is copied:
+
+```text
+PATH-pages    | page 0: group 0      | page 1: group 1 | page 2: group 0  ...
+PATH-group0   [ entries 0 to 4      ]  5 to 9: empty    [ entries 10 to 14 ]
+PATH-group1     0: empty             [ entry 1         ]  2: empty
+```
+
+A resume point whose parts are not all found is no point again.
 Invariant: after an error, or if another process has a file, no file stays open and none is changed.
 Cost: that of mapping the memory.
 """

@@ -1,5 +1,7 @@
 """KeyedDisk: blocks of one size in the files of a disk tier, by keys that only an engine knows.
 
+With `keep` the blocks are in a file of a memory file system, which outlives the process.
+
 For engines that look their blocks up themselves. As in every disk tier, each byte is verified on
 each read, a damaged block is a miss, the files never exceed the configured size, and the next
 process finds the blocks again, also after a kill, with their ages and uses: calls that read or
@@ -17,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtrie._kvtrie import DiskStore, Index
@@ -25,18 +28,16 @@ from kvtrie.settings.argument import folder as path_of
 from kvtrie.settings.sizes import all_disk, check_exists, forgotten, free_disk
 from kvtrie.settings.sizes import size as read_size
 from kvtrie.tiers.failure_log import FailureLog
+from kvtrie.tiers.kept_slots import KeptSlots
 from kvtrie.tiers.key_label import KEY_TOKENS, content_key, key_label
 from kvtrie.tiers.key_order import KeyOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
     from typing import Literal, TypeAlias
 
     import numpy as np
     from numpy.typing import NDArray
-
-    from kvtrie.tiers.kept_slots import KeptSlots
 
     Slots: TypeAlias = DiskStore | KeptSlots
 
@@ -52,22 +53,28 @@ class KeyedDisk:
     """A bounded store of blocks by key.
 
     Args:
-        folder: where the files are; stores of other meanings may be there too.
+        folder: where the files are; stores of other meanings may be there too. With `keep` the one
+            file, in a memory file system.
         meaning: all that decides what the bytes are: model, layout, rank. Stores of another
             meaning are not found.
         size: bytes of a block.
-        bytes: room of all files together, also as "200GB" or "25%" of the disk that is free; or
+        bytes: room of all files together, also as "200GB" or "25%" of the disk that is free; with
+            `keep` of all blocks; or
         blocks: how many blocks.
         durability: the event that a finished write survives, as in `Tier`.
         io: "direct" past the system's page cache, where that is possible, or "buffered".
+        keep: whether the blocks are in memory that the next process finds. While another process
+            has the file, this one has memory that ends with it.
+        replace: whether a kept file of another meaning is replaced; otherwise it is refused.
         clock: nanoseconds of the wall clock.
 
     Attributes:
         read_only: whether another process writes here, or the folder was removed or replaced.
 
     Raises:
-        ConfigError: no room for one block, neither or both of `bytes` and `blocks`.
-        TransferError: the folder cannot be read or made.
+        ConfigError: no room for one block, neither or both of `bytes` and `blocks`, a kept file
+            outside a memory file system or of another meaning.
+        TransferError: the folder cannot be read or made, or has no room for a kept file.
     """
 
     def __init__(
@@ -80,12 +87,17 @@ class KeyedDisk:
         blocks: int | None = None,
         durability: Literal["none", "flush", "fsync"] = "flush",
         io: Literal["direct", "buffered"] = "direct",
+        keep: bool = False,
+        replace: bool = False,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         if (bytes is None) == (blocks is None):
             raise ConfigError(f"bytes is {bytes} and blocks is {blocks}: one of them wanted")
-        folder = path_of("the folder of a disk", folder)
-        if bytes is not None:
+        folder = path_of("keep" if keep else "the folder of a disk", folder)
+        if bytes is not None and keep:
+            bytes = read_size("bytes of kept memory", bytes)  # noqa: A001
+            blocks = bytes // size
+        elif bytes is not None:
             bytes = read_size("bytes of a disk", bytes, of=lambda: free_disk(folder))  # noqa: A001
             blocks = DiskStore.blocks_in(bytes, 1, size, KEY_TOKENS)
         if not blocks or blocks < 1:
@@ -93,24 +105,27 @@ class KeyedDisk:
             raise ConfigError(
                 f"a budget of {bytes} bytes has no room for a block of {size}: more wanted{hint}"
             )
-        check_exists(f"a disk in {folder}", blocks * size, all_disk(folder), "its file system")
         about = f"kvtrie keyed blocks of {size} bytes: {meaning}"
-        store = DiskStore(
-            folder,
-            identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
-            about=about,
-            layers=1,
-            layer_bytes=size,
-            block_tokens=KEY_TOKENS,
-            blocks=blocks,
-            durability=durability,
-            io=io,
-        )
-        self._start(store, blocks, clock)
+        if keep:
+            file = Path(folder).absolute()
+            self.store: Slots = KeptSlots.open(file, about, size, blocks, replace=replace)
+        else:
+            check_exists(f"a disk in {folder}", blocks * size, all_disk(folder), "its file system")
+            self.store = DiskStore(
+                folder,
+                identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
+                about=about,
+                layers=1,
+                layer_bytes=size,
+                block_tokens=KEY_TOKENS,
+                blocks=blocks,
+                durability=durability,
+                io=io,
+            )
+        self._begin(blocks, clock)
 
-    def _start(self, store: Slots, blocks: int, clock: Callable[[], int]) -> None:
-        """Find the blocks of an earlier process in a store of some blocks."""
-        self.store = store
+    def _begin(self, blocks: int, clock: Callable[[], int]) -> None:
+        """Find the blocks of an earlier process."""
         self._lost = self.store.read_only
         self._clock, self._closed = clock, False
         self._failures = FailureLog(_LOG, clock)

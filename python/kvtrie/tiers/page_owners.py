@@ -33,10 +33,9 @@ class PageOwners:
     def __init__(
         self, groups: Sequence[GroupSlots], before: Callable[[], object] = lambda: None
     ) -> None:
-        self._groups, self._before = groups, before
-        pages = groups[0].blocks // groups[0].per_page
-        self._owner = np.full(pages, _NO_GROUP, dtype=np.int16)
-        self._lock = threading.Lock()
+        self._per_page = [one.per_page for one in groups]
+        self._owner = np.full(groups[0].blocks // groups[0].per_page, _NO_GROUP, dtype=np.int16)
+        self._before, self._lock = before, threading.Lock()
         self._free: dict[int, Callable[[int, int], object]] = {}
 
     def join(
@@ -55,14 +54,13 @@ class PageOwners:
         return partial(self._take, group)
 
     def _take(self, group: int, slots: Iterable[int]) -> None:
-        each = self._groups[group].per_page
         with self._lock:
             self._before()
-            for page in {slot // each for slot in slots}:
+            for page in {slot // self._per_page[group] for slot in slots}:
                 # A slot beyond the pages is refused by the file.
-                if page < len(self._owner) and self._owner[page] != group:
-                    for other in self._groups:
-                        if other.number != group:
-                            first = page * other.per_page
-                            self._free[other.number](first, first + other.per_page)
-                    self._owner[page] = group
+                if page >= len(self._owner) or self._owner[page] == group:
+                    continue
+                for other, each in enumerate(self._per_page):
+                    if other != group:
+                        self._free[other](page * each, (page + 1) * each)
+                self._owner[page] = group

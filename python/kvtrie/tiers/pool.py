@@ -221,7 +221,7 @@ class Pool(SlotNumbers):
         Raises:
             ConfigError: a quantised pool, which holds codes; `pages` reads them.
         """
-        return self._tokens[0].whole
+        return self._tokens[0].all
 
     @property
     def values(self) -> torch.Tensor:
@@ -230,7 +230,7 @@ class Pool(SlotNumbers):
         Raises:
             ConfigError: as `keys`.
         """
-        return self._tokens[1].whole
+        return self._tokens[1].all
 
     @cached_property
     def pages(self) -> Pages:
@@ -299,10 +299,8 @@ class Pool(SlotNumbers):
         """
         units = self.units(slot, *layers)
         if not self.slots.even:
-            wide = self.slots.wide
-            first, count = self.slots.starts(int(units[0]), wide), len(units)
-            rows = self.planes[0][first : first + count * (self.unit_bytes // wide)]
-            return rows.view(count, -1)
+            rows = self.slots.rows(units, self.slots.wide)
+            return self.planes[0][int(rows[0]) : int(rows[-1]) + 1].view(len(units), -1)
         rows = [plane[int(units[0]) : int(units[-1]) + 1] for plane in self.planes]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 

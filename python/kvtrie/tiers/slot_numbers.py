@@ -176,6 +176,29 @@ class SlotNumbers(ABC):
         self._place[slots] = spares
         self._free.extend(had)
 
+    def arrange(self, places: Iterable[int]) -> None:
+        """Give slots to the blocks in spare places, as far as there are slots without a block.
+
+        Args:
+            places: those with a block.
+        """
+        if self._place is None:
+            return
+        held = set(places)
+        empty = (slot for slot in range(self.blocks) if int(self._place[slot]) not in held)
+        for at, spare in enumerate(self._free):
+            if spare in held:
+                slot = next(empty, None)
+                if slot is None:
+                    return
+                self._free[at], self._place[slot] = int(self._place[slot]), spare
+
+    def slot_of_place(self) -> NDArray[np.int64]:
+        """Return the slot of each place, int64 `(blocks + spare,)`; below 0 for spare ones."""
+        slots = np.full(self.blocks + self.spare, -1, dtype=np.int64)
+        slots[self._place if self._place is not None else slice(None)] = np.arange(self.blocks)
+        return slots
+
     def table(self, slots: NDArray[np.uint32]) -> torch.Tensor:
         """Return the units of a block table, int64 `(layers, blocks)` on the pool's device.
 

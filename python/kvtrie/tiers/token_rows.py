@@ -1,20 +1,17 @@
 """TokenRows: K or V of single tokens in the memory of a pool.
 
-The memory is rows of one size, such that each token is one row or, where the pages of a group start
-between such rows, several of a narrower size. Invariant: rows are views of the memory. Cost: one
-call per read or write.
+Tokens are rows of the memory, or of its pages where a unit does not start at a row. Invariant: rows
+are views of the memory. Cost: one call per read or write.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.model.layout import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from typing import Self
@@ -30,18 +27,15 @@ class TokenRows:
 
     Attributes:
         slots: where units are.
-        numbers: the memory, `(rows, heads, dim)` where a token is one row, else `(rows, numbers)`.
-        dim: numbers per head.
-        of_token: rows of a token.
-        of_unit: rows from unit to unit; 0 where a page has a rest after its last unit.
+        numbers: the memory: `(rows, heads, dim)`, or where a unit does not start at a row `(pages,
+            slots of a page, layers, block_tokens, heads, dim)`.
+        step: rows from unit to unit; 0 where a unit does not start at a row.
         first: rows of a unit before its first token.
     """
 
     slots: GroupSlots
     numbers: torch.Tensor
-    dim: int
-    of_token: int
-    of_unit: int
+    step: int
     first: int
 
     @classmethod
@@ -65,72 +59,63 @@ class TokenRows:
             )
         # A group keeps a latent row once, and V has no numbers there.
         v_dim = 0 if layout.latent and slots.group is not None else fmt.v_head_dim
-        v_first = 0 if layout.latent or len(planes) > 1 else fmt.block_tokens * fmt.head_dim
-        return cls._of(slots, planes[0], fmt.head_dim, 0), cls._of(
-            slots, planes[-1], v_dim, v_first
-        )
+        before = 0 if layout.latent or len(planes) > 1 else fmt.block_tokens * fmt.head_dim
+        keys = cls._of(slots, planes[0], fmt.head_dim, 0)
+        return keys, cls._of(slots, planes[-1], v_dim, before)
 
     @classmethod
-    def _of(cls, slots: GroupSlots, plane: torch.Tensor, dim: int, first: int) -> Self:
-        """The rows of numbers of `dim` per head, of which the first are `first` per head."""
+    def _of(cls, slots: GroupSlots, plane: torch.Tensor, dim: int, before: int) -> Self:
+        """Tokens with `dim` numbers per head, after as many as `before` per head of their unit."""
         fmt = slots.block_format
-        width = DTYPE_BYTES[fmt.layout.dtype] * fmt.heads
-        size, first = width * dim, width * first
-        row = math.gcd(plane.shape[1], size, first)
+        row, before = fmt.heads * dim, fmt.heads * before
         numbers = plane.view(-1).view(getattr(torch, fmt.layout.dtype))
-        shape = (fmt.heads, dim) if row == size else (row // numbers.itemsize,)
-        of_unit = plane.shape[1] // row if slots.even else 0
-        return cls(slots, numbers.view(-1, *shape), dim, size // row, of_unit, first // row)
+        unit = (slots.unit_bytes if slots.group is not None else plane.shape[1]) // numbers.itemsize
+        if slots.even and row and not (unit % row or before % row):
+            return cls(slots, numbers.view(-1, fmt.heads, dim), unit // row, before // row)
+        page, slot = slots.page // numbers.itemsize, fmt.layers * unit
+        shape = (len(numbers) // page, slots.per_page, fmt.layers, fmt.block_tokens, fmt.heads, dim)
+        return cls(slots, numbers[before:].as_strided(shape, (page, slot, unit, row, dim, 1)), 0, 0)
 
     @property
-    def whole(self) -> torch.Tensor:
+    def all(self) -> torch.Tensor:
         """All tokens, `(rows, heads, dim)`: a view of the memory.
 
         Raises:
-            ConfigError: a token that is not one row.
+            ConfigError: a unit does not start at a row.
         """
-        if self.of_token != 1:
-            raise ConfigError("slots of this group start between rows of tokens: use `view`")
+        if not self.step:
+            raise ConfigError("slots of this group do not start at rows of tokens: use `view`")
         return self.numbers
 
     def read(
         self, units: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor:
         """Copy out tokens, `(n, heads, dim)`; see `Pool.gather`."""
-        places = self._places(units, offsets)
-        if self.of_token == 1:
-            return torch.index_select(self.numbers, 0, places, out=out)
-        found = torch.index_select(self.numbers, 0, self._rows(places))
-        found = found.view(len(units), self.slots.block_format.heads, self.dim)
+        if self.step:
+            return torch.index_select(self.numbers, 0, self._rows(units, offsets), out=out)
+        found = self.numbers[(*self._places(units), offsets)]
         return found if out is None else out.copy_(found)
 
     def write(self, units: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor) -> None:
         """Write tokens, `(n, heads, dim)`; see `Pool.scatter`."""
-        places = self._places(units, offsets)
-        if self.of_token == 1:
-            self.numbers.index_copy_(0, places, tokens)
+        if self.step:
+            self.numbers.index_copy_(0, self._rows(units, offsets), tokens)
         else:
-            rows = tokens.reshape(-1, self.numbers.shape[1])
-            self.numbers.index_copy_(0, self._rows(places), rows)
+            self.numbers[(*self._places(units), offsets)] = tokens
 
     def view(self, unit: int) -> torch.Tensor:
         """Return the tokens of one unit, `(block_tokens, heads, dim)`, without a copy."""
-        fmt, first = self.slots.block_format, self._places(unit, 0)
-        rows = self.numbers[first : first + fmt.block_tokens * self.of_token]
-        return rows if self.of_token == 1 else rows.view(fmt.block_tokens, fmt.heads, self.dim)
+        if not self.step:
+            return self.numbers[self._places(unit)]
+        first = unit * self.step + self.first
+        return self.numbers[first : first + self.slots.block_format.block_tokens]
 
-    def _places(self, units: Any, offsets: Any) -> Any:  # noqa: ANN401 - numbers or tensors
-        """The first row of tokens of units."""
-        rows = units * self.of_unit if self.of_unit else self.slots.starts(units, self._bytes)
-        rows = rows + (offsets if self.of_token == 1 else offsets * self.of_token)
+    def _rows(self, units: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        rows = units * self.step + offsets
         return rows + self.first if self.first else rows
 
-    @property
-    def _bytes(self) -> int:
-        """Bytes of a row."""
-        return self.numbers[:1].nbytes
-
-    def _rows(self, places: torch.Tensor) -> torch.Tensor:
-        """All rows of tokens."""
-        each = torch.arange(self.of_token, device=places.device)
-        return (places[:, None] + each).flatten()
+    def _places(self, units: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - a number or a tensor
+        """Page, slot in the page and layer of units."""
+        layers, per_page = self.slots.block_format.layers, self.slots.per_page
+        slots = units // layers
+        return slots // per_page, slots % per_page, units % layers

@@ -18,7 +18,6 @@ from kvtrie.settings.sizes import free_disk
 from kvtrie.settings.sizes import size as size_of
 from kvtrie.settings.tier import Tier
 from kvtrie.tiers.keyed_disk import KeyedDisk
-from kvtrie.tiers.keyed_kept import KeyedKept
 from kvtrie.tiers.remote.keyed import KeyedRemote
 from kvtrie.tiers.remote.open import read_secret
 
@@ -174,12 +173,13 @@ class PageSettings:
             free = None if self.kept else lambda: free_disk(self.path)
             room = size_of("bytes", room, ranks, of=free) // ranks
         if self.kept:
-            return KeyedKept(
+            return KeyedDisk(
                 self.path if ranks == 1 else f"{self.path}-{rank}",
                 meaning=meaning,
                 size=size,
                 bytes=room,
                 blocks=self.blocks,
+                keep=True,
                 replace=self.replace,
             )
         disk = KeyedDisk(

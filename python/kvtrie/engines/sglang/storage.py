@@ -22,7 +22,6 @@ from kvtrie.engines.sglang.pages import PageSettings
 from kvtrie.engines.sglang.weights import identity, watch
 from kvtrie.errors import ConfigError
 from kvtrie.tiers.keyed_disk import KeyedDisk
-from kvtrie.tiers.keyed_kept import KeyedKept
 from kvtrie.tiers.other_stores import count_others
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class KvtrieHiCache(HiCacheStorage):
         """Log the disk or store of a server once, as its first rank has it."""
         path = self._settings.path
         if isinstance(pages, KeyedDisk):
-            kept, store = isinstance(pages, KeyedKept), pages.store
+            kept, store = self._settings.kept, pages.store
             others = 0
             if not kept:
                 others = count_others(store.folder.parent, lambda about: weights in about)
