@@ -66,7 +66,11 @@ def fingerprint(model: PreTrainedModel) -> str:
             without a canonical encoding: in an attribute, in the closure of a function that is in
             no installed package, or in a global that such a function reads.
     """
-    state = ModelState.of(model)
+    return _named(model, ModelState.of(model))
+
+
+def _named(model: PreTrainedModel, state: ModelState) -> str:
+    """The name of a model that is in a state."""
     with _LOCK:
         cached = _NAMES.get(model)
     if cached is not None and cached[0].same(state):
@@ -79,15 +83,22 @@ def fingerprint(model: PreTrainedModel) -> str:
     return name
 
 
-def require_same(manager: BlockManager, model: PreTrainedModel) -> None:
-    """Refuse a model other than the one whose KV a manager keeps.
+def require_same(
+    manager: BlockManager, model: PreTrainedModel, state: ModelState | None = None
+) -> None:
+    """Refuse a model other than the one whose KV a manager keeps, as `fingerprint` names it.
 
     A manager whose `ModelShape` has no fingerprint is bound to the first model that asks.
+
+    Args:
+        manager: the manager.
+        model: the model.
+        state: its state, if the caller has just looked at it.
 
     Raises:
         ConfigError: it is another model, or this one has changed since.
     """
-    mine = fingerprint(model)
+    mine = _named(model, state or ModelState.of(model))
     with _LOCK:
         theirs = manager.model.fingerprint or _BOUND.setdefault(manager, mine)
     if mine != theirs:

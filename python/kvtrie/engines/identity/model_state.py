@@ -206,10 +206,17 @@ class Remembered(Generic[_T]):
     def __init__(self) -> None:
         self._found: WeakKeyDictionary[torch.nn.Module, tuple[ModelState, _T]] = WeakKeyDictionary()
 
-    def get(self, model: torch.nn.Module) -> _T | None:
-        """What was found out about a model as it is now; None for nothing."""
+    def get(self, model: torch.nn.Module, state: ModelState | None = None) -> _T | None:
+        """What was found out about a model as it is now; None for nothing.
+
+        Args:
+            model: the model.
+            state: its state, if the caller has just looked at it.
+        """
         found = self._found.get(model)
-        return None if found is None or not found[0].same(ModelState.of(model)) else found[1]
+        if found is None or not found[0].same(state or ModelState.of(model)):
+            return None
+        return found[1]
 
     def put(self, model: torch.nn.Module, found: _T) -> None:
         """Remember something about a model; it must not refer to the model."""

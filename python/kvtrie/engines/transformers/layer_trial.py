@@ -27,7 +27,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from kvtrie.engines.identity.model_state import Remembered
+from kvtrie.engines.identity.model_state import ModelState, Remembered
 from kvtrie.engines.transformers.guard import Guard
 from kvtrie.engines.transformers.trial import run_pass
 from kvtrie.errors import ConfigError
@@ -157,17 +157,18 @@ class Tried:
 _tried: Remembered[Tried] = Remembered()
 
 
-def try_layers(model: PreTrainedModel) -> Tried:
+def try_layers(model: PreTrainedModel, state: ModelState | None = None) -> Tried:
     """Try a model, unless that has been done and it is as it was then.
 
     Args:
         model: in evaluation mode.
+        state: its state, if the caller has just looked at it.
 
     Raises:
         ConfigError: it does not run on transformers' own cache, a layer keeps something else than
             K, V and states, or keeps it elsewhere, or passes over a cached state do not continue.
     """
-    known = _tried.get(model)
+    known = _tried.get(model, state)
     if known is not None and known.entry() is not None:
         return known
     Guard(model).ready()

@@ -13,6 +13,7 @@ import torch
 
 from kvtrie import Scope
 from kvtrie.engines.identity.fingerprint import require_same
+from kvtrie.engines.identity.model_state import ModelState
 from kvtrie.engines.transformers.guard import Guard
 from kvtrie.engines.transformers.layer_trial import Tried, no_cache, shape_of, try_layers
 from kvtrie.engines.transformers.rope import RopeLimits
@@ -66,9 +67,11 @@ class Passes:
         self.guard = Guard(model)
         self.guard.ready()
         self._rope = RopeLimits.of(model.config)
-        require_same(self._manager, model)
-        self.tried: Tried | None = _tried(model, mine, pool) if apart else None
-        self.entry = trial(model, pool) if self.tried is None else self.tried.entered()
+        state = ModelState.of(model)
+        require_same(self._manager, model, state)
+        self.tried = _tried(model, mine, pool, state) if apart else None
+        self.entry = self.tried.entered() if self.tried else trial(model, pool, state)
+        self._seen = False
         self._regime = self._rope.regime(longest)
         self.reach = self._rope.reach(self._regime)
 
@@ -87,24 +90,33 @@ class Passes:
 
     def require_same(self) -> None:
         """Refuse a model that has changed, as `fingerprint.require_same`."""
-        require_same(self._manager, self.model)
+        if not self._seen:
+            require_same(self._manager, self.model)
 
     def run(self, tokens: NDArray[np.int64], start: int, cache: Cache) -> None:
-        """Run a pass over tokens of one row that follow `start` others in a cache."""
+        """Run a pass over tokens of one row that follow `start` others in a cache.
+
+        Opening does, which has just looked at the model.
+        """
         ids = torch.as_tensor(tokens, device=self.model.device)[None]
         positions = torch.arange(start, start + len(tokens), device=ids.device)[None]
-        with torch.no_grad():
-            self.entry(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        given = {"input_ids": ids, "position_ids": positions, "use_cache": True}
+        self._seen = True
+        try:
+            with torch.no_grad():
+                self.entry(**given, past_key_values=cache)
+        finally:
+            self._seen = False
 
     def computes(self, longest: int) -> bool:
         """Return whether the model can compute single tokens of prompts up to this length."""
         return self.guard.fills and self.guard.recovers(longest)
 
 
-def _tried(model: PreTrainedModel, mine: ModelShape, pool: Pool) -> Tried:
+def _tried(model: PreTrainedModel, mine: ModelShape, pool: Pool, state: ModelState) -> Tried:
     """Compare what the layers of a model keep with the groups of a manager's model."""
     no_cache()
-    tried = try_layers(model)
+    tried = try_layers(model, state)
     real = shape_of(model, tried, fingerprint=mine.fingerprint)
     theirs = replace(mine, query_heads=real.query_heads, hidden=real.hidden)
     if real.identity() != theirs.identity() or mine.tp != 1:

@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 from transformers import Cache
 
-from kvtrie.engines.identity.model_state import Remembered
+from kvtrie.engines.identity.model_state import ModelState, Remembered
 from kvtrie.engines.transformers.guard import named, states
 from kvtrie.errors import ConfigError
 from kvtrie.model.shape import ModelShape
@@ -99,12 +99,13 @@ def check_stated(model: PreTrainedModel, shape: ModelShape, pool: Pool) -> None:
         )
 
 
-def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
+def trial(model: PreTrainedModel, pool: Pool, state: ModelState | None = None) -> torch.nn.Module:
     """Try a model, unless that has been done and it is as it was then.
 
     Args:
         model: in evaluation mode.
         pool: the memory of the first tier.
+        state: the model's state, if the caller has just looked at it.
 
     Returns:
         The innermost module that is given the tokens and the cache, whatever wraps it.
@@ -113,7 +114,7 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
         ConfigError: it does not run on such a cache, hands over other K and V, other layers, or
             K and V that follow from later tokens.
     """
-    known = _entries.get(model)
+    known = _entries.get(model, state)
     cached = None if known is None else known()
     if cached is not None:
         return cached
