@@ -11,7 +11,7 @@ way per piece; in addition to the pools at most `PIECE_BYTES` of rows, and as ma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,14 +55,10 @@ class Dense:
 
     @classmethod
     def zeros(cls, fmt: BlockFormat, units: int, device: torch.device) -> Self:
-        """Return units of zeros."""
-        return cls(
-            fmt,
-            tuple(
-                torch.zeros((units, size), dtype=torch.uint8, device=device)
-                for size in fmt.planes()
-            ),
-        )
+        """Return units of zeros, also in the padding."""
+        shapes = ((units, size) for size in fmt.planes())
+        zeros = partial(torch.zeros, dtype=torch.uint8, device=device)
+        return cls(fmt, tuple(map(zeros, shapes)))
 
     def fill(self, rows: torch.Tensor) -> None:
         """Take the bytes of units, uint8 `(units, bytes per unit)`."""
@@ -184,63 +180,38 @@ def convert(
 
 
 def _read(
-    pool: Units, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
+    source: Units, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
 ) -> None:
-    fmt = pool.block_format
-    if pool.device != device:
-        staging, near = _staging(pool, len(units), device), np.arange(len(units))
-        for plane, part in zip(pool.planes, staging, strict=True):
+    if source.device != device:
+        staged, near = Dense.zeros(source.block_format, len(units), device), np.arange(len(units))
+        for plane, part in zip(source.planes, staged.planes, strict=True):
             copy_rows(plane, units, part, near)
-        _read_planes(fmt, staging, near, rows)
-    elif fmt.layout.packed:
-        _read_planes(fmt, pool.planes, units, rows)
+        source, units = staged, near
+    if source.block_format.layout.packed:
+        for part, each in zip(_packed(source), rows, strict=True):
+            unpack(part, torch.as_tensor(units), each)
     else:
-        gather(pool.pages, _slots(fmt, units), *rows)
-
-
-def _read_planes(
-    fmt: BlockFormat,
-    planes: Sequence[torch.Tensor],
-    units: NDArray[np.int64],
-    rows: Sequence[torch.Tensor],
-) -> None:
-    if not fmt.layout.packed:
-        gather(pages(fmt, planes, len(planes[0])), _slots(fmt, units), *rows)
-        return
-    for part, each in zip(_packed(fmt, planes), rows, strict=True):
-        unpack(part, torch.as_tensor(units), each)
+        gather(source.pages, _slots(source.block_format, units), *rows)
 
 
 def _write(
-    pool: Units, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
+    target: Units, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
 ) -> None:
-    fmt = pool.block_format
-    if pool.device != device:
-        staging, near = _staging(pool, len(units), device), np.arange(len(units))
-        _write_planes(fmt, staging, near, rows)
-        for plane, part in zip(pool.planes, staging, strict=True):
+    if target.device != device:
+        staged, near = Dense.zeros(target.block_format, len(units), device), np.arange(len(units))
+        _write(staged, near, rows, device)
+        for plane, part in zip(target.planes, staged.planes, strict=True):
             copy_rows(part, near, plane, units)
-    elif fmt.layout.packed:
-        _write_planes(fmt, pool.planes, units, rows)
+    elif target.block_format.layout.packed:
+        for part, each in zip(_packed(target), rows, strict=True):
+            pack(part, torch.as_tensor(units), each)
     else:
-        scatter(pool.pages, _slots(fmt, units), *rows)
+        scatter(target.pages, _slots(target.block_format, units), *rows)
 
 
-def _write_planes(
-    fmt: BlockFormat,
-    planes: Sequence[torch.Tensor],
-    units: NDArray[np.int64],
-    rows: Sequence[torch.Tensor],
-) -> None:
-    if not fmt.layout.packed:
-        scatter(pages(fmt, planes, len(planes[0])), _slots(fmt, units), *rows)
-        return
-    for part, each in zip(_packed(fmt, planes), rows, strict=True):
-        pack(part, torch.as_tensor(units), each)
-
-
-def _packed(fmt: BlockFormat, planes: Sequence[torch.Tensor]) -> list[Packed]:
+def _packed(memory: Units) -> list[Packed]:
     """K and V of memory in int4."""
+    fmt, planes = memory.block_format, memory.planes
     parts = fmt.layout.packed_parts(fmt.block_tokens, fmt.heads, fmt.head_dim, fmt.v_head_dim)
     return [
         Packed(
@@ -253,14 +224,6 @@ def _packed(fmt: BlockFormat, planes: Sequence[torch.Tensor]) -> list[Packed]:
             keys=at == 0,
         )
         for at, (part, dim) in enumerate(zip(parts, (fmt.head_dim, fmt.v_head_dim), strict=True))
-    ]
-
-
-def _staging(pool: Units, units: int, device: torch.device) -> list[torch.Tensor]:
-    """Staging units on the device; padding stays zero."""
-    return [
-        torch.zeros((units, plane.shape[1]), dtype=torch.uint8, device=device)
-        for plane in pool.planes
     ]
 
 
