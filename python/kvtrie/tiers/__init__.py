@@ -19,8 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 
 from kvtrie.errors import ConfigError
-from kvtrie.model.group_pages import GroupPages
-from kvtrie.tiers.agreement import check_formats, check_groups, check_together
+from kvtrie.tiers.agreement import check_tiers
 from kvtrie.tiers.block_format import BlockFormat, HasBlockFormat
 from kvtrie.tiers.conversion import agree
 from kvtrie.tiers.disk import DiskStorage
@@ -236,35 +235,37 @@ def open_pools(
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
-    if tiers and tiers[0].keep is not None:
-        raise ConfigError(
-            "keep is for a host tier below the first one, whose blocks moves bring: the first tier "
-            "is written by the engine"
-        )
     apart = resume is not None
-    above: dict[int, BlockFormat] = {}
-    if apart:
-        check_groups(tiers, ranks=ranks, staging=staging)
-        check_together(tiers, lambda tier: GroupPages.of(model, tier, block_tokens).bytes)
-    else:
-        above = check_formats(model, tiers, block_tokens)
-        check_together(tiers, lambda tier: tier.room_bytes(model, block_tokens))
+    above = check_tiers(model, tiers, block_tokens, ranks=ranks, staging=staging, apart=apart)
+    how = {"staging": staging, "rank": rank, "ranks": ranks, "apart": apart}
+    return open_each(
+        tiers, lambda at, tier: _open_tier(model, tier, block_tokens, above=above.get(at), **how)
+    )
 
-    def open_tier(at: int, tier: Tier) -> TierBytes | None:
-        if tier.owner != "kvtrie" or (tier.kind in ("disk", "remote") and tier.path is None):
-            return None
-        if tier.kind == "disk":
-            return DiskStorage.of_tier(
-                model, tier, block_tokens, above=above.get(at), rank=rank, ranks=ranks, apart=apart
-            )
-        if tier.kind == "remote":
-            return RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
-        if tier.kind == "gpu":
-            return gpu_pool(model, tier, block_tokens, apart=apart)
-        if tier.kind == "host":
-            return host_pool(
-                model, tier, block_tokens, spare=staging, rank=rank, ranks=ranks, apart=apart
-            )
-        raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
 
-    return open_each(tiers, open_tier)
+def _open_tier(
+    model: ModelShape,
+    tier: Tier,
+    block_tokens: int,
+    *,
+    above: BlockFormat | None,
+    staging: int,
+    rank: int,
+    ranks: int,
+    apart: bool,
+) -> TierBytes | None:
+    if tier.owner != "kvtrie" or (tier.kind in ("disk", "remote") and tier.path is None):
+        return None
+    if tier.kind == "disk":
+        return DiskStorage.of_tier(
+            model, tier, block_tokens, above=above, rank=rank, ranks=ranks, apart=apart
+        )
+    if tier.kind == "remote":
+        return RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
+    if tier.kind == "gpu":
+        return gpu_pool(model, tier, block_tokens, apart=apart)
+    if tier.kind == "host":
+        return host_pool(
+            model, tier, block_tokens, spare=staging, rank=rank, ranks=ranks, apart=apart
+        )
+    raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvtrie.errors import ConfigError
+from kvtrie.model.group_pages import GroupPages
 from kvtrie.settings.sizes import check_exists
 from kvtrie.tiers.allocation import all_of_device
 from kvtrie.tiers.block_format import BlockFormat
@@ -24,29 +25,43 @@ if TYPE_CHECKING:
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.tier import Tier
 
-__all__ = ["check_formats", "check_groups", "check_together"]
+__all__ = ["check_tiers"]
 
 _MEMORY = ("gpu", "host")
 
 
-def check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
-    """Refuse tiers in one memory, as those of a CPU, that are larger together than it.
+def check_tiers(
+    model: ModelShape,
+    tiers: Sequence[Tier],
+    block_tokens: int,
+    *,
+    ranks: int,
+    staging: int,
+    apart: bool,
+) -> dict[int, BlockFormat]:
+    """Refuse tiers that cannot be opened together; the arguments are those of `open_pools`.
+
+    Returns:
+        The format of the memory above each disk that has another format, by tier.
 
     Raises:
-        ConfigError: they are.
+        ConfigError: as of `open_pools`.
     """
-    kinds = _MEMORY if default_device().type == "cpu" else ("host",)
-    rooms = {
-        tier.kind: room(tier) for tier in tiers if tier.owner == "kvtrie" and tier.kind in kinds
-    }
-    if len(rooms) > 1:
-        there = all_of_device(torch.device("cpu"))
-        check_exists(
-            f"tiers {' and '.join(rooms)} together", sum(rooms.values()), there, "the memory"
+    if tiers and tiers[0].keep is not None:
+        raise ConfigError(
+            "keep is for a host tier below the first one, whose blocks moves bring: the first tier "
+            "is written by the engine"
         )
+    if not apart:
+        above = _check_formats(model, tiers, block_tokens)
+        _check_together(tiers, lambda tier: tier.room_bytes(model, block_tokens))
+        return above
+    _check_groups(tiers, ranks=ranks, staging=staging)
+    _check_together(tiers, lambda tier: GroupPages.of(model, tier, block_tokens).bytes)
+    return {}
 
 
-def check_formats(
+def _check_formats(
     model: ModelShape, tiers: Sequence[Tier], block_tokens: int
 ) -> dict[int, BlockFormat]:
     """Refuse tiers that cannot exchange KV, each from the first one down.
@@ -98,7 +113,7 @@ def _memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, B
     return found
 
 
-def check_groups(tiers: Sequence[Tier], *, ranks: int, staging: int) -> None:
+def _check_groups(tiers: Sequence[Tier], *, ranks: int, staging: int) -> None:
     """Refuse tiers, formats and settings that groups of layers that are kept apart cannot have.
 
     Raises:
@@ -121,3 +136,20 @@ def check_groups(tiers: Sequence[Tier], *, ranks: int, staging: int) -> None:
                 f"first tier is native, and a disk has the layout of the tier above, {above.layout}"
             )
         above = tier
+
+
+def _check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
+    """Refuse tiers in one memory, as those of a CPU, that are larger together than it.
+
+    Raises:
+        ConfigError: they are.
+    """
+    kinds = _MEMORY if default_device().type == "cpu" else ("host",)
+    rooms = {
+        tier.kind: room(tier) for tier in tiers if tier.owner == "kvtrie" and tier.kind in kinds
+    }
+    if len(rooms) > 1:
+        there = all_of_device(torch.device("cpu"))
+        check_exists(
+            f"tiers {' and '.join(rooms)} together", sum(rooms.values()), there, "the memory"
+        )

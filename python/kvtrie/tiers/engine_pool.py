@@ -102,12 +102,7 @@ class EnginePool(Pool):
     def copy_from(
         self, source: Pool, source_units: NDArray[np.int64], units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units of another pool into the engine's tensors.
-
-        Args:
-            source: the other pool, with joined K and V.
-            source_units: int64 `(n,)`, units of that pool.
-            units: int64 `(n,)`, units of this one, in the same order.
+        """Copy units of a pool with joined K and V into the engine's tensors; see `Pool.copy_from`.
 
         Raises:
             ConfigError: another engine's tensors, or pools that differ in more than the format.
@@ -125,12 +120,7 @@ class EnginePool(Pool):
     def copy_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units of the engine's tensors into a pool of the same layout.
-
-        Args:
-            units: int64 `(n,)`, units of this pool.
-            target: the other pool, with joined K and V.
-            target_units: int64 `(n,)`, units of that pool, in the same order.
+        """Copy units into a pool with joined K and V of the same layout; see `Pool.copy_into`.
 
         Raises:
             ConfigError: another engine's tensors, or pools that differ in more than the format.
@@ -143,12 +133,7 @@ class EnginePool(Pool):
     def convert_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units into a pool of another format, through dense memory of a piece.
-
-        Args:
-            units: int64 `(n,)`, units of this pool.
-            target: the other pool, with joined K and V.
-            target_units: int64 `(n,)`, units of that pool, in the same order.
+        """Copy units through dense memory of a piece; see `Pool.convert_into`.
 
         Raises:
             ConfigError: another engine's tensors, or pools that differ in more than the format.

@@ -24,13 +24,28 @@ from kvtrie.settings.sizes import free_memory
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["PATIENCE_S", "advise", "check_memory", "mapped", "open_kept_file", "open_kept_memory"]
+__all__ = [
+    "PATIENCE_S",
+    "advise",
+    "check_memory",
+    "mapped",
+    "open_kept_file",
+    "open_kept_memory",
+    "pool_of",
+]
 
 _LOG = logging.getLogger("kvtrie.tiers.kept")
 PATIENCE_S = 10.0
 """Seconds that the system takes at most to free the memory of a killed process."""
 _PAUSE_S = 0.02
 _POPULATE_WRITE = 23  # of Linux, from 5.14 on
+
+
+def pool_of(file: KeptFile, size: int, *, touch: bool) -> torch.Tensor:
+    """Return the first bytes of the pool of a file, uint8; `touch` as of `advise`."""
+    memory = mapped(file)
+    advise(memory, touch=touch)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:size]
 
 
 def mapped(file: KeptFile) -> mmap.mmap:

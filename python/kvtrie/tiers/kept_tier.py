@@ -22,23 +22,22 @@ import json
 import logging
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.model.group_pages import LAYER_DIGEST
 from kvtrie.model.shape import require_fingerprint
 from kvtrie.tiers.group_slots import GroupSlots
 from kvtrie.tiers.kept import KeptPool
-from kvtrie.tiers.kept_file import PATIENCE_S, advise, check_memory, mapped, open_kept_file
+from kvtrie.tiers.kept_file import PATIENCE_S, check_memory, open_kept_file, pool_of
 from kvtrie.tiers.meaning import meaning
 from kvtrie.tiers.page_owners import PageOwners
 from kvtrie.tiers.pages_file import PagesFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvtrie._kvtrie import KeptFile
     from kvtrie.model.layout import Layout
@@ -90,74 +89,104 @@ def kept_pool(
     assert tier.keep is not None  # noqa: S101 - its callers look
     path = Path(tier.keep if ranks == 1 else f"{tier.keep}-{rank}").absolute()
     require_fingerprint(model, f"the kept file {path}")
-    layout = layout or tier.layout
-    groups = (
-        GroupSlots.of_tier(model, tier, block_tokens, apart=True)
-        if apart
-        else (GroupSlots.of(model, tier.room(model, block_tokens), block_tokens, layout),)
-    )
+    if apart:
+        groups = GroupSlots.of_tier(model, tier, block_tokens, apart=True)
+    else:
+        room = tier.room(model, block_tokens)
+        groups = (GroupSlots.of(model, room, block_tokens, layout or tier.layout),)
     if not apart and len(groups[0].block_format.planes()) != 1:
         raise ConfigError("a kept file has K and V of a layer together: use Layout(kv='joined')")
-    size = groups[0].nbytes + spare * groups[0].page
-    check_memory(_part(path, "pages") if apart else path, size)
-    files: list[KeptFile] = []
-    pool, pages, owners = None, None, None
+    files = _Files(model, tier, block_tokens, groups, path, rank, spare)
     with ExitStack() as opened:
-        for slots in groups:
-            fmt = slots.block_format
+        tables = files.tables(opened, patience_s)
+        pool = None if tables is None else files.pool(opened, tables, pinned=pinned, clock=clock)
+        if pool is not None:
+            opened.pop_all()
+    return pool
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of a tier."""
+
+    model: ModelShape
+    tier: Tier
+    block_tokens: int
+    groups: tuple[GroupSlots, ...]
+    path: Path
+    rank: int
+    spare: int
+
+    def tables(self, opened: ExitStack, patience_s: float) -> list[KeptFile] | None:
+        """Open the file with the table of each group; None if another process has one."""
+        check_memory(self.pages, self.size)
+        found: list[KeptFile] = []
+        for slots in self.groups:
+            fmt, at, size = slots.block_format, self.path, slots.unit_bytes
+            about = meaning(self.model, fmt.layout, self.block_tokens, self.rank, slots.group)
+            if slots.group is not None:
+                # By these sizes a tool finds blocks in the pages.
+                sizes = {"page_bytes": slots.page, "slot_bytes": fmt.layers * size}
+                about = json.dumps({**json.loads(about), **sizes}, sort_keys=True)
+                at, size = _part(at, f"group{slots.group}"), LAYER_DIGEST
             file = open_kept_file(
-                _part(path, f"group{slots.group}") if apart else path,
-                _about(meaning(model, fmt.layout, block_tokens, rank, slots.group), slots),
-                (
-                    fmt.layers,
-                    LAYER_DIGEST if apart else slots.unit_bytes,
-                    block_tokens,
-                    slots.blocks + spare,
-                ),
-                replace=tier.keep_replace,
+                at,
+                about,
+                (fmt.layers, size, self.block_tokens, slots.blocks + self.spare),
+                replace=self.tier.keep_replace,
                 patience_s=patience_s,
             )
             if file is None:
                 return None
             opened.callback(file.close)
             if file.cold is not None:
-                _LOG.warning("%s: starts without blocks: %s", file.path, file.cold)
-            files.append(file)
-        touch = not any(file.found for file in files)
-        if apart:
-            pages = PagesFile(_part(path, "pages"), size, touch=touch)
-            opened.callback(pages.close)
-            owners, memory = PageOwners(groups, pages.settle), pages.memory
+                _LOG.warning("%s: starts without blocks: %s", at, file.cold)
+            found.append(file)
+        return found
+
+    def pool(
+        self,
+        opened: ExitStack,
+        tables: Sequence[KeptFile],
+        *,
+        pinned: bool,
+        clock: Callable[[], int],
+    ) -> KeptPool | None:
+        """Return the pool of the first group, which has those of the others."""
+        touch = not any(file.found for file in tables)
+        pages, owners, pool = None, None, None
+        if self.groups[0].group is None:
+            memory = pool_of(tables[0], self.size, touch=touch)
         else:
-            whole = mapped(files[0])
-            advise(whole, touch=touch)
-            memory = torch.frombuffer(whole, dtype=torch.uint8)[:size]
-        for slots, file in zip(reversed(groups), reversed(files), strict=True):
+            pages = PagesFile(self.pages, self.size, touch=touch)
+            opened.callback(pages.close)
+            owners, memory = PageOwners(self.groups, pages.settle), pages.memory
+        for slots, file in zip(reversed(self.groups), reversed(tables), strict=True):
             pool = KeptPool(
                 file,
                 memory,
-                model,
+                self.model,
                 slots.blocks,
-                block_tokens,
-                layout=layout,
-                pinned=pinned and not apart,
-                spare=spare,
+                self.block_tokens,
+                pinned=pinned and pages is None,
+                spare=self.spare,
                 clock=clock,
                 slots=slots,
                 pages=pages,
                 owners=owners,
                 rest=pool,
             )
-        opened.pop_all()
-    return pool
+        return pool
 
+    @property
+    def pages(self) -> Path:
+        """The file that has the blocks."""
+        return self.path if self.groups[0].group is None else _part(self.path, "pages")
 
-def _about(about: str, slots: GroupSlots) -> str:
-    """The meaning of blocks; of a group with the sizes by which a tool finds them in the pages."""
-    if slots.group is None:
-        return about
-    sizes = {"page_bytes": slots.page, "slot_bytes": slots.block_format.layers * slots.unit_bytes}
-    return json.dumps({**json.loads(about), **sizes}, sort_keys=True)
+    @property
+    def size(self) -> int:
+        """Bytes of the blocks."""
+        return self.groups[0].nbytes + self.spare * self.groups[0].page
 
 
 def _part(base: Path, name: str) -> Path:
