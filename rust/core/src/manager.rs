@@ -121,8 +121,8 @@ pub struct Manager {
     hints: Hints,
     prices: Prices,
     pins: Pins,
-    /// Resume points of a model with several groups.
-    points: Option<Box<Points>>,
+    /// Groups of layers; resume points, of a model with several.
+    points: Points,
     poison: Option<String>,
     closed: bool,
 }
@@ -142,20 +142,19 @@ impl Manager {
         if settings.block_events > 0 {
             blocks.keep_changes();
         }
-        let mut points = None;
-        if let Some(groups) = &settings.groups {
+        let points = Points::new(&settings);
+        if let Some(groups) = settings.groups.as_ref().filter(|_| points.several()) {
             let layers: Vec<u16> = groups.groups[1..].iter().map(|group| group.layers).collect();
             blocks.open_groups(groups.arenas()?, &layers);
-            points = Some(Box::new(Points::new(groups, &settings)));
         }
         memory::check(blocks.trie().growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
         let mut private_slots = PrivateSlots::default();
-        if points.is_some() && tiers.engine_owned() {
+        if points.several() && tiers.engine_owned() {
             private_slots.keep_groups();
         }
-        let feed = PolicyFeed::new(&tiers, settings.explain, points.is_some());
+        let feed = PolicyFeed::new(&tiers, settings.explain, points.several());
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
         Ok(Self {
@@ -337,10 +336,7 @@ impl Manager {
 
     /// The layers of a group.
     fn group_layers(&self, group: GroupId) -> Layers {
-        match &self.settings.groups {
-            Some(groups) if group > 0 => Layers::new(0, groups.groups[group].layers),
-            _ => self.all_layers(),
-        }
+        Layers::new(0, self.points.groups[group].layers)
     }
 
     fn structure(&self, block: BlockId) -> Structure {
@@ -351,7 +347,7 @@ impl Manager {
     /// follow it: the windows before a hole stay at resume points alone, and a point is worth less per
     /// byte than the blocks before it.
     fn departures(&self, block: BlockId) -> Structure {
-        if self.points.is_some() { Structure::LeafOnly } else { self.structure(block) }
+        if self.points.several() { Structure::LeafOnly } else { self.structure(block) }
     }
 
     fn resolve(&self, handle: Handle) -> Result<BlockId> {
@@ -379,10 +375,11 @@ impl Manager {
 
     /// The groups of layers after the first; none of most models.
     fn other_groups(&self) -> Range<GroupId> {
-        1..self.settings.groups.as_ref().map_or(1, |groups| groups.groups.len())
+        1..self.points.groups.len()
     }
 
     /// The values that a block shares with its neighbours in a run.
+    #[inline]
     fn node(&self, block: BlockId) -> &Node {
         self.trie().value(block)
     }

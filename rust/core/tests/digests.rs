@@ -9,7 +9,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use kvtrie_core::block::Structure;
-use kvtrie_core::manager::{Event, Move, Settings};
+use kvtrie_core::group::{Group, GroupKind};
+use kvtrie_core::manager::{Event, Groups, Move, Settings};
 use kvtrie_core::policy::NAMES;
 
 use crate::world::{Raw, World, mixed, settings};
@@ -52,11 +53,16 @@ impl Family {
 
     /// The digests of as many worlds as each of `counts` says, in ascending order.
     fn digests(self, counts: &[usize]) -> Vec<String> {
+        self.digests_of(counts, |settings| settings)
+    }
+
+    /// The same with changed settings.
+    fn digests_of(self, counts: &[usize], change: fn(Settings) -> Settings) -> Vec<String> {
         let mut hasher = blake3::Hasher::new();
         let mut digests = Vec::new();
         let last = *counts.last().expect("some are asked for");
         for (done, (mut state, settings)) in (1..=last).zip(self.worlds()) {
-            let mut world = World::new(settings);
+            let mut world = World::new(change(settings));
             world.every = u64::MAX;
             world.ahead = false;
             for _ in 0..OPS_PER_WORLD {
@@ -133,6 +139,24 @@ fn compare(at: usize, counts: &[usize]) {
          cargo test -p kvtrie-core --test all digests:: -- --ignored, and say why in the commit",
         changed.join(", ")
     );
+}
+
+/// The same model, told that it has one group of layers, which attend to all tokens.
+fn of_one_group(settings: Settings) -> Settings {
+    let slot_bytes = settings.layer_bytes * u64::from(settings.layers);
+    let full = Group { kind: GroupKind::Full, slot_bytes, layers: settings.layers };
+    let bytes = settings.tiers.iter().map(|tier| u64::from(tier.blocks) * slot_bytes).collect();
+    let slots = vec![vec![slot_bytes]; settings.tiers.len()];
+    let groups = Groups { groups: vec![full], bytes, slots, newest: 2, every: 3 };
+    Settings { groups: Some(groups), ..settings }
+}
+
+#[test]
+fn one_full_group_decides_as_a_model_without_groups() {
+    for family in Family::all() {
+        let plain = family.digests(&[6]);
+        assert_eq!(plain, family.digests_of(&[6], of_one_group), "{}", family.name());
+    }
 }
 
 #[test]

@@ -185,7 +185,7 @@ impl Manager {
             let mut deps = self.blocks.waits(below, dst);
             // A point is copied on before its blocks have arrived.
             if let (End::Here, Some(arrival)) = (from.end, self.arrival(tier, block))
-                && self.points.is_some()
+                && self.blocks.arena(tier).is_some()
             {
                 deps.extend_from_slice(&arrival.moves);
             }

@@ -249,7 +249,7 @@ impl Manager {
     /// Updates the entries on the tiers above of a block whose children left a tier or came to it: by
     /// that it serves a resume point or not.
     pub(super) fn refresh_above(&mut self, tier: TierId, block: Option<BlockId>) {
-        if let (true, Some(block)) = (self.points.is_some(), block) {
+        if let (true, Some(block)) = (self.points.several(), block) {
             (0..tier).for_each(|above| self.refresh_on(above, block));
         }
     }
@@ -460,7 +460,7 @@ impl Manager {
 
     /// Removes the tail of a run from the side tables, the digests and the trie.
     fn remove_nodes(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
-        if self.points.is_some() {
+        if self.points.several() {
             for block in blocks.clone().rev() {
                 self.drop_point(block);
                 self.blocks.discard_all(block);

@@ -23,10 +23,10 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, GroupId, Part, Place, Structure, TierId};
-use crate::group::{Group, Places, longest, longest_over_holes};
+use crate::group::{Group, GroupKind, Places, longest, longest_over_holes};
 use crate::hint::{Band, Priority};
 use crate::manager::Manager;
-use crate::manager::settings::{Groups, Settings};
+use crate::manager::settings::Settings;
 use crate::paged_vec::PagedVec;
 use crate::tier::ResidencyState;
 
@@ -110,21 +110,43 @@ pub(super) struct Points {
 
 impl Points {
     /// No points.
-    pub(super) fn new(groups: &Groups, settings: &Settings) -> Self {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let full = Group {
+            kind: GroupKind::Full,
+            slot_bytes: settings.layer_bytes * u64::from(settings.layers),
+            layers: settings.layers,
+        };
+        let (groups, newest, every) = match &settings.groups {
+            Some(groups) => (groups.groups.clone(), groups.newest, groups.every),
+            None => (vec![full], 0, 0),
+        };
         Self {
-            groups: groups.groups.clone(),
+            groups,
             block_tokens: u64::from(settings.block_tokens) * u64::from(settings.token_weight),
-            newest: groups.newest,
-            every: groups.every,
+            newest,
+            every,
             at: BTreeMap::new(),
             named: NamedBorders::default(),
             bits: PagedVec::new(0),
         }
     }
 
+    /// Whether there are groups after the first. Without them a request resumes after any block, and
+    /// no point is kept.
+    #[inline]
+    pub(super) fn several(&self) -> bool {
+        self.groups.len() > 1
+    }
+
     /// The groups after the first, with their numbers.
     pub(super) fn others(&self) -> impl Iterator<Item = (GroupId, &Group)> {
         self.groups.iter().enumerate().skip(1)
+    }
+
+    /// Whether there are no points.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.at.is_empty()
     }
 
     /// Whether a resume point is after a block.
@@ -232,41 +254,43 @@ impl Points {
 impl Manager {
     /// Whether a resume point is after a block.
     pub(super) fn has_point(&self, block: BlockId) -> bool {
-        self.points.as_ref().is_some_and(|points| points.has(block))
+        self.points.has(block)
     }
 
     /// Whether a resume point after a block is on a tier.
     pub(super) fn has_point_on(&self, tier: TierId, block: BlockId) -> bool {
-        let point = self.points.as_ref().and_then(|points| points.get(block));
-        point.is_some_and(|point| point.tiers >> tier & 1 == 1)
+        self.points.get(block).is_some_and(|point| point.tiers >> tier & 1 == 1)
     }
 
     /// Whether a resume point after one of these blocks is on a tier.
     pub(super) fn points_among(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
-        let Some(points) = &self.points else { return false };
-        points.within(blocks).any(|(_, point)| point.tiers >> tier & 1 == 1)
+        !self.points.is_empty()
+            && self.points.within(blocks).any(|(_, point)| point.tiers >> tier & 1 == 1)
     }
 
     /// Whether a block at the end of a path on a tier serves a resume: at a point after it, or on the
     /// way to one on a tier below.
+    #[inline]
     pub(super) fn serves_points(&self, tier: TierId, block: BlockId) -> bool {
-        let below = |child: BlockId| {
-            let absent = |at| self.residency(at, child).state == ResidencyState::Absent;
-            !(tier + 1..self.tiers.len()).all(absent)
-        };
-        self.points.is_none() || self.has_point(block) || self.trie().children(block).any(below)
+        !self.points.several() || self.has_point(block) || self.child_below(tier, block)
+    }
+
+    /// Whether a tier below has a block that follows this one.
+    fn child_below(&self, tier: TierId, block: BlockId) -> bool {
+        let absent = |at, child| self.residency(at, child).state == ResidencyState::Absent;
+        let below = |child| !(tier + 1..self.tiers.len()).all(|at| absent(at, child));
+        self.trie().children(block).any(below)
     }
 
     /// The blocks of a run that have a resume point.
     pub(super) fn points_in(&self, run: Range<BlockId>) -> SmallVec<[BlockId; 4]> {
-        let points = self.points.iter();
-        points.flat_map(|points| points.within(run.clone()).map(|(block, _)| block)).collect()
+        self.points.within(run).map(|(block, _)| block).collect()
     }
 
     /// Brings the entries of the blocks of a run that have a resume point in line.
     pub(super) fn refresh_points(&mut self, tier: TierId, run: Range<BlockId>) {
-        // Without groups no run has a point.
-        if self.points.is_some() {
+        // Most models have none.
+        if !self.points.is_empty() {
             for block in self.points_in(run) {
                 self.refresh_on(tier, block);
             }
@@ -284,7 +308,7 @@ impl Manager {
     /// the point: its windows and states and, if no other point follows, the blocks after the point
     /// before it.
     pub(super) fn point_price(&self, tier: TierId, block: BlockId) -> Option<f64> {
-        let points = self.points.as_ref()?;
+        let points = &self.points;
         let point = points.get(block).filter(|point| point.tiers >> tier & 1 == 1)?;
         let from = point.before.map_or(0, |before| points.at[&before].border);
         let tokens = |blocks: u32| u64::from(blocks) * points.block_tokens;
@@ -303,7 +327,7 @@ impl Manager {
     /// Cuts a path of blocks of the first group to the longest border at which all groups have what a
     /// resume needs, on any tier.
     pub(super) fn cut_to_groups(&self, path: &mut Vec<BlockId>) {
-        if self.points.is_some() {
+        if self.points.several() {
             let border = self.usable_border(path, self.tiers.len());
             path.truncate(border as usize);
         }
@@ -332,7 +356,7 @@ impl Manager {
                 self.longest_border(&path[..hole as usize], tiers)
             }
             Some(_) => {
-                let points = self.points.as_ref().expect("a model of several groups");
+                let points = &self.points;
                 let most = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
                 let has = self.parts_on(path, tiers);
                 longest_over_holes(&points.groups[1..], points.block_tokens, most, &holes, has)
@@ -344,7 +368,7 @@ impl Manager {
     /// the request itself: what the first token of each hole attends to, and what a resume at the end of
     /// the path needs; of the first group none.
     pub(super) fn needed_over(&self, holes: &[u32], path: &[BlockId]) -> Vec<Places> {
-        let Some(points) = &self.points else { return Vec::new() };
+        let points = &self.points;
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         let begins = |&&at: &&u32| {
             at.checked_sub(1).is_none_or(|before| holes.binary_search(&before).is_err())
@@ -359,7 +383,7 @@ impl Manager {
     /// The longest border of a path without holes at which the first `tiers` tiers have what a resume
     /// needs of the groups after the first.
     pub(super) fn longest_border(&self, path: &[BlockId], tiers: usize) -> u32 {
-        let points = self.points.as_ref().expect("a model of several groups");
+        let points = &self.points;
         let most = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         longest(&points.groups[1..], points.block_tokens, most, self.parts_on(path, tiers))
     }
@@ -391,7 +415,7 @@ impl Manager {
 
     /// Whether a tier has all that a resume at a border of a path needs of the groups after the first.
     pub(super) fn can_resume(&self, tier: TierId, path: &[BlockId], border: u32) -> bool {
-        let Some(points) = &self.points else { return false };
+        let points = &self.points;
         points.others().all(|(number, group)| {
             let here = Place::new(tier, number);
             let mut needed = group.needed(border, points.block_tokens).iter();
@@ -401,7 +425,7 @@ impl Manager {
 
     /// What a resume at a border of a path needs of the groups after the first.
     pub(super) fn needs(&self, path: &[BlockId], border: u32) -> Vec<Part> {
-        let points = self.points.as_ref().expect("a model of several groups");
+        let points = &self.points;
         let of = |(number, group): (GroupId, &Group)| {
             let needed = group.needed(border, points.block_tokens).iter();
             let part = |place: u32| Part { group: number, block: path[place as usize] };
@@ -412,14 +436,14 @@ impl Manager {
 
     /// Holds what the point at a border of a path needs on a tier, which has it or expects it.
     pub(super) fn hold_point(&mut self, tier: TierId, path: &[BlockId], border: u32) {
-        let points = self.points.as_ref().expect("a model of several groups");
+        let points = &self.points;
         for (number, group) in points.others() {
             let needed = group.needed(border, points.block_tokens).iter();
             let needed = needed.map(|place| path[place as usize]);
             self.blocks.hold(Place::new(tier, number), needed);
         }
         let block = path[border as usize - 1];
-        let points = self.points.as_mut().expect("a model of several groups");
+        let points = &mut self.points;
         points.get_mut(block).expect("a point").tiers |= 1 << tier;
         self.refresh(block);
     }
@@ -440,7 +464,7 @@ impl Manager {
 
     /// Releases the points of a path, up to the one after a block, that newer ones replace.
     pub(super) fn replace_points(&mut self, block: BlockId) {
-        let points = self.points.as_ref().expect("a model of several groups");
+        let points = &self.points;
         let (mut next, mut left, mut stays) = (Some(block), points.newest, true);
         let mut replaced: SmallVec<[BlockId; 2]> = SmallVec::new();
         while let Some(point) = next {
@@ -464,8 +488,7 @@ impl Manager {
 
     /// Ends the point after a block on one tier, and with its last tier the point.
     pub(super) fn drop_point_on(&mut self, tier: TierId, block: BlockId) {
-        let Some(points) = &mut self.points else { return };
-        let Some(point) = points.get_mut(block) else { return };
+        let Some(point) = self.points.get_mut(block) else { return };
         if point.tiers == 1 << tier {
             self.drop_point(block);
         } else if point.tiers >> tier & 1 == 1 {
@@ -479,7 +502,7 @@ impl Manager {
     /// Ends the holds of a point on a tier.
     fn let_go(&mut self, tier: TierId, block: BlockId, border: u32) {
         let path = self.path_to(Some(block));
-        let points = self.points.as_ref().expect("a model of several groups");
+        let points = &self.points;
         for (number, group) in points.others() {
             let needed = group.needed(border, points.block_tokens).iter();
             let needed = needed.map(|place| path[place as usize]);
@@ -489,9 +512,7 @@ impl Manager {
 
     /// Ends the point after a block, if there is one. What it alone held is released.
     pub(super) fn drop_point(&mut self, block: BlockId) {
-        let Some(ended) = self.points.as_mut().and_then(|points| points.remove(block)) else {
-            return;
-        };
+        let Some(ended) = self.points.remove(block) else { return };
         let Point { border, tiers, .. } = ended.point;
         for tier in (0..self.tiers.len()).filter(|tier| tiers >> tier & 1 == 1) {
             self.let_go(tier, block, border);
@@ -505,7 +526,7 @@ impl Manager {
 
     /// Ends the points on a tier that need a part of a block, which it has lost.
     pub(super) fn drop_points_of(&mut self, tier: TierId, part: Part) {
-        let Some(points) = &self.points else { return };
+        let points = &self.points;
         let on = points.all().filter(|(_, point)| point.tiers >> tier & 1 == 1);
         let concerned = on.filter(|&(end, point)| {
             self.needs(&self.path_to(Some(end)), point.border).contains(&part)

@@ -66,7 +66,7 @@ pub struct Settings {
 /// Groups of layers, and which borders stay resumable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Groups {
-    /// The first one is full and has the settings' `layers` and `layer_bytes`; two or more in all.
+    /// The first one is full and has the settings' `layers` and `layer_bytes`.
     pub groups: Vec<Group>,
     /// Bytes of each tier, of all groups together.
     pub bytes: Vec<u64>,
@@ -124,12 +124,16 @@ impl Groups {
 
     fn check(&self, settings: &Settings) -> Result<()> {
         let (groups, tiers) = (self.groups.len(), settings.tiers.len());
-        if !(2..=Self::MOST).contains(&groups) || self.groups[0].kind != GroupKind::Full {
+        if !(1..=Self::MOST).contains(&groups) || self.groups[0].kind != GroupKind::Full {
             return Err(Error::config(format!(
-                "{groups} groups, the first of kind {:?}: 2 to {} wanted, the first one full",
+                "{groups} groups, the first of kind {:?}: 1 to {} wanted, the first one full",
                 self.groups.first().map(|group| group.kind),
                 Self::MOST
             )));
+        }
+        // With one group every border is a resume point, and tiers have room for whole blocks.
+        if groups == 1 {
+            return Ok(());
         }
         if self.bytes.len() != tiers {
             let bytes = self.bytes.len();

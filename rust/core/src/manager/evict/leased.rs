@@ -78,6 +78,12 @@ impl Manager {
         wanted: &[u64],
         matched: Matched<'_>,
     ) -> Result<()> {
+        // Counting leased slots takes O(leases' blocks): only a tier with a growth reserve pays. A
+        // request that takes no slot leaves the reserve as it is.
+        let share = self.tiers[0].spec.growth_reserve;
+        if share == 0.0 || wanted.iter().all(|&slots| slots == 0) {
+            return Ok(());
+        }
         let arena = self.blocks.arena(0);
         let room = arena.map_or_else(|| self.blocks.space(0).capacity(), Arena::room);
         #[expect(
@@ -85,17 +91,12 @@ impl Manager {
             clippy::cast_sign_loss,
             reason = "a share below one of a capacity below 2^32"
         )]
-        let growth = (f64::from(room) * self.tiers[0].spec.growth_reserve) as u64;
-        // Counting leased slots takes O(leases' blocks): only a tier with a growth reserve pays. A
-        // request that takes no slot leaves the reserve as it is.
-        if growth == 0 || wanted.iter().all(|&slots| slots == 0) {
-            return Ok(());
-        }
+        let growth = (f64::from(room) * share) as u64;
         let held = match arena {
             Some(arena) => self.pages_with(arena, wanted, matched),
             None => self.leased(0) + wanted[0],
         };
-        if held + growth > u64::from(room) {
+        if growth > 0 && held + growth > u64::from(room) {
             return Err(self.no_space(0, wanted, &self.eviction_set()));
         }
         Ok(())

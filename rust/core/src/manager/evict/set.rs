@@ -57,7 +57,7 @@ pub(crate) enum Fate {
     /// It is the last copy and is dropped.
     Drop,
     /// It is the resume point with this number in the set: its block stays.
-    Point(usize),
+    Point(u32),
 }
 
 /// Victim: one range of layers of one block on one tier, or all layers of a run's consecutive
@@ -92,6 +92,15 @@ pub(crate) struct Wanted<'a> {
     pub(crate) tier: TierId,
     /// By group, of the first groups.
     pub(crate) slots: &'a [u64],
+}
+
+/// What the victims of a tier have to leave there.
+#[derive(Clone, Copy)]
+enum Goal<'a> {
+    /// So many slots of the first group that can be taken.
+    Slots(u64),
+    /// Pages for so many slots of each group, beyond those that the set takes.
+    Pages(&'a [u64]),
 }
 
 /// Eviction set: victims that are decided on and not evicted yet, with the view that they give.
@@ -225,7 +234,7 @@ impl Manager {
     fn open_set(&self, set: &mut EvictionSet) {
         let tiers = 0..self.tiers.len();
         set.spare.extend(tiers.clone().map(|tier| self.blocks.takeable(tier)));
-        if self.points.is_some() {
+        if self.points.several() {
             set.shared.resize_with(tiers.end, PageView::default);
             for (tier, view) in set.shared.iter_mut().enumerate() {
                 view.open(self.blocks.arena(tier).expect("a tier of several groups"));
@@ -285,6 +294,7 @@ impl Manager {
     }
 
     /// Whether slots of each group can be taken on a tier without a victim.
+    #[inline]
     pub(crate) fn has_room(&self, tier: TierId, slots: &[u64]) -> bool {
         match self.blocks.arena(tier) {
             Some(arena) => arena.fits(slots),
@@ -365,12 +375,16 @@ impl Manager {
         if wanted.iter().all(|&slots| slots == 0) {
             return true;
         }
+        if self.blocks.arena(tier).is_none() {
+            let upto = wanted[0] + self.kept_free(set, tier);
+            let fits = self.leave(set, tier, Goal::Slots(upto), now);
+            set.spare[tier] -= if fits { wanted[0] } else { 0 };
+            return fits;
+        }
         self.leave_unneeded(set, tier, wanted);
-        let kept = self.kept_free(set, tier);
-        let fits =
-            self.leave(set, tier, |manager, set| manager.short(set, tier, wanted, kept), now);
+        let fits = self.leave(set, tier, Goal::Pages(wanted), now);
         if fits {
-            self.take_room(set, tier, wanted);
+            set.shared[tier].take(wanted);
         }
         fits
     }
@@ -384,7 +398,7 @@ impl Manager {
         now: Nanos,
     ) -> bool {
         let upto = self.blocks.takeable(tier).saturating_add(slots + self.kept_free(set, tier));
-        self.leave(set, tier, |_, set| upto.saturating_sub(set.spare[tier]), now)
+        self.leave(set, tier, Goal::Slots(upto), now)
     }
 
     /// Slots of a tier that a set leaves free for others: only write-backs from disk to remote pass
@@ -393,22 +407,20 @@ impl Manager {
         if set.dropping { 0 } else { self.transit_reserve(tier) }
     }
 
-    /// Adds the victims of the lowest value until a tier is short of no slot of the first group.
-    /// Returns whether there are enough.
-    fn leave(
-        &mut self,
-        set: &mut EvictionSet,
-        tier: TierId,
-        short: impl Fn(&Self, &EvictionSet) -> u64,
-        now: Nanos,
-    ) -> bool {
+    /// Slots of the first group by which a tier is short of a goal.
+    fn short(&self, set: &EvictionSet, tier: TierId, goal: Goal<'_>) -> u64 {
+        match goal {
+            Goal::Slots(upto) => upto.saturating_sub(set.spare[tier]),
+            Goal::Pages(wanted) => self.short_of_pages(set, tier, wanted),
+        }
+    }
+
+    /// Adds the victims of the lowest value until a tier has reached a goal. Returns whether there are
+    /// enough.
+    fn leave(&mut self, set: &mut EvictionSet, tier: TierId, goal: Goal<'_>, now: Nanos) -> bool {
         let (mut next, mut passed) = (None, self.pass_dirty(set, tier));
-        loop {
-            let slots = short(self, set);
-            if slots == 0 {
-                self.end_passing(set, tier, &mut passed);
-                return true;
-            }
+        let mut slots = self.short(set, tier, goal);
+        while slots > 0 {
             // A block that a tail exposed goes on unlinked, which spares a link and an unlink per
             // block.
             let (entry, linked) = match next.take() {
@@ -428,16 +440,23 @@ impl Manager {
             self.prefetch_parent(tier, run);
             // The decision for one block applies to the tail of its run if the policy ranks those
             // blocks alike.
-            if self.evict_tail(set, tier, entry, slots, now) {
-                set.settled.push((tier, entry.id));
-                // Among clean copies first the parent is compared with the others.
-                let more = !passed.passes() && short(self, set) > 0;
-                next = self.expose(set, tier, more, now).map(|entry| (entry, false));
-            } else {
+            let tail = self.evict_tail(set, tier, entry, slots, now);
+            if !tail {
                 set.touched.push((tier, entry.id));
                 self.decide(set, tier, entry, now);
             }
+            slots = self.short(set, tier, goal);
+            if tail {
+                set.settled.push((tier, entry.id));
+                // Among clean copies first the parent is compared with the others.
+                let more = slots > 0 && !passed.passes();
+                next = self.expose(set, tier, more, now).map(|entry| (entry, false));
+            }
         }
+        if passed.passes() {
+            self.end_passing(set, tier, &mut passed);
+        }
+        true
     }
 
     /// Prefetches the CPU cache lines that deciding on a victim reads, for one wait for memory

@@ -43,7 +43,7 @@ impl Manager {
     /// Whether blocks of the first tier are written with the resume point that they serve, not one by
     /// one.
     fn writes_points(&self) -> bool {
-        self.points.is_some() && !self.tiers.engine_owned()
+        self.points.several() && !self.tiers.engine_owned()
     }
 
     /// The same for consecutive blocks of a run.

@@ -20,7 +20,7 @@ impl Manager {
     /// Fails for a model with one group, and for borders that are not between blocks of the path.
     pub(super) fn check_borders(&self, target: &Target, borders: &[u64]) -> Result<()> {
         self.check_target(target)?;
-        if self.points.is_none() {
+        if !self.points.several() {
             return Err(Error::config(
                 "resume points are for models of several groups: with one group a request resumes \
                  after any cached block",
@@ -137,6 +137,6 @@ impl Manager {
     }
 
     fn name_border(&mut self, scope: BlockKey, key: BlockKey) -> bool {
-        self.points.as_mut().is_some_and(|points| points.named.add(scope, key))
+        self.points.named.add(scope, key)
     }
 }

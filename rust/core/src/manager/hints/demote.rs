@@ -90,8 +90,7 @@ impl Manager {
 
     /// Evicts all layers of a block from a tier, if none of them is lost.
     fn step_down(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
-        let alone = self.points.is_none() || self.lower_point(tier, block, now);
-        alone && self.step_down_block(tier, block, now)
+        self.lower_point(tier, block, now) && self.step_down_block(tier, block, now)
     }
 
     /// The same of a block without a resume point on the tier.

@@ -19,9 +19,6 @@ impl Manager {
     /// Loads to a tier what the longest border of a path needs of the groups after the first, if there
     /// is room. The border is a resume point on the tier then, if it is one elsewhere.
     pub(super) fn fetch_windows(&mut self, path: &[BlockId], tier: TierId, now: Nanos) {
-        if self.points.is_none() {
-            return;
-        }
         let path = &path[..self.longest_border(path, self.tiers.len()) as usize];
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         let needs = self.needs(path, border);

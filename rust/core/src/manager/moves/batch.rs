@@ -40,7 +40,7 @@ impl Manager {
             && !single(dst)
             && !self.tiers.engine_owned()
             && !self.feed.arrivals
-            && self.points.is_none()
+            && self.blocks.arena(src).is_none()
             && self.hints.all_normal()
             && self.transit(src, dst).is_none()
     }

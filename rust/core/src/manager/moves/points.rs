@@ -21,7 +21,7 @@ impl Manager {
         let there = |manager: &Self, block| {
             (tier..manager.tiers.len()).any(|at| manager.has_point_on(at, block))
         };
-        let points = self.points.iter().flat_map(|points| points.all().map(|(block, _)| block));
+        let points = self.points.all().map(|(block, _)| block);
         let mut points: Vec<BlockId> = points.filter(|&block| there(self, block)).collect();
         points.sort_by_key(|&block| (Reverse(self.node(block).access), block));
         for block in points {

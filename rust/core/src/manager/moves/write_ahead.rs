@@ -22,7 +22,7 @@ impl Manager {
             let straight = self.tiers.writes(tier) && self.transit(tier, tier + 1).is_none();
             // An engine evicts from its own tier; writes through host would need transit slots.
             if self.tiers[tier].spec.free_low > 0.0 && ours && straight {
-                if self.points.is_some() {
+                if self.blocks.arena(tier).is_some() {
                     self.write_points_ahead(tier, now);
                 } else {
                     self.write_ahead_on(tier, now);
@@ -92,15 +92,14 @@ impl Manager {
     }
 
     fn point_before(&self, block: BlockId) -> Option<BlockId> {
-        self.points.as_ref().and_then(|points| points.get(block)).and_then(|point| point.before)
+        self.points.get(block).and_then(|point| point.before)
     }
 
     /// Pages that could be freed without a store if a block left a tier, with its point and the blocks
     /// after the point before it; as a share of the pages of each group.
     fn clean_pages(&self, tier: TierId, block: BlockId) -> f64 {
-        let (Some(arena), Some(points)) = (self.blocks.arena(tier), &self.points) else {
-            return 0.0;
-        };
+        let Some(arena) = self.blocks.arena(tier) else { return 0.0 };
+        let points = &self.points;
         let page = |group: usize, slots: u32| f64::from(slots) / f64::from(arena.per_page(group));
         let Some(point) = points.get(block).filter(|point| point.tiers >> tier & 1 == 1) else {
             return page(0, 1);

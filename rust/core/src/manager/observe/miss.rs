@@ -217,7 +217,7 @@ impl Manager {
 
     /// Blocks of a match that a request loads; those after a border of several groups are computed.
     fn loaded_of(&self, usable: &[BlockId], asked: &Asked<'_>, now: Nanos) -> usize {
-        if self.points.is_none() {
+        if !self.points.several() {
             return usable.len();
         }
         let load = if self.tiers.engine_owned() { LoadMode::All } else { LoadMode::Plan };
@@ -236,7 +236,7 @@ impl Manager {
             let context = (usable.len() * size) as u64 * weight;
             let rest = (tokens - usable.len() * size) as u64 * weight;
             let rest = self.settings.cost.compute_ns(context, rest);
-            let mode = if self.points.is_some() { LoadMode::All } else { LoadMode::Plan };
+            let mode = if self.points.several() { LoadMode::All } else { LoadMode::Plan };
             self.decide_loads(
                 &mut missing,
                 now,

@@ -48,12 +48,12 @@ impl Manager {
         writeln!(out, "{:?} {:?} {:?}", self.sessions, self.ages, self.refused)?;
         self.write_hints(out)?;
         writeln!(out, "{:?}", self.prices)?;
-        for point in self.points.iter().flat_map(|points| points.all()) {
+        for point in self.points.all() {
             writeln!(out, "{point:?}")?;
         }
         for (number, tier) in self.tiers.iter().enumerate() {
             let name = tier.spec.kind.name();
-            if self.points.is_some() {
+            if self.blocks.arena(number).is_some() {
                 // Free slots of the first group are in its space or in the arena.
                 writeln!(out, "{name} {:?}", self.blocks.group_slots(number))?;
             } else {

@@ -19,7 +19,7 @@ type Holds = FxHashMap<Part, u16>;
 impl Manager {
     /// Points, links and holds agree with each other, with the leases and with the moves in flight.
     pub(in crate::manager) fn audit_points(&self, broken: &mut Vec<String>) {
-        let Some(points) = &self.points else { return };
+        let points = &self.points;
         self.audit_links(points, broken);
         for tier in 0..self.tiers.len() {
             let mut holds = self.point_holds(tier, points, broken);

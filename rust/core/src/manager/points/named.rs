@@ -40,11 +40,11 @@ impl NamedBorders {
 impl Manager {
     /// The borders that wait among those of a prompt, in blocks, ascending.
     pub(crate) fn named_borders(&self, scope: &Scope, tokens: &[Token]) -> Vec<u32> {
-        let Some(points) = self.points.as_ref().filter(|points| !points.named.0.is_empty()) else {
+        if self.points.named.0.is_empty() {
             return Vec::new();
-        };
+        }
         let first = self.scope_key(&scope.tenant, &scope.lora);
-        let Some(waiting) = points.named.0.get(&first) else { return Vec::new() };
+        let Some(waiting) = self.points.named.0.get(&first) else { return Vec::new() };
         let keys = self.keys(scope, tokens).unwrap_or_default();
         (1..).zip(keys).filter(|(_, key)| waiting.contains(key)).map(|(border, _)| border).collect()
     }
@@ -52,10 +52,10 @@ impl Manager {
     /// Ends the wait of the border after a block, which becomes a point. Returns whether a hint named
     /// it.
     pub(crate) fn take_named(&mut self, block: BlockId) -> bool {
-        if self.points.as_ref().is_none_or(|points| points.named.0.is_empty()) {
+        if self.points.named.0.is_empty() {
             return false;
         }
         let (scope, key) = (self.scope_key_of(block), self.key(block));
-        self.points.as_mut().is_some_and(|points| points.named.take(scope, key))
+        self.points.named.take(scope, key)
     }
 }

@@ -21,6 +21,7 @@ pub(super) struct Passed(Option<Vec<Entry>>);
 
 impl Passed {
     /// Whether clean copies leave first.
+    #[inline]
     pub(super) fn passes(&self) -> bool {
         self.0.is_some()
     }
@@ -38,7 +39,22 @@ impl Manager {
     }
 
     /// The linked entry of a tier that leaves next.
+    #[inline]
     pub(super) fn next_victim(
+        &mut self,
+        set: &mut EvictionSet,
+        tier: TierId,
+        passed: &mut Passed,
+        now: Nanos,
+    ) -> Option<Entry> {
+        if passed.passes() {
+            return self.next_clean(set, tier, passed, now);
+        }
+        self.tiers[tier].eviction.victim(stamp(now))
+    }
+
+    /// The same, a clean one if there is one.
+    fn next_clean(
         &mut self,
         set: &mut EvictionSet,
         tier: TierId,

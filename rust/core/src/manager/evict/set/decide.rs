@@ -89,7 +89,7 @@ impl Manager {
     /// dropping this one loses nothing. So it is with several groups, where a copy above is stored
     /// when its resume point leaves.
     pub(super) fn covering(&self, tier: TierId) -> impl Iterator<Item = TierId> + use<> {
-        let above = tier == self.tiers.last() || self.points.is_some();
+        let above = tier == self.tiers.last() || self.blocks.arena(tier).is_some();
         let upper = if above { 0..tier } else { 0..0 };
         upper.chain(tier + 1..self.tiers.len())
     }

@@ -71,7 +71,8 @@ impl PageView {
         pages.sum::<u64>().saturating_sub(self.pages)
     }
 
-    fn take(&mut self, slots: &[u64]) {
+    /// Takes slots for which there is room.
+    pub(super) fn take(&mut self, slots: &[u64]) {
         for (taken, &slots) in self.wanted.iter_mut().zip(slots) {
             *taken += slots;
         }
@@ -92,17 +93,14 @@ impl PageView {
 }
 
 impl Manager {
-    /// Slots of the first group by which a tier is short of what is wanted: all that is missing of a
-    /// tier with one group, with `kept` slots that stay free; those of the missing pages of one with
-    /// several.
-    pub(super) fn short(&self, set: &EvictionSet, tier: TierId, wanted: &[u64], kept: u64) -> u64 {
-        match self.blocks.arena(tier) {
-            None => (wanted[0] + kept).saturating_sub(set.spare[tier]),
-            Some(arena) => set.shared[tier].lacking(arena, wanted) * u64::from(arena.per_page(0)),
-        }
+    /// Slots of the first group in the pages that a tier is short of.
+    pub(super) fn short_of_pages(&self, set: &EvictionSet, tier: TierId, wanted: &[u64]) -> u64 {
+        let arena = self.blocks.arena(tier).expect("a tier of several groups");
+        set.shared[tier].lacking(arena, wanted) * u64::from(arena.per_page(0))
     }
 
     /// Counts the slots of blocks of a run that leave a tier with all layers, `slots` in all.
+    #[inline]
     pub(super) fn free_slots(
         &self,
         set: &mut EvictionSet,
@@ -111,18 +109,11 @@ impl Manager {
         slots: u64,
     ) {
         set.spare[tier] += slots;
-        if let Some(arena) = self.blocks.arena(tier) {
+        if !set.shared.is_empty() {
+            let arena = self.blocks.arena(tier).expect("a tier of several groups");
             for block in blocks {
                 set.shared[tier].leave(arena, 0, self.residency(tier, block).slot);
             }
-        }
-    }
-
-    /// Takes wanted slots for which a set leaves room.
-    pub(super) fn take_room(&self, set: &mut EvictionSet, tier: TierId, wanted: &[u64]) {
-        match self.blocks.arena(tier) {
-            None => set.spare[tier] -= wanted[0],
-            Some(_) => set.shared[tier].take(wanted),
         }
     }
 

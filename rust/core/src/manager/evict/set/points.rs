@@ -136,9 +136,8 @@ impl Manager {
         let path = self.path_to(Some(block));
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         let needs = self.needs(&path, border);
-        let points = self.points.as_mut().expect("a model of several groups");
         let to = copied.is_some().then_some(tier + 1);
-        let before = points.shift(block, leaves.then_some(tier), to);
+        let before = self.points.shift(block, leaves.then_some(tier), to);
         if leaves {
             for &part in &needs {
                 self.change_holds(set, tier, part, -1);
@@ -152,7 +151,7 @@ impl Manager {
             self.put_in(set, tier, entry);
         }
         set.touched.extend(to.map(|below| (below, block)));
-        let fate = Fate::Point(set.points.len());
+        let fate = Fate::Point(u32::try_from(set.points.len()).expect("fewer than 2^32 blocks"));
         set.points.push(PointVictim { tier, block, needs, leaves, copied, before });
         set.victims.push(Victim { blocks: 0, ..Victim::one(tier, block, Layers::NONE, fate) });
     }
@@ -170,7 +169,7 @@ impl Manager {
 
     /// Entry of a point of a tier whose block is not there: it is not linked.
     pub(super) fn point_without_block(&self, set: &EvictionSet, tier: TierId) -> Option<Entry> {
-        let mut points = self.points.iter().flat_map(|points| points.all());
+        let mut points = self.points.all();
         let found = points.find(|&(block, point)| {
             point.tiers >> tier & 1 == 1
                 && self.residency(tier, block).state == ResidencyState::Absent
@@ -198,10 +197,10 @@ impl Manager {
     pub(in crate::manager::evict) fn copy_point_victim(
         &mut self,
         set: &EvictionSet,
-        number: usize,
+        number: u32,
         now: Nanos,
     ) {
-        let point = &set.points[number];
+        let point = &set.points[number as usize];
         let Some(copied) = &point.copied else { return };
         for &Part { group, block } in &copied.lacking {
             let store = self.whole(MoveKind::Store, 0, block);
@@ -231,9 +230,8 @@ impl Manager {
 
     /// Puts the points of a set back to where they were.
     pub(super) fn restore_points(&mut self, set: &EvictionSet) {
-        let Some(points) = &mut self.points else { return };
         for point in set.points.iter().rev() {
-            points.restore(point.block, &point.before);
+            self.points.restore(point.block, &point.before);
         }
     }
 }

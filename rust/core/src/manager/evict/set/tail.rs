@@ -35,8 +35,7 @@ impl Manager {
         let index = &self.tiers[tier].eviction;
         let alone = || !index.ties(&tail, self.band(tier, last));
         // Blocks that serve no resume leave run by run.
-        let pointless =
-            || fate == Fate::Drop && self.points.is_some() && !self.serves_points(tier, last);
+        let pointless = || fate == Fate::Drop && !self.serves_points(tier, last);
         if more > 0
             && (pointless() || (self.ranks_by_place() && index.policy().deepens() && alone()))
             && self.leave_alike(set, tier, front..last, fate)
@@ -109,7 +108,7 @@ impl Manager {
         fate: Fate,
     ) -> bool {
         self.blocks.table(tier).all_idle(blocks.clone())
-            && (self.points.is_none() || !self.points_among(tier, blocks.clone()))
+            && !self.points_among(tier, blocks.clone())
             && self.fate(set, tier, blocks) == Some(fate)
     }
 
@@ -179,7 +178,7 @@ impl Manager {
 
     /// Whether no hint or price ranks a block apart from the others of its run.
     fn ranks_by_place(&self) -> bool {
-        self.hints.all_normal() && self.prices.is_empty() && self.points.is_none()
+        self.hints.all_normal() && self.prices.is_empty() && !self.points.several()
     }
 
     /// How fully resident, idle blocks leave, if none must be written and it is the same for all.
@@ -191,6 +190,7 @@ impl Manager {
         let dropped = tier == self.tiers.last() || set.dropping || !self.tiers.writes(tier);
         let alone = others.all(|other| self.blocks.table(other).none_present(blocks.clone()));
         let arrives = || blocks.clone().any(|block| self.groups_arrive(set, block));
-        (dropped && alone && (self.points.is_none() || !arrives())).then_some(Fate::Drop)
+        (dropped && alone && (self.blocks.arena(tier).is_none() || !arrives()))
+            .then_some(Fate::Drop)
     }
 }

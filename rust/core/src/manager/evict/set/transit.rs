@@ -13,7 +13,7 @@ impl Manager {
     /// The tier through which a move between two tiers passes, if it cannot go straight.
     pub(crate) fn transit(&self, a: TierId, b: TierId) -> Option<TierId> {
         // Slots of host that no block has are of no group.
-        if self.points.is_some() {
+        if self.blocks.arena(a).is_some() {
             return None;
         }
         let kind = |tier: TierId| self.tiers[tier].spec.kind;

@@ -309,7 +309,7 @@ impl Manager {
         let tokens = (ask.tokens.len() - context) as u64 * weight;
         let rest = self.settings.cost.compute_ns(context as u64 * weight, tokens);
         // All that the border of several groups needs is loaded: it was chosen with that in mind.
-        let all = self.points.is_some() && ask.load == LoadMode::Plan;
+        let all = self.points.several() && ask.load == LoadMode::Plan;
         let mode = if all { LoadMode::All } else { ask.load };
         Prefill { mode, deadline: ask.deadline, rest, layerwise: ask.layerwise }
     }
@@ -347,7 +347,7 @@ impl Manager {
             units += lacking.map(|miss| self.units(0, miss.lacks)).sum::<u64>();
         }
         // With several groups the reserve was kept when the windows were opened.
-        if self.points.is_none() {
+        if self.blocks.arena(0).is_none() {
             let reclaimed = missing.iter().filter(|miss| miss.reclaim).count() as u64;
             let wanted = units + reclaimed * self.units(0, self.all_layers());
             self.check_growth(&[wanted], Matched::default())?;

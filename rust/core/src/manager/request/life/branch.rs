@@ -251,16 +251,8 @@ impl Manager {
         if self.tiers.engine_owned() {
             return stop;
         }
-        if self.points.is_some() {
-            self.reopen_groups(id, dropped.len(), now);
-            return stop;
-        }
-        let units = self.units(0, self.all_layers()) * dropped.len() as u64;
         // Without room the engine has to call `reserve`.
-        if self.make_room(&[Wanted { tier: 0, slots: &[units] }], &[], now).is_ok() {
-            let open = self.new_open_slots(dropped.len());
-            self.lease_mut(id).open.extend(open);
-        }
+        self.reopen_groups(id, dropped.len(), now);
         stop
     }
 

@@ -97,7 +97,9 @@ impl Manager {
         // Only full blocks extend the session's path or become dirty.
         if self.leases[&id].path.len() > known {
             self.track_session(id);
-            self.open_next(id);
+            if self.leases[&id].windows.is_some() {
+                self.open_next(id);
+            }
             self.write_ahead(now);
         }
         out

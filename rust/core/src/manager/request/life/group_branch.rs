@@ -35,7 +35,7 @@ impl Manager {
         at: usize,
         known: &InFlightMove,
     ) -> usize {
-        if self.points.is_none() {
+        if self.leases[&id].windows.is_none() {
             return at;
         }
         self.plan_again(id);
@@ -57,7 +57,7 @@ impl Manager {
     /// Adds the border of a match to those of its lease's pass: the request computes the rest of the
     /// prompt from an earlier one, and the next request would miss the border that was lost.
     fn plan_again(&mut self, id: LeaseId) {
-        let every = self.points.as_ref().map_or(0, |points| points.every);
+        let every = self.points.every;
         let Some(windows) = &mut self.lease_mut(id).windows else { return };
         let (lost, stay) = (windows.done, windows.here.unwrap_or(Stay::Newest));
         let regular = every == 0 || lost.is_multiple_of(every);
@@ -72,11 +72,13 @@ impl Manager {
     /// several groups those up to the longest border at which it can go on, or part of its tail if no
     /// group has states.
     pub(crate) fn truncation(&self, id: LeaseId, tokens: usize) -> usize {
-        let Some(points) = &self.points else { return tokens };
         let lease = &self.leases[&id];
+        if lease.windows.is_none() {
+            return tokens;
+        }
         let path = lease.path.blocks();
         let full = tokens / self.block_tokens();
-        let states = points.groups.iter().any(|group| group.kind == GroupKind::State);
+        let states = self.points.groups.iter().any(|group| group.kind == GroupKind::State);
         if full == path.len() && !states {
             return tokens;
         }

@@ -308,7 +308,7 @@ impl Manager {
             for block in self.edge(0, run.clone(), structure) {
                 self.tiers[0].eviction.unlink(block);
             }
-            if self.points.is_some() {
+            if !self.points.is_empty() {
                 for block in self.points_in(run) {
                     self.tiers[0].eviction.unlink(block);
                 }

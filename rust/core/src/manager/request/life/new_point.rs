@@ -16,7 +16,8 @@ impl Manager {
 
     /// The same on a tier.
     pub(crate) fn add_point_on(&mut self, tier: TierId, path: &[BlockId], border: u32, stay: Stay) {
-        if border == 0 {
+        // With one group a request resumes after any block.
+        if border == 0 || !self.points.several() {
             return;
         }
         let block = path[border as usize - 1];
@@ -25,7 +26,7 @@ impl Manager {
             return;
         }
         let stay = if self.take_named(block) { Stay::Always } else { stay };
-        let points = self.points.as_mut().expect("a model of several groups");
+        let points = &mut self.points;
         if let Some(known) = points.get_mut(block) {
             known.stay = known.stay.max(stay);
             if !there {
@@ -36,7 +37,7 @@ impl Manager {
         let before = path[..border as usize - 1].iter().rev();
         let before = before.copied().find(|&block| points.has(block));
         let after = self.points_below(block);
-        let points = self.points.as_mut().expect("seen above");
+        let points = &mut self.points;
         for below in &after {
             points.get_mut(*below).expect("a point").before = Some(block);
         }

@@ -59,7 +59,6 @@ impl Manager {
     /// When all that a resume after a path, and the holes in it, need of the groups after the first is on
     /// the first tier, if its loads begin after those that end at `since`.
     fn windows_ready(&self, path: &[BlockId], since: Nanos, now: Nanos) -> Nanos {
-        let points = self.points.as_ref().expect("a model of several groups");
         let free = self.tiers.iter().map(|tier| since.max(self.lanes.free_at(tier.read)));
         let (mut ready, mut free) = (since, free.collect::<Vec<_>>());
         let holes = self.holes(path);
@@ -74,8 +73,8 @@ impl Manager {
             let arrival = self.arrival(Place::new(tier, group), block);
             let mut there = arrival.map_or(now, |arrival| arrival.ready);
             if tier > 0 {
-                let takes =
-                    self.lanes.takes(self.tiers[tier].read, points.groups[group].slot_bytes);
+                let bytes = self.points.groups[group].slot_bytes;
+                let takes = self.lanes.takes(self.tiers[tier].read, bytes);
                 free[tier] = free[tier].max(there).saturating_add(takes);
                 there = free[tier];
             }

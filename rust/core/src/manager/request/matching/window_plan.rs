@@ -27,7 +27,10 @@ impl Manager {
         path: &mut Vec<BlockId>,
         now: Nanos,
     ) -> Option<Box<Windows>> {
-        let points = self.points.as_ref()?;
+        let points = &self.points;
+        if !points.several() {
+            return None;
+        }
         let place = |blocks: usize| u32::try_from(blocks).expect("fewer than 2^32 blocks");
         let blocks = |tokens: usize| place(tokens / self.block_tokens());
         let (known, end) = (place(path.len()), blocks(ask.tokens.len()));
@@ -87,7 +90,7 @@ impl Manager {
         new: Range<u32>,
         more: u32,
     ) -> Vec<u32> {
-        let size = self.points.as_ref().map_or(1, |points| points.block_tokens);
+        let size = self.points.block_tokens;
         let ends = borders.iter().map(|&(border, _)| border);
         // A state is there only at borders; a token attends to what the end of the prompt needs.
         let last = (group.kind != GroupKind::State).then_some(new.end);

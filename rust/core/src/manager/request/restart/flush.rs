@@ -23,7 +23,7 @@ impl Manager {
         let before = self.moves.latest();
         // From the lowest tier up, so that a block moves one tier per flush and room is made once.
         for tier in (usize::from(self.tiers.engine_owned())..self.tiers.last()).rev() {
-            if self.tiers.writes(tier) && self.points.is_some() {
+            if self.tiers.writes(tier) && self.points.several() {
                 self.flush_points(tier, now);
             } else if self.tiers.writes(tier) {
                 for block in self.youngest(tier) {

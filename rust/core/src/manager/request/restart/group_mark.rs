@@ -35,7 +35,7 @@ impl Manager {
         path: &[BlockId],
         blocks: usize,
     ) -> Result<MarkedEnd> {
-        let Some(points) = &self.points else { return Ok(MarkedEnd::default()) };
+        let points = &self.points;
         let border = u32::try_from(blocks).expect("fewer than 2^32 blocks");
         let mut end = MarkedEnd { border, there: Vec::new(), lacking: vec![Vec::new()] };
         for (number, group) in points.others() {
@@ -106,9 +106,7 @@ impl Manager {
                 self.blocks.put(here, path[place as usize], slot);
             }
         }
-        if self.points.is_some() {
-            self.add_point_on(tier, path, end.border, Stay::Newest);
-        }
+        self.add_point_on(tier, path, end.border, Stay::Newest);
         self.let_marked_go(tier, end);
     }
 

@@ -107,7 +107,7 @@ impl Manager {
         self.open()?;
         self.check_tier(tier)?;
         self.check_index(tier)?;
-        if self.points.is_some() {
+        if self.blocks.arena(tier).is_some() {
             return self.load_group_index(tier, rows, now);
         }
         let bound = rows.iter().map(|row| row.slot.saturating_add(1)).max();
@@ -184,8 +184,7 @@ impl Manager {
     /// free. Returns whether it did.
     fn load_window(&mut self, tier: TierId, block: BlockId, row: &Row) -> bool {
         let place = Place::new(tier, row.group.into());
-        let groups = self.points.iter().flat_map(|points| &points.groups);
-        let layers = groups.map(|group| Layers::new(0, group.layers)).nth(place.group);
+        let layers = self.points.groups.get(place.group).map(|group| Layers::new(0, group.layers));
         let absent = layers == Some(row.layers) && self.residency(place, block).slot == NO_SLOT;
         if !absent || !self.blocks.claim_slot(place, row.slot) {
             return false;

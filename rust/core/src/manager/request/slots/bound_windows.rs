@@ -20,7 +20,7 @@ use crate::transfer::{Endpoint, MoveKind};
 impl Manager {
     /// Refuses a call for a lease whose windows are in slots of an engine.
     pub(crate) fn refuse_bound(&self, id: LeaseId, what: &str) -> Result<()> {
-        if self.tiers.engine_owned() && self.points.is_some() {
+        if self.tiers.engine_owned() && self.leases[&id].windows.is_some() {
             return Err(Error::config(format!(
                 "{what} of lease {id} is not supported where an engine owns the slots of several \
                  groups"
@@ -132,7 +132,7 @@ impl Manager {
         for (border, stay) in windows.borders.drain(..reached).collect::<Vec<_>>() {
             self.store_bound(windows, path, border, stay, now);
         }
-        let points = self.points.as_ref().expect("a model of several groups");
+        let points = &self.points;
         let ends = windows.borders.iter().map(|&(border, _)| border).chain([end]);
         let ends: Vec<u32> = ends.collect();
         let (groups, size) = (points.groups.clone(), points.block_tokens);
@@ -167,12 +167,11 @@ impl Manager {
 
     /// Makes the end of a lease's path a resume point, before the engine takes its slots back.
     fn store_engine_end(&mut self, id: LeaseId, now: Nanos) {
-        let every = self.points.as_ref().map_or(1, |points| points.every);
         let lease = self.lease_mut(id);
         let Some(windows) = lease.windows.take() else { return };
         let path = lease.path.blocks().to_vec();
         let end = path_border(&path);
-        if every == 0 && windows.done == end {
+        if self.points.every == 0 && windows.done == end {
             self.store_bound(&windows, &path, end, Stay::Newest, now);
         }
         self.lease_mut(id).windows = Some(windows);
@@ -191,7 +190,7 @@ impl Manager {
         if !self.tiers.writes(0) || border == 0 {
             return;
         }
-        let points = self.points.as_ref().expect("a model of several groups");
+        let points = &self.points;
         let mut wanted = vec![0; points.groups.len()];
         let (mut there, mut lacking) = (Vec::new(), Vec::new());
         for (number, group) in points.others() {

@@ -39,10 +39,11 @@ impl Manager {
             self.lease_mut(id).open.extend(open);
             return;
         }
+        // With one group it keeps those that it has.
         let lease = self.lease_mut(id);
+        let Some(windows) = &mut lease.windows else { return };
+        let slots = windows.take_slots();
         let open = std::mem::take(&mut lease.open);
-        let slots: Vec<_> =
-            lease.windows.as_mut().map_or_else(Vec::new, |windows| windows.take_slots());
         for open in open {
             self.close_open(open);
         }
@@ -54,9 +55,7 @@ impl Manager {
     /// Places for which a lease takes slots if its next tokens fill the last block up to `written`
     /// tokens, without those that have one, by group.
     pub(crate) fn unopened(&self, lease: &Lease, written: usize) -> Vec<Vec<u32>> {
-        let (Some(points), Some(windows)) = (&self.points, &lease.windows) else {
-            return Vec::new();
-        };
+        let Some(windows) = &lease.windows else { return Vec::new() };
         if !self.writes_bytes() {
             return Vec::new();
         }
@@ -76,7 +75,7 @@ impl Manager {
             }
             places
         };
-        std::iter::once(Vec::new()).chain(points.others().map(lacks)).collect()
+        std::iter::once(Vec::new()).chain(self.points.others().map(lacks)).collect()
     }
 
     /// The place on a path of the next state that a lease writes: that of the last block which the
@@ -111,16 +110,16 @@ impl Manager {
 
     /// Moves the slot of the next state of a lease to the block at whose end it is written.
     pub(crate) fn place_states(&mut self, id: LeaseId, written: usize) {
-        if self.points.is_none() || !self.writes_bytes() {
+        if !self.writes_bytes() {
             return;
         }
         let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
         let first = path_border(self.leases[&id].path.blocks());
         let next = self.state_place(&windows, first, written);
         let begin = first.max(windows.end);
-        let groups = self.points.iter().flat_map(|points| &points.groups);
+        let groups = &self.points.groups;
         for (_, open) in
-            groups.zip(&mut windows.open).filter(|(group, _)| group.kind == GroupKind::State)
+            groups.iter().zip(&mut windows.open).filter(|(group, _)| group.kind == GroupKind::State)
         {
             let mut slots: SmallVec<[Slot; 2]> = SmallVec::new();
             while let Some(slot) = open.next_from(begin).and_then(|place| open.remove(place)) {
@@ -147,7 +146,7 @@ impl Manager {
     ) -> Result<()> {
         let mut wanted: Vec<u64> = places.iter().map(|places| places.len() as u64).collect();
         wanted.resize(wanted.len().max(1), 0);
-        wanted[0] = more as u64;
+        wanted[0] = self.units(0, self.all_layers()) * more as u64;
         self.make_room(&[Wanted { tier: 0, slots: &wanted }], &[], now)?;
         for (group, places) in places.into_iter().enumerate() {
             for place in places {
@@ -161,7 +160,7 @@ impl Manager {
 
     /// Takes slots for the block after a path, into which the next tokens are written.
     pub(crate) fn open_next(&mut self, id: LeaseId) {
-        if self.points.is_none() || !self.writes_bytes() {
+        if !self.writes_bytes() {
             return;
         }
         // Without room to grow they have no block in the first group either.

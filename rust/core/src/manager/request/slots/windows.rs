@@ -165,12 +165,12 @@ impl Manager {
 
     /// A group of layers.
     pub(in crate::manager::request) fn group(&self, number: GroupId) -> &Group {
-        &self.points.as_ref().expect("a model of several groups").groups[number]
+        &self.points.groups[number]
     }
 
     /// Tokens of a block, each with its KV.
     pub(in crate::manager::request) fn block_size(&self) -> u64 {
-        self.points.as_ref().map_or(1, |points| points.block_tokens)
+        self.points.block_tokens
     }
 
     /// Puts the resume point at the end of a path on the first tier too, if that has all it needs: it
@@ -304,9 +304,6 @@ impl Manager {
     /// Gives the blocks that a lease has committed their slots, makes its borders resume points, and
     /// releases what no later token attends to.
     pub(crate) fn settle_windows(&mut self, id: LeaseId) {
-        if self.points.is_none() {
-            return;
-        }
         let lease = self.lease_mut(id);
         let Some(mut windows) = lease.windows.take() else { return };
         let path = lease.path.blocks().to_vec();
@@ -447,7 +444,7 @@ impl Manager {
         let Some(mut windows) = lease.windows.take() else { return };
         let path = lease.path.blocks();
         let end = path_border(path);
-        let regular = self.points.as_ref().is_some_and(|points| points.every == 0);
+        let regular = self.points.every == 0;
         // Holes that were not computed are still there.
         if regular && windows.done == end && !lease.unconfirmed {
             self.add_point(path, end, Stay::Newest);
