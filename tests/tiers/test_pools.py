@@ -75,28 +75,6 @@ def test_a_rank_holds_its_share_of_the_heads():
     assert Pool(replace(SHAPE, tp=2), 2, 8).keys.shape[1:] == (1, 4)
 
 
-def test_layers_of_a_block_are_adjacent():
-    pool = Pool(SHAPE, 4, 8)
-    assert pool.units(2, 0, 3).tolist() == [6, 7, 8]
-    assert pool.units(2, 1, 2).tolist() == [7]
-    assert pool.table(np.array([2, 0], dtype=np.uint32)).tolist() == [[6, 0], [7, 1], [8, 2]]
-
-
-def test_any_layer_sits_in_any_layer_slot():
-    pool = Pool(SHAPE, 4, 8, layer_slots=True)
-    assert pool.units(11, 2, 3).tolist() == [11]
-    slots = np.array([[3, 9], [0, 11], [7, 1]], dtype=np.uint32)
-    assert pool.table(slots).tolist() == slots.tolist()
-    with pytest.raises(ConfigError, match="one layer"):
-        pool.units(3, 0, 2)
-
-
-def test_slots_beyond_the_pool_are_refused():
-    for pool, slot in ((Pool(SHAPE, 4, 8), 4), (Pool(SHAPE, 4, 8, layer_slots=True), 12)):
-        with pytest.raises(ConfigError, match="outside a pool"):
-            pool.units(slot, 0, 1)
-
-
 @pytest.mark.parametrize("layout", FORMS)
 def test_copies_between_both_forms_of_slots_keep_every_bit(layout):
     whole = Pool(SHAPE, 4, 8, layout=layout)

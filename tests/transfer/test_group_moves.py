@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from group_world import FULL, MODELS, SIZE, STATE, World, play
 
 from kvtrie import BlockManager, ConfigError, ModelShape, ResumePoints, Tier
@@ -36,37 +35,6 @@ def test_holes_are_computed_in_slots_of_the_requests_own(name, seed):
         play(world, 250)
     assert world.filled > 10
     assert sum(world.found) > 500
-
-
-def test_slots_of_two_groups_never_share_bytes():
-    resume, tier = ResumePoints(), Tier("gpu", bytes=40_000)
-    model = ModelShape(8, 2, 8, groups=MODELS["four groups"])
-    (pools,) = open_pools(model, [tier], SIZE, resume=resume)
-    for pool in pools.groups:
-        pools.planes[0].zero_()
-        for slot in range(pool.blocks):
-            assert not pool.block(slot).any()
-            pool.block(slot).fill_(1)
-
-
-def test_rows_of_tokens_are_where_the_view_of_a_unit_has_them():
-    model = ModelShape(8, 2, 8, groups=MODELS["other heads and sinks"])
-    (pools,) = open_pools(model, [Tier("gpu", bytes=60_000)], SIZE, resume=ResumePoints())
-    generator = torch.Generator().manual_seed(0)
-    for pool in pools.groups:
-        fmt = pool.block_format
-        units = torch.tensor([slot * pool.layers + slot % pool.layers for slot in (0, 3, 8, 5)])
-        offsets = torch.tensor([1, 0, 3, 2])
-        keys = torch.randn(4, fmt.heads, fmt.head_dim, generator=generator)
-        values = torch.randn(4, fmt.heads, fmt.v_head_dim, generator=generator)
-        pool.scatter(units, offsets, keys, values)
-        found = pool.gather(units, offsets)
-        assert torch.equal(found[0], keys)
-        assert torch.equal(found[1], values)
-        for at, (unit, offset) in enumerate(zip(units.tolist(), offsets.tolist(), strict=True)):
-            mine, theirs = pool.view(unit)
-            assert torch.equal(mine[offset], keys[at])
-            assert torch.equal(theirs[offset], values[at])
 
 
 def test_what_groups_cannot_have_is_refused():

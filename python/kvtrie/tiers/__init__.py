@@ -237,10 +237,20 @@ def open_pools(
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
     apart = resume is not None
     above = check_tiers(model, tiers, block_tokens, ranks=ranks, staging=staging, apart=apart)
-    how = {"staging": staging, "rank": rank, "ranks": ranks, "apart": apart}
-    return open_each(
-        tiers, lambda at, tier: _open_tier(model, tier, block_tokens, above=above.get(at), **how)
-    )
+
+    def open_tier(at: int, tier: Tier) -> TierBytes | None:
+        return _open_tier(
+            model,
+            tier,
+            block_tokens,
+            above=above.get(at),
+            staging=staging,
+            rank=rank,
+            ranks=ranks,
+            apart=apart,
+        )
+
+    return open_each(tiers, open_tier)
 
 
 def _open_tier(

@@ -62,9 +62,10 @@ class Dense:
 
     def fill(self, rows: torch.Tensor) -> None:
         """Take the bytes of units, uint8 `(units, bytes per unit)`."""
-        sizes = [plane.shape[1] for plane in self.planes]
-        for plane, part in zip(self.planes, rows.split(sizes, dim=1), strict=True):
-            plane.copy_(part)
+        start = 0
+        for plane in self.planes:
+            plane.copy_(rows[:, start : start + plane.shape[1]])
+            start += plane.shape[1]
 
     @property
     def device(self) -> torch.device:

@@ -128,7 +128,7 @@ class Pool(SlotNumbers):
         pinned: bool,
         spare: int = 0,
         apart: bool = False,
-    ) -> Pool:
+    ) -> Self:
         """Allocate the memory that a tier asks for, its budget given in blocks or in bytes.
 
         Args:
@@ -147,7 +147,7 @@ class Pool(SlotNumbers):
             groups = GroupSlots.of_tier(model, tier, block_tokens, apart=apart)
             for slots in groups:
                 slots.check_memory(model)
-            pool: Pool | None = None
+            pools: list[Self] = []
             for slots in reversed(groups):
                 pool = cls(
                     model,
@@ -155,15 +155,16 @@ class Pool(SlotNumbers):
                     block_tokens,
                     layer_slots=tier.layer_slots,
                     device=device,
-                    pinned=pinned and pool is None,
+                    pinned=pinned and not pools,
                     spare=spare,
-                    memory=None if pool is None else pool.planes[0].view(-1),
+                    memory=pools[-1].planes[0].view(-1) if pools else None,
                     slots=slots,
-                    rest=pool,
+                    rest=pools[-1] if pools else None,
                 )
+                pools.append(pool)
         except ConfigError as error:
             raise ConfigError(f"tier {tier.kind!r}: {error}") from error
-        return pool
+        return pools[-1]
 
     @property
     def groups(self) -> tuple[Self, ...]:
@@ -280,8 +281,9 @@ class Pool(SlotNumbers):
             keys: K `(n, kv_heads, head_dim)` in the model's dtype.
             values: V `(n, kv_heads, v_head_dim)` in the model's dtype.
         """
-        for rows, tokens in zip(self._tokens, (keys, values), strict=True):
-            rows.write(units, offsets, tokens)
+        key_rows, value_rows = self._tokens
+        key_rows.write(units, offsets, keys)
+        value_rows.write(units, offsets, values)
 
     def view(self, unit: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V of one unit, `(block_tokens, kv_heads, dim)` each, without a copy."""

@@ -14,6 +14,7 @@ import torch
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
     from kvtrie.tiers.group_slots import GroupSlots
@@ -39,7 +40,7 @@ class TokenRows:
     first: int
 
     @classmethod
-    def both(cls, slots: GroupSlots, planes: tuple[torch.Tensor, ...]) -> tuple[Self, Self]:
+    def both(cls, slots: GroupSlots, planes: Sequence[torch.Tensor]) -> tuple[Self, Self]:
         """Return K and V of a pool.
 
         Args:

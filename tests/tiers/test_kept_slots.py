@@ -68,7 +68,7 @@ def test_the_next_process_finds_every_block(path):
 def test_a_killed_process_leaves_what_it_wrote(path):
     code = (
         f"import sys, os; sys.path[:] = {sys.path!r}\n"
-        "from test_keyed_kept import opened, write\n"
+        "from test_kept_slots import opened, write\n"
         f"kept = opened({str(path)!r})\n"
         "write(kept, 8)\n"
         "write(kept, 3, 8)\n"
