@@ -185,7 +185,7 @@ class BlockManager:
                 must have values then: `learned`, `retention`, `flat`, `weighted`.
             resume: which borders stay resumable in a model of several groups of layers. Each
                 group keeps only what resume points and leases need then, on gpu, host and disk;
-                None keeps all tokens of all layers.
+                None keeps all tokens of all layers, as does one group of full attention.
             explain: whether evicted blocks are remembered for `explain_miss` under a policy that
                 does not remember them, in 8 bytes per block of the tiers; decides nothing.
 

@@ -139,8 +139,13 @@ def test_resume_points_are_for_several_groups_without_bytes():
         plain, groups=(LayerGroup((0, 1)), LayerGroup((2, 3), kind="sliding", window=64))
     )
     gpu, host = (Tier(kind, blocks=40, owner="none") for kind in ("gpu", "host"))
-    with pytest.raises(ConfigError, match="this one has 1"):
-        BlockManager(plain, [gpu], resume=ResumePoints())
+    sliding = dataclasses.replace(plain, groups=(LayerGroup(range(4), kind="sliding", window=64),))
+    with pytest.raises(ConfigError, match="one group of kind 'sliding'"):
+        BlockManager(sliding, [gpu], resume=ResumePoints())
+    # With one group of full attention a request resumes after any block.
+    full = dataclasses.replace(plain, groups=(LayerGroup(range(4)),))
+    for model in (plain, full):
+        assert BlockManager(model, [gpu], resume=ResumePoints()).stats().tiers["gpu"].slots == 40
     remote = Tier("remote", blocks=40)
     with pytest.raises(ConfigError, match="host of none, remote of kvtrie"):
         BlockManager(mixed, [host, remote], resume=ResumePoints())

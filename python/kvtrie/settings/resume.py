@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.tier import Tier
 
-__all__ = ["ResumePoints"]
+__all__ = ["ResumePoints", "has_groups"]
 
 _Plan: TypeAlias = tuple[
     list[tuple[str, int, int, int, int]], int, list[tuple[int, int, list[int]]], tuple[int, int]
@@ -32,7 +32,8 @@ class ResumePoints:
 
     A point holds the windows and states that computing the next token needs. Points are at the end
     of prompts and of answers, where a repeat of a prompt goes on, and where a second prompt leaves
-    a known path.
+    a known path. A model with one group of full attention resumes after any block: points change
+    nothing there.
 
     Attributes:
         newest: how many points at ends are kept of a path; those where paths branch or a prompt
@@ -52,7 +53,7 @@ class ResumePoints:
         if self.every is not None:
             put(self, every=whole("every of resume points", self.every, 1, 2**63 - 1))
 
-    def _plan(self, model: ModelShape, tiers: tuple[Tier, ...], block_tokens: int) -> _Plan:
+    def _plan(self, model: ModelShape, tiers: tuple[Tier, ...], block_tokens: int) -> _Plan | None:
         """The groups as a manager takes them.
 
         Args:
@@ -63,17 +64,15 @@ class ResumePoints:
         Returns:
             Kind, window, sinks, bytes of a slot and layers of each group; bytes of a layer of the
             first; of each tier the most blocks of the first group, the bytes, and those that a
-            slot of each group takes there; newest and blocks between points.
+            slot of each group takes there; newest and blocks between points. None where groups
+            are not kept apart, as `has_groups` says.
 
         Raises:
-            ConfigError: a model of one group, a tier that groups cannot share, a room that does not
-                say its bytes, or points within a block.
+            ConfigError: one group with windows or states, a tier that groups cannot share, a room
+                that does not say its bytes, or points within a block.
         """
-        if len(model.groups) < 2:  # noqa: PLR2004
-            raise ConfigError(
-                f"resume points are for models of several groups of layers, this one has "
-                f"{len(model.groups) or 1}"
-            )
+        if not has_groups(model, self):
+            return None
         kept = [tier for tier in tiers if tier.owner == "kvtrie" and tier.kind not in _KEPT]
         if kept:
             named = ", ".join(f"{tier.kind} of {tier.owner}" for tier in tiers)
@@ -100,3 +99,19 @@ class ResumePoints:
             ],
             (self.newest, every // block_tokens),
         )
+
+
+def has_groups(model: ModelShape, resume: ResumePoints | None) -> bool:
+    """Whether groups of layers are kept apart: with resume points, of a model with several.
+
+    Raises:
+        ConfigError: resume points for one group that is not of full attention.
+    """
+    if resume is None or len(model.groups) > 1:
+        return resume is not None
+    if model.groups and model.groups[0].kind != "full":
+        raise ConfigError(
+            f"resume points are for models with a group of full attention, this one has one group "
+            f"of kind {model.groups[0].kind!r}"
+        )
+    return False

@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 
 from kvtrie.errors import ConfigError
+from kvtrie.settings.resume import has_groups
 from kvtrie.tiers.agreement import check_tiers
 from kvtrie.tiers.block_format import BlockFormat, HasBlockFormat
 from kvtrie.tiers.conversion import agree
@@ -220,7 +221,7 @@ def open_pools(
         ranks: how many there are, as the manager has it.
         staging: blocks of host memory beyond the tier's budget, in which a `LayerwiseEngine` keeps
             what running passes compute; as many as one batch fills.
-        resume: as the manager has it; then the groups of the model's layers are kept apart.
+        resume: as the manager has it; then several groups of the model's layers are kept apart.
 
     Returns:
         One entry per tier, None if an engine owns the bytes, there are none, or they are elsewhere:
@@ -235,7 +236,7 @@ def open_pools(
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
-    apart = resume is not None
+    apart = has_groups(model, resume)
     above = check_tiers(model, tiers, block_tokens, ranks=ranks, staging=staging, apart=apart)
 
     def open_tier(at: int, tier: Tier) -> TierBytes | None:

@@ -57,7 +57,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
             given.block_tokens, given.token_weight
         )));
     }
-    let resume = given.resume.map(|resume| groups(resume, given)).transpose()?;
+    let resume = given.resume.map(|resume| groups(resume, given)).transpose()?.flatten();
     let blocks = |at: usize| resume.as_ref().map(|resume| resume.blocks[at]);
     let specs = given.tiers.iter().enumerate().map(|(at, tier)| spec(tier, given, blocks(at)));
     let mut tiers = specs.collect::<PyResult<Vec<_>>>()?;
@@ -124,12 +124,14 @@ pub(crate) fn page_bytes(slots: Vec<u64>) -> PyResult<u64> {
     kvtrie_core::group::page_bytes(&slots).map_err(raise)
 }
 
-/// The groups of the model, of which each keeps what resume points need.
-fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Resume> {
+/// The groups of the model, of which each keeps what resume points need; `None` where there is one.
+fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Option<Resume>> {
     instance(resume, "resume", "kvtrie.settings.resume", "ResumePoints")?;
     let tiers = PyTuple::new(resume.py(), given.tiers)?;
     let plan = resume.call_method1("_plan", (given.model, tiers, given.real_tokens()?))?;
-    let (rows, layer_bytes, rooms, points): Plan = plan.extract()?;
+    let Some((rows, layer_bytes, rooms, points)) = plan.extract::<Option<Plan>>()? else {
+        return Ok(None);
+    };
     let layers = rows.first().map_or(1, |row| row.4);
     let group = |(kind, window, sinks, slot_bytes, layers): GroupRow| {
         let kinds = [
@@ -144,7 +146,7 @@ fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Resume> 
     let blocks = rooms.iter().map(|room| room.0).collect();
     let (bytes, slots) = rooms.into_iter().map(|(_, bytes, slots)| (bytes, slots)).unzip();
     let groups = Groups { groups, bytes, slots, newest: points.0, every: points.1 };
-    Ok(Resume { groups, layers, layer_bytes, blocks })
+    Ok(Some(Resume { groups, layers, layer_bytes, blocks }))
 }
 
 /// The tiers of an argument, unconverted.
