@@ -316,7 +316,7 @@ impl Manager {
                 break;
             }
             self.marked.pop_first();
-            self.settle_mark(tier, block);
+            self.arrive_marked(tier, block);
         }
         if self.marked.len() < marked {
             // Loads may have waited for what is there now.

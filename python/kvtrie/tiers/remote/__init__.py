@@ -2,6 +2,14 @@
 
 `Tier("remote", blocks=…, path=URL)` with a URL of `folder:` opens one; see
 `docs/remote.md`. kvtrie names and verifies the blocks; the store only keeps bytes.
+
+```text
+storage --> client, keyed --> values, beliefs, search        blocks: names, headers, what is there
+   |           +--> guarded --> breaker, counts              a store that fails or hangs
+   +--> form   +--> open --> folder, redis, object, mooncake, each over protocol and url
+redis --> redis_nodes --> resp      object --> bucket      check: for `kvtrie remote check`
+```
+
 Invariant: a block is returned as it was written, or it is a miss with a counted reason.
 """
 

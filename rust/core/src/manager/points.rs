@@ -33,7 +33,7 @@ use crate::tier::ResidencyState;
 use named::NamedBorders;
 
 /// Priority of blocks that serve no resume point.
-const USELESS: Priority = 0;
+const NO_RESUME: Priority = 0;
 
 /// How long a resume point stays while newer ones are made on its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -300,7 +300,7 @@ impl Manager {
     /// The band of a block on a tier, by whether it serves a resume.
     pub(super) fn point_band(&self, tier: TierId, block: BlockId, band: Band) -> Band {
         let serves = self.serves_points(tier, block);
-        Band { priority: if serves { band.priority } else { USELESS }, ..band }
+        Band { priority: if serves { band.priority } else { NO_RESUME }, ..band }
     }
 
     /// Worth of a resume point on a tier, if one is after the block: the cost of computing from the point before

@@ -94,12 +94,12 @@ pub(crate) struct Wanted<'a> {
     pub(crate) slots: &'a [u64],
 }
 
-/// What the victims of a tier have to leave there.
+/// Room that the victims of a tier leave there.
 #[derive(Clone, Copy)]
 enum Goal<'a> {
-    /// So many slots of the first group that can be taken.
+    /// This number of slots of the first group that can be taken.
     Slots(u64),
-    /// Pages for so many slots of each group, beyond those that the set takes.
+    /// Pages for these numbers of slots of each group, beyond those that the set takes.
     Pages(&'a [u64]),
 }
 
@@ -389,7 +389,7 @@ impl Manager {
         fits
     }
 
-    /// Adds victims until so many slots of the first group leave a tier.
+    /// Adds victims until this number of slots of the first group leaves a tier.
     pub(crate) fn slots_leave(
         &mut self,
         set: &mut EvictionSet,

@@ -53,7 +53,7 @@ impl Manager {
             for &(from, block) in holds.iter().filter(|&&(from, _)| from.tier > tier) {
                 self.copy_part(self.whole(MoveKind::Load, NO_LEASE, block), from, tier, now);
             }
-            self.settle_fetched(path, tier);
+            self.raise_fetched_point(path, tier);
         }
         for (from, block) in holds {
             self.blocks.unhold(from, [block]);
@@ -61,7 +61,7 @@ impl Manager {
     }
 
     /// Puts the point at the end of a path, if there is one, on a tier that has all that it needs.
-    fn settle_fetched(&mut self, path: &[BlockId], tier: TierId) {
+    fn raise_fetched_point(&mut self, path: &[BlockId], tier: TierId) {
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         if let Some(&last) = path.last()
             && self.has_point(last)

@@ -272,7 +272,7 @@ impl Manager {
         }
         if let Some(block) = block {
             for place in [known.source(), known.target()] {
-                self.settle_if_over(place, block, now);
+                self.arrive_if_over(place, block, now);
             }
             // The move may have kept a block in the trie that nothing needs any more.
             let parent = self.trie().parent(block);
@@ -283,20 +283,20 @@ impl Manager {
         }
     }
 
-    /// Settles an arrival that no move brings any more. A failed one waits until no move reads the
+    /// Ends an arrival that no move brings any more. A failed one waits until no move reads the
     /// layers that had landed.
-    fn settle_if_over(&mut self, place: Place, block: BlockId, now: Nanos) {
+    fn arrive_if_over(&mut self, place: Place, block: BlockId, now: Nanos) {
         let busy = self.residency(place, block).busy;
         let Some(arrival) = self.arrival(place, block) else { return };
         // All groups of a block are marked with the first.
         let marked = place.group == 0 && self.marked.contains(&(arrival.ready, place.tier, block));
         if arrival.moves.is_empty() && !marked && (!arrival.failed || busy == 0) {
-            self.settle(place, block, now);
+            self.end_arrival(place, block, now);
         }
     }
 
     /// Ends an arrival: every layer has landed or failed.
-    pub(crate) fn settle(&mut self, place: impl Into<Place>, block: BlockId, now: Nanos) {
+    pub(crate) fn end_arrival(&mut self, place: impl Into<Place>, block: BlockId, now: Nanos) {
         let place = place.into();
         let tier = place.tier;
         let arrival = self.blocks.take_arrival(place, block).expect("arriving");

@@ -12,7 +12,7 @@ use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 use crate::manager::settings::DropOrder;
 
-/// What a store to the tier below needs and brings.
+/// Slots that a store to the tier below needs, and layers that it brings.
 struct StoreBelow {
     slots: u64,
     /// The layers that the tier has then.
@@ -106,7 +106,7 @@ impl Manager {
         self.settings.drop_order == DropOrder::Seed || left.is_some_and(Layers::is_empty)
     }
 
-    /// What a victim needs to be written one tier down, if it may be.
+    /// The store that writes a victim one tier down, if it may be written.
     fn store_below(
         &mut self,
         set: &mut EvictionSet,

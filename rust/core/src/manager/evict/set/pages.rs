@@ -15,7 +15,7 @@ use crate::manager::evict::set::EvictionSet;
 use crate::residency::{Arena, ReleasedAt};
 use crate::tier::ResidencyState;
 
-/// What a set leaves and takes of a tier's pages.
+/// Slots and pages of a tier that a set leaves and takes.
 #[derive(Debug, Default)]
 pub(crate) struct PageView {
     /// Free slots of each group in pages that have live ones.
@@ -26,7 +26,7 @@ pub(crate) struct PageView {
     left: FxHashMap<(GroupId, u32), u16>,
     /// Slots of each group that are wanted.
     wanted: Vec<u64>,
-    /// Where the search for released residencies goes on.
+    /// Place in the list of released residencies at which the search goes on.
     next: ReleasedAt,
     /// Change of the holds on parts of blocks.
     holds: FxHashMap<Part, i32>,

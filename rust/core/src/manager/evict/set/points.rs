@@ -27,12 +27,12 @@ pub(super) struct PointVictim {
     before: Shifted,
 }
 
-/// What a copied point needs on the tier below.
+/// Parts that a copied point needs on the tier below.
 #[derive(Debug)]
 pub(crate) struct Copied {
-    /// What the tier has before the set is carried out.
+    /// Those that the tier has before the set is carried out.
     there: Vec<Part>,
-    /// What is stored there for this point; the rest is stored for others.
+    /// Those that are stored there for this point; the rest is stored for others.
     lacking: Vec<Part>,
 }
 
@@ -99,7 +99,7 @@ impl Manager {
         for part in &lacking {
             wanted[part.group] += 1;
         }
-        // What is there must not make room for the rest.
+        // Parts that are there must not make room for the rest.
         for &part in &there {
             self.change_holds(set, below, part, 1);
         }

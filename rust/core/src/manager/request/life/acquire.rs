@@ -137,7 +137,7 @@ impl Manager {
         // Sessions and hints look the lease up, so it must be in the table.
         self.track_session(id);
         self.use_path(id, 0, now);
-        self.settle_sessions();
+        self.trim_sessions();
         self.grant(id, 0, now);
         self.write_ahead(now);
     }

@@ -230,7 +230,7 @@ impl Manager {
             let left = self.offer_private(block, private, now, out);
             self.lease_mut(id).path.change(at, |step| step.private = left);
         }
-        self.settle_holes(id);
+        self.place_computed(id);
     }
 
     /// Offers a private slot to the trie as the block's residency. Returns a slot that stays with
@@ -301,7 +301,7 @@ impl Manager {
         }
         self.meter.requested.inserted += (path.len() - known) as u64;
         self.lease_mut(id).path.extend(&path);
-        let settled = self.settle_open(&path[known..], open.get(known..).unwrap_or_default(), now);
+        let settled = self.place_open(&path[known..], open.get(known..).unwrap_or_default(), now);
         // Known blocks, and slots that did not become a residency at once.
         for at in (0..known).chain(known + settled..path.len()) {
             // An engine may commit more than it has named slots for.
@@ -315,13 +315,13 @@ impl Manager {
             self.lease_mut(id).path.change(end + at, |step| step.private = left);
         }
         self.use_path(id, end, since);
-        self.settle_windows(id);
+        self.place_committed(id);
         self.grant(id, end, now);
     }
 
     /// Makes open slots the residencies of new blocks, which are pinned and so have no entry to
     /// refresh. Stops at the first private slot; returns how many were before it.
-    fn settle_open(&mut self, blocks: &[BlockId], open: &[OpenSlot], now: Nanos) -> usize {
+    fn place_open(&mut self, blocks: &[BlockId], open: &[OpenSlot], now: Nanos) -> usize {
         let settled = self.blocks.put_in(blocks, open.iter().map_while(|open| open.plain()));
         self.on_resident(0, &blocks[..settled]);
         if self.writes_through(0) {

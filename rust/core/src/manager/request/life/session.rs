@@ -396,7 +396,7 @@ impl Manager {
     }
 
     /// Removes sessions that are too many at their tips.
-    pub(crate) fn settle_sessions(&mut self) {
+    pub(crate) fn trim_sessions(&mut self) {
         while let Some(id) = self.sessions.surplus() {
             self.end_session(id);
         }

@@ -93,7 +93,7 @@ impl Manager {
     }
 
     /// Makes the end of a mark, for which there is room, a resume point on a tier.
-    pub(in crate::manager::request) fn settle_marked_end(
+    pub(in crate::manager::request) fn add_marked_point(
         &mut self,
         tier: TierId,
         path: &[BlockId],

@@ -199,7 +199,7 @@ impl Manager {
             self.complete_copy(block, mark, now);
         }
         self.place_new(mark.tier, new, known.last().copied());
-        self.settle_marked_end(mark.tier, &path, &end);
+        self.add_marked_point(mark.tier, &path, &end);
         self.refresh_path(&path[pinned..]);
         self.unpin(&path[..pinned], Some(now));
         Ok(self.trie().handles(&path))
@@ -279,11 +279,11 @@ impl Manager {
     }
 
     /// Ends the arrival of a marked copy that is due.
-    pub(crate) fn settle_mark(&mut self, tier: TierId, block: BlockId) {
+    pub(crate) fn arrive_marked(&mut self, tier: TierId, block: BlockId) {
         // Moves may have taken the arrival over: then they end it.
         let marked = self.arrival(tier, block).is_some_and(|a| a.moves.is_empty());
         if marked {
-            self.settle(tier, block, self.clock.last());
+            self.end_arrival(tier, block, self.clock.last());
         }
     }
 }

@@ -126,7 +126,7 @@ impl Manager {
 
     /// Stores the resume points of the borders that a lease has committed, and lets go of what no
     /// later token attends to.
-    pub(crate) fn settle_bound(&mut self, windows: &mut Windows, path: &[BlockId]) {
+    pub(crate) fn store_committed(&mut self, windows: &mut Windows, path: &[BlockId]) {
         let (end, now) = (path_border(path), self.clock.last());
         let reached = windows.borders.partition_point(|&(border, _)| border <= end);
         for (border, stay) in windows.borders.drain(..reached).collect::<Vec<_>>() {

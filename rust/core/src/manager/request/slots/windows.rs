@@ -187,7 +187,7 @@ impl Manager {
 
     /// Gives the blocks that a request has computed within its match their slots, and lets go of what
     /// only they needed.
-    pub(crate) fn settle_holes(&mut self, id: LeaseId) {
+    pub(crate) fn place_computed(&mut self, id: LeaseId) {
         if self.tiers.engine_owned() {
             return;
         }
@@ -198,7 +198,7 @@ impl Manager {
         for group in self.other_groups() {
             let places = windows.open[group].iter().map(|(place, _)| place);
             let places: Vec<u32> = places.take_while(|&place| place < end).collect();
-            self.settle_group(group, &mut windows, &path, places, end, room);
+            self.place_in_group(group, &mut windows, &path, places, end, room);
             windows.held[group].sort_unstable();
             self.slide(group, &mut windows, &path, end);
         }
@@ -303,20 +303,20 @@ impl Manager {
 
     /// Gives the blocks that a lease has committed their slots, makes its borders resume points, and
     /// releases what no later token attends to.
-    pub(crate) fn settle_windows(&mut self, id: LeaseId) {
+    pub(crate) fn place_committed(&mut self, id: LeaseId) {
         let lease = self.lease_mut(id);
         let Some(mut windows) = lease.windows.take() else { return };
         let path = lease.path.blocks().to_vec();
         let (end, room) = (path_border(&path), path_room(lease));
         if self.tiers.engine_owned() {
-            self.settle_bound(&mut windows, &path);
+            self.store_committed(&mut windows, &path);
             self.lease_mut(id).windows = Some(windows);
             self.carry_out();
             return;
         }
         let new = windows.done..end;
         for group in self.other_groups() {
-            self.settle_group(group, &mut windows, &path, new.clone(), end, room);
+            self.place_in_group(group, &mut windows, &path, new.clone(), end, room);
         }
         let reached = windows.borders.partition_point(|&(border, _)| border <= end);
         for (border, stay) in windows.borders.drain(..reached) {
@@ -331,7 +331,7 @@ impl Manager {
 
     /// The same for one group: a slot for each new block that a border or the end needs, and for
     /// others as long as room is free.
-    fn settle_group(
+    fn place_in_group(
         &mut self,
         number: GroupId,
         windows: &mut Windows,
