@@ -30,12 +30,11 @@ mod settings;
 mod slots;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
 use crate::arrival::Arrival;
-use crate::block::{BlockId, GroupId, Handle, Layers, LeaseId, Place, Slot, Structure, TierId};
+use crate::block::{BlockId, Handle, Layers, LeaseId, Place, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::lane::Lanes;
 use crate::memory;
@@ -334,11 +333,6 @@ impl Manager {
         Layers::new(0, self.settings.layers)
     }
 
-    /// The layers of a group.
-    fn group_layers(&self, group: GroupId) -> Layers {
-        Layers::new(0, self.points.groups[group].layers)
-    }
-
     fn structure(&self, block: BlockId) -> Structure {
         self.scopes.get(self.node(block).scope).structure
     }
@@ -371,11 +365,6 @@ impl Manager {
 
     fn arrival_mut(&mut self, place: impl Into<Place>, block: BlockId) -> Option<&mut Arrival> {
         self.blocks.arrival_mut(place, block)
-    }
-
-    /// The groups of layers after the first; none of most models.
-    fn other_groups(&self) -> Range<GroupId> {
-        1..self.points.groups.len()
     }
 
     /// The values that a block shares with its neighbours in a run.

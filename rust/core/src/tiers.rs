@@ -5,12 +5,12 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::block::{BlockId, Departure, TierId};
-use crate::error::Result;
+use crate::block::{BlockId, Departure, Layers, TierId};
+use crate::error::{Error, Result};
 use crate::eviction::EvictionIndex;
 use crate::hint::Band;
 use crate::lane::{LaneId, Lanes};
-use crate::policy::{self, Entry};
+use crate::policy::{self, Entry, Needs};
 use crate::tier::{Owner, TierSpec, Write};
 
 /// Tier with its index and lanes.
@@ -67,6 +67,37 @@ impl Tiers {
     /// Whether a tier writes its victims back to the tier below.
     pub(crate) fn writes(&self, tier: TierId) -> bool {
         tier < self.last() && self.0[tier].spec.write != Write::Never
+    }
+
+    /// Whether blocks that become resident on a tier are copied down at once.
+    pub(crate) fn writes_through(&self, tier: TierId) -> bool {
+        self.writes(tier) && self.0[tier].spec.write == Write::Through
+    }
+
+    /// Whether each slot of the first tier is assigned to a block before its bytes are written.
+    pub(crate) fn writes_bytes(&self) -> bool {
+        self.0[0].spec.owner == Owner::Kvtrie
+    }
+
+    /// Whether a policy of a tier reads a fact.
+    pub(crate) fn need(&self, fact: Needs) -> bool {
+        self.0.iter().any(|tier| tier.eviction.needs(fact))
+    }
+
+    /// Slots that layers of a block take on a tier.
+    pub(crate) fn units(&self, tier: TierId, layers: Layers) -> u64 {
+        if self.0[tier].spec.layer_slots { u64::from(layers.len()) } else { 1 }
+    }
+
+    /// Fails if there is no such tier.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub(crate) fn check(&self, tier: TierId) -> Result<()> {
+        if tier < self.0.len() {
+            return Ok(());
+        }
+        Err(Error::config(format!("there is no tier {tier}, only {}", self.0.len())))
     }
 
     /// How victims leave a tier.

@@ -163,7 +163,7 @@ impl Manager {
             }
             Hint::Demote { target, tier } => {
                 self.check_target(target)?;
-                self.check_tier_index(*tier)?;
+                self.tiers.check(*tier)?;
                 self.check_way(*tier, *tier == 0, "above")
             }
             Hint::ResumeAt { target, borders } => self.check_borders(target, borders),
@@ -186,14 +186,6 @@ impl Manager {
             return Err(Error::config(format!(
                 "nothing can be moved to tier '{name}': there is no tier {side} it"
             )));
-        }
-        Ok(())
-    }
-
-    fn check_tier_index(&self, tier: TierId) -> Result<()> {
-        let count = self.tiers.len();
-        if tier >= count {
-            return Err(Error::config(format!("there is no tier {tier}, only {count}")));
         }
         Ok(())
     }

@@ -150,7 +150,7 @@ impl Manager {
             Structure::Holes => depth,
         };
         // Of most blocks such a policy needs the last use alone, of a resume point its worth too.
-        let priced = !self.prices.is_empty() || self.has_point_on(tier, block);
+        let priced = !self.prices.is_empty() || self.points.has_on(tier, block);
         if index.order_kind() == Order::Ends && !priced {
             let last_use = self.feed.last_use(block, depth, &self.settings);
             if let Some(entry) = index.of_use(block, tie, &last_use) {
@@ -176,7 +176,7 @@ impl Manager {
                     .trie()
                     .children(block)
                     .any(|child| self.residency(tier, child).state != ResidencyState::Absent)
-                || self.has_point_on(tier, block))
+                || self.points.has_on(tier, block))
     }
 
     /// Prefetches the CPU cache lines of a block's residencies on all tiers.

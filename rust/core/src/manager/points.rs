@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockId, GroupId, Part, Place, Structure, TierId};
+use crate::block::{BlockId, GroupId, Layers, Part, Place, Structure, TierId};
 use crate::group::{Group, GroupKind, Places, longest, longest_over_holes};
 use crate::hint::{Band, Priority};
 use crate::manager::Manager;
@@ -244,6 +244,58 @@ impl Points {
         self.get_mut(block).expect("a point").tiers = before.tiers;
     }
 
+    /// Whether a resume point after a block is on a tier.
+    pub(super) fn has_on(&self, tier: TierId, block: BlockId) -> bool {
+        self.get(block).is_some_and(|point| point.tiers >> tier & 1 == 1)
+    }
+
+    /// Whether a resume point after one of these blocks is on a tier.
+    pub(super) fn among(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
+        !self.is_empty() && self.within(blocks).any(|(_, point)| point.tiers >> tier & 1 == 1)
+    }
+
+    /// The blocks of a run that have a resume point.
+    pub(super) fn of_run(&self, run: Range<BlockId>) -> SmallVec<[BlockId; 4]> {
+        self.within(run).map(|(block, _)| block).collect()
+    }
+
+    /// What a resume at a border of a path needs of the groups after the first.
+    pub(super) fn needs(&self, path: &[BlockId], border: u32) -> Vec<Part> {
+        let points = self;
+        let of = |(number, group): (GroupId, &Group)| {
+            let needed = group.needed(border, points.block_tokens).iter();
+            let part = |place: u32| Part { group: number, block: path[place as usize] };
+            needed.map(part).collect::<Vec<_>>()
+        };
+        points.others().flat_map(of).collect()
+    }
+
+    /// Places on a request's path that its passes need of each group, from a tier or, in `holes`, from
+    /// the request itself: what the first token of each hole attends to, and what a resume at the end of
+    /// the path needs; of the first group none.
+    pub(super) fn needed_over(&self, holes: &[u32], path: &[BlockId]) -> Vec<Places> {
+        let points = self;
+        let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
+        let begins = |&&at: &&u32| {
+            at.checked_sub(1).is_none_or(|before| holes.binary_search(&before).is_err())
+        };
+        let needed = |(_, group): (GroupId, &Group)| {
+            let starts = holes.iter().filter(begins).copied();
+            group.needed_at(starts.chain([border]), points.block_tokens, 0..border)
+        };
+        std::iter::once(Places::default()).chain(points.others().map(needed)).collect()
+    }
+
+    /// The layers of a group.
+    pub(super) fn layers(&self, group: GroupId) -> Layers {
+        Layers::new(0, self.groups[group].layers)
+    }
+
+    /// Numbers of the groups after the first; none of most models.
+    pub(super) fn other_numbers(&self) -> Range<GroupId> {
+        1..self.groups.len()
+    }
+
     /// Bytes that a resume at a border needs of the groups after the first.
     fn bytes(&self, border: u32) -> u64 {
         let slots = |group: &Group| group.needed(border, self.block_tokens).iter().count() as u64;
@@ -252,27 +304,11 @@ impl Points {
 }
 
 impl Manager {
-    /// Whether a resume point is after a block.
-    pub(super) fn has_point(&self, block: BlockId) -> bool {
-        self.points.has(block)
-    }
-
-    /// Whether a resume point after a block is on a tier.
-    pub(super) fn has_point_on(&self, tier: TierId, block: BlockId) -> bool {
-        self.points.get(block).is_some_and(|point| point.tiers >> tier & 1 == 1)
-    }
-
-    /// Whether a resume point after one of these blocks is on a tier.
-    pub(super) fn points_among(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
-        !self.points.is_empty()
-            && self.points.within(blocks).any(|(_, point)| point.tiers >> tier & 1 == 1)
-    }
-
     /// Whether a block at the end of a path on a tier serves a resume: at a point after it, or on the
     /// way to one on a tier below.
     #[inline]
     pub(super) fn serves_points(&self, tier: TierId, block: BlockId) -> bool {
-        !self.points.several() || self.has_point(block) || self.child_below(tier, block)
+        !self.points.several() || self.points.has(block) || self.child_below(tier, block)
     }
 
     /// Whether a tier below has a block that follows this one.
@@ -282,16 +318,11 @@ impl Manager {
         self.trie().children(block).any(below)
     }
 
-    /// The blocks of a run that have a resume point.
-    pub(super) fn points_in(&self, run: Range<BlockId>) -> SmallVec<[BlockId; 4]> {
-        self.points.within(run).map(|(block, _)| block).collect()
-    }
-
     /// Brings the entries of the blocks of a run that have a resume point in line.
     pub(super) fn refresh_points(&mut self, tier: TierId, run: Range<BlockId>) {
         // Most models have none.
         if !self.points.is_empty() {
-            for block in self.points_in(run) {
+            for block in self.points.of_run(run) {
                 self.refresh_on(tier, block);
             }
         }
@@ -364,22 +395,6 @@ impl Manager {
         }
     }
 
-    /// Places on a request's path that its passes need of each group, from a tier or, in `holes`, from
-    /// the request itself: what the first token of each hole attends to, and what a resume at the end of
-    /// the path needs; of the first group none.
-    pub(super) fn needed_over(&self, holes: &[u32], path: &[BlockId]) -> Vec<Places> {
-        let points = &self.points;
-        let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
-        let begins = |&&at: &&u32| {
-            at.checked_sub(1).is_none_or(|before| holes.binary_search(&before).is_err())
-        };
-        let needed = |(_, group): (GroupId, &Group)| {
-            let starts = holes.iter().filter(begins).copied();
-            group.needed_at(starts.chain([border]), points.block_tokens, 0..border)
-        };
-        std::iter::once(Places::default()).chain(points.others().map(needed)).collect()
-    }
-
     /// The longest border of a path without holes at which the first `tiers` tiers have what a resume
     /// needs of the groups after the first.
     pub(super) fn longest_border(&self, path: &[BlockId], tiers: usize) -> u32 {
@@ -423,17 +438,6 @@ impl Manager {
         })
     }
 
-    /// What a resume at a border of a path needs of the groups after the first.
-    pub(super) fn needs(&self, path: &[BlockId], border: u32) -> Vec<Part> {
-        let points = &self.points;
-        let of = |(number, group): (GroupId, &Group)| {
-            let needed = group.needed(border, points.block_tokens).iter();
-            let part = |place: u32| Part { group: number, block: path[place as usize] };
-            needed.map(part).collect::<Vec<_>>()
-        };
-        points.others().flat_map(of).collect()
-    }
-
     /// Holds what the point at a border of a path needs on a tier, which has it or expects it.
     pub(super) fn hold_point(&mut self, tier: TierId, path: &[BlockId], border: u32) {
         let points = &self.points;
@@ -453,7 +457,7 @@ impl Manager {
         let mut open: Vec<BlockId> = self.trie().children(block).collect();
         let mut found = SmallVec::new();
         while let Some(next) = open.pop() {
-            if self.has_point(next) {
+            if self.points.has(next) {
                 found.push(next);
             } else {
                 open.extend(self.trie().children(next));
@@ -529,7 +533,7 @@ impl Manager {
         let points = &self.points;
         let on = points.all().filter(|(_, point)| point.tiers >> tier & 1 == 1);
         let concerned = on.filter(|&(end, point)| {
-            self.needs(&self.path_to(Some(end)), point.border).contains(&part)
+            self.points.needs(&self.path_to(Some(end)), point.border).contains(&part)
         });
         for end in concerned.map(|(end, _)| end).collect::<Vec<_>>() {
             self.drop_point_on(tier, end);

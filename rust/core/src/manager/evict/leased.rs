@@ -122,7 +122,7 @@ impl Manager {
             .private_slots
             .iter()
             .filter(|(_, private)| private.tier == tier && private.refs > 0)
-            .map(|(_, private)| self.units(tier, private.layers))
+            .map(|(_, private)| self.tiers.units(tier, private.layers))
             .sum();
         let (mut blocks, mut plain) = (BTreeSet::new(), 0);
         for lease in self.leases.values() {
@@ -133,9 +133,9 @@ impl Manager {
             .into_iter()
             .map(|block| self.expected(tier, block))
             .filter(|layers| !layers.is_empty())
-            .map(|layers| self.units(tier, layers))
+            .map(|layers| self.tiers.units(tier, layers))
             .sum();
-        private + plain * self.units(tier, self.all_layers()) + shared
+        private + plain * self.tiers.units(tier, self.all_layers()) + shared
     }
 
     /// Slots of all groups that leases and a match have on the first tier; spare ones are given back
@@ -176,9 +176,9 @@ impl Manager {
             if self.residency(0, block).state != ResidencyState::Absent {
                 leased.slots.insert(slot(0, block));
             }
-            if self.has_point_on(0, block) {
+            if self.points.has_on(0, block) {
                 let path = &path[..=at];
-                let needs = self.needs(path, path_border(path)).into_iter();
+                let needs = self.points.needs(path, path_border(path)).into_iter();
                 leased.slots.extend(needs.map(|Part { group, block }| slot(group, block)));
             }
         }

@@ -518,11 +518,6 @@ impl Manager {
         }
     }
 
-    /// The slots that `layers` of a block take on a tier.
-    pub(crate) fn units(&self, tier: TierId, layers: Layers) -> u64 {
-        if self.tiers[tier].spec.layer_slots { u64::from(layers.len()) } else { 1 }
-    }
-
     /// Keeps resident blocks of a run out of the set. Guarded ranges of a tier overlap only where
     /// one extends another.
     pub(crate) fn guard(&mut self, set: &mut EvictionSet, tier: TierId, blocks: Range<BlockId>) {
@@ -531,7 +526,7 @@ impl Manager {
         for block in self.edge(tier, blocks.clone(), self.departures(blocks.start)) {
             self.take_out(set, tier, block);
         }
-        for block in self.points_in(blocks) {
+        for block in self.points.of_run(blocks) {
             self.take_out(set, tier, block);
         }
     }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, Layers, Slot, Structure, TierId};
 use crate::private_slots::PrivateSlotId;
-use crate::tier::{ResidencyState, Write};
+use crate::tier::ResidencyState;
 use crate::time::{Nanos, Stamp};
 
 use crate::manager::Manager;
@@ -20,11 +20,6 @@ use crate::manager::moves::batch::TransferBatch;
 use crate::transfer::{End, Endpoint, MoveKind};
 
 impl Manager {
-    /// Whether blocks that become resident on a tier are copied down at once.
-    pub(crate) fn writes_through(&self, tier: TierId) -> bool {
-        self.tiers.writes(tier) && self.tiers[tier].spec.write == Write::Through
-    }
-
     /// Copies a block down once it is resident on a tier that writes through.
     pub(crate) fn write_through(
         &mut self,
@@ -33,7 +28,7 @@ impl Manager {
         source: Option<PrivateSlotId>,
         now: Nanos,
     ) {
-        if self.writes_through(tier)
+        if self.tiers.writes_through(tier)
             && (!self.writes_points() || tier > 0 && self.serves_points(tier, block))
         {
             self.write_down(tier, block, source, Stamp::MAX, now);
@@ -49,7 +44,7 @@ impl Manager {
     /// The same for consecutive blocks of a run.
     pub(crate) fn write_run(&mut self, tier: TierId, blocks: Range<BlockId>, now: Nanos) {
         // Block by block where some are below already, refused, or not idle.
-        if !self.writes_through(tier)
+        if !self.tiers.writes_through(tier)
             || self.writes_points()
             || self.write_batch(tier, &blocks, now)
         {
@@ -139,8 +134,11 @@ impl Manager {
         self.guard(&mut set, below, block..block + 1);
         let fresh = self.expected(below, block).is_empty();
         // A slot that holds part of the block has room for the rest.
-        let units =
-            if fresh || self.tiers[below].spec.layer_slots { self.units(below, dirty) } else { 0 };
+        let units = if fresh || self.tiers[below].spec.layer_slots {
+            self.tiers.units(below, dirty)
+        } else {
+            0
+        };
         let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut set, host));
         let fits = passes && self.room(&mut set, below, &[units], now);
         // A clean victim above the last tier costs nothing: its bytes are below.

@@ -133,7 +133,7 @@ impl Manager {
             return false;
         };
         self.add_point_on(tier, path, blocks, Stay::Always);
-        self.has_point(block)
+        self.points.has(block)
     }
 
     fn name_border(&mut self, scope: BlockKey, key: BlockKey) -> bool {

@@ -117,7 +117,7 @@ impl Manager {
         if self.crowded(0) {
             return Fetched::No(HintCode::Crowded, "a quarter of the tier is in flight already");
         }
-        let units = self.units(0, miss.lacks);
+        let units = self.tiers.units(0, miss.lacks);
         let Ok(mut transit) = self.open_transit(&missing, units, now) else {
             return Fetched::No(HintCode::NoRoom, "there is no room");
         };
@@ -162,7 +162,7 @@ impl Manager {
         if self.crowded(tier) {
             return Fetched::No(HintCode::Crowded, "a quarter of the tier is in flight already");
         }
-        let units = self.units(tier, all);
+        let units = self.tiers.units(tier, all);
         let wanted = Wanted { tier, slots: &[units] };
         if self.make_room(&[wanted], &[(from, block..block + 1)], now).is_err() {
             return Fetched::No(HintCode::NoRoom, "there is no room");

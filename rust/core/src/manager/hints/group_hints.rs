@@ -21,7 +21,7 @@ impl Manager {
     pub(super) fn fetch_windows(&mut self, path: &[BlockId], tier: TierId, now: Nanos) {
         let path = &path[..self.longest_border(path, self.tiers.len()) as usize];
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
-        let needs = self.needs(path, border);
+        let needs = self.points.needs(path, border);
         let (lacking, there): (Vec<_>, Vec<_>) =
             needs.into_iter().partition(|&part| self.nearest(part) > tier);
         // Bytes that cannot be read, or a failed move that may still write them.
@@ -31,7 +31,7 @@ impl Manager {
         if !lacking.iter().all(free) {
             return;
         }
-        let groups = self.other_groups().end;
+        let groups = self.points.other_numbers().end;
         let mut slots = vec![0; groups];
         let mut holds: Vec<(Place, BlockId)> = Vec::new();
         for &part in lacking.iter().chain(&there) {
@@ -64,8 +64,8 @@ impl Manager {
     fn raise_fetched_point(&mut self, path: &[BlockId], tier: TierId) {
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         if let Some(&last) = path.last()
-            && self.has_point(last)
-            && !self.has_point_on(tier, last)
+            && self.points.has(last)
+            && !self.points.has_on(tier, last)
             && self.can_resume(tier, path, border)
         {
             self.hold_point(tier, path, border);
@@ -76,9 +76,9 @@ impl Manager {
     pub(super) fn lower_point(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
         let below = |manager: &Self| -> bool {
             let mut lower: Range<TierId> = tier + 1..manager.tiers.len();
-            lower.any(|lower| manager.has_point_on(lower, block))
+            lower.any(|lower| manager.points.has_on(lower, block))
         };
-        if self.has_point_on(tier, block) {
+        if self.points.has_on(tier, block) {
             if !below(self) {
                 return self.tiers.writes(tier) && self.copy_point_below(tier, block, true, now);
             }

@@ -147,7 +147,7 @@ impl Manager {
         self.end_block_events();
         for block in self.living().collect::<Vec<_>>() {
             for tier in 0..self.tiers.len() {
-                for group in 0..self.other_groups().end {
+                for group in 0..self.points.other_numbers().end {
                     let before = self.residency(Place::new(tier, group), block).usable();
                     let (group, after) = (u8::try_from(group).expect("few groups"), Layers::NONE);
                     self.name_change(Change { tier, block, group, before, after });

@@ -31,7 +31,7 @@ impl Manager {
         now: Nanos,
     ) -> MoveId {
         let CopyOrder { kind, lease, block, tokens } = order;
-        let layers = self.group_layers(dst.place.group);
+        let layers = self.points.layers(dst.place.group);
         let mut deps = MoveIds::new();
         // The engine has still to name its slot, and orders what it does there.
         if !matches!(dst.end, End::PrivateSlot(_)) {

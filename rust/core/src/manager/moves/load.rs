@@ -69,7 +69,7 @@ impl Manager {
             self.make_room(&[first], &stay, now)?;
             return Ok(Transit::default());
         };
-        let each = self.units(host, self.all_layers());
+        let each = self.tiers.units(host, self.all_layers());
         let mut count = passing.len();
         let many = [Wanted { tier: host, slots: &[each * count as u64] }, first];
         // One transit slot is enough: the loads then follow each other through it.

@@ -19,7 +19,7 @@ impl Manager {
     /// points below it still lack there follow those.
     pub(in crate::manager) fn flush_points(&mut self, tier: TierId, now: Nanos) {
         let there = |manager: &Self, block| {
-            (tier..manager.tiers.len()).any(|at| manager.has_point_on(at, block))
+            (tier..manager.tiers.len()).any(|at| manager.points.has_on(at, block))
         };
         let points = self.points.all().map(|(block, _)| block);
         let mut points: Vec<BlockId> = points.filter(|&block| there(self, block)).collect();
@@ -37,7 +37,7 @@ impl Manager {
     pub(in crate::manager) fn copy_point(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         self.copy_point_down(tier, block, now);
         for below in tier + 1..self.tiers.len() {
-            if !self.writes_through(below) || !self.has_point_on(below, block) {
+            if !self.tiers.writes_through(below) || !self.points.has_on(below, block) {
                 break;
             }
             self.copy_point_down(below, block, now);
@@ -54,7 +54,7 @@ impl Manager {
             return;
         }
         let stored = |manager: &Self| {
-            (below..manager.tiers.len()).any(|lower| manager.has_point_on(lower, block))
+            (below..manager.tiers.len()).any(|lower| manager.points.has_on(lower, block))
         };
         if !stored(self) {
             self.copy_point_below(tier, block, false, now);
@@ -94,7 +94,7 @@ impl Manager {
             self.blocks.unhold(Place::new(0, group), blocks_at(path, held));
             held.clear();
         }
-        for Part { group, block } in self.needs(&path[..border as usize], border) {
+        for Part { group, block } in self.points.needs(&path[..border as usize], border) {
             self.blocks.hold(Place::new(0, group), [block]);
             windows.held[group].push(self.trie().depth(block));
         }

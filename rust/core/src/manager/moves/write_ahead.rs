@@ -55,13 +55,13 @@ impl Manager {
         {
             self.tiers[tier].eviction.unlink(victim.id);
             seen.push(victim.id);
-            if !self.has_point_on(tier, victim.id) && self.serves_points(tier, victim.id) {
+            if !self.points.has_on(tier, victim.id) && self.serves_points(tier, victim.id) {
                 self.write_down(tier, victim.id, None, Stamp::MAX, now);
             }
             // Points before it on the path are exposed once it has left.
             let mut next = Some(victim.id);
             while let Some(block) = next.filter(|_| clean < short) {
-                if self.has_point_on(tier, block) && !self.point_below(tier, block) {
+                if self.points.has_on(tier, block) && !self.point_below(tier, block) {
                     self.copy_point(tier, block, now);
                 }
                 clean += self.clean_pages(tier, block);
@@ -88,7 +88,7 @@ impl Manager {
 
     /// Whether a tier below has the point after a block.
     fn point_below(&self, tier: TierId, block: BlockId) -> bool {
-        (tier + 1..self.tiers.len()).any(|below| self.has_point_on(below, block))
+        (tier + 1..self.tiers.len()).any(|below| self.points.has_on(below, block))
     }
 
     fn point_before(&self, block: BlockId) -> Option<BlockId> {

@@ -39,7 +39,7 @@ impl Manager {
             if !self.can_resume(tier, &path, point.border) {
                 broken.push(format!("nothing resumes on tier {tier} after block {block}"));
             }
-            for held in self.needs(&path, point.border) {
+            for held in self.points.needs(&path, point.border) {
                 *holds.entry(held).or_default() += 1;
             }
         }

@@ -23,7 +23,7 @@ impl Manager {
     /// Decides how one block leaves, and adds it if it can.
     pub(super) fn decide(&mut self, set: &mut EvictionSet, tier: TierId, entry: Entry, now: Nanos) {
         let block = entry.id;
-        if self.has_point_on(tier, block) {
+        if self.points.has_on(tier, block) {
             let worth = self.worth_copying(set, tier, block);
             let copied = if worth { self.can_copy(set, tier, block, now) } else { None };
             self.add_point_victim(set, tier, block, copied, true);
@@ -147,7 +147,7 @@ impl Manager {
         }
         // A slot that holds part of the block has room for the rest.
         let one_slot = !self.tiers[below].spec.layer_slots;
-        let slots = if one_slot && !there.is_empty() { 0 } else { self.units(below, dirty) };
+        let slots = if one_slot && !there.is_empty() { 0 } else { self.tiers.units(below, dirty) };
         Some(StoreBelow { slots, joined })
     }
 
@@ -275,7 +275,7 @@ impl Manager {
             && !set.guards(tier, parent..parent + 1)
             && !set.moving.contains(&parent)
             // A point that the set brings stays.
-            && !(set.coming.contains(&parent) && self.has_point_on(tier, parent))
+            && !(set.coming.contains(&parent) && self.points.has_on(tier, parent))
             // A child kept it from leaving with its tail.
             && !set.taken.contains_key(&(tier, parent))
             && !set.added.contains_key(&(tier, parent));

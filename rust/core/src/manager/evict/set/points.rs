@@ -44,7 +44,7 @@ impl Manager {
             && self.node(block).uses >= self.tiers[tier].spec.admit_after
             && self.refused.may_write(block, tier + 1);
         // A point that is on another tier too is not lost; one above is stored when it leaves there.
-        worth && !(0..self.tiers.len()).any(|at| at != tier && self.has_point_on(at, block))
+        worth && !(0..self.tiers.len()).any(|at| at != tier && self.points.has_on(at, block))
     }
 
     /// Takes a resume point from a tier, and to the one below if it is worth a store there.
@@ -86,7 +86,7 @@ impl Manager {
         let below = tier + 1;
         let path = self.path_to(Some(block));
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
-        let needs = self.needs(&path, border).into_iter();
+        let needs = self.points.needs(&path, border).into_iter();
         let (there, lacking): (Vec<_>, Vec<_>) =
             needs.partition(|&part| self.part_in(set, below, part));
         // Without a copy of its last block a point ends.
@@ -95,7 +95,7 @@ impl Manager {
         {
             return None;
         }
-        let mut wanted = vec![0; self.other_groups().end];
+        let mut wanted = vec![0; self.points.other_numbers().end];
         for part in &lacking {
             wanted[part.group] += 1;
         }
@@ -135,7 +135,7 @@ impl Manager {
     ) {
         let path = self.path_to(Some(block));
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
-        let needs = self.needs(&path, border);
+        let needs = self.points.needs(&path, border);
         let to = copied.is_some().then_some(tier + 1);
         let before = self.points.shift(block, leaves.then_some(tier), to);
         if leaves {

@@ -78,7 +78,7 @@ impl Manager {
     fn tail_fate(&self, set: &EvictionSet, tier: TierId, last: BlockId) -> Option<Fate> {
         let run = self.trie().run(last);
         let plain = set.preview.is_none()
-            && !self.has_point_on(tier, last)
+            && !self.points.has_on(tier, last)
             && set.added.is_empty()
             && !set.guards(tier, run.start..last + 1)
             && set.moving.is_empty()
@@ -108,7 +108,7 @@ impl Manager {
         fate: Fate,
     ) -> bool {
         self.blocks.table(tier).all_idle(blocks.clone())
-            && !self.points_among(tier, blocks.clone())
+            && !self.points.among(tier, blocks.clone())
             && self.fate(set, tier, blocks) == Some(fate)
     }
 

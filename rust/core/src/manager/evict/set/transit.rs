@@ -29,7 +29,7 @@ impl Manager {
 
     /// Takes a transit slot for a block out of the spare ones.
     pub(crate) fn pass(&self, set: &mut EvictionSet, host: TierId) -> bool {
-        let units = self.units(host, self.all_layers());
+        let units = self.tiers.units(host, self.all_layers());
         // In a preview of host no victim leaves: only the slots that are spare in fact count.
         let spare = match set.preview {
             Some((tier, spare)) if tier == host => spare,
@@ -54,6 +54,6 @@ impl Manager {
             return 0;
         }
         let blocks = u64::from(self.tiers[tier].spec.blocks);
-        self.units(tier, self.all_layers()) * (blocks / 16).max(1)
+        self.tiers.units(tier, self.all_layers()) * (blocks / 16).max(1)
     }
 }

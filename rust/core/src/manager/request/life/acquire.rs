@@ -7,6 +7,7 @@
 use crate::arrival::MoveIds;
 use crate::block::{BlockId, LeaseId, MoveId, Structure, Token};
 use crate::error::{Error, Result};
+use crate::policy::Needs;
 use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
 use crate::trie::Query;
@@ -95,7 +96,8 @@ impl Manager {
         taken: Taken,
         now: Nanos,
     ) {
-        let session = self.sessions.open(scope_id, ask.session, self.sessions_rank(), id);
+        let session =
+            self.sessions.open(scope_id, ask.session, self.tiers.need(Needs::SESSION_BLOCKS), id);
         if let (Some(session), Some(blocks)) = (session, ask.session_blocks) {
             self.sessions.expect_blocks(session, blocks);
         }
@@ -340,16 +342,16 @@ impl Manager {
     /// Makes room for the planned loads and computation and for `open` further blocks, or changes
     /// nothing. Returns the transit slots for loads that pass through host.
     fn room_for(&mut self, missing: &[MissingBlock], open: usize, now: Nanos) -> Result<Transit> {
-        let mut units = self.units(0, self.all_layers()) * open as u64;
+        let mut units = self.tiers.units(0, self.all_layers()) * open as u64;
         // An engine provides the slots that it loads into.
         if !self.tiers.engine_owned() {
             let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
-            units += lacking.map(|miss| self.units(0, miss.lacks)).sum::<u64>();
+            units += lacking.map(|miss| self.tiers.units(0, miss.lacks)).sum::<u64>();
         }
         // With several groups the reserve was kept when the windows were opened.
         if self.blocks.arena(0).is_none() {
             let reclaimed = missing.iter().filter(|miss| miss.reclaim).count() as u64;
-            let wanted = units + reclaimed * self.units(0, self.all_layers());
+            let wanted = units + reclaimed * self.tiers.units(0, self.all_layers());
             self.check_growth(&[wanted], Matched::default())?;
         }
         // These slots look free to `make_room`: they drain.

@@ -76,7 +76,7 @@ impl Ages {
 impl Manager {
     /// Assigns the blocks of a lease's path from `from` on to its session.
     pub(crate) fn use_path(&mut self, id: LeaseId, from: usize, at: Nanos) {
-        if self.ages_by_session() {
+        if self.tiers.need(Needs::SESSION_ACCESS) {
             let lease = &self.leases[&id];
             let (session, blocks) = (lease.session, lease.path.blocks()[from..].to_vec());
             self.use_session(id, session, &blocks, at);
@@ -86,13 +86,9 @@ impl Manager {
     /// The same for a lease that ends.
     pub(crate) fn use_last(&mut self, lease: &Lease, at: Nanos) {
         // A suspended lease reads no block, so its session's blocks grow no younger by its end.
-        if self.ages_by_session() && !lease.suspended() {
+        if self.tiers.need(Needs::SESSION_ACCESS) && !lease.suspended() {
             self.use_session(lease.id, lease.session, lease.path.blocks(), at);
         }
-    }
-
-    fn ages_by_session(&self) -> bool {
-        self.tiers.iter().any(|tier| tier.eviction.needs(Needs::SESSION_ACCESS))
     }
 
     fn use_session(

@@ -219,7 +219,7 @@ impl Manager {
         }
         let here = self.residency(0, block).have;
         let lacks = self.lacks(if self.one_slot(here) { Layers::NONE } else { here });
-        let units = self.units(0, lacks);
+        let units = self.tiers.units(0, lacks);
         // Without room for another slot the match ends here.
         if self.make_room(&[Wanted { tier: 0, slots: &[units] }], &[], now).is_err() {
             return (start, self.truncate_path(id, at, now));

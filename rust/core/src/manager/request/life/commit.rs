@@ -324,7 +324,7 @@ impl Manager {
     fn place_open(&mut self, blocks: &[BlockId], open: &[OpenSlot], now: Nanos) -> usize {
         let settled = self.blocks.put_in(blocks, open.iter().map_while(|open| open.plain()));
         self.on_resident(0, &blocks[..settled]);
-        if self.writes_through(0) {
+        if self.tiers.writes_through(0) {
             for run in self.runs(&blocks[..settled]) {
                 self.write_run(0, run, now);
             }

@@ -167,7 +167,7 @@ impl Manager {
                 slot,
                 end: End::Open,
             });
-            let state = self.group(group).kind == GroupKind::State;
+            let state = self.points.groups[group].kind == GroupKind::State;
             let part = if state { self.block_tokens() } else { fork.tail.len() };
             let order = CopyOrder {
                 kind: MoveKind::Copy,

@@ -249,12 +249,7 @@ impl Manager {
     /// [`Error::Closed`]; [`Error::Config`] if there is no such tier.
     pub fn slots(&self, id: LeaseId, tier: TierId) -> Result<(usize, Vec<Slot>)> {
         let lease = self.lease(id)?;
-        if tier >= self.tiers.len() {
-            return Err(Error::config(format!(
-                "there is no tier {tier}, only {}",
-                self.tiers.len()
-            )));
-        }
+        self.tiers.check(tier)?;
         let rows = if self.tiers[tier].spec.layer_slots { self.settings.layers } else { 1 };
         let mut table = Vec::new();
         for layer in 0..rows {
@@ -309,7 +304,7 @@ impl Manager {
                 self.tiers[0].eviction.unlink(block);
             }
             if !self.points.is_empty() {
-                for block in self.points_in(run) {
+                for block in self.points.of_run(run) {
                     self.tiers[0].eviction.unlink(block);
                 }
             }

@@ -21,7 +21,7 @@ impl Manager {
             return;
         }
         let block = path[border as usize - 1];
-        let there = self.has_point_on(tier, block);
+        let there = self.points.has_on(tier, block);
         if !there && !self.can_resume(tier, path, border) {
             return;
         }
@@ -52,7 +52,7 @@ impl Manager {
             self.refresh(other);
         }
         self.replace_points(block);
-        if tier == 0 && self.writes_through(0) && self.has_point_on(0, block) {
+        if tier == 0 && self.tiers.writes_through(0) && self.points.has_on(0, block) {
             self.copy_point(0, block, self.clock.last());
         }
     }

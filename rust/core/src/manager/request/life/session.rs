@@ -360,7 +360,7 @@ impl Manager {
         let Some(session) = lease.session else { return };
         let path = lease.path.blocks();
         let old = self.ranked_path(session);
-        let ranked = self.sessions_rank();
+        let ranked = self.tiers.need(Needs::SESSION_BLOCKS);
         let Some((before, length)) = self.sessions.extend(session, path) else { return };
         if ranked {
             for block in self.sessions.move_path((&old, before), (path, length)) {
@@ -369,14 +369,13 @@ impl Manager {
         }
     }
 
-    /// Whether a policy ranks by the length of sessions.
-    pub(crate) fn sessions_rank(&self) -> bool {
-        self.tiers.iter().any(|tier| tier.eviction.needs(Needs::SESSION_BLOCKS))
-    }
-
     /// The living path of a session, where a policy ranks by it.
     fn ranked_path(&self, id: SessionId) -> Vec<BlockId> {
-        if self.sessions_rank() { self.path_to(self.sessions.tip(id)) } else { Vec::new() }
+        if self.tiers.need(Needs::SESSION_BLOCKS) {
+            self.path_to(self.sessions.tip(id))
+        } else {
+            Vec::new()
+        }
     }
 
     /// Removes a lease that ended from its session.

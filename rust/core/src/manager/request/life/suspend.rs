@@ -80,7 +80,7 @@ impl Manager {
     /// Evicts a block from the first tier, with the resume point after it, if nothing else needs it there.
     fn evict_first(&mut self, block: BlockId, now: Nanos) {
         const FIRST: TierId = 0;
-        if self.node(block).refs == 0 && self.has_point_on(FIRST, block) {
+        if self.node(block).refs == 0 && self.points.has_on(FIRST, block) {
             self.demote_point(FIRST, block, now);
         }
         // With layer slots one range of layers leaves at a time.

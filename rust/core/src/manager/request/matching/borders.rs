@@ -33,7 +33,7 @@ impl Manager {
             LoadMode::Plan => {
                 let points = (near + 1..far).filter(|&border| {
                     let before = &path[..border as usize];
-                    self.has_point(before[before.len() - 1])
+                    self.points.has(before[before.len() - 1])
                         && self.usable_border(before, self.tiers.len()) == border
                 });
                 let borders = std::iter::once(near).chain(points).chain([far]);
@@ -62,7 +62,7 @@ impl Manager {
         let free = self.tiers.iter().map(|tier| since.max(self.lanes.free_at(tier.read)));
         let (mut ready, mut free) = (since, free.collect::<Vec<_>>());
         let holes = self.holes(path);
-        let needed = self.needed_over(&holes, path).into_iter().enumerate();
+        let needed = self.points.needed_over(&holes, path).into_iter().enumerate();
         let places = needed.flat_map(|(group, places)| {
             let places: Vec<u32> = places.iter().collect();
             places.into_iter().map(move |place| (group, place))

@@ -229,7 +229,7 @@ impl Manager {
         let mut copies = Vec::new();
         for tier in 0..self.tiers.len() {
             copies.extend(self.copy_on(tier, block, now));
-            let others = self.other_groups().map(|group| Place::new(tier, group));
+            let others = self.points.other_numbers().map(|group| Place::new(tier, group));
             copies.extend(others.filter_map(|place| self.group_copy(place, block, now)));
         }
         copies

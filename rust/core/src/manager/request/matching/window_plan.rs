@@ -97,7 +97,7 @@ impl Manager {
         let needed = group.needed_at(ends.chain(last), size, new.clone());
         let after = new.end..new.end.saturating_add(more.min(span(group.kind, size)));
         // Where no bytes are written, the state of the end is let go before the next one has its slot.
-        let later = last.is_none() && more > 1 && self.writes_bytes();
+        let later = last.is_none() && more > 1 && self.tiers.writes_bytes();
         needed.iter().chain(after).chain(later.then_some(LATER)).collect()
     }
 
@@ -121,7 +121,7 @@ impl Manager {
         let path = self.path(id, Query::Tokens(&content), 0, 0);
         let on = |part| self.part_on(part, self.tiers.len());
         let has = |group| path.iter().map(|&block| on(Part { group, block })).collect();
-        let others = self.other_groups().map(has);
+        let others = self.points.other_numbers().map(has);
         let mut first = vec![true; path.len()];
         for hole in self.holes(&path) {
             first[hole as usize] = false;

@@ -126,7 +126,7 @@ impl Manager {
             let here = Place::new(tier, group);
             self.residency(here, block).busy > 0 || self.arrival(here, block).is_some()
         };
-        match self.other_groups().find(moving) {
+        match self.points.other_numbers().find(moving) {
             None => Ok(()),
             Some(group) => Err(Error::config(format!(
                 "block {:#x} cannot be cleared: moves of group {group} have still to end",
@@ -138,7 +138,7 @@ impl Manager {
     /// Clears a block in all groups after the first on a tier, and ends the points that need it there.
     pub(in crate::manager::request) fn clear_groups(&mut self, tier: TierId, block: BlockId) {
         self.drop_point_on(tier, block);
-        for group in self.other_groups() {
+        for group in self.points.other_numbers() {
             let here = Place::new(tier, group);
             if self.residency(here, block).state != ResidencyState::Absent {
                 self.drop_points_of(tier, Part { group, block });

@@ -77,7 +77,7 @@ impl Manager {
             let here = self.residency(place, block);
             here.state == ResidencyState::Resident && self.blocks.holds(place, block) > 0
         };
-        let listed: Vec<GroupId> = self.other_groups().filter(listed).collect();
+        let listed: Vec<GroupId> = self.points.other_numbers().filter(listed).collect();
         let row = |group| {
             let here = self.residency(Place::new(tier, group), block);
             let group = u8::try_from(group).expect("few groups");

@@ -89,12 +89,7 @@ impl Manager {
 
     /// Fails for a tier that does not exist or that the engine owns.
     pub(crate) fn check_tier(&self, tier: TierId) -> Result<()> {
-        if tier >= self.tiers.len() {
-            return Err(Error::config(format!(
-                "there is no tier {tier}, only {}",
-                self.tiers.len()
-            )));
-        }
+        self.tiers.check(tier)?;
         if self.tiers[tier].spec.owner == Owner::Engine {
             return Err(Error::config(format!(
                 "the engine owns the slots of tier '{}'",
@@ -174,7 +169,7 @@ impl Manager {
             return Err(Error::config(format!("{skip} blocks are to be cached, {cached} are")));
         }
         let mut units =
-            self.units(mark.tier, self.all_layers()) * (full / size - path.len()) as u64;
+            self.tiers.units(mark.tier, self.all_layers()) * (full / size - path.len()) as u64;
         for &block in &path[skip..] {
             units += self.lacking(mark.tier, block)?;
         }

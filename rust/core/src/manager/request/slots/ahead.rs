@@ -156,7 +156,7 @@ impl Manager {
 
     /// Whether a commit stores new blocks at once, by moves that need no key.
     fn stores_ahead(&self) -> bool {
-        self.writes_through(FROM)
+        self.tiers.writes_through(FROM)
             && self.tiers[FROM].spec.admit_after <= 1
             && !matches!(self.tiers[INTO].spec.kind, Kind::Disk | Kind::Remote)
             && !self.tiers[INTO].spec.kept

@@ -38,7 +38,7 @@ impl Manager {
         slots: &[Slot],
         group: usize,
     ) -> Result<()> {
-        let groups = self.other_groups().end;
+        let groups = self.points.other_numbers().end;
         if group >= groups {
             return Err(Error::config(format!(
                 "there is no group {group}, the manager keeps {groups} apart"
@@ -95,7 +95,7 @@ impl Manager {
 
     /// A slot of a group that the engine will name.
     fn new_bound(&mut self, group: GroupId) -> PrivateSlotId {
-        let layers = self.group_layers(group);
+        let layers = self.points.layers(group);
         self.private_slots.add_of(u8::try_from(group).expect("few groups"), layers)
     }
 
@@ -224,7 +224,7 @@ impl Manager {
             self.blocks.unhold(below, [block]);
         }
         let last = path[border as usize - 1];
-        if self.writes_through(1) && self.has_point_on(1, last) {
+        if self.tiers.writes_through(1) && self.points.has_on(1, last) {
             self.copy_point(1, last, now);
         }
     }

@@ -56,7 +56,7 @@ impl Manager {
     /// tokens, without those that have one, by group.
     pub(crate) fn unopened(&self, lease: &Lease, written: usize) -> Vec<Vec<u32>> {
         let Some(windows) = &lease.windows else { return Vec::new() };
-        if !self.writes_bytes() {
+        if !self.tiers.writes_bytes() {
             return Vec::new();
         }
         let path = lease.path.blocks();
@@ -110,7 +110,7 @@ impl Manager {
 
     /// Moves the slot of the next state of a lease to the block at whose end it is written.
     pub(crate) fn place_states(&mut self, id: LeaseId, written: usize) {
-        if !self.writes_bytes() {
+        if !self.tiers.writes_bytes() {
             return;
         }
         let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
@@ -146,7 +146,7 @@ impl Manager {
     ) -> Result<()> {
         let mut wanted: Vec<u64> = places.iter().map(|places| places.len() as u64).collect();
         wanted.resize(wanted.len().max(1), 0);
-        wanted[0] = self.units(0, self.all_layers()) * more as u64;
+        wanted[0] = self.tiers.units(0, self.all_layers()) * more as u64;
         self.make_room(&[Wanted { tier: 0, slots: &wanted }], &[], now)?;
         for (group, places) in places.into_iter().enumerate() {
             for place in places {
@@ -160,7 +160,7 @@ impl Manager {
 
     /// Takes slots for the block after a path, into which the next tokens are written.
     pub(crate) fn open_next(&mut self, id: LeaseId) {
-        if !self.writes_bytes() {
+        if !self.tiers.writes_bytes() {
             return;
         }
         // Without room to grow they have no block in the first group either.
@@ -169,7 +169,7 @@ impl Manager {
         }
         self.place_states(id, 0);
         let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
-        for group in self.other_groups() {
+        for group in self.points.other_numbers() {
             for place in self.next_places(id, group, &windows) {
                 if let Some(slot) = self.take_unheld_slot(group) {
                     windows.open[group].insert(place, slot);
@@ -182,7 +182,7 @@ impl Manager {
     /// Places after the path of a lease for whose slots in a group it takes what is free.
     fn next_places(&self, id: LeaseId, group: GroupId, windows: &Windows) -> SmallVec<[u32; 2]> {
         let end = windows.done;
-        if self.group(group).kind != GroupKind::State {
+        if self.points.groups[group].kind != GroupKind::State {
             return std::iter::once(end).filter(|&end| !windows.open[group].has(end)).collect();
         }
         let lease = &self.leases[&id];

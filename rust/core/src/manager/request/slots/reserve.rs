@@ -57,7 +57,7 @@ impl Manager {
                 room?;
             }
         } else if more > 0 {
-            let units = self.units(0, self.all_layers()) * more as u64;
+            let units = self.tiers.units(0, self.all_layers()) * more as u64;
             self.make_room(&[Wanted { tier: 0, slots: &[units] }], &[], now)?;
         }
         self.place_states(id, written);

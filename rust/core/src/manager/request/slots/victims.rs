@@ -38,7 +38,7 @@ impl Manager {
             Some(_) => known.flat_map(|block| self.runs(&self.path_to(Some(block)))).collect(),
         };
         let stay: Vec<_> = stay.into_iter().map(|run| (tier, run)).collect();
-        let units = self.units(tier, self.all_layers()).saturating_mul(count);
+        let units = self.tiers.units(tier, self.all_layers()).saturating_mul(count);
         let set = self.decide_room(&stay, |manager, set| {
             if manager.slots_leave(set, tier, units, now) {
                 return Ok(());

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, GroupId, LeaseId, MoveId, NO_SLOT, Part, Place, Slot, TierId};
 use crate::error::{Error, Result};
-use crate::group::{Group, GroupKind};
+use crate::group::GroupKind;
 use crate::manager::Manager;
 use crate::manager::evict::leased::Matched;
 use crate::manager::evict::set::Wanted;
@@ -24,7 +24,7 @@ use crate::manager::request::life::lease::{Lease, Plan};
 use crate::manager::request::matching::residency_scan::MissingBlock;
 use crate::manager::request::slots::next_slots::path_room;
 use crate::manager::request::slots::window_slots::{PlannedLoad, Windows, blocks_at, path_border};
-use crate::tier::{Owner, ResidencyState};
+use crate::tier::ResidencyState;
 use crate::time::Nanos;
 use crate::transfer::MoveKind;
 
@@ -49,7 +49,7 @@ impl Manager {
         let wanted = windows.wanted.iter().map(|places| places.len() as u64);
         let mut wanted: Vec<u64> = wanted.collect();
         wanted[0] = (open + loads) as u64;
-        for (group, needed) in self.needed_over(&holes, path).into_iter().enumerate() {
+        for (group, needed) in self.points.needed_over(&holes, path).into_iter().enumerate() {
             for place in needed.iter() {
                 // The request writes the block in a slot of its own: other leases may read the copy on a tier.
                 if holes.binary_search(&place).is_ok() {
@@ -90,18 +90,13 @@ impl Manager {
         Ok(())
     }
 
-    /// Whether each slot is assigned to a block before its bytes are written.
-    pub(in crate::manager::request) fn writes_bytes(&self) -> bool {
-        self.tiers[0].spec.owner == Owner::Kvtrie
-    }
-
     /// Takes slots for the blocks of a prompt that no border needs, as far as any are free once the
     /// request has those that it was promised: a later prompt may leave this one there.
     pub(in crate::manager::request) fn take_spare_slots(&mut self, windows: Option<&mut Windows>) {
-        let Some(windows) = windows.filter(|_| self.writes_bytes()) else { return };
-        for group in self.other_groups() {
+        let Some(windows) = windows.filter(|_| self.tiers.writes_bytes()) else { return };
+        for group in self.points.other_numbers() {
             // A state is there only where a pass ends.
-            let state = self.group(group).kind == GroupKind::State;
+            let state = self.points.groups[group].kind == GroupKind::State;
             for place in if state { 0..0 } else { windows.done..windows.end } {
                 if windows.open[group].has(place) {
                     continue;
@@ -154,7 +149,7 @@ impl Manager {
     ) -> Vec<MoveId> {
         let mut moves = Vec::new();
         for (group, held) in windows.held.iter().enumerate() {
-            let (here, layers) = (Place::new(0, group), self.group_layers(group));
+            let (here, layers) = (Place::new(0, group), self.points.layers(group));
             if self.blocks.table(here).arrivals() > 0 {
                 let held = blocks_at(path, held);
                 moves.extend(held.flat_map(|block| self.bringing(here, block, layers)));
@@ -163,22 +158,12 @@ impl Manager {
         moves
     }
 
-    /// A group of layers.
-    pub(in crate::manager::request) fn group(&self, number: GroupId) -> &Group {
-        &self.points.groups[number]
-    }
-
-    /// Tokens of a block, each with its KV.
-    pub(in crate::manager::request) fn block_size(&self) -> u64 {
-        self.points.block_tokens
-    }
-
     /// Puts the resume point at the end of a path on the first tier too, if that has all it needs: it
     /// lacks what is still computed in holes.
     fn raise_point(&mut self, path: &[BlockId]) {
         let Some(&last) = path.last() else { return };
-        if self.has_point(last)
-            && !self.has_point_on(0, last)
+        if self.points.has(last)
+            && !self.points.has_on(0, last)
             && self.can_resume(0, path, path_border(path))
         {
             self.hold_point(0, path, path_border(path));
@@ -195,7 +180,7 @@ impl Manager {
         let Some(mut windows) = lease.windows.take() else { return };
         let path = lease.path.blocks().to_vec();
         let (end, room) = (windows.done, path_room(lease));
-        for group in self.other_groups() {
+        for group in self.points.other_numbers() {
             let places = windows.open[group].iter().map(|(place, _)| place);
             let places: Vec<u32> = places.take_while(|&place| place < end).collect();
             self.place_in_group(group, &mut windows, &path, places, end, room);
@@ -222,7 +207,7 @@ impl Manager {
         group: usize,
     ) -> Result<(usize, Vec<Slot>)> {
         let first = self.slots(id, tier)?;
-        let groups = self.other_groups().end;
+        let groups = self.points.other_numbers().end;
         if group >= groups {
             return Err(Error::config(format!(
                 "there is no group {group}, the manager keeps {groups} apart"
@@ -315,14 +300,14 @@ impl Manager {
             return;
         }
         let new = windows.done..end;
-        for group in self.other_groups() {
+        for group in self.points.other_numbers() {
             self.place_in_group(group, &mut windows, &path, new.clone(), end, room);
         }
         let reached = windows.borders.partition_point(|&(border, _)| border <= end);
         for (border, stay) in windows.borders.drain(..reached) {
             self.add_point(&path, border, stay);
         }
-        for group in self.other_groups() {
+        for group in self.points.other_numbers() {
             self.slide(group, &mut windows, &path, end);
         }
         windows.done = end;
@@ -340,8 +325,8 @@ impl Manager {
         end: u32,
         room: u32,
     ) {
-        let (group, here) = (*self.group(number), Place::new(0, number));
-        let needed = group.needed_at(windows.ends(end), self.block_size(), 0..end);
+        let (group, here) = (self.points.groups[number], Place::new(0, number));
+        let needed = group.needed_at(windows.ends(end), self.points.block_tokens, 0..end);
         for place in places {
             let block = path[place as usize];
             let wanted = needed.contains(place);
@@ -358,7 +343,8 @@ impl Manager {
                     let open = &mut windows.open[number];
                     let mut places = end..room;
                     let next = places.find(|&place| !open.has(place));
-                    if let Some(next) = next.filter(|_| place >= windows.end && self.writes_bytes())
+                    if let Some(next) =
+                        next.filter(|_| place >= windows.end && self.tiers.writes_bytes())
                     {
                         open.insert(next, slot);
                     } else {
@@ -366,7 +352,7 @@ impl Manager {
                     }
                 }
                 // Moves may still write the slot that the block has: the lease keeps its own.
-                (_, Some(slot)) if self.writes_bytes() => {
+                (_, Some(slot)) if self.tiers.writes_bytes() => {
                     windows.open[number].insert(place, slot);
                     continue;
                 }
@@ -391,8 +377,8 @@ impl Manager {
         wanted: bool,
     ) -> Option<Slot> {
         // A state is there only where a pass ends.
-        let state = self.group(number).kind == GroupKind::State;
-        if self.writes_bytes() || (state && !wanted) {
+        let state = self.points.groups[number].kind == GroupKind::State;
+        if self.tiers.writes_bytes() || (state && !wanted) {
             return None;
         }
         if !wanted {
@@ -418,8 +404,8 @@ impl Manager {
 
     /// Releases what neither the end of a lease nor one of its borders needs.
     fn slide(&mut self, number: GroupId, windows: &mut Windows, path: &[BlockId], end: u32) {
-        let (size, here) = (self.block_size(), Place::new(0, number));
-        let needed = self.group(number).needed_at(windows.ends(end), size, 0..u32::MAX);
+        let (size, here) = (self.points.block_tokens, Place::new(0, number));
+        let needed = self.points.groups[number].needed_at(windows.ends(end), size, 0..u32::MAX);
         let blocks = &mut self.blocks;
         let mut passed: SmallVec<[BlockId; 32]> = SmallVec::new();
         windows.held[number].retain(|&place| {
