@@ -60,6 +60,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="with --record: token ids and names as the server sends them, not digests: the file "
         "then holds the users' prompts",
     )
+    _setting_arguments(parser)
+    add("--plot", type=output_file, metavar="FILE", help="draw the share found over host memory")
+    add("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=_run)
+
+
+def _setting_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model, the sizes and policies that are compared, and the form of a trace."""
+    add = parser.add_argument
     model = parser.add_mutually_exclusive_group()
     model.add_argument(
         "--model", type=Path, metavar="DIR", help="the model's folder, for its shape"
@@ -102,9 +111,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of a trace: tokens per hash (default: %(default)s)",
     )
-    add("--plot", type=output_file, metavar="FILE", help="draw the share found over host memory")
-    add("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=_run)
 
 
 def _span(text: str) -> float:

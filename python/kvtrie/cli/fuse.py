@@ -27,6 +27,34 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--demo", action="store_true", help="a built-in question over six built-in passages"
     )
     parser.add_argument("--tiny", action="store_true", help="a random model, and seconds")
+    _choice_arguments(parser)
+    parser.add_argument(
+        "--tier",
+        default="host",
+        metavar="TIER",
+        help="tier of the passages before they are fused: gpu, host, or disk:PATH:SIZE, where the "
+        "next run finds their KV (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--split",
+        type=int,
+        metavar="N",
+        help="cut files into passages of at most N tokens, at ends of sentences (default: 256 for "
+        "a single file; several files are a passage each)",
+    )
+    parser.add_argument(
+        "--plot",
+        type=output_file,
+        metavar="FILE",
+        help="draw tokens x layers (--demo: kvtrie-fuse.png)",
+    )
+    parser.add_argument("--answer-tokens", type=int, metavar="N", help="tokens of an answer")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=_run)
+
+
+def _choice_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add how the tokens to compute again are chosen, and measured."""
     parser.add_argument(
         "--select",
         metavar="WAY",
@@ -60,29 +88,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--monitor", action="store_true", help="probe the fusion and compare it with a full prefill"
     )
-    parser.add_argument(
-        "--tier",
-        default="host",
-        metavar="TIER",
-        help="tier of the passages before they are fused: gpu, host, or disk:PATH:SIZE, where the "
-        "next run finds their KV (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--split",
-        type=int,
-        metavar="N",
-        help="cut files into passages of at most N tokens, at ends of sentences (default: 256 for "
-        "a single file; several files are a passage each)",
-    )
-    parser.add_argument(
-        "--plot",
-        type=output_file,
-        metavar="FILE",
-        help="draw tokens x layers (--demo: kvtrie-fuse.png)",
-    )
-    parser.add_argument("--answer-tokens", type=int, metavar="N", help="tokens of an answer")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=_run)
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@
 pub(super) mod leased;
 pub(super) mod leaving;
 mod lost;
+pub(super) mod room;
 pub(super) mod set;
 pub(super) mod write;
 

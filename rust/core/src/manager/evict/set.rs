@@ -33,7 +33,6 @@ use std::ops::Range;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::block::{BlockId, Layers, LeaseId, TierId};
-use crate::error::Result;
 use crate::policy::Entry;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
@@ -84,14 +83,6 @@ impl Victim {
     pub(crate) fn run(&self) -> Range<BlockId> {
         self.block + 1 - self.blocks..self.block + 1
     }
-}
-
-/// Slots that are wanted on a tier.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
-    pub(crate) tier: TierId,
-    /// By group, of the first groups.
-    pub(crate) slots: &'a [u64],
 }
 
 /// Room that the victims of a tier leave there.
@@ -243,7 +234,7 @@ impl Manager {
     }
 
     /// An empty set, in the memory of an earlier one if there is one.
-    fn reuse_set(&mut self, dropping: bool) -> Box<EvictionSet> {
+    pub(super) fn reuse_set(&mut self, dropping: bool) -> Box<EvictionSet> {
         let mut set = self.spare_set.take().unwrap_or_default();
         self.open_set(&mut set);
         set.dropping = dropping;
@@ -263,96 +254,6 @@ impl Manager {
     /// An empty set whose victims leave for this cause.
     pub(crate) fn eviction_set_for(&self, cause: Cause) -> EvictionSet {
         EvictionSet { cause, ..self.eviction_set() }
-    }
-
-    /// Makes room for the wanted slots of each tier while some copies stay, or changes nothing. If
-    /// writing victims back does not leave enough room, victims that can be dropped are: retention is
-    /// soft.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`](crate::error::Error::NoSpace) for the first tier that cannot do it.
-    pub(crate) fn make_room(
-        &mut self,
-        wanted: &[Wanted<'_>],
-        stay: &[(TierId, Range<BlockId>)],
-        now: Nanos,
-    ) -> Result<()> {
-        // The usual case before a tier is full: no set is made. Each tier is named once, so the tiers
-        // can be checked one by one.
-        if wanted.iter().all(|wanted| self.has_room(wanted.tier, wanted.slots)) {
-            return Ok(());
-        }
-        let room = |manager: &mut Self, set: &mut EvictionSet| {
-            let full =
-                wanted.iter().find(|wanted| !manager.room(set, wanted.tier, wanted.slots, now));
-            full.map_or(Ok(()), |full| Err(manager.no_space(full.tier, full.slots, set)))
-        };
-        let set = self.decide_room(stay, room)?;
-        self.apply(&set, now);
-        self.keep(set);
-        Ok(())
-    }
-
-    /// Whether slots of each group can be taken on a tier without a victim.
-    #[inline]
-    pub(crate) fn has_room(&self, tier: TierId, slots: &[u64]) -> bool {
-        match self.blocks.arena(tier) {
-            Some(arena) => arena.fits(slots),
-            None => {
-                slots[0] == 0 || slots[0] + self.transit_reserve(tier) <= self.blocks.takeable(tier)
-            }
-        }
-    }
-
-    /// Makes room on a tier for what is not worth a drop: as far as its victims can be stored, or
-    /// leave by themselves. Returns whether there is enough; otherwise nothing has changed.
-    pub(crate) fn make_soft_room(
-        &mut self,
-        wanted: Wanted<'_>,
-        stay: &[(TierId, Range<BlockId>)],
-        now: Nanos,
-    ) -> bool {
-        if self.has_room(wanted.tier, wanted.slots) {
-            return true;
-        }
-        let mut set = self.reuse_set(false);
-        for (tier, blocks) in stay {
-            self.guard(&mut set, *tier, blocks.clone());
-        }
-        let fits = self.room(&mut set, wanted.tier, wanted.slots, now);
-        if fits {
-            self.apply(&set, now);
-        } else {
-            self.abandon(&set);
-        }
-        self.keep(set);
-        fits
-    }
-
-    /// Decides which copies leave so that `fill` succeeds, for `apply` and `keep`; or changes nothing.
-    ///
-    /// # Errors
-    /// Those of `fill`.
-    pub(crate) fn decide_room(
-        &mut self,
-        stay: &[(TierId, Range<BlockId>)],
-        fill: impl Fn(&mut Self, &mut EvictionSet) -> Result<()>,
-    ) -> Result<Box<EvictionSet>> {
-        let mut dropping = false;
-        loop {
-            let mut set = self.reuse_set(dropping);
-            for (tier, blocks) in stay {
-                self.guard(&mut set, *tier, blocks.clone());
-            }
-            // The set is carried out only once every tier has its room.
-            let Err(refused) = fill(self, &mut set) else { return Ok(set) };
-            self.abandon(&set);
-            self.keep(set);
-            if dropping {
-                return Err(refused);
-            }
-            dropping = true;
-        }
     }
 
     /// A set that previews the victims of `tier`, to write them ahead of need.

@@ -11,7 +11,7 @@ use crate::time::Nanos;
 
 use super::rejected;
 use crate::manager::Manager;
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::manager::moves::NewMove;
 use crate::manager::request::matching::path::PathBlock;
 use crate::manager::request::matching::residency_scan::Prefill;

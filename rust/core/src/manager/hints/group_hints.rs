@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::block::{BlockId, LeaseId, NO_MOVE, NO_SLOT, Part, Place, TierId};
 use crate::manager::Manager;
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::time::Nanos;
 use crate::transfer::MoveKind;
 

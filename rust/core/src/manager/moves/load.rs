@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::manager::moves::batch::TransferBatch;
 use crate::manager::request::matching::residency_scan::MissingBlock;
 use crate::manager::{Manager, moves};

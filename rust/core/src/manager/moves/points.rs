@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 
 use crate::block::{BlockId, LeaseId, Part, Place, TierId};
 use crate::manager::Manager;
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::manager::request::slots::window_slots::blocks_at;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::manager::kinds::{Action, Span};
 use crate::manager::meter::late_hits::Undecided;
 use crate::manager::request::life::lease::{Hold, Lease, Plan, TailFrom};

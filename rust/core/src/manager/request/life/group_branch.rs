@@ -8,7 +8,7 @@ use crate::block::{GroupId, LeaseId, Place, Slot};
 use crate::error::{Error, Result};
 use crate::group::GroupKind;
 use crate::manager::Manager;
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::manager::moves::copy::CopyOrder;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::Lease;

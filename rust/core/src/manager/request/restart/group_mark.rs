@@ -7,7 +7,7 @@
 use crate::block::{BlockId, GroupId, Part, Place, TierId};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::manager::points::Stay;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;

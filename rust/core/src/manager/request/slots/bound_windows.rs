@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::block::{BlockId, GroupId, LeaseId, MoveId, NO_SLOT, Place, Slot};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::Plan;
 use crate::manager::request::slots::window_slots::{PlannedLoad, Windows, path_border};

@@ -20,7 +20,7 @@ use crate::block::{BlockId, GroupId, LeaseId, Place, Slot};
 use crate::error::Result;
 use crate::group::{Group, GroupKind};
 use crate::manager::Manager;
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::manager::request::life::lease::Lease;
 use crate::manager::request::slots::window_slots::{LATER, Windows, path_border};
 use crate::time::Nanos;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::manager::kinds::Action;
 use crate::manager::moves::load::Transit;
 use crate::manager::request::life::lease::TailFrom;

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::group::GroupKind;
 use crate::manager::Manager;
 use crate::manager::evict::leased::Matched;
-use crate::manager::evict::set::Wanted;
+use crate::manager::evict::room::Wanted;
 use crate::manager::points::Stay;
 use crate::manager::request::life::lease::{Lease, Plan};
 use crate::manager::request::matching::residency_scan::MissingBlock;
