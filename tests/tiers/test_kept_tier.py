@@ -55,6 +55,8 @@ def test_a_restart_finds_what_was_sealed_and_each_byte_is_right(groups, path):
         sessions = play(world, 80)
         world.executor.save()
         found = contents(world)
+        kept = [len(pool.file.blocks(WALL)) for pool in world.pools[1].groups]
+        assert world.pools[1].kept_blocks == sum(kept)
     with World(groups, **ROOM, keep=str(path), seed=10) as world:
         assert world.executor.restore() > 10
         world.manager.audit()
@@ -76,7 +78,7 @@ def test_a_damaged_part_of_a_point_is_a_miss_of_that_point_alone(group, path):
         wanted = world.bytes_of(group, paths[0], 6).numpy().tobytes()
         slots = [row[0] for row in pool.file.blocks(WALL)]
         (slot,) = [slot for slot in slots if pool.block(slot).numpy().tobytes() == wanted]
-        at = slot_start(slot, pool.slots.page, pool.layers * pool.unit_bytes)
+        at = slot_start(slot, pool.slots.page, pool.slots.slot_bytes)
     flip(path.with_name("kv-pages"), at + 5)
     with World(groups, gpu=200_000, host=400_000, keep=str(path)) as world:
         world.executor.restore()

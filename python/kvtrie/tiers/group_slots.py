@@ -129,10 +129,15 @@ class GroupSlots:
         """Bytes of a unit."""
         return self.block_format.unit_bytes
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self.block_format.layers * self.unit_bytes
+
     @cached_property
     def even(self) -> bool:
         """Whether all units are one after another: no page has a rest after its last one."""
-        return self.page == self.per_page * self.block_format.layers * self.unit_bytes
+        return self.page == self.per_page * self.slot_bytes
 
     @cached_property
     def wide(self) -> int:
@@ -165,7 +170,7 @@ class GroupSlots:
             conversion.check(replace(fmt, layout=plain), fmt)
         elif self.wide % (width := DTYPE_BYTES[dtype]) and not layout.opaque:
             raise ConfigError(
-                f"slots of {self.page // self.per_page} bytes of group {self.group} in pages of "
+                f"slots of {self.slot_bytes} bytes of group {self.group} in pages of "
                 f"{self.page} bytes do not start at multiples of {width} bytes, the size of a "
                 f"{dtype}"
             )

@@ -126,7 +126,7 @@ class _Files:
             about = meaning(self.model, fmt.layout, self.block_tokens, self.rank, slots.group)
             if slots.group is not None:
                 # By these sizes a tool finds blocks in the pages.
-                sizes = {"page_bytes": slots.page, "slot_bytes": fmt.layers * size}
+                sizes = {"page_bytes": slots.page, "slot_bytes": slots.slot_bytes}
                 about = json.dumps({**json.loads(about), **sizes}, sort_keys=True)
                 at, size = _part(at, f"group{slots.group}"), LAYER_DIGEST
             file = open_kept_file(
