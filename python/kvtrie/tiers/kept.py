@@ -371,7 +371,7 @@ class KeptPool(Pool):
         return places.tolist()
 
     def _bytes(self, place: int, layers: tuple[int, int]) -> NDArray[np.uint8]:
-        """What the table proves of some layers: their bytes, or digests, which it has then."""
+        """The bytes of some layers, or their digests, which a table of a group has then."""
         first, (lo, hi) = place * self.layers, layers
         if self._digests is None:
             return self.planes[0][first + lo : first + hi].numpy()

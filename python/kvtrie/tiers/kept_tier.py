@@ -1,6 +1,6 @@
 """Opening the memory of a host tier with `keep`: its files, and pools over them.
 
-Where the groups of a model's layers are kept apart, the pages of all groups are one file,
+If the groups of a model's layers are kept apart, the pages of all groups are one file,
 `PATH-pages`, and each group has a table of its slots, `PATH-groupN`: a kept file whose pool holds
 digests of the slots' layers instead of their bytes. A group that takes a page over empties the
 entries that other groups have there before its first byte is copied:

@@ -6,9 +6,9 @@ layer of any block may sit in any unit of the second. A pool may have spare bloc
 has: bytes that come layer by layer wait there, and `adopt` makes them those of a slot.
 A pool below the first tier may keep KV in a different format (`Layout.dtype`, `Layout.scales`):
 copies between pools convert then.
-A model whose groups of layers are kept apart has a pool per group in the memory of a tier, with
-`GroupSlots` of its own; the tier's pool is that of the first group. The unit of a state is its
-share of the state's bytes, whose meaning only the model knows.
+A model whose groups of layers are kept apart has a pool per group in the memory of a tier; the
+tier's pool is that of the first group. The unit of a state is its share of the state's bytes, whose
+meaning only the model knows.
 Invariant: allocated and touched once, never resized; bytes move only by `copy_from` and `scatter`;
 slots and spare blocks never share memory; closing gives all of it back.
 Cost: a copy is one call per run of neighbouring units, or what `conversion` says; a gather or
