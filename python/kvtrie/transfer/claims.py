@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvtrie import BlockManager, Lease
     from kvtrie.transfer.feedback import Feedback
     from kvtrie.transfer.job import Job
+    from kvtrie.transfer.layer_order import LayerOrder
     from kvtrie.transfer.runner import Runner
 
 __all__ = ["Claims"]
@@ -224,12 +225,18 @@ class Claims:
         """
         self._ledger.until(done, stuck, self.sweep)
 
-    def layer_there(self, ids: Collection[int], layer: int) -> bool:
+    def tiers(self, lease: Lease) -> set[int]:
+        """Return the tiers that a lease has claimed loads from, which `claim` has not given."""
+        with self._section:
+            self._ledger.take()
+            return {job.tiers[0] for job in self._ledger.claimed.get(lease.id, [])}
+
+    def layer_there(self, ids: Collection[int], layer: int, order: LayerOrder) -> bool:
         """Return whether each of these moves, of which none has ended, has brought this layer."""
         with self._section.lock:
             left = set(ids)
             for job in self._schedule.running if left else ():
-                if job.there > layer:
+                if order.there(job, layer):
                     left.difference_update(job.ids.tolist())
             return not left
 

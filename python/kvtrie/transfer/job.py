@@ -68,7 +68,8 @@ class Job:
         urgency: when it starts.
         place: the slot of a storage that it reads or writes, alone; None between pools.
         after: the move that must end well before this job may start; 0 for none.
-        layers: the range of layers, for one move or for all of them; of single layers that are
+        group: the group that the moves are of.
+        layers: the range of its layers, for one move or for all of them; of single layers that are
             written at once, of the first in `firsts`.
         firsts: the first layer of each move.
         slots: int64 `(moves, 2)`, source and destination slot of each.
@@ -90,6 +91,7 @@ class Job:
     urgency: Urgency = Urgency.DEMAND
     place: Place | None = None
     after: int = 0
+    group: int = 0
     layers: tuple[int, int] = (0, 0)
     firsts: list[int] = field(default_factory=list[int])
     slots: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
@@ -432,6 +434,7 @@ def _job(move: Move, tiers: Sequence[TierBytes], claimed: Collection[int]) -> Jo
         (move.src, move.dst),
         store=move.kind == _STORE,
         urgency=_urgency(move),
+        group=move.group,
         layers=(move.layer_lo, move.layer_hi),
         lease=_claimer(move, claimed),
     )

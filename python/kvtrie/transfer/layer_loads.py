@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kvtrie.transfer.connector import LayerBuffer, PagedConnector
     from kvtrie.transfer.executor import Executor
     from kvtrie.transfer.job import Job
+    from kvtrie.transfer.layer_order import LayerOrder
     from kvtrie.transfer.stream import Current, StreamEvent
 
 __all__ = ["LayerGet", "LayerLoads"]
@@ -62,9 +63,10 @@ class LayerGet:
         readers: Sequence[Stream],
         shares: Sequence[Sequence[Job]],
         layer: int,
+        order: LayerOrder,
     ) -> None:
         self._claims = claims
-        self._layer = layer
+        self._layer, self._order = layer, order
         self._left = len(shares)
         self.error: BaseException | None = None
         self._jobs = [job for share in shares for job in share]
@@ -100,7 +102,7 @@ class LayerGet:
                 self._claims.copying(job)
             for job, error in zip(now, self._errors(now), strict=True):
                 brought = 0 if error else job.bytes // (job.layers[1] - job.layers[0])
-                self._claims.copied(job, brought, self._layer + 1)
+                self._claims.copied(job, brought, self._order.at(job, self._layer) + 1)
                 if error is not None:
                     self.error = self.error or error
                     if not job.over:
@@ -113,9 +115,9 @@ class LayerGet:
         """Read the layer of some blocks, several in one call; return the error of each or None."""
         try:
             if len(jobs) == 1:
-                jobs[0].read_layer(self._layer)
+                jobs[0].read_layer(self._order.at(jobs[0], self._layer))
                 return [None]
-            errors = read_together(jobs, self._layer)
+            errors = read_together(jobs, self._order.at(jobs[0], self._layer))
         except BaseException as caught:  # noqa: BLE001 - raised by `result`
             return [caught] * len(jobs)
         return [None if why is None else TransferError(why) for why in errors]
@@ -132,6 +134,7 @@ class LayerLoads:
         lease: made by `Claims.acquire`, or otherwise: it then waits for what others copy.
         load: the stream that copies.
         connector: makes the copies.
+        order: the layers of each group.
         readers: number of threads that read from storages.
         rush: completes, on the load stream, the blocks of all leases whose loads have begun.
         help_on: lets the loads of some leases, or the executor, bring a layer.
@@ -148,6 +151,7 @@ class LayerLoads:
         load: Stream,
         connector: PagedConnector,
         *,
+        order: LayerOrder,
         readers: int,
         rush: Callable[[], None],
         help_on: Callable[[Collection[int], int], None],
@@ -160,7 +164,7 @@ class LayerLoads:
         self._connector = connector
         self.lease = lease
         self.tokens = lease.matched
-        self.layers = connector.pool.layers
+        self._order, self.layers = order, order.layers
         self.issued = 0
         self._events: list[StreamEvent] = []
         self._buffers: dict[int, LayerBuffer] = {}
@@ -180,19 +184,21 @@ class LayerLoads:
         self._foreign = self._others()
         self._independent = not self._foreign  # otherwise `buffer` gathers a layer after `wait`
         plan = lease.plan
-        self._predicted = [plan.ready(layer) for layer in range(self.layers)] if self._jobs else []
+        # A plan predicts the layers of the first group.
+        predicts = bool(self._jobs) and self.layers == connector.pool.layers
+        self._predicted = [plan.ready(layer) for layer in range(self.layers)] if predicts else []
 
     def issue(self, layers: int) -> None:
         """Start the loads of all layers below `layers`, in the order of layers."""
         with self._issuing:
+            order = self._order
             for layer in range(self.issued, min(layers, self.layers)):
                 # A job that could not begin earlier lacks previous layers: `_bring` reads it.
                 reads = [
                     job
                     for job in self._jobs
                     if _stored(job)
-                    and _has(job, layer)
-                    and self._read_to.get(job, job.layers[0]) == layer
+                    and order.place(job, layer) == self._read_to.get(job, job.layers[0])
                     and not job.over
                     and self._starts(job)
                 ]
@@ -207,7 +213,8 @@ class LayerLoads:
             count, host = min(self._most, len(jobs)), torch.device("cpu")
             self._readers = [Stream(f"kvtrie-read-{at}", host) for at in range(count)]
         shares = [jobs[at :: len(self._readers)] for at in range(len(self._readers))]
-        return LayerGet(self._claims, self._readers, [one for one in shares if one], layer)
+        shares = [one for one in shares if one]
+        return LayerGet(self._claims, self._readers, shares, layer, self._order)
 
     def wait(self, layer: int, current: Current, *, last: bool = True) -> None:
         """Let the computation wait for a layer.
@@ -330,14 +337,14 @@ class LayerLoads:
     def _read(self, jobs: Sequence[Job], layer: int) -> None:
         """Start to read a layer of jobs that have begun."""
         for job in jobs:
-            self._read_to[job] = layer + 1
+            self._read_to[job] = self._order.at(job, layer) + 1
         self._reads.setdefault(layer, []).append(self.layerwise_batched_get(jobs, layer))
 
     def _bring(self, layer: int) -> None:
         """On the load stream: bring a layer of all blocks, and earlier layers of late blocks."""
         self._jobs = [job for job in self._jobs if not job.over]
         for job in list(self._jobs):
-            if _stored(job) and _has(job, layer):
+            if _stored(job) and self._order.place(job, layer) is not None:
                 self._begin(job)
         self._advance([job for job in self._jobs if not job.over], layer)
         if isinstance(self._connector, BufferedConnector) and self._independent:
@@ -359,12 +366,13 @@ class LayerLoads:
 
     def _advance(self, jobs: Sequence[Job], layer: int) -> None:
         """Bring jobs, of which those that read have begun, up to a layer."""
-        first = min((self._next.get(job, job.layers[0]) for job in jobs), default=layer + 1)
+        order, ahead = self._order, self._next
+        first = min((ahead.get(job, order.first(job)) for job in jobs), default=layer + 1)
         for at in range(first, layer + 1):
             here = [
                 job
                 for job in jobs
-                if _has(job, at) and self._next.get(job, at) <= at and not job.over
+                if order.place(job, at) is not None and ahead.get(job, at) <= at and not job.over
             ]
             self._bring_layer(here, at)
 
@@ -372,7 +380,11 @@ class LayerLoads:
         stored, memory = [job for job in jobs if _stored(job)], jobs
         read: set[int] = set()
         if stored:
-            late = [job for job in stored if self._read_to.get(job, job.layers[0]) <= layer]
+            late = [
+                job
+                for job in stored
+                if self._read_to.get(job, job.layers[0]) <= self._order.at(job, layer)
+            ]
             if late:
                 self._read(late, layer)
             read = {ident for job in stored for ident in job.ids.tolist()}
@@ -383,7 +395,7 @@ class LayerLoads:
             if job.after not in read:
                 self._begin(job)
         self._copy(memory, layer)
-        ended = [job for job in jobs if job.layers[1] == layer + 1]
+        ended = [job for job in jobs if job.layers[1] == self._order.at(job, layer) + 1]
         if ended:
             self._load.settle()
         # The manager accepts the end of a copy only after the end of the read before it.
@@ -404,7 +416,7 @@ class LayerLoads:
                 if job not in self._copies:
                     self._prove(job)
             for job in memory:
-                at = layer - job.layers[0]
+                at = self._order.at(job, layer) - job.layers[0]
                 self._copies_of(job).copy(at, at + 1)
             came = True
             if begin is not None and memory:
@@ -420,7 +432,8 @@ class LayerLoads:
         finally:
             for job, size in zip(memory, each, strict=True):
                 handed = begin is not None
-                self._claims.copied(job, size if came else 0, layer + 1, handed=handed)
+                upto = self._order.at(job, layer) + 1
+                self._claims.copied(job, size if came else 0, upto, handed=handed)
 
     def _prove(self, job: Job) -> None:
         """Prove what a kept source has of an earlier process.
@@ -433,8 +446,8 @@ class LayerLoads:
             raise _UnprovedError(reasons[0])
 
     def _copies_of(self, job: Job) -> LayerCopies:
-        source, pool = job.source, self._connector.pool
-        assert isinstance(source, Pool)  # noqa: S101 - storages are read, not copied
+        source, pool = job.source, job.target
+        assert isinstance(source, Pool) and isinstance(pool, Pool)  # noqa: S101, PT018 - not read
         if job not in self._copies:
             self._copies[job] = LayerCopies.of_slots(
                 source, pool, job.slots, job.layers, copy=self._connector.copy
@@ -459,7 +472,8 @@ class LayerLoads:
         claims, lease = self._claims, self.lease
         while self._error is None:
             if news := self._news():
-                self._submit(partial(self._catch_up, news, self.issued - 1)).join()
+                late = partial(self._take_late, news, self.issued - 1)
+                self._load.submit(late, wake=False).join()
             if self._there(layer):
                 break
             if others := claims.leases_of(self._foreign):
@@ -487,7 +501,15 @@ class LayerLoads:
     def _there(self, layer: int) -> bool:
         """Whether the moves that others carry out have brought a layer."""
         self._foreign = self._others()
-        return self._claims.layer_there(self._foreign, layer)
+        return self._claims.layer_there(self._foreign, layer, self._order)
+
+    def _take_late(self, jobs: list[Job], layer: int) -> None:
+        """On the load stream: bring late jobs up to a layer; all are given back if a load fails."""
+        self._guarded(partial(self._catch_up, jobs, layer))
+        self._jobs += [job for job in jobs if not job.over]
+        if self._error is not None:
+            with suppress(TransferError):
+                self._give_back()
 
     def _catch_up(self, jobs: list[Job], layer: int) -> None:
         """On the load stream: bring late jobs up to the layer that all other jobs have reached."""
@@ -495,7 +517,6 @@ class LayerLoads:
             if _stored(job):
                 self._begin(job)
         self._advance(jobs, layer)
-        self._jobs += [job for job in jobs if not job.over]
 
     def _lay_out(self, layer: int) -> None:
         assert isinstance(self._connector, BufferedConnector)  # noqa: S101 - its callers look
@@ -513,7 +534,3 @@ class LayerLoads:
 def _stored(job: Job) -> bool:
     """Whether it reads from a storage."""
     return not isinstance(job.source, Pool)
-
-
-def _has(job: Job, layer: int) -> bool:
-    return job.layers[0] <= layer < job.layers[1]

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import put
 from kvtrie.settings.sizes import size
-from kvtrie.tiers import sole_pool
+from kvtrie.tiers import Pool, parts_of, sole_pool
 from kvtrie.transfer.connector import BufferedConnector, PagedConnector
 from kvtrie.transfer.layer_loads import LayerLoads
+from kvtrie.transfer.layer_order import LayerOrder
 from kvtrie.transfer.layer_stores import LayerStores
 from kvtrie.transfer.stream import Current, Stream
 
@@ -104,14 +105,19 @@ class LayerwiseEngine:
         layerwise_retrievers: a generator per request of the batch that runs.
 
     Raises:
-        ConfigError: the first tier has no memory.
+        ConfigError: the first tier has no memory, or it keeps groups of layers apart and the
+            settings ask for buffers.
     """
 
     def __init__(self, executor: Executor, settings: Layerwise | None = None) -> None:
-        pool = sole_pool(executor.pools[0], "to load into")
         self.settings = settings or Layerwise()
+        pool, *others = parts_of(executor.pools[0])
+        if not isinstance(pool, Pool) or self.settings.blending or self.settings.use_gpu:
+            pool = sole_pool(executor.pools[0], "to load into")
         self.executor = executor
-        self.layers = pool.layers
+        groups = [group.layers for group in executor.manager.model.groups] if others else ()
+        self._order = LayerOrder(groups or [range(pool.layers)])
+        self.layers = self._order.layers
         path = BufferedConnector if self.settings.blending else PagedConnector
         self.connector = path(
             pool, use_gpu=self.settings.use_gpu, staging_bytes=int(self.settings.staging_bytes)
@@ -388,6 +394,7 @@ class LayerwiseEngine:
             lease,
             self.load,
             self.connector,
+            order=self._order,
             readers=self.settings.readers,
             rush=self._rush,
             help_on=self._help,
@@ -406,6 +413,7 @@ class LayerwiseEngine:
             self.executor.claims.disclaim(lease)
 
     def _open_stores(self, lease: Lease, tokens: Any) -> LayerStores:  # noqa: ANN401 - as above
+        sole_pool(self.executor.pools[0], "to store from layer by layer")
         return LayerStores(
             self.executor,
             lease,
