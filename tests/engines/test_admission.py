@@ -35,12 +35,12 @@ def row(pad, matched, length):
     ],
 )
 def test_rows_meet_at_the_end_of_the_longest_match(rows, column):
-    assert common_column(rows, None) == column
+    assert common_column(rows, [one.lease.tokens for one in rows], None) == column
 
 
 def test_rows_with_states_meet_at_the_last_border_of_a_prompt():
     rows = [row(0, 8, 20), row(4, 0, 16)]
-    states = SimpleNamespace(stepwise=False, goal=lambda one: one.lease.tokens + 8)
-    assert common_column(rows, states) == 16
+    states = SimpleNamespace(stepwise=False, goal=lambda _, tokens: tokens + 8)
+    assert common_column(rows, [8, 0], states) == 16
     states.stepwise = True
-    assert common_column(rows, states) == 19
+    assert common_column(rows, [8, 0], states) == 19

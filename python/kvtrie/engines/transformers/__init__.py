@@ -9,7 +9,7 @@ opening --> open_model
      +--> passes --> layer_trial, trial --> guard, rope      a model, and what its passes must be
      +--> batch                          the rows, and what they hold
             +--> rows --> step           leases, and what a pass of them computes
-            +--> windows, states --> group_blocks     groups of layers after the first
+            +--> parts --> windows, states --> group_blocks     groups of layers after the first
             +--> arrival                 loads by layer during the first pass
             +--> recovery --> mask       blocks that turned out damaged
 ```

@@ -135,17 +135,21 @@ def _claimed(executor: Executor, ask: Callable[..., Lease], *, now: int) -> Leas
     return executor.claims.acquire(partial(ask, now=now))
 
 
-def common_column(rows: Sequence[Row], states: States | None) -> int:
+def common_column(rows: Sequence[Row], matched: Sequence[int], states: States | None) -> int:
     """Return the column that opening brings rows with windows or states to.
 
     It is the last border of each prompt that leaves a state, without states that of the longest
     match, and no less than the padding of any row.
 
     Args:
-        rows: the rows, whose loads have ended.
+        rows: the rows.
+        matched: tokens of the match of each.
         states: recurrent states of the rows, if the model has some.
     """
     if states is not None and states.stepwise:
         return rows[0].pad + len(rows[0].tokens) - 1
-    goals = {row.pad + (states.goal(row) if states else row.lease.tokens) for row in rows}
+    goals = {
+        row.pad + (states.goal(row, tokens) if states else tokens)
+        for row, tokens in zip(rows, matched, strict=True)
+    }
     return max(goals) if len(goals) == 1 else max(goals.union(row.pad for row in rows))

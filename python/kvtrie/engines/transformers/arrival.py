@@ -133,7 +133,8 @@ class Arrival:
 
 def _by_layer(executor: Executor, lease: Lease, kinds: type | tuple[type, ...]) -> bool:
     """Whether nothing amid the match of a lease is computed, and all tiers are of these kinds."""
-    return all(
-        span.action != "recompute" and isinstance(executor.pools[span.tier], kinds)
-        for span in lease.plan.spans
+    spans = lease.plan.spans  # of the first group; loads of others may be from other tiers
+    tiers = executor.claims.tiers(lease).union(span.tier for span in spans)
+    return all(span.action != "recompute" for span in spans) and all(
+        isinstance(executor.pools[tier], kinds) for tier in tiers
     )

@@ -21,17 +21,16 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from kvtrie.engines.transformers.admission import common_column
 from kvtrie.engines.transformers.arrival import Arrival
-from kvtrie.engines.transformers.group_blocks import GroupBlocks
+from kvtrie.engines.transformers.parts import Parts
 from kvtrie.engines.transformers.rows import fresh_tokens, select, step_of
-from kvtrie.engines.transformers.states import States
-from kvtrie.engines.transformers.windows import WindowLayer, Windows
 from kvtrie.errors import ConfigError, TransferError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Self
 
     import numpy as np
@@ -41,7 +40,9 @@ if TYPE_CHECKING:
     from kvtrie.engines.transformers.layer_trial import Tried
     from kvtrie.engines.transformers.recovery import RowRecovery
     from kvtrie.engines.transformers.rows import Row
+    from kvtrie.engines.transformers.states import States
     from kvtrie.engines.transformers.step import Step
+    from kvtrie.engines.transformers.windows import WindowLayer, Windows
     from kvtrie.tiers import Pool
     from kvtrie.transfer import Executor
 
@@ -58,16 +59,14 @@ class Batch:
         pool: the memory of the first tier, of the first group of layers.
         tried: what the layers of the model keep, if its groups are kept apart.
         recovery: computes tokens that do not come.
+        compute: computes the only row of a batch, without padding, up to a token.
         room: columns that the leases have room for from the start.
 
     Attributes:
         pool: as given, as is `recovery`.
         rows: the sequences; a list that is changed in place.
         past: columns that all rows hold.
-        layers: the layers of a cache of transformers, some of which have the states; none for a
-            model with one group.
-        windows: of layers that have one; None for a model without.
-        states: recurrent states; None for a model without.
+        parts: windows and states, of a model that has such layers.
         arrivals: loads that arrive by layer; none after the first pass.
         step: the addresses of the pass that runs; None between passes.
     """
@@ -78,9 +77,11 @@ class Batch:
         pool: Pool,
         tried: Tried | None,
         recovery: RowRecovery,
+        *,
+        compute: Callable[[Batch, int], None],
         room: int,
     ) -> None:
-        self.pool, self.recovery = pool, recovery
+        self.pool, self.recovery, self._compute = pool, recovery, compute
         self._executor, self._tried, self._room = executor, tried, room
         self.rows: list[Row] = []
         self.past = 0
@@ -88,34 +89,23 @@ class Batch:
         self.step: Step | None = None
         self._expected: list[int] = []  # tokens of each row's match while its loads arrive
         self._fresh: list[NDArray[np.int64]] = []
-        self._new: list[tuple[torch.Tensor, torch.Tensor]] = []  # K and V of the pass, by layer
-        self.layers: list[Any] = []
-        self.windows: Windows | None = None
-        self.states: States | None = None
-        first: Sequence[int] = range(pool.layers)
-        if tried is not None:
-            self.layers = [kept.empty() for kept in tried.layers]
-            groups = GroupBlocks.of(executor)
-            if windowed := [group for group in groups if group.window]:
-                self.windows = Windows(windowed)
-            if recurrent := [group for group in groups if not group.window]:
-                self.states = States(recurrent, tried, self.layers)
-            first = executor.manager.model.groups[0].layers
-        self._first = first
-
-    @property
-    def parts(self) -> tuple[Windows | States, ...]:
-        """The tensors of groups after the first; none for a model with one group."""
-        return tuple(part for part in (self.windows, self.states) if part is not None)
+        # K and V of the pass, with the number of their layer in the first group.
+        self._new: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        self.parts = Parts(executor, tried, self._settle)
+        model = executor.manager.model
+        self._first = model.groups[0].layers if self.parts else range(pool.layers)
+        self._last = max(self._first[-1], self.parts.last)
 
     def window(self, layer: int) -> WindowLayer | None:
         """The window of a layer; None for one without."""
-        return None if self.windows is None else self.windows.layers.get(layer)
+        windows = self.parts.windows
+        return None if windows is None else windows.layers.get(layer)
 
     def over(self, rows: Sequence[Row]) -> Self:
         """Return a batch of the same model over other rows, without a column."""
         recovery = copy(self.recovery)
-        made = type(self)(self._executor, self.pool, self._tried, recovery, self._room)
+        how = {"compute": self._compute, "room": self._room}
+        made = type(self)(self._executor, self.pool, self._tried, recovery, **how)
         made.rows += rows
         return made
 
@@ -129,34 +119,26 @@ class Batch:
         for row in self.rows:
             (lease,) = row.lease.fork(1, now=now)
             made.rows.append(replace(row, lease=lease))
-        made.take([self], [range(len(self.rows))])
+        made.parts.take([self.parts], [range(len(self.rows))])
         made.past = self.past
-
-    def take(self, others: Sequence[Batch], rows: Sequence[Sequence[int]]) -> None:
-        """Take the windows and states of rows of batches, one after another."""
-        for mine, *theirs in zip(self.parts, *(one.parts for one in others), strict=True):
-            mine.take(theirs, rows)
 
     def select(self, sources: Sequence[int]) -> None:
         """Go on from some rows, each any number of times, as `rows.select`."""
         self.arrive()
         self.rows[:] = select(self.rows, sources, self._executor.clock())
-        self.take([self], [sources])
+        self.parts.take([self.parts], [sources])
 
-    def repeat(self, times: int) -> None:
-        """Let every row go on as some neighbouring ones."""
-        self.select([row for row in range(len(self.rows)) for _ in range(times)])
-
-    def match(self, rows: int) -> None:
-        """Let the rows be as many as a pass has.
+    def repeat(self, rows: int) -> None:
+        """Let every row go on as some neighbouring ones, so that there are as many as a pass has.
 
         Raises:
             ConfigError: that is no multiple of them.
         """
         if rows % len(self.rows):
             raise ConfigError(f"a batch of {rows} does not continue {len(self.rows)} rows")
-        if rows != len(self.rows):
-            self.repeat(rows // len(self.rows))
+        times = rows // len(self.rows)
+        if times != 1:
+            self.select([row for row in range(len(self.rows)) for _ in range(times)])
 
     def cut(self, columns: int) -> None:
         """Forget the last columns; there must be no windows and no states."""
@@ -177,13 +159,53 @@ class Batch:
             self.arrivals.append(arrival)
         return arrival is not None
 
-    def read(self) -> None:
-        """Wait for what is loaded, and begin with the match of the only row, without padding."""
+    def open(self, *, layerwise: bool, disk: bool) -> None:
+        """Begin with the matches of the rows, after waiting for what is not loaded by layer.
+
+        Rows with windows or states are computed up to a common column, each by itself.
+
+        Args:
+            layerwise: whether the loads were claimed.
+            disk: as of `load`.
+        """
+        rows = self.rows
+        if not self.parts:
+            if not (layerwise and self.load(disk=disk)):
+                self.recovery.fill(rows)
+            self.past = min(row.pad + row.lease.tokens for row in rows)
+            return
+        alone = [self]
+        if len(rows) > 1 or rows[0].pad:
+            alone = [self.over([replace(row, pad=0)]) for row in rows]
+        try:
+            for one in alone:
+                one._meet(layerwise=layerwise)  # noqa: SLF001 - one of its kind
+            column = common_column(rows, [one.past for one in alone], self.parts.states)
+            for at, (one, row) in enumerate(zip(alone, rows, strict=True)):
+                self._compute(one, column - row.pad)
+                if one is not self:
+                    one.arrive()
+                rows[at] = replace(one.rows[0], pad=row.pad)
+        except BaseException:
+            for one in alone:
+                one.abandon()
+            raise
+        if alone != [self]:
+            self.parts.take([one.parts for one in alone], [[0]] * len(alone))
+            self.past = column
+
+    def _meet(self, *, layerwise: bool) -> None:
+        """Begin with the match of the only row, without padding."""
         (row,) = self.rows
-        self._executor.wait(row.lease)
-        self.past = row.lease.tokens
-        for part in self.parts:
-            part.read(row)
+        if layerwise and self.load(disk=True):
+            self.past = self._expected[0]
+        else:
+            self._executor.wait(row.lease)
+            self.past = row.lease.tokens
+        if self.past:
+            self.parts.expect()
+        if not self.arrivals:
+            self.arrive()
 
     def reserve(self, end: int) -> None:
         """Make room for columns up to `end`.
@@ -221,8 +243,7 @@ class Batch:
         holds = self._expected if self.arrivals else [row.lease.tokens for row in self.rows]
         self._fresh = fresh_tokens(self.rows, holds, ids, self.past)
         self.step = step_of(self.rows, self.pool, self.past, ids.shape[1])
-        if self._shrunk():
-            self._wait(self.pool.layers - 1)
+        if self._made_up():
             self.reserve(end)
             self.step = step_of(self.rows, self.pool, self.past, ids.shape[1])
 
@@ -236,19 +257,20 @@ class Batch:
         """
         if self.step is None:
             raise ConfigError(_OTHER)
-        if (window := self.window(layer)) is not None:
-            return window.update(keys, values, self.past)
+        windows = self.parts.windows
+        if windows is not None and layer in windows.layers:
+            self._settle(windows, layer)
+            return windows.layers[layer].update(keys, values, self.past)
         index = self._first.index(layer)
         if self.arrivals:
-            self._new.append((keys, values))
-            self._wait(index)
+            self._new.append((index, keys, values))
+            self._wait(layer)
         self.step.write(index, keys, values)
         seen = self.step.read(index)
         for arrival in self.arrivals:
             arrival.read()
         # A load that failed has freed its slots for other leases: the row has new ones to read.
-        if self._shrunk():
-            self._wait(self.pool.layers - 1)
+        if self._made_up():
             seen = self.step.read(index)
         return seen
 
@@ -262,11 +284,9 @@ class Batch:
             if self.parts:
                 self._executor.wait(row.lease)
             filled = range(row.lease.tokens // size, (row.lease.tokens + len(new)) // size)
-            for part in self.parts if filled else ():
-                part.write(at, row, filled, end)
+            self.parts.write(at, row, filled, end)
             self.rows[at] = row.commit(new, self._executor.clock())
-        if self.windows is not None:
-            self.windows.trim()
+        self.parts.trim()
         self.past = end
         self.forget()
         self._executor.poll()
@@ -278,7 +298,10 @@ class Batch:
             TransferError: loads do not come.
         """
         if self.arrivals:
-            self._wait(self.pool.layers - 1)
+            self._wait(self._last)
+        for part in self.parts:
+            for layer in [*part.late]:
+                self._settle(part, layer)
         while self.arrivals:
             self.arrivals.pop().finish()
 
@@ -305,15 +328,62 @@ class Batch:
             for arrival in self.arrivals:
                 arrival.wait(layer)
         except TransferError as error:
-            self.abandon()
+            self._make_up(error)
+
+    def _settle(self, part: Windows | States, layer: int) -> None:
+        """Read the window or the states of a layer, once the layer has come."""
+        if layer in part.late:
+            self._wait(layer)
+        if layer in part.late:  # otherwise they were computed
+            try:
+                part.read(layer, self.rows[0], self.past)
+            except TransferError as error:
+                self._make_up(error)
+            for arrival in self.arrivals:
+                arrival.read()
+            self._made_up()
+            part.late.pop(layer, None)
+
+    def _made_up(self) -> bool:
+        """Compute what loads that have failed did not bring; return whether there were any."""
+        if not self._shrunk():
+            return False
+        if self.parts:
+            self._make_up(TransferError("a load has failed"))
+        else:
+            self._wait(self._last)
+        return True
+
+    def _make_up(self, error: TransferError) -> None:
+        """Compute what does not come, and store again what the pass has stored so far."""
+        self.abandon()
+        columns = self.past if self.step is None else self.step.keys
+        if self.parts:
+            self._compute_match(error, columns)
+        else:
             self.recovery.fill(self.rows)
-            self._recover_ends(error, self.past if self.step is None else self.step.keys)
-            if self.step is not None:
-                # What the pass has stored so far is of slots that the leases had before.
-                queries = self.step.keys - self.past
-                self.step = step_of(self.rows, self.pool, self.past, queries)
-                for at, (keys, values) in enumerate(self._new):
-                    self.step.write(at, keys, values)
+            self._recover_ends(error, columns)
+        if self.step is not None:
+            # What the pass has stored so far is of slots that the leases had before.
+            self.step = step_of(self.rows, self.pool, self.past, columns - self.past)
+            for at, keys, values in self._new:
+                self.step.write(at, keys, values)
+
+    def _compute_match(self, error: TransferError, columns: int) -> None:
+        """Compute what the match of the only row lost, and make room for columns of the pass.
+
+        Layers that the pass has not reached go on with the windows and states of that.
+        """
+        one = self.over(self.rows)
+        one._meet(layerwise=False)  # noqa: SLF001 - one of its kind
+        self.recovery.recovered += self.past - one.past
+        self._compute(one, self.past)
+        self.rows[:] = one.rows
+        self.parts.adopt(one.parts)
+        self.reserve(columns)
+        states = self.parts.states
+        if states is not None and states.stop(self.rows, self.past, columns) != columns:
+            raise TransferError(f"{error}; the match is shorter now: open another") from error
 
     def _recover_ends(self, error: TransferError, columns: int) -> None:
         """Compute what matches lost at their ends, and make room for columns of the pass."""

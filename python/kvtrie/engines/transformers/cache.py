@@ -14,7 +14,7 @@ into the manager and row. What the rows hold is in `batch.py`.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from kvtrie.engines.transformers.admission import (
     LOOKUP_S,
     admit,
     ask_store,
-    common_column,
     unpadded,
 )
 from kvtrie.engines.transformers.arrival import Arrival
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvtrie import Lease, Scope
-    from kvtrie.engines.transformers.rows import Row
     from kvtrie.transfer import Executor
 
 __all__ = ["KvtrieCache"]
@@ -77,7 +75,8 @@ class KvtrieCache(Cache):
         sessions: the conversation of each row, for retention.
         use_layerwise: let the first pass wait layer by layer for what is loaded from memory or
             read from a disk; otherwise opening waits for all of it, as for what is read from a
-            shared store, where something amid a match is computed, and with windows or states.
+            shared store and where something amid a match is computed. Passes that opening runs for
+            states wait layer by layer, too.
         lookup_s: seconds that opening asks a shared store for the prompts, if the last tier is one.
 
     Attributes:
@@ -117,9 +116,17 @@ class KvtrieCache(Cache):
         self.scope = passes.scope(scope)
         ask_store(executor, prompts, self.scope, lookup_s)
         recovery = RowRecovery(executor, passes, pools[0])
-        batch = Batch(executor, pools[0], passes.tried, recovery, columns + reserve)
-        alone, plans = bool(batch.parts), passes.computes(longest)
-        layerwise = flag("use_layerwise", use_layerwise) and not alone and Arrival.wanted(executor)
+        compute = partial(self._compute, executor, passes)
+        batch = Batch(
+            executor,
+            pools[0],
+            passes.tried,
+            recovery,
+            compute=compute,
+            room=columns + reserve,
+        )
+        plans = passes.computes(longest)
+        layerwise = flag("use_layerwise", use_layerwise) and Arrival.wanted(executor)
         self._begin_life(batch)
         try:
             admit(
@@ -132,16 +139,32 @@ class KvtrieCache(Cache):
                 reserve=reserve,
                 load="plan" if plans else "all",
                 layerwise=layerwise,
-                alone=alone,
+                alone=bool(batch.parts),
             )
-            if alone:
-                self._open_rows()
-            elif not (layerwise and batch.load(disk=plans)):
-                recovery.fill(batch.rows)
+            batch.open(layerwise=layerwise, disk=plans)
         except BaseException:
             self.close()
             raise
-        batch.past = min(row.pad + row.lease.tokens for row in batch.rows)
+
+    @classmethod
+    def _over(cls, executor: Executor, passes: Passes, batch: Batch) -> Self:
+        """A cache over rows of a batch."""
+        made = object.__new__(cls)
+        Cache.__init__(made, layers=[])
+        made._executor, made._passes, made._ids = executor, passes, None
+        made._begin_life(batch)
+        return made
+
+    @classmethod
+    def _compute(cls, executor: Executor, passes: Passes, batch: Batch, upto: int) -> None:
+        """Compute the only row of a batch, without padding, up to a token."""
+        start, (row,) = batch.past, batch.rows
+        if start < upto:
+            cache = cls._over(executor, passes, batch)
+            try:
+                passes.run(row.tokens[start:upto], start, cache)
+            finally:
+                cache._life.leave()  # noqa: SLF001 - one of its kind
 
     def __copy__(self) -> Self:
         """A copy shares no rows, or one would grow under the other."""
@@ -158,20 +181,14 @@ class KvtrieCache(Cache):
         """
         self._open()
         self._batch.arrive()
-        memo[id(self)] = made = self._over(())
+        batch = self._batch.over(())
+        memo[id(self)] = made = self._over(self._executor, self._passes, batch)
+        made.scope = self.scope
         try:
-            self._batch.fork(made._batch)  # noqa: SLF001 - one of its kind
+            self._batch.fork(batch)
         except BaseException:
             made.close()
             raise
-        return made
-
-    def _over(self, rows: Sequence[Row]) -> Self:
-        """A cache of the same model over other rows, without a column."""
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        made._ids = None
-        made._begin_life(self._batch.over(rows))
         return made
 
     def __enter__(self) -> Self:
@@ -308,7 +325,7 @@ class KvtrieCache(Cache):
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Let every row go on as `repeats` neighbouring ones."""
         self._open()
-        self._batch.repeat(repeats)
+        self._batch.repeat(repeats * len(self._batch.rows))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows at `indices` (or where it is True), release the others."""
@@ -318,36 +335,10 @@ class KvtrieCache(Cache):
 
     def _begin_life(self, batch: Batch) -> None:
         """Look at the passes of the model from now on, until the cache ends."""
-        self._batch, self.layers = batch, batch.layers
+        self._batch, self.layers = batch, batch.parts.layers
         self._life = Life(
             self, self._passes.entry, self._before, self._after, release=batch.release
         )
-
-    def _open_rows(self) -> None:
-        """Wait for what is loaded, read windows and states, and bring all rows to one column."""
-        rows = self._batch.rows
-        for row in rows:
-            self._executor.wait(row.lease)  # a load that fails shortens its match
-        column = common_column(rows, self._batch.states)
-        if len(rows) == 1 and not rows[0].pad:
-            self._advance(column)
-            return
-        alone = [self._over([replace(row, pad=0)]) for row in rows]
-        try:
-            for at, (one, row) in enumerate(zip(alone, rows, strict=True)):
-                one._advance(column - row.pad)  # noqa: SLF001 - one of its kind, as below
-                rows[at] = replace(one._batch.rows[0], pad=row.pad)  # noqa: SLF001
-        finally:
-            for one in alone:
-                one._life.leave()  # noqa: SLF001
-        self._batch.take([one._batch for one in alone], [[0]] * len(alone))  # noqa: SLF001
-
-    def _advance(self, upto: int) -> None:
-        """Read the match of the only row, without padding, and compute the row up to a token."""
-        self._batch.read()
-        start, (row,) = self._batch.past, self._batch.rows
-        if start < upto:
-            self._passes.run(row.tokens[start:upto], start, self)
 
     def _before(
         self, entry: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
@@ -380,10 +371,10 @@ class KvtrieCache(Cache):
         """Begin a pass after running all its parts but the last; return the columns of those."""
         batch, start = self._batch, self._batch.past
         end = start + ids.shape[1]
-        batch.match(len(ids))
-        while batch.states is not None and batch.past < end - 1:
+        batch.repeat(len(ids))
+        while (recurrent := batch.parts.states) is not None and batch.past < end - 1:
             batch.reserve(end)  # slots for the next blocks
-            column = batch.states.stop(batch.rows, batch.past, end)
+            column = recurrent.stop(batch.rows, batch.past, end)
             if column == end:
                 break
             part = remainder(given, batch.past - start, column - start)
@@ -411,6 +402,6 @@ class KvtrieCache(Cache):
     def _begin(self, batch: int, queries: int) -> None:
         """Before the first layer: look at the model, and begin the pass with its tokens."""
         self._passes.require_same()
-        self._batch.match(batch)
+        self._batch.repeat(batch)
         seen = self._ids is not None and self._ids.shape == (batch, queries)
         self._batch.begin(self._ids if seen else None)

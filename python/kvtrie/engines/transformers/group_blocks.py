@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from kvtrie.errors import InvariantError
+from kvtrie.errors import InvariantError, TransferError
 from kvtrie.tiers import parts_of
 
 if TYPE_CHECKING:
@@ -59,13 +59,21 @@ class GroupBlocks:
         slots = row.lease.slots(0, self.number)[blocks.start : blocks.stop].tolist()
         return [one for one in zip(blocks, slots, strict=False) if one[1] != _NOTHING]
 
-    def last(self, row: Row, count: int) -> list[int]:
-        """The slots of the last blocks of a row's match, at most `count`."""
-        border = row.lease.tokens // self.pool.block_tokens
-        count = min(border, count)
+    def last(self, row: Row, tokens: int) -> list[int]:
+        """The slots of what a resume needs after some tokens of a row: a window, or one state.
+
+        Raises:
+            TransferError: the row's match is shorter now.
+        """
+        size = self.pool.block_tokens
+        border = tokens // size
+        count = min(border, -(-(self.window - 1) // size) if self.window else 1)
         slots = row.lease.slots(0, self.number)[border - count : border].tolist()
-        if _NOTHING in slots:
-            raise InvariantError(f"group {self.number} lacks a block of {count} before {border}")
+        if len(slots) < count or _NOTHING in slots:
+            lacks = f"group {self.number} lacks a block of {count} before {border}"
+            if row.lease.tokens < tokens:
+                raise TransferError(f"{lacks}: a load has failed")
+            raise InvariantError(lacks)
         return slots
 
     def tokens(self, slots: Sequence[int], index: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@ Invariant: the state in a slot is that after its block. Cost: a copy of what a c
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,13 +15,15 @@ import torch
 from kvtrie.errors import InvariantError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvtrie.engines.transformers.group_blocks import GroupBlocks
     from kvtrie.engines.transformers.layer_trial import LayerState, Tried
     from kvtrie.engines.transformers.rows import Row
 
 __all__ = ["States"]
+
+_NAMES = ("conv_states", "recurrent_states")
 
 
 class States:
@@ -30,15 +33,23 @@ class States:
         groups: the groups of layers that have some.
         tried: what the layers of the model keep.
         layers: the layers of a cache of transformers, without a token.
+
+    Attributes:
+        settle: called with a layer that is still to be read, before its states are used.
+        late: layers whose states are still to be read, with their group and place in it.
     """
 
     def __init__(self, groups: Sequence[GroupBlocks], tried: Tried, layers: Sequence[Any]) -> None:
         self._groups, self._tried, self._layers = groups, tried, layers
+        self.settle: Callable[[int], object] = lambda _: None
+        self.late: dict[int, tuple[GroupBlocks, int]] = {}
 
-    def goal(self, row: Row) -> int:
-        """The token up to which opening computes a row, so that a repeat of it goes on there."""
-        borders = [one for one in row.lease.plan.resume if one < len(row.tokens)]
-        return max([row.lease.tokens, *borders])
+    def goal(self, row: Row, tokens: int) -> int:
+        """The token up to which opening computes a row with a match of some tokens.
+
+        A repeat of the row goes on there.
+        """
+        return max([tokens, *(one for one in row.lease.plan.resume if one < len(row.tokens))])
 
     @property
     def stepwise(self) -> bool:
@@ -58,14 +69,37 @@ class States:
                 borders += [one for one in ends if one > past]
         return min(borders)
 
-    def read(self, row: Row) -> None:
-        """Read the states at the end of the match of the only row."""
+    def expect(self) -> None:
+        """Begin with a row whose states are read layer by layer, when each layer asks for them."""
         for group in self._groups:
-            for slot in group.last(row, 1):
-                for layer, state, part in self._parts(group, slot):
-                    flat = torch.empty_like(part)
-                    flat.copy_(part)  # a part may start where the tensor's type may not
-                    self._put(layer, state, flat.view(state.dtype).view(1, *state.shape))
+            for at, layer in enumerate(group.layers):
+                for state in self._tried.layers[layer].states:
+                    empty = torch.zeros((1, *state.shape), dtype=state.dtype)
+                    self._put(layer, state, empty.to(group.pool.device))
+                kept, settle = self._layers[layer], partial(self.settle, layer)
+                for name in _NAMES:
+                    setattr(kept, name, _Late(kept, name, settle))
+                self.late[layer] = group, at
+
+    def read(self, layer: int, row: Row, tokens: int) -> None:
+        """Read the states of a layer after some tokens of the only row, as `Windows.read`."""
+        group, index = self.late[layer]
+        self._have(layer)
+        for slot in group.last(row, tokens):
+            for state, part in self._parts(group, index, slot):
+                flat = torch.empty_like(part)
+                flat.copy_(part)  # a part may start where the tensor's type may not
+                self._put(layer, state, flat.view(state.dtype).view(1, *state.shape))
+
+    def adopt(self, other: States) -> None:
+        """Take the layers that are still to be read from another cache."""
+        for layer in self.late:
+            self._have(layer)
+            for state in self._tried.layers[layer].states:
+                tensor = other._tensors(layer, state)[state.index]
+                if tensor is not None:
+                    self._put(layer, state, tensor)
+        self.late = {}
 
     def write(self, at: int, row: Row, filled: range, end: int) -> None:
         """Write states to the slots of the blocks that a pass has filled, as `Windows.write`."""
@@ -76,9 +110,10 @@ class States:
                     raise InvariantError(
                         f"a commit at token {end - row.pad} wants the state at {border}"
                     )
-                for layer, state, part in self._parts(group, slot):
-                    row_state = self._tensors(layer, state)[state.index][at]
-                    part.copy_(row_state.contiguous().view(-1).view(torch.uint8))
+                for index, layer in enumerate(group.layers):
+                    for state, part in self._parts(group, index, slot):
+                        mine = self._tensors(layer, state)[state.index][at]
+                        part.copy_(mine.contiguous().view(-1).view(torch.uint8))
 
     def take(self, others: Sequence[States], rows: Sequence[Sequence[int]]) -> None:
         """Take rows of the states of caches, one after another; those without a token are zeros."""
@@ -95,14 +130,20 @@ class States:
                 self._put(layer, state, torch.cat(parts))
 
     def _parts(
-        self, group: GroupBlocks, slot: int
-    ) -> Iterator[tuple[int, LayerState, torch.Tensor]]:
-        """The states of a group, each with its part of a slot's bytes."""
-        memory, start = group.pool.block(slot), 0
-        for layer in group.layers:
-            for state in self._tried.layers[layer].states:
-                yield layer, state, memory[start : start + state.bytes]
-                start += state.bytes
+        self, group: GroupBlocks, index: int, slot: int
+    ) -> Iterator[tuple[LayerState, torch.Tensor]]:
+        """The states of a layer of a group, each with its part of a slot's bytes."""
+        kept = self._tried.layers[group.layers[index]]
+        start = index * kept.state_bytes
+        for state in kept.states:
+            yield state, group.pool.block(slot)[start : start + state.bytes]
+            start += state.bytes
+
+    def _have(self, layer: int) -> None:
+        """Let a layer use its tensors as they are."""
+        kept = self._layers[layer]
+        for name in _NAMES:
+            setattr(kept, name, dict(getattr(kept, name)))
 
     def _tensors(self, layer: int, state: LayerState) -> dict[int, torch.Tensor | None]:
         """The states of one kind of a layer, by their number."""
@@ -114,3 +155,15 @@ class States:
         layers.lazy_initialization(**{f"{state.kind}_states": tensor}, state_idx=state.index)
         layers.has_previous_state[state.index] = True
         self._tensors(layer, state)[state.index] = tensor
+
+
+class _Late(dict[int, Any]):
+    """Tensors of a layer that are read before the first of them is used."""
+
+    def __init__(self, layer: Any, name: str, settle: Callable[[], object]) -> None:  # noqa: ANN401
+        super().__init__(getattr(layer, name))
+        self._layer, self._name, self._settle = layer, name, settle
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - a tensor or None
+        self._settle()
+        return getattr(self._layer, self._name)[index]

@@ -30,22 +30,39 @@ class Windows:
 
     Attributes:
         layers: by layer of the model, its window.
+        late: layers whose window is still to be read, with their group and place in it.
     """
 
     def __init__(self, groups: Sequence[GroupBlocks]) -> None:
         self._groups = groups
+        self.late: dict[int, tuple[GroupBlocks, int]] = {}
         self.layers = {
             layer: WindowLayer(group.window, group.pool.block_tokens)
             for group in groups
             for layer in group.layers
         }
 
-    def read(self, row: Row) -> None:
-        """Read what queries after the match of the only row see."""
-        for group in self._groups:
-            slots = group.last(row, -(-(group.window - 1) // group.pool.block_tokens))
-            for index, layer in enumerate(group.layers if slots else ()):
-                self.layers[layer].fill(*group.tokens(slots, index))
+    def expect(self) -> None:
+        """Begin with a row whose window is read layer by layer, as each layer has come."""
+        self.late = {
+            layer: (group, at) for group in self._groups for at, layer in enumerate(group.layers)
+        }
+
+    def read(self, layer: int, row: Row, tokens: int) -> None:
+        """Read what queries after some tokens of the only row see in a layer.
+
+        Raises:
+            TransferError: the row's match is shorter now.
+        """
+        group, index = self.late[layer]
+        if slots := group.last(row, tokens):
+            self.layers[layer].fill(*group.tokens(slots, index))
+
+    def adopt(self, other: Windows) -> None:
+        """Take the layers that are still to be read from another cache."""
+        for layer in self.late:
+            self.layers[layer] = other.layers[layer]
+        self.late = {}
 
     def write(self, at: int, row: Row, filled: range, end: int) -> None:
         """Write windows to the slots of the blocks that a pass has filled.
