@@ -54,6 +54,7 @@ impl Manager {
             set.victims.iter().for_each(|victim| self.evict(victim, set.cause, now));
             return;
         }
+        self.end_planning(set);
         self.give_spare_slots(set.spared());
         self.hold_copied(set);
         for tier in shared.rev() {

@@ -24,6 +24,9 @@ struct Released {
     group: u8,
 }
 
+/// Mark on the holds of a residency whose slot leaves in a plan.
+const LEAVES: u16 = 1 << 15;
+
 /// Place in the list of released residencies, from its front.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReleasedAt {
@@ -158,6 +161,43 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     #[must_use]
     pub fn holds(&self, place: Place, block: BlockId) -> u16 {
         self.places[self.number(place)].holds[block]
+    }
+
+    /// Holds a block in a plan, until [`Blocks::plan_unhold`].
+    pub fn plan_hold(&mut self, place: Place, block: BlockId) {
+        let number = self.number(place);
+        self.places[number].holds[block] += 1;
+    }
+
+    /// Ends a hold in a plan, until [`Blocks::plan_hold`].
+    pub fn plan_unhold(&mut self, place: Place, block: BlockId) {
+        let number = self.number(place);
+        self.places[number].holds[block] -= 1;
+    }
+
+    /// Lets the slot of a released residency leave in a plan, until [`Blocks::plan_stay`]; `None` if it
+    /// is held or left already.
+    pub fn plan_leave(&mut self, place: Place, block: BlockId) -> Option<Slot> {
+        let number = self.number(place);
+        let here = &mut self.places[number];
+        if !here.is_released(block) {
+            return None;
+        }
+        here.holds[block] |= LEAVES;
+        Some(here.table.get(block).slot)
+    }
+
+    /// Undoes [`Blocks::plan_leave`].
+    pub fn plan_stay(&mut self, place: Place, block: BlockId) {
+        let number = self.number(place);
+        self.places[number].holds[block] &= !LEAVES;
+    }
+
+    /// Whether the slot of a residency leaves in a plan.
+    #[must_use]
+    pub fn leaves(&self, place: Place, block: BlockId) -> bool {
+        let holds = self.places[self.number(place)].holds.get(block);
+        holds.is_some_and(|holds| holds & LEAVES != 0)
     }
 
     /// Holds blocks that a place has or expects.

@@ -40,7 +40,7 @@ use crate::trie::RunId;
 
 use crate::manager::Manager;
 use crate::manager::kinds::Cause;
-use pages::PageView;
+use pages::{PageView, Planned};
 use points::PointVictim;
 
 /// Victims up to which a set's memory is kept for the next one.
@@ -113,6 +113,8 @@ pub(crate) struct EvictionSet {
     shared: Vec<PageView>,
     /// Leases that give their spare slots back.
     spared: Vec<LeaseId>,
+    /// Changes of the holds on parts of blocks, and parts whose slots leave.
+    planned: Vec<Planned>,
     /// Resume points that leave or are copied.
     points: Vec<PointVictim>,
     /// Blocks whose windows and states are stored below: they must not be dropped.
@@ -145,6 +147,7 @@ impl EvictionSet {
             spare,
             shared,
             spared,
+            planned,
             points,
             coming,
             preview,
@@ -162,6 +165,7 @@ impl EvictionSet {
         spare.clear();
         shared.iter_mut().for_each(PageView::clear);
         spared.clear();
+        planned.clear();
         points.clear();
         coming.clear();
         touched.clear();
@@ -244,7 +248,7 @@ impl Manager {
     /// Keeps the memory of a set for the next one, unless it is large.
     pub(crate) fn keep(&mut self, mut set: Box<EvictionSet>) {
         // One large eviction must not keep its memory for all later small ones.
-        if set.victims.len() > MANY || set.taken.len() > MANY {
+        if set.victims.len() > MANY || set.taken.len() > MANY || set.planned.len() > MANY * MANY {
             return;
         }
         set.clear();
@@ -397,6 +401,7 @@ impl Manager {
 
     /// Puts every entry and point back that a set moved.
     pub(crate) fn abandon(&mut self, set: &EvictionSet) {
+        self.end_planning(set);
         self.restore_points(set);
         self.relink_set(set);
     }

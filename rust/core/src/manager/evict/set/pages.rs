@@ -13,7 +13,21 @@ use crate::block::{BlockId, GroupId, LeaseId, NO_SLOT, Part, Place, Slot, TierId
 use crate::manager::Manager;
 use crate::manager::evict::set::EvictionSet;
 use crate::residency::{Arena, ReleasedAt};
-use crate::tier::ResidencyState;
+
+/// Step of a set's plan with a part of a block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Planned {
+    tier: TierId,
+    part: Part,
+    what: Plan,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Plan {
+    Held,
+    Unheld,
+    Leaves,
+}
 
 /// Slots and pages of a tier that a set leaves and takes.
 #[derive(Debug, Default)]
@@ -28,10 +42,6 @@ pub(crate) struct PageView {
     wanted: Vec<u64>,
     /// Place in the list of released residencies at which the search goes on.
     next: ReleasedAt,
-    /// Change of the holds on parts of blocks.
-    holds: FxHashMap<Part, i32>,
-    /// Parts whose slots leave.
-    gone: FxHashSet<Part>,
     /// Parts that a store brings.
     pub(super) brought: FxHashSet<Part>,
 }
@@ -46,12 +56,10 @@ impl PageView {
     }
 
     pub(super) fn clear(&mut self) {
-        let Self { free, pages, left, wanted, next, holds, gone, brought } = self;
+        let Self { free, pages, left, wanted, next, brought } = self;
         free.clear();
         left.clear();
         wanted.clear();
-        holds.clear();
-        gone.clear();
         brought.clear();
         (*pages, *next) = Default::default();
     }
@@ -80,6 +88,10 @@ impl PageView {
 
     /// Frees a live slot of a group.
     pub(super) fn leave(&mut self, arena: &Arena, group: GroupId, slot: Slot) {
+        if arena.per_page(group) == 1 {
+            self.pages += 1;
+            return;
+        }
         let page = arena.page(group, slot);
         let left = self.left.entry((group, page)).or_insert_with(|| arena.live_in(group, page));
         *left -= 1;
@@ -119,7 +131,7 @@ impl Manager {
 
     /// Adds what nothing needs until the wanted slots have room: spare slots of leases, the latest
     /// lease first, and released residencies.
-    pub(super) fn leave_unneeded(&self, set: &mut EvictionSet, tier: TierId, wanted: &[u64]) {
+    pub(super) fn leave_unneeded(&mut self, set: &mut EvictionSet, tier: TierId, wanted: &[u64]) {
         let Some(arena) = self.blocks.arena(tier) else { return };
         while tier == 0 && set.shared[0].lacking(arena, wanted) > 0 {
             let before = set.spared.last().copied().unwrap_or(LeaseId::MAX);
@@ -129,48 +141,65 @@ impl Manager {
                 set.shared[0].leave(arena, group, slot);
             }
         }
-        while set.shared[tier].lacking(arena, wanted) > 0
+        while self
+            .blocks
+            .arena(tier)
+            .is_some_and(|arena| set.shared[tier].lacking(arena, wanted) > 0)
             && let Some(part) = self.blocks.released_from(tier, &mut set.shared[tier].next)
         {
-            self.leave_unheld(set, tier, part);
+            let slot = self.blocks.plan_leave(Place::new(tier, part.group), part.block);
+            self.part_leaves(set, tier, part, slot);
         }
     }
 
-    /// Frees the slot of a part that nothing holds in the set's view, unless a move still writes it.
-    fn leave_unheld(&self, set: &mut EvictionSet, tier: TierId, part: Part) {
-        let (place, view) = (Place::new(tier, part.group), &mut set.shared[tier]);
-        let holds = i32::from(self.blocks.holds(place, part.block));
-        let here = self.residency(place, part.block);
-        if holds + view.holds.get(&part).copied().unwrap_or(0) == 0
-            && here.slot != NO_SLOT
-            && here.state != ResidencyState::Arriving
-            && view.gone.insert(part)
-        {
+    /// Counts the slot of a part that leaves.
+    fn part_leaves(&self, set: &mut EvictionSet, tier: TierId, part: Part, slot: Option<Slot>) {
+        if let Some(slot) = slot {
             let arena = self.blocks.arena(tier).expect("a tier of several groups");
-            view.leave(arena, part.group, here.slot);
+            set.shared[tier].leave(arena, part.group, slot);
+            set.planned.push(Planned { tier, part, what: Plan::Leaves });
         }
     }
 
-    /// Changes the holds on a part; without any its slot leaves.
-    pub(super) fn change_holds(&self, set: &mut EvictionSet, tier: TierId, part: Part, by: i32) {
-        *set.shared[tier].holds.entry(part).or_default() += by;
-        if by < 0 {
-            self.leave_unheld(set, tier, part);
+    /// Holds a part in the set's view.
+    pub(super) fn plan_hold(&mut self, set: &mut EvictionSet, tier: TierId, part: Part) {
+        self.blocks.plan_hold(Place::new(tier, part.group), part.block);
+        set.planned.push(Planned { tier, part, what: Plan::Held });
+    }
+
+    /// Ends a hold on a part in the set's view; without any its slot leaves.
+    pub(super) fn plan_unhold(&mut self, set: &mut EvictionSet, tier: TierId, part: Part) {
+        set.planned.push(Planned { tier, part, what: Plan::Unheld });
+        let here = Place::new(tier, part.group);
+        self.blocks.plan_unhold(here, part.block);
+        let slot = self.blocks.plan_leave(here, part.block);
+        self.part_leaves(set, tier, part, slot);
+    }
+
+    /// Undoes what the set planned with parts: it is carried out, or abandoned.
+    pub(in crate::manager::evict) fn end_planning(&mut self, set: &EvictionSet) {
+        for &Planned { tier, part, what } in set.planned.iter().rev() {
+            let here = Place::new(tier, part.group);
+            match what {
+                Plan::Leaves => self.blocks.plan_stay(here, part.block),
+                Plan::Unheld => self.blocks.plan_hold(here, part.block),
+                Plan::Held => self.blocks.plan_unhold(here, part.block),
+            }
         }
     }
 
     /// Whether a tier has a part, or expects it, in the set's view.
     pub(super) fn part_in(&self, set: &EvictionSet, tier: TierId, part: Part) -> bool {
         let view = &set.shared[tier];
+        let here = Place::new(tier, part.group);
         view.brought.contains(&part)
-            || !view.gone.contains(&part)
-                && self.blocks.expects(Place::new(tier, part.group), part.block)
+            || !self.blocks.leaves(here, part.block) && self.blocks.expects(here, part.block)
     }
 
     /// Whether a part has no slot on a tier in the set's view: bytes that cannot be read have one, and
     /// those that a failed move may still write.
-    pub(super) fn part_absent(&self, set: &EvictionSet, tier: TierId, part: Part) -> bool {
-        set.shared[tier].gone.contains(&part)
-            || self.residency(Place::new(tier, part.group), part.block).slot == NO_SLOT
+    pub(super) fn part_absent(&self, tier: TierId, part: Part) -> bool {
+        let here = Place::new(tier, part.group);
+        self.blocks.leaves(here, part.block) || self.residency(here, part.block).slot == NO_SLOT
     }
 }

@@ -90,9 +90,7 @@ impl Manager {
         let (there, lacking): (Vec<_>, Vec<_>) =
             needs.partition(|&part| self.part_in(set, below, part));
         // Without a copy of its last block a point ends.
-        if self.absent(set, block)
-            || !lacking.iter().all(|&part| self.part_absent(set, below, part))
-        {
+        if self.absent(set, block) || !lacking.iter().all(|&part| self.part_absent(below, part)) {
             return None;
         }
         let mut wanted = vec![0; self.points.other_numbers().end];
@@ -101,7 +99,7 @@ impl Manager {
         }
         // Parts that are there must not make room for the rest.
         for &part in &there {
-            self.change_holds(set, below, part, 1);
+            self.plan_hold(set, below, part);
         }
         // As a point there it must not leave for itself.
         self.take_out(set, below, block);
@@ -110,16 +108,13 @@ impl Manager {
         set.moving.pop();
         if !fits {
             for &part in &there {
-                self.change_holds(set, below, part, -1);
+                self.plan_unhold(set, below, part);
             }
             return None;
         }
         let there = there.into_iter().filter(|part| !set.shared[below].brought.contains(part));
         let there = there.collect();
-        for &part in &lacking {
-            self.change_holds(set, below, part, 1);
-            set.shared[below].brought.insert(part);
-        }
+        set.shared[below].brought.extend(&lacking);
         set.coming.extend(lacking.iter().map(|part| part.block).chain([block]));
         Some(Copied { there, lacking })
     }
@@ -140,7 +135,7 @@ impl Manager {
         let before = self.points.shift(block, leaves.then_some(tier), to);
         if leaves {
             for &part in &needs {
-                self.change_holds(set, tier, part, -1);
+                self.plan_unhold(set, tier, part);
             }
         }
         // The worth of the points around it hangs on it, and the band of its block.
