@@ -362,7 +362,7 @@ class Batch:
             self._compute_match(error, columns)
         else:
             self.recovery.fill(self.rows)
-            self._recover_ends(error, columns)
+            self.recovery.extend_all(self.rows, self._expected, columns, error)
         if self.step is not None:
             # What the pass has stored so far is of slots that the leases had before.
             self.step = step_of(self.rows, self.pool, self.past, columns - self.past)
@@ -384,15 +384,6 @@ class Batch:
         states = self.parts.states
         if states is not None and states.stop(self.rows, self.past, columns) != columns:
             raise TransferError(f"{error}; the match is shorter now: open another") from error
-
-    def _recover_ends(self, error: TransferError, columns: int) -> None:
-        """Compute what matches lost at their ends, and make room for columns of the pass."""
-        for row, end in zip(self.rows, self._expected, strict=True):
-            if row.lease.tokens >= end:
-                continue
-            if not self.recovery.computes(len(row.tokens)):
-                raise TransferError(f"{error}; the match is shorter now: open another") from error
-            self.recovery.extend(row, end, max(end, columns - row.pad))
 
     def _shrunk(self) -> bool:
         """Whether a load has failed, so that a match is shorter or has a hole.

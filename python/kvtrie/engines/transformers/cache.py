@@ -116,15 +116,8 @@ class KvtrieCache(Cache):
         self.scope = passes.scope(scope)
         ask_store(executor, prompts, self.scope, lookup_s)
         recovery = RowRecovery(executor, passes, pools[0])
-        compute = partial(self._compute, executor, passes)
-        batch = Batch(
-            executor,
-            pools[0],
-            passes.tried,
-            recovery,
-            compute=compute,
-            room=columns + reserve,
-        )
+        compute, room = partial(self._compute, executor, passes), columns + reserve
+        batch = Batch(executor, pools[0], passes.tried, recovery, compute=compute, room=room)
         plans = passes.computes(longest)
         layerwise = flag("use_layerwise", use_layerwise) and Arrival.wanted(executor)
         self._begin_life(batch)
@@ -336,9 +329,8 @@ class KvtrieCache(Cache):
     def _begin_life(self, batch: Batch) -> None:
         """Look at the passes of the model from now on, until the cache ends."""
         self._batch, self.layers = batch, batch.parts.layers
-        self._life = Life(
-            self, self._passes.entry, self._before, self._after, release=batch.release
-        )
+        entry, release = self._passes.entry, batch.release
+        self._life = Life(self, entry, self._before, self._after, release=release)
 
     def _before(
         self, entry: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None

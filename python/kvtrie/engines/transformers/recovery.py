@@ -20,6 +20,7 @@ from transformers import Cache
 from kvtrie.engines.transformers.mask import masks
 from kvtrie.engines.transformers.rows import patiently
 from kvtrie.engines.transformers.step import Step
+from kvtrie.errors import TransferError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,6 +70,27 @@ class RowRecovery:
                 missing = [torch.from_numpy(plan.recompute(layer)) for layer in layers]  # type: ignore[no-untyped-call]
                 self._compute(row, torch.from_numpy(plan.recompute()), missing)  # type: ignore[no-untyped-call]
             row.lease.commit([], now=self._executor.clock())
+
+    def extend_all(
+        self, rows: Sequence[Row], ends: Sequence[int], columns: int, error: TransferError
+    ) -> None:
+        """Compute what matches lost at their ends, and make room for columns of a pass.
+
+        Args:
+            rows: the rows.
+            ends: tokens that each match had.
+            columns: of the pass, those before it included.
+            error: why the tokens are lost.
+
+        Raises:
+            TransferError: the model cannot compute single tokens.
+        """
+        for row, end in zip(rows, ends, strict=True):
+            if row.lease.tokens >= end:
+                continue
+            if not self.computes(len(row.tokens)):
+                raise TransferError(f"{error}; the match is shorter now: open another") from error
+            self.extend(row, end, max(end, columns - row.pad))
 
     def extend(self, row: Row, end: int, room: int) -> None:
         """Compute the tokens from the last one that a row holds up to `end`, and commit them.
