@@ -103,9 +103,14 @@ class Batch:
 
     def over(self, rows: Sequence[Row]) -> Self:
         """Return a batch of the same model over other rows, without a column."""
-        recovery = copy(self.recovery)
-        how = {"compute": self._compute, "room": self._room}
-        made = type(self)(self._executor, self.pool, self._tried, recovery, **how)
+        made = type(self)(
+            self._executor,
+            self.pool,
+            self._tried,
+            copy(self.recovery),
+            compute=self._compute,
+            room=self._room,
+        )
         made.rows += rows
         return made
 

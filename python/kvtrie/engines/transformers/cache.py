@@ -35,7 +35,7 @@ from kvtrie.engines.transformers.recovery import RowRecovery
 from kvtrie.engines.transformers.rows import check_repeated
 from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.settings.argument import flag
-from kvtrie.tiers import Pool, parts_of
+from kvtrie.tiers import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,19 +105,19 @@ class KvtrieCache(Cache):
         lookup_s: float = LOOKUP_S,
     ) -> None:
         super().__init__(layers=[])
-        pools = parts_of(executor.pools[0])
-        if not isinstance(pools[0], Pool):
+        pool = executor.pools[0]
+        if not isinstance(pool, Pool):
             raise ConfigError("the first tier has no memory that a model could compute in")
         prompts = unpadded(input_ids, attention_mask)
         longest, columns = max(map(len, prompts)), input_ids.shape[1]
         self._executor = executor
-        self._passes = passes = Passes(model, executor, pools, longest)
+        self._passes = passes = Passes(model, executor, pool.groups, longest)
         self._ids: torch.Tensor | None = None
         self.scope = passes.scope(scope)
         ask_store(executor, prompts, self.scope, lookup_s)
-        recovery = RowRecovery(executor, passes, pools[0])
+        recovery = RowRecovery(executor, passes, pool)
         compute, room = partial(self._compute, executor, passes), columns + reserve
-        batch = Batch(executor, pools[0], passes.tried, recovery, compute=compute, room=room)
+        batch = Batch(executor, pool, passes.tried, recovery, compute=compute, room=room)
         plans = passes.computes(longest)
         layerwise = flag("use_layerwise", use_layerwise) and Arrival.wanted(executor)
         self._begin_life(batch)

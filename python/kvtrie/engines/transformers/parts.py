@@ -77,8 +77,10 @@ class Parts:
 
     def adopt(self, other: Parts) -> None:
         """Take the layers that are still to be read from another batch."""
-        for mine, theirs in zip(self, other, strict=True):
-            mine.adopt(theirs)
+        if self.windows is not None and other.windows is not None:
+            self.windows.adopt(other.windows)
+        if self.states is not None and other.states is not None:
+            self.states.adopt(other.states)
 
     def write(self, at: int, row: Row, filled: range, end: int) -> None:
         """Write to the slots of the blocks that a pass has filled, as `Windows.write`."""

@@ -112,8 +112,10 @@ class States:
                     )
                 for index, layer in enumerate(group.layers):
                     for state, part in self._parts(group, index, slot):
-                        mine = self._tensors(layer, state)[state.index][at]
-                        part.copy_(mine.contiguous().view(-1).view(torch.uint8))
+                        mine = self._tensors(layer, state)[state.index]
+                        if mine is None:
+                            raise InvariantError(f"layer {layer} has no state after a pass")
+                        part.copy_(mine[at].contiguous().view(-1).view(torch.uint8))
 
     def take(self, others: Sequence[States], rows: Sequence[Sequence[int]]) -> None:
         """Take rows of the states of caches, one after another; those without a token are zeros."""
