@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -26,19 +26,40 @@ from kvtrie.tiers.block_format import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from typing import Self, TypeAlias
+    from typing import Self
 
     from numpy.typing import NDArray
 
     from kvtrie.tiers.block_format import BlockFormat
-    from kvtrie.tiers.pool import Pool
-
-    Units: TypeAlias = "Dense | Pool"
 
 __all__ = ["PIECE_BYTES", "Dense", "agree", "check", "convert", "pages"]
 
 PIECE_BYTES = 8 << 20
 """Rows that are under way at once."""
+
+
+class Units(Protocol):
+    """Memory of units: a pool's, or some outside of one."""
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """Format of a unit."""
+        ...
+
+    @property
+    def planes(self) -> tuple[torch.Tensor, ...]:
+        """The bytes, uint8 `(units, bytes per unit)`: K's and V's, or both."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the memory."""
+        ...
+
+    @cached_property
+    def pages(self) -> Pages:
+        """All units as blocks of one layer."""
+        ...
 
 
 @dataclass(frozen=True)
