@@ -104,7 +104,9 @@ def test_every_answer_is_as_without_kvtrie_on_a_disk_that_fails(
     monkeypatch.setattr(DiskStorage, "write_many", many)
     options = Options(tiny=True, json=True, answer_tokens=4, picture=None, disk=tmp_path / "disk")
     status = demo(options)
-    document = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert printed.out, printed.err
+    document = json.loads(printed.out)
     assert status == 0
     assert {turn["verdict"] for turn in document["turns"]} <= {"equal", "tie"}
     assert next(seen) > first + 1
