@@ -21,7 +21,7 @@ def stores(tmp_path):
         for seed in (1, 2):
             world.serve(prompt(seed, 6), [])
         world.executor.save()
-        return [one.storage.store.folder for one in world.pools[-1].groups]
+        return [one.store.folder for one in world.pools[-1].groups]
 
 
 def rows(store):
