@@ -141,7 +141,7 @@ fn compare(at: usize, counts: &[usize]) {
     );
 }
 
-/// The same model, told that it has one group of layers, which attend to all tokens.
+/// Settings of the same model with one group of full attention.
 fn of_one_group(settings: Settings) -> Settings {
     let slot_bytes = settings.layer_bytes * u64::from(settings.layers);
     let full = Group { kind: GroupKind::Full, slot_bytes, layers: settings.layers };

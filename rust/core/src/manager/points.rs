@@ -66,7 +66,7 @@ pub(super) struct Point {
 pub(super) struct Ended {
     point: Point,
     /// Blocks of the points that followed the one before it.
-    beside: SmallVec<[BlockId; 2]>,
+    siblings: SmallVec<[BlockId; 2]>,
 }
 
 /// Point as it was before it left a tier or came to one.
@@ -205,13 +205,13 @@ impl Points {
         for below in &point.after {
             self.get_mut(*below).expect("a point").before = point.before;
         }
-        let mut beside = SmallVec::new();
+        let mut siblings = SmallVec::new();
         if let Some(before) = point.before.and_then(|before| self.get_mut(before)) {
-            beside.clone_from(&before.after);
+            siblings.clone_from(&before.after);
             before.after.retain(|below| *below != block);
             before.after.extend(point.after.iter().copied());
         }
-        Some(Ended { point, beside })
+        Some(Ended { point, siblings })
     }
 
     /// Takes a point from one tier and puts it on another. It ends with its last tier. Returns what
@@ -232,12 +232,12 @@ impl Points {
 
     /// Puts a point back that was the latest to be shifted.
     pub(super) fn restore(&mut self, block: BlockId, before: &Shifted) {
-        if let Some(Ended { point, beside }) = &before.ended {
+        if let Some(Ended { point, siblings }) = &before.ended {
             for below in &point.after {
                 self.get_mut(*below).expect("a point").before = Some(block);
             }
             if let Some(before) = point.before.and_then(|before| self.get_mut(before)) {
-                before.after.clone_from(beside);
+                before.after.clone_from(siblings);
             }
             self.insert(block, point.clone());
         }
