@@ -25,3 +25,15 @@ def tiny_llama():
 @pytest.fixture(scope="module")
 def llama():
     return tiny_llama()
+
+
+@pytest.fixture
+def waited(monkeypatch):
+    """The layers that passes of a KvtrieCache wait for, in order."""
+    from kvtrie.engines.transformers import arrival
+
+    layers, wait = [], arrival.Arrival.wait
+    monkeypatch.setattr(
+        arrival.Arrival, "wait", lambda self, layer: (layers.append(layer), wait(self, layer))[1]
+    )
+    return layers

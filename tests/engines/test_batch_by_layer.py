@@ -3,13 +3,12 @@
 import gc
 import threading
 from contextlib import nullcontext
-from typing import ClassVar
 
 import pytest
 import torch
 from tinymodels import BLOCK, agree, answer, before, serve, some
 
-from kvtrie.engines.transformers import KvtrieCache, arrival, batch
+from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.engines.transformers.recovery import RowRecovery
 from kvtrie.errors import TransferError
 from kvtrie.transfer import LayerwiseEngine
@@ -39,23 +38,6 @@ def pushed_down(llama):
     yield make
     for executor in executors:
         executor.close()
-
-
-class RecordedArrival(arrival.Arrival):
-    """Notes which layers a pass waits for."""
-
-    layers: ClassVar[list[int]] = []
-
-    def wait(self, layer):
-        self.layers.append(layer)
-        super().wait(layer)
-
-
-@pytest.fixture
-def waited(monkeypatch):
-    monkeypatch.setattr(batch, "Arrival", RecordedArrival)
-    RecordedArrival.layers = []
-    return RecordedArrival.layers
 
 
 def test_each_layer_is_waited_for_when_it_computes(llama, pushed_down, waited):

@@ -1,7 +1,6 @@
 """Windows and states by layer: a pass has those of a layer when it computes the layer."""
 
 import threading
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from grouped_serving import BLOCK, allowed, apart, ask, push, serve, some
 from tinymodels import agree, answer
 
 from kvtrie.demo.families import family
-from kvtrie.engines.transformers import KvtrieCache, arrival, batch
+from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.engines.transformers.open_model import close_executor
 from kvtrie.errors import ConfigError
 from kvtrie.tiers import Pool
@@ -21,23 +20,6 @@ pytestmark = pytest.mark.engine
 PROMPT = 6 * BLOCK
 # Windows; states and attention in layers of their own; both in one layer; layers that keep nothing.
 NAMES = ["gemma-3", "lfm2", "falcon-h1", "gemma-4-shared"]
-
-
-class RecordedArrival(arrival.Arrival):
-    """Notes which layers a pass waits for."""
-
-    layers: ClassVar[list[int]] = []
-
-    def wait(self, layer):
-        self.layers.append(layer)
-        super().wait(layer)
-
-
-@pytest.fixture
-def waited(monkeypatch):
-    monkeypatch.setattr(batch, "Arrival", RecordedArrival)
-    RecordedArrival.layers = []
-    return RecordedArrival.layers
 
 
 @pytest.fixture(scope="module", params=NAMES)
