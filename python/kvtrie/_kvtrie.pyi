@@ -1863,8 +1863,8 @@ class Committed:
 
     Attributes:
         new: handles of the blocks that entered the trie, `uint64[n]`.
-        duplicate: private slots whose block another lease had committed already, `uint32[k]`. They
-            stay the lease's until release.
+        duplicate: private slots whose block another lease had committed already and still uses,
+            `uint32[k]`. They stay the lease's until release.
         canonical: handles of the blocks that won, one for each duplicate, `uint64[k]`.
         ahead: how many of the new blocks had been stored by `store_ahead`: their copies were taken
             over.

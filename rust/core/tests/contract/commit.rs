@@ -79,6 +79,20 @@ fn the_first_commit_of_a_block_wins_and_the_second_learns_of_it() {
 }
 
 #[test]
+fn a_block_computed_again_takes_the_place_of_a_copy_that_nothing_else_uses() {
+    let mut rig = one(2);
+    let prompt = tokens(1, 1);
+    let (one, two) = (rig.acquire(&prompt), rig.acquire(&prompt));
+    let own = rig.slots(two);
+    rig.commit(one, &prompt);
+    rig.release(one);
+    // The tier has room for the tokens of this lease, and not for a second copy of any.
+    assert_eq!(rig.commit(two, &prompt), Committed::default());
+    rig.call(|manager, now| manager.reserve(two, SIZE, now)).unwrap();
+    assert_eq!(rig.slots(two)[..1], own);
+}
+
+#[test]
 fn prompts_that_diverge_share_their_prefix() {
     let mut rig = one(8);
     let stem = tokens(1, 2);

@@ -332,14 +332,18 @@ impl Manager {
         settled
     }
 
-    /// Makes a private slot the block's residency, if those layers are absent.
+    /// Makes a private slot the block's residency, if those layers are absent, or if they have a slot on
+    /// the first tier that no other lease uses and no move reads: a lease takes no more slots than its
+    /// tokens need.
     pub(crate) fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
         let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
         let here = self.residency(tier, block);
-        let full = layers == self.all_layers() && here.state == ResidencyState::Absent;
+        let idle = here.state == ResidencyState::Resident && here.busy == 0;
+        let replaces = idle && tier == 0 && self.node(block).refs == 1;
+        let full =
+            layers == self.all_layers() && (here.state == ResidencyState::Absent || replaces);
         // With layer slots the two ranges may join to one.
-        let grows = here.state == ResidencyState::Resident
-            && here.busy == 0
+        let grows = idle
             && self.tiers[tier].spec.layer_slots
             && !here.have.covers(layers)
             && here.have.join(layers).is_some();
@@ -349,6 +353,9 @@ impl Manager {
         }
         self.private_slots.take(private);
         if full {
+            if replaces {
+                self.blocks.give_slots(tier, here.slot, here.have, true);
+            }
             let here = Residency { slot, have: layers, busy: 0, state: ResidencyState::Resident };
             self.blocks.alter(tier, block, |known| *known = here);
         } else {
