@@ -235,9 +235,9 @@ def _run(given: argparse.Namespace) -> int:
     last = manager.evictions()
     if given.json:
         sys.stdout.write(_json(settings, played, last if given.evictions else None))
-    else:
-        left = f"\n{skipped.lines} lines were left out\n" if skipped and skipped.lines else ""
-        sys.stdout.write(_text(title, played) + left + _evictions(manager, last))
+        return status
+    left = f"\n{skipped.lines} lines were left out\n" if skipped and skipped.lines else ""
+    sys.stdout.write(_text(title, played) + left + _evictions(manager, last))
     return status
 
 

@@ -73,16 +73,7 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
         ConfigError: shapes that do not go together, or a limit below the weights of one query.
     """
     _check(query, keys, values, token_pos)
-    if (
-        grad.shape != (*query.shape[:3], values.shape[3])
-        or key_grads.shape != keys.shape
-        or value_grads.shape != values.shape
-    ):
-        raise ConfigError(
-            f"gradients {tuple(grad.shape)}, {tuple(key_grads.shape)} and "
-            f"{tuple(value_grads.shape)} do not go with queries {tuple(query.shape)}, keys "
-            f"{tuple(keys.shape)} and values {tuple(values.shape)}"
-        )
+    _check_gradients((grad, key_grads, value_grads), query, keys, values)
     batch, heads, new, dim = query.shape
     groups, rows = keys.shape[1], keys.shape[2]
     each = heads // groups
@@ -98,10 +89,7 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
             first=first,
             scale=factor,
         )
-        flash.attend()
-        back = FlashBackward(flash, grad, key_grads, value_grads)
-        back.start()
-        return back.query_grads
+        return _by_kernel(flash, grad, key_grads, value_grads)
     grouped = query.unflatten(1, (groups, each)).float() * factor
     given = grad.unflatten(1, (groups, each)).float()
     plain, stated = keys.float(), values.float()
@@ -112,11 +100,7 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
         size = (each, hi - lo)
         part, back = grouped[:, :, :, lo:hi].flatten(2, 3), given[:, :, :, lo:hi].flatten(2, 3)
         products = torch.matmul(part, plain.mT).unflatten(2, size)
-        products = products if terms is None else terms.capped(products)
-        hidden = sight.hidden(lo, hi)
-        slope = None if terms is None else terms.slope(products)
-        products = products.masked_fill_(hidden, -torch.inf)
-        weights = torch.softmax(products, dim=-1) if terms is None else terms.softmax(products)
+        weights, slope = _weights(products, sight.hidden(lo, hi), terms)
         if sight.blind:
             weights.nan_to_num_(0.0)  # padding sees nothing
         left = 1 - weights.sum(dim=-1) if sink_grads is not None else None
@@ -133,3 +117,37 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
         key_grads += torch.matmul(error.mT, part)
         found[:, :, :, lo:hi] = torch.matmul(error, plain).mul_(factor).unflatten(2, size)
     return found.flatten(1, 2).to(query.dtype)
+
+
+def _by_kernel(
+    flash: Flash, grad: torch.Tensor, key_grads: torch.Tensor, value_grads: torch.Tensor
+) -> torch.Tensor:
+    flash.attend()
+    back = FlashBackward(flash, grad, key_grads, value_grads)
+    back.start()
+    return back.query_grads
+
+
+def _weights(
+    products: torch.Tensor, hidden: torch.Tensor, terms: Terms | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights of rows by their products, and the slope of a softcap."""
+    if terms is None:
+        return torch.softmax(products.masked_fill_(hidden, -torch.inf), dim=-1), None
+    products = terms.capped(products)
+    slope = terms.slope(products)
+    return terms.softmax(products.masked_fill_(hidden, -torch.inf)), slope
+
+
+def _check_gradients(
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> None:
+    shapes = [tuple(each.shape) for each in gradients]
+    if shapes != [(*query.shape[:3], values.shape[3]), keys.shape, values.shape]:
+        raise ConfigError(
+            f"gradients {shapes[0]}, {shapes[1]} and {shapes[2]} do not go with queries "
+            f"{tuple(query.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)}"
+        )

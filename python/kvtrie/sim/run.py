@@ -148,7 +148,7 @@ def play(
             yield request
 
     def on_record(record: Record) -> None:
-        number, machine, arrival, first, end, hits, peer, (computed, _, _) = record[:8]
+        _, _, arrival, first, end, hits, peer, (computed, _, _) = record[:8]
         stalled, saved, suspended, answer = record[8:]
         if not counts.requests:
             counts.first_arrival = arrival
@@ -175,18 +175,24 @@ def play(
             counts.good += first - arrival <= goals.ttft_ns and per_token <= goals.tpot_ns
         if on_request is not None:
             on_request(
-                {
-                    "id": number,
-                    "machine": machine,
-                    "arrival_ns": arrival,
-                    "first_token_ns": first,
-                    "end_ns": end,
-                    "hit_tokens": {**none, **dict(zip(kinds, hits, strict=False)), "peer": peer},
-                    "computed_tokens": computed,
-                }
+                _line(record, {**none, **dict(zip(kinds, hits, strict=False)), "peer": peer})
             )
 
     simulation.run(counted(), on_record, by_name(on_decision), best=best)
     counts.hit_tokens = {**none, **dict(zip(kinds, found, strict=True))}
     counts.saved_ns = {**none, **dict(zip(kinds, spared, strict=True))}
     return counts
+
+
+def _line(record: Record, hits: dict[str, int]) -> dict[str, Any]:
+    """The line of a request: its times in ns and the tokens found by tier."""
+    number, machine, arrival, first, end, _, _, (computed, _, _) = record[:8]
+    return {
+        "id": number,
+        "machine": machine,
+        "arrival_ns": arrival,
+        "first_token_ns": first,
+        "end_ns": end,
+        "hit_tokens": hits,
+        "computed_tokens": computed,
+    }

@@ -124,16 +124,7 @@ class _Tuning:
         self._write = write if world.leads and run.verbose != "none" else _say_nothing
         torch.manual_seed(run.seed)
         classes = run.head_model != "next_token_prediction"
-        about = About(
-            name,
-            fingerprint(model),
-            run.mode,
-            run.head_model,
-            [],
-            asdict(run.kv_cache),
-            run.yarn_rope,
-            {"class_path": _path(type(data)), "init_args": dict(data.given)},
-        )
+        about = _about(model, data, run, name)
         self._saved = Saved(Path(run.out_dir))
         start = _start(self._saved, run, about)
         base: Any = model
@@ -149,12 +140,7 @@ class _Tuning:
         self._model: Any = with_lora(base, run.lora) if run.adapts else base
         self._prepare_weights()
         self._optimizer = make_optimizer(self._trained(), run.optimizer)
-        self._rates = [group["lr"] for group in self._optimizer.param_groups]
-        if run.train.min_lr > min(self._rates):
-            raise ConfigError(
-                f"train.min_lr is {run.train.min_lr:g}, above the learning rate "
-                f"{min(self._rates):g}"
-            )
+        self._rates = _rates(run, self._optimizer)
         _room(self._saved.folder, self._trained())
         self._snapshots = Snapshots(
             self._saved.folder, run.record_gpu_memory_snapshots, run.record_gpu_memory_kind
@@ -366,6 +352,26 @@ def _path(kind: type) -> str:
 
 def _over(most: float | None, began: float) -> bool:
     return most is not None and time.monotonic() - began >= most
+
+
+def _about(model: PreTrainedModel, data: DataModule, run: Run, name: str) -> About:
+    given = {"class_path": _path(type(data)), "init_args": dict(data.given)}
+    cache, rope = asdict(run.kv_cache), run.yarn_rope
+    return About(name, fingerprint(model), run.mode, run.head_model, [], cache, rope, given)
+
+
+def _rates(run: Run, optimizer: torch.optim.Optimizer) -> list[float]:
+    """The learning rate of each group of weights.
+
+    Raises:
+        ConfigError: the lowest rate of the schedule is above one of them.
+    """
+    rates: list[float] = [group["lr"] for group in optimizer.param_groups]
+    if run.train.min_lr > min(rates):
+        raise ConfigError(
+            f"train.min_lr is {run.train.min_lr:g}, above the learning rate {min(rates):g}"
+        )
+    return rates
 
 
 def _start(saved: Saved, run: Run, about: About) -> int:

@@ -39,13 +39,15 @@ class ReplicatedRanks:
     count: int = 1
 
     @classmethod
-    def of(cls, rank: int, gather: Callable[[Any], list[Any]]) -> ReplicatedRanks:
+    def of(cls, rank: int, gather: Callable[[Any], list[Any]] | None) -> ReplicatedRanks:
         """The ranks on the machine of this one.
 
         Args:
             rank: this one's in its group.
-            gather: the exchange within the group.
+            gather: the exchange within the group; None for a rank whose KV no other has.
         """
+        if gather is None:
+            return cls()
         machines = gather(machine())
         mine = [at for at, name in enumerate(machines) if name == machines[rank]]
         return cls(mine.index(rank), mine[0], len(mine))

@@ -10,7 +10,6 @@ loaded, and nothing per step that has neither.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.runner import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerConnector"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _IDLE_S = 0.002  # that a step without anything to compute waits for news, so as not to spin
 _HUNG_S = 0.02  # that it waits if all that is left hangs, which may last
 
@@ -100,18 +98,15 @@ class WorkerConnector:
     ) -> None:
         tiers = settings.tiers or (_default(model),)
         self.gpu = _engine_pool(settings, model, tensors, engine, writer)
-        layout = tiers[0].layout or self.gpu.layout
-        self.replicas = ReplicatedRanks()
-        if model.alike and model.shape.tp > 1 and gather is not None:
-            self.replicas = ReplicatedRanks.of(rank % model.shape.tp, gather)
-        self._rooms = [
-            tier.room(model.shape, model.block_tokens) * self.replicas.count for tier in tiers
-        ]
+        alike = gather if model.alike and model.shape.tp > 1 else None
+        self.replicas = ReplicatedRanks.of(rank % model.shape.tp, alike)
+        each = [tier.room(model.shape, model.block_tokens) for tier in tiers]
+        self._rooms = [room * self.replicas.count for room in each]
         self.host, self._shared, self._one_writes = open_host(
             tiers[0],
             model,
             self._rooms[0],
-            layout,
+            tiers[0].layout or self.gpu.layout,
             rank=rank,
             replicas=self.replicas,
             gather=gather,
@@ -125,36 +120,17 @@ class WorkerConnector:
         self._proofs: HostProofs | None = None
         if tiers[0].keep is not None:
             self._proofs = HostProofs(self._kept, reports=not self._one_writes)
-        pools: list[Pool | Storage] = [self.gpu, self.host]
-        self.disk: DiskStorage | None = None
-        self.remote: RankStore | None = None
-        # A disk comes last: a smaller budget frees blocks as soon as it is opened.
-        below = sorted(
-            zip(tiers[1:], self._rooms[1:], strict=True), key=lambda row: row[0].kind == "disk"
-        )
-        for tier, room in () if self.replicas.place else below:
-            if tier.kind != "disk":
-                self.remote = RankStore(tier, model, self.host.layout, rank)
-                continue
-            try:
-                self.disk = _disk(tier, room, model, self.host, rank, wall=wall)
-            except BaseException:
-                if self.remote is not None:
-                    self.remote.storage.close()
-                raise
-        pools += [] if self.disk is None else [self.disk]
-        pools += [] if self.remote is None else [self.remote.storage]
+        below = () if self.replicas.place else zip(tiers[1:], self._rooms[1:], strict=True)
+        self.disk, self.remote = _open_below(below, model, self.host, rank, wall=wall)
+        stores = (self.disk, None if self.remote is None else self.remote.storage)
+        pools = (self.gpu, self.host, *(store for store in stores if store is not None))
         lasting = (self.disk, None if self._kept is None else self._kept.pool)
         self._ages = [
             None if tier is None else AgeWriter(tier, settings.deadline_s) for tier in lasting
         ]
-        self.runner = Runner(
-            pools,
-            tiers=(Tier("gpu", blocks=self.gpu.blocks, owner="engine"), *tiers)[: len(pools)],
-            workers=runners if self.disk is not None else 1,
-            deadline_s=settings.deadline_s,
-            layers_per_report=model.shape.layers,
-            progress=self._on_progress,
+        workers = runners if self.disk is not None else 1
+        self.runner = _runner(
+            settings, model, pools, tiers, workers=workers, progress=self._on_progress
         )
         self._slots = model.blocks
         self._identity = RankIdentity(rank, weights, adapters)
@@ -164,13 +140,6 @@ class WorkerConnector:
         load, store = stream(self.gpu.device), stream(self.gpu.device)
         self._copies = StepCopies(self.gpu, self.host, load, store)
         self._reports: list[MoveReport] = []  # of moves that this rank does not carry out
-        _LOG.debug(
-            "kvtrie: rank %d keeps %s blocks of %d bytes in %s",
-            rank,
-            self._rooms,
-            model.shape.block_bytes(model.block_tokens),
-            ", ".join(tier.kind for tier in tiers),
-        )
 
     def opened(self) -> Opened:
         """Return the tiers and weights that the scheduler needs before the first request."""
@@ -361,6 +330,49 @@ def _default(model: ServedModel) -> Tier:
     """A host tier of a quarter of the memory that is free, shared by the ranks of a machine."""
     free = free_memory() // 4 // model.ranks
     return Tier("host", bytes=max(free, 1))
+
+
+def _runner(
+    settings: Settings,
+    model: ServedModel,
+    pools: Sequence[Pool | Storage],
+    tiers: Sequence[Tier],
+    *,
+    workers: int,
+    progress: Callable[[Progress], None],
+) -> Runner:
+    return Runner(
+        pools,
+        tiers=(Tier("gpu", blocks=pools[0].blocks, owner="engine"), *tiers)[: len(pools)],
+        workers=workers,
+        deadline_s=settings.deadline_s,
+        layers_per_report=model.shape.layers,
+        progress=progress,
+    )
+
+
+def _open_below(
+    tiers: Iterable[tuple[Tier, int]],
+    model: ServedModel,
+    host: Pool,
+    rank: int,
+    *,
+    wall: Callable[[], int],
+) -> tuple[DiskStorage | None, RankStore | None]:
+    """The disk and the shared store among tiers that are given with their room in blocks."""
+    disk, remote = None, None
+    # A disk comes last: a smaller budget frees blocks as soon as it is opened.
+    for tier, room in sorted(tiers, key=lambda row: row[0].kind == "disk"):
+        if tier.kind != "disk":
+            remote = RankStore(tier, model, host.layout, rank)
+            continue
+        try:
+            disk = _disk(tier, room, model, host, rank, wall=wall)
+        except BaseException:
+            if remote is not None:
+                remote.storage.close()
+            raise
+    return disk, remote
 
 
 def _disk(
