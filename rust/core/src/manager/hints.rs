@@ -337,7 +337,9 @@ impl Manager {
             self.reband(block);
         }
         self.hints.pending.expire(now);
-        self.free_ended();
+        if self.hints.pending.any_ended() {
+            self.free_ended();
+        }
     }
 }
 

@@ -278,6 +278,12 @@ impl PendingHints {
         }
     }
 
+    /// Whether hints have ended whose scopes and contents are still there.
+    #[inline]
+    pub(crate) fn any_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
     /// Takes the scopes and contents of ended hints.
     pub(crate) fn take_ended(&mut self) -> Vec<(ScopeId, Vec<Token>)> {
         std::mem::take(&mut self.ended)

@@ -26,6 +26,9 @@ use crate::transfer::{InFlightMove, Leaves};
 impl Manager {
     /// Carries out all consequences that were found, and those that follow from them.
     pub(crate) fn carry_out(&mut self) {
+        if self.consequences.is_empty() {
+            return;
+        }
         let now = self.clock.last();
         while let Some(step) = self.consequences.next() {
             match step {

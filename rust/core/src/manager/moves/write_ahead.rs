@@ -18,10 +18,13 @@ impl Manager {
     /// next one. The copies above stay valid.
     pub(crate) fn write_ahead(&mut self, now: Nanos) {
         for tier in 0..self.tiers.len() {
+            if self.tiers[tier].spec.free_low <= 0.0 {
+                continue;
+            }
             let ours = tier > 0 || !self.tiers.engine_owned();
             let straight = self.tiers.writes(tier) && self.transit(tier, tier + 1).is_none();
             // An engine evicts from its own tier; writes through host would need transit slots.
-            if self.tiers[tier].spec.free_low > 0.0 && ours && straight {
+            if ours && straight {
                 if self.blocks.arena(tier).is_some() {
                     self.write_points_ahead(tier, now);
                 } else {
