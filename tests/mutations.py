@@ -166,9 +166,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a window is released while a lease attends to it",
-        "manager/request/slots/windows.rs",
-        "let stays = needed.contains(place);",
-        "let stays = needed.contains(place + 1);",
+        "manager/request/slots/place.rs",
+        "slots.held.iter().partition(|&&place| needed.contains(place));",
+        "slots.held.iter().partition(|&&place| needed.contains(place + 1));",
         "groups",
     ),
     Mutation(
@@ -187,9 +187,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a hole is computed in slots that others read",
-        "manager/request/slots/windows.rs",
+        "manager/request/slots/request_room.rs",
         "if holes.binary_search(&place).is_ok() {",
-        "if holes.binary_search(&place).is_ok() && !self.group_on(at, path[place as usize], 2) {",
+        "let block = path[place as usize];\n"
+        "if holes.binary_search(&place).is_ok() && !self.part_on(Part { group, block }, 2) {",
         "groups",
     ),
 )

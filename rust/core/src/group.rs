@@ -89,7 +89,18 @@ impl Places {
 
     /// All of them, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0.iter().flat_map(Clone::clone)
+        self.ranges().flatten()
+    }
+
+    /// Their ranges, ascending.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u32>> + '_ {
+        self.0.iter().cloned()
+    }
+
+    /// Number of places.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.iter().map(ExactSizeIterator::len).sum()
     }
 
     /// Whether a place is among them.
@@ -113,6 +124,18 @@ impl Group {
             let cut = |range: Range<u32>| range.start.max(within.start)..range.end.min(within.end);
             [cut(leading), cut(trailing)]
         }))
+    }
+
+    /// Blocks that hold all earlier tokens to which a token may attend, and one more.
+    #[must_use]
+    pub fn span(&self, block_tokens: u64) -> u32 {
+        let blocks = match self.kind {
+            GroupKind::State => return 1,
+            GroupKind::Full => return u32::MAX,
+            GroupKind::Sliding { window, .. } => window.div_ceil(block_tokens) + 1,
+            GroupKind::Chunked { chunk } => chunk.div_ceil(block_tokens) + 1,
+        };
+        u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 
     /// The blocks that a resume at the border after `border` blocks of `block_tokens` tokens needs.

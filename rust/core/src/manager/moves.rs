@@ -106,7 +106,7 @@ impl Manager {
         // While slots drain, a lease that was promised one waits for the store that reads it.
         if !self.blocks.none_draining(0) {
             for lease in self.leases.values() {
-                self.each_reader(lease, |id| visit(id, lease.id));
+                self.readers(lease, usize::MAX).for_each(|id| visit(id, lease.id));
             }
         }
         all

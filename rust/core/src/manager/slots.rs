@@ -12,7 +12,7 @@ use crate::tier::Owner;
 use crate::manager::Manager;
 use crate::manager::consequence::Consequence;
 use crate::manager::kinds::Ahead;
-use crate::manager::request::slots::open_slot::OpenSlot;
+use crate::manager::request::slots::lease_slots::OpenSlot;
 
 impl Manager {
     /// Splits a range into the pieces that one move can copy between two tiers: single layers where

@@ -65,20 +65,17 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.tiers[place.tier].take(place.group).expect("room was made")
     }
 
-    /// Allocates `count` slots of the first tier, those that no store reads first. They must be
-    /// free.
-    pub fn take_open(&mut self, count: usize) -> impl Iterator<Item = Slot> + '_ {
-        let TierBlocks { space, shared, .. } = &mut self.tiers[0];
-        let mut known: Vec<Slot> = Vec::with_capacity(count);
-        known.extend(space.take_free(count));
-        let rest = known.len()..count;
-        match shared {
-            None => known.extend(rest.map(|_| space.take().expect("room was made").slot)),
-            Some(shared) => {
-                known.extend(rest.map(|_| shared.arena.take(0).expect("room was made")));
-            }
+    /// Allocates `count` slots of a group on the first tier, those that no store reads first. They must
+    /// be free. `of` makes what is kept of each.
+    pub fn take_open<O>(&mut self, group: GroupId, count: usize, of: impl Fn(Slot) -> O) -> Vec<O> {
+        let first = &mut self.tiers[0];
+        let mut known = Vec::with_capacity(count);
+        if first.shared.is_none() {
+            known.extend(first.space.take_free(count).map(&of));
         }
-        known.into_iter()
+        let rest = known.len()..count;
+        known.extend(rest.map(|_| of(first.take(group).expect("room was made").slot)));
+        known
     }
 
     /// Allocates slots for `layers` and returns the slot or row, which is `into` if that exists.

@@ -13,15 +13,16 @@ use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::manager::evict::set::EvictionSet;
 use crate::manager::request::life::lease::{Lease, TailFrom};
-use crate::manager::request::slots::window_slots::{blocks_at, path_border};
+use crate::manager::request::matching::path::{blocks_at, path_border};
+use crate::manager::request::slots::lease_slots::{LeaseSlots, OpenSlot};
 use crate::residency::Arena;
 use crate::tier::ResidencyState;
 
-/// What a request has matched: its path and, by group, the places whose windows and states it holds.
+/// What a request has matched: its path, and what it holds by group.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Matched<'a> {
     pub(crate) path: &'a [BlockId],
-    pub(crate) held: &'a [Vec<u32>],
+    pub(crate) groups: &'a [LeaseSlots],
 }
 
 /// Slots of the first tier by group, and the blocks that were looked at.
@@ -127,7 +128,8 @@ impl Manager {
         let (mut blocks, mut plain) = (BTreeSet::new(), 0);
         for lease in self.leases.values() {
             blocks.extend(lease.path.blocks().iter().copied());
-            plain += lease.open.iter().filter(|open| open.plain().is_some()).count() as u64;
+            let open = lease.groups[0].written.slots();
+            plain += open.filter_map(OpenSlot::plain).count() as u64;
         }
         let shared: u64 = blocks
             .into_iter()
@@ -144,30 +146,28 @@ impl Manager {
         let mut leased = Leased::default();
         self.lease_match(&mut leased, matched);
         for lease in self.leases.values() {
-            let windows = lease.windows.as_ref();
-            let held = windows.map_or(&[][..], |windows| &windows.held);
-            self.lease_match(&mut leased, Matched { path: lease.path.blocks(), held });
+            let groups = lease.groups.all();
+            self.lease_match(&mut leased, Matched { path: lease.path.blocks(), groups });
             // Forks share the slot of their tail until they reserve.
             let tail = match lease.tail_from {
                 TailFrom::Shared(private) => Some(private),
                 TailFrom::OpenSlot | TailFrom::Block(_) => None,
             };
             let private = lease.path.private_slots().chain(tail);
-            let private = private.map(|id| self.private_slot(id, 0));
-            let open = lease.open.iter().map(|&open| self.open_slot(open, 0));
-            leased.slots.extend(private.chain(open).map(|slot| (0, slot)));
-            let open = windows.into_iter().flat_map(|windows| windows.open.iter().enumerate());
-            let open = open.flat_map(|(group, open)| open.slots().map(move |slot| (group, slot)));
-            leased.slots.extend(open);
+            leased.slots.extend(private.map(|id| (0, self.private_slot(id, 0))));
+            for (group, slots) in groups.iter().enumerate() {
+                let written = slots.written.slots();
+                leased.slots.extend(written.map(|open| (group, self.open_slot(open, 0))));
+            }
         }
         leased
     }
 
     /// Adds the blocks of a match on the first tier, what it holds, and the points on its path.
-    fn lease_match(&self, leased: &mut Leased, Matched { path, held }: Matched<'_>) {
+    fn lease_match(&self, leased: &mut Leased, Matched { path, groups }: Matched<'_>) {
         let slot = |group, block| (group, self.residency(Place::new(0, group), block).slot);
-        for (group, held) in held.iter().enumerate() {
-            leased.slots.extend(blocks_at(path, held).map(|block| slot(group, block)));
+        for (group, slots) in groups.iter().enumerate() {
+            leased.slots.extend(blocks_at(path, &slots.held).map(|block| slot(group, block)));
         }
         for (at, &block) in path.iter().enumerate().rev() {
             if !leased.blocks.insert(block) {
@@ -194,11 +194,10 @@ impl Manager {
     /// Gives the spare slots of leases back.
     pub(crate) fn give_spare_slots(&mut self, leases: &[LeaseId]) {
         for id in leases {
-            let windows = self.leases.get_mut(id).and_then(|lease| lease.windows.as_mut());
-            let spare =
-                windows.into_iter().flat_map(|windows| windows.spare.iter_mut().enumerate());
-            for (group, spare) in spare {
-                for (_, slot) in spare.take() {
+            let Some(lease) = self.leases.get_mut(id) else { continue };
+            for (group, slots) in lease.groups.all_mut().iter_mut().enumerate() {
+                for (_, open) in std::mem::take(&mut slots.spare).iter() {
+                    let slot = open.plain().expect("taken while room is free");
                     self.blocks.give_slot(Place::new(0, group), slot);
                 }
             }

@@ -132,7 +132,7 @@ impl Manager {
         let Some(tier) = tiers.find(|&tier| self.can_resume(tier, path, blocks)) else {
             return false;
         };
-        self.add_point_on(tier, path, blocks, Stay::Always);
+        self.add_point(tier, path, blocks, Stay::Always);
         self.points.has(block)
     }
 

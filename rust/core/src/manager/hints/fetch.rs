@@ -118,7 +118,7 @@ impl Manager {
             return Fetched::No(HintCode::Crowded, "a quarter of the tier is in flight already");
         }
         let units = self.tiers.units(0, miss.lacks);
-        let Ok(mut transit) = self.open_transit(&missing, units, now) else {
+        let Ok(mut transit) = self.open_transit(&missing, &[units], now) else {
             return Fetched::No(HintCode::NoRoom, "there is no room");
         };
         let mut step = PathBlock::shared(block);

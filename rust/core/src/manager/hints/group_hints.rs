@@ -9,6 +9,7 @@ use std::ops::Range;
 use crate::block::{BlockId, LeaseId, NO_MOVE, NO_SLOT, Part, Place, TierId};
 use crate::manager::Manager;
 use crate::manager::evict::room::Wanted;
+use crate::manager::request::matching::path::path_border;
 use crate::time::Nanos;
 use crate::transfer::MoveKind;
 
@@ -20,7 +21,7 @@ impl Manager {
     /// is room. The border is a resume point on the tier then, if it is one elsewhere.
     pub(super) fn fetch_windows(&mut self, path: &[BlockId], tier: TierId, now: Nanos) {
         let path = &path[..self.longest_border(path, self.tiers.len()) as usize];
-        let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
+        let border = path_border(path);
         let needs = self.points.needs(path, border);
         let (lacking, there): (Vec<_>, Vec<_>) =
             needs.into_iter().partition(|&part| self.nearest(part) > tier);
@@ -53,22 +54,10 @@ impl Manager {
             for &(from, block) in holds.iter().filter(|&&(from, _)| from.tier > tier) {
                 self.copy_part(self.whole(MoveKind::Load, NO_LEASE, block), from, tier, now);
             }
-            self.raise_fetched_point(path, tier);
+            self.raise_point(tier, path);
         }
         for (from, block) in holds {
             self.blocks.unhold(from, [block]);
-        }
-    }
-
-    /// Puts the point at the end of a path, if there is one, on a tier that has all that it needs.
-    fn raise_fetched_point(&mut self, path: &[BlockId], tier: TierId) {
-        let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
-        if let Some(&last) = path.last()
-            && self.points.has(last)
-            && !self.points.has_on(tier, last)
-            && self.can_resume(tier, path, border)
-        {
-            self.hold_point(tier, path, border);
         }
     }
 

@@ -20,6 +20,7 @@ use crate::manager::Manager;
 use crate::manager::consequence::{Consequence, FailedMove, Failure};
 use crate::manager::kinds::Ahead;
 use crate::manager::moves::complete::{Failed, MOST_FAILED};
+use crate::manager::request::slots::lease_slots::OpenSlot;
 use crate::transfer::{End, MoveKind};
 use crate::transfer::{InFlightMove, Leaves};
 
@@ -129,8 +130,8 @@ impl Manager {
         if self.ahead.is_empty() {
             return;
         }
-        let open = &self.leases[&id].open;
-        let sources: Vec<_> = open.iter().filter_map(|open| open.private()).collect();
+        let open = self.leases[&id].groups[0].written.slots();
+        let sources: Vec<_> = open.filter_map(OpenSlot::private).collect();
         for source in sources {
             if let Some(ahead) = self.no_longer_ahead(source) {
                 self.consequences.push(Consequence::GiveBack(ahead));

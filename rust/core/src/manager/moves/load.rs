@@ -35,12 +35,12 @@ pub(crate) struct Load {
 }
 
 impl Manager {
-    /// Makes room for `units` slots of the first tier and for transit through host, and keeps the
+    /// Makes room for the wanted slots of each group on the first tier and for transit through host, and keeps the
     /// sources where they are; or changes nothing.
     pub(crate) fn open_transit(
         &mut self,
         missing: &[MissingBlock],
-        units: u64,
+        wanted: &[u64],
         now: Nanos,
     ) -> Result<Transit> {
         let mut stay: Vec<(TierId, Range<BlockId>)> = Vec::new();
@@ -63,7 +63,7 @@ impl Manager {
                 passing.extend(self.transit(0, tier));
             }
         }
-        let first = Wanted { tier: 0, slots: &[units] };
+        let first = Wanted { tier: 0, slots: wanted };
         // Without transit the first tier is all that needs room.
         let Some(&host) = passing.first() else {
             self.make_room(&[first], &stay, now)?;

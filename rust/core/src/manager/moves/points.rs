@@ -1,4 +1,4 @@
-//! Resume points on their way down: what they need is copied to the tier below.
+//! Resume points: made at borders of a path, and copied to the tier below.
 //!
 //! A resume point leaves the first tier as a whole: what the tier below lacks is stored there, and the
 //! point is on that tier from then on. A request loads what its border needs in the same way.
@@ -7,14 +7,76 @@
 
 use std::cmp::Reverse;
 
-use crate::block::{BlockId, LeaseId, Part, Place, TierId};
+use crate::block::{BlockId, Part, Place, TierId};
 use crate::manager::Manager;
 use crate::manager::evict::room::Wanted;
-use crate::manager::request::slots::window_slots::blocks_at;
+use crate::manager::points::{Point, Stay};
+use crate::manager::request::matching::path::path_border;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
 impl Manager {
+    /// Makes a border of a path a resume point on a tier that has all that it needs. One that a hint has
+    /// named stays whatever follows; of the newest ones the oldest is released where there are too many.
+    pub(in crate::manager) fn add_point(
+        &mut self,
+        tier: TierId,
+        path: &[BlockId],
+        border: u32,
+        stay: Stay,
+    ) {
+        // With one group a request resumes after any block.
+        if border == 0 || !self.points.several() {
+            return;
+        }
+        let block = path[border as usize - 1];
+        let there = self.points.has_on(tier, block);
+        if !there && !self.can_resume(tier, path, border) {
+            return;
+        }
+        let stay = if self.take_named(block) { Stay::Always } else { stay };
+        let points = &mut self.points;
+        if let Some(known) = points.get_mut(block) {
+            known.stay = known.stay.max(stay);
+            if !there {
+                self.hold_point(tier, path, border);
+            }
+            return;
+        }
+        let before = path[..border as usize - 1].iter().rev();
+        let before = before.copied().find(|&block| points.has(block));
+        let after = self.points_below(block);
+        let points = &mut self.points;
+        for below in &after {
+            points.get_mut(*below).expect("a point").before = Some(block);
+        }
+        if let Some(before) = before.and_then(|before| points.get_mut(before)) {
+            before.after.retain(|below| !after.contains(below));
+            before.after.push(block);
+        }
+        points.insert(block, Point { border, stay, tiers: 0, before, after: after.clone() });
+        self.hold_point(tier, path, border);
+        // The worth of the points around it hangs on it.
+        for other in after.into_iter().chain(before) {
+            self.refresh(other);
+        }
+        self.replace_points(block);
+        if tier == 0 && self.tiers.writes_through(0) && self.points.has_on(0, block) {
+            self.copy_point(0, block, self.clock.last());
+        }
+    }
+
+    /// Puts the resume point at the end of a path, if there is one, on a tier too that has all it needs.
+    pub(in crate::manager) fn raise_point(&mut self, tier: TierId, path: &[BlockId]) {
+        let (border, Some(&last)) = (path_border(path), path.last()) else { return };
+        if self.points.has(last)
+            && !self.points.has_on(tier, last)
+            && self.can_resume(tier, path, border)
+        {
+            self.hold_point(tier, path, border);
+        }
+    }
+
     /// Copies all resume points of a tier one tier down, the youngest first. Blocks of the tier that
     /// points below it still lack there follow those.
     pub(in crate::manager) fn flush_points(&mut self, tier: TierId, now: Nanos) {
@@ -86,32 +148,16 @@ impl Manager {
         self.refresh_stay(stay);
     }
 
-    /// Moves a lease's holds to the border of a path at which it goes on.
-    pub(in crate::manager) fn move_windows(&mut self, id: LeaseId, path: &[BlockId], border: u32) {
-        let lease = self.leases.get_mut(&id).expect("held");
-        let Some(mut windows) = lease.windows.take() else { return };
-        for (group, held) in windows.held.iter_mut().enumerate() {
-            self.blocks.unhold(Place::new(0, group), blocks_at(path, held));
-            held.clear();
-        }
-        for Part { group, block } in self.points.needs(&path[..border as usize], border) {
-            self.blocks.hold(Place::new(0, group), [block]);
-            windows.held[group].push(self.trie().depth(block));
-        }
-        windows.done = border;
-        self.leases.get_mut(&id).expect("held").windows = Some(windows);
-    }
-
     /// Ends the holds of all leases on a block of the first tier that a failed move was to bring.
     pub(in crate::manager) fn lose_window(&mut self, Part { group, block }: Part) {
         let place = self.trie().depth(block);
         let mut lost = 0;
         for lease in self.leases.values_mut() {
-            let on = lease.path.blocks().get(place as usize) == Some(&block);
-            if let (true, Some(windows)) = (on, &mut lease.windows) {
-                let before = windows.held[group].len();
-                windows.held[group].retain(|&held| held != place);
-                lost += before - windows.held[group].len();
+            if lease.path.blocks().get(place as usize) == Some(&block) {
+                let held = &mut lease.groups[group].held;
+                let before = held.len();
+                held.retain(|&held| held != place);
+                lost += before - held.len();
             }
         }
         self.blocks.unhold(Place::new(0, group), std::iter::repeat_n(block, lost));

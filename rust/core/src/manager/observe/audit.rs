@@ -14,7 +14,7 @@ use crate::tier::{Owner, ResidencyState};
 use crate::manager::Manager;
 use crate::manager::kinds::Ahead;
 use crate::manager::request::life::lease::TailFrom;
-use crate::manager::request::slots::open_slot::OpenSlot;
+use crate::manager::request::slots::lease_slots::OpenSlot;
 use crate::transfer::{End, MoveKind};
 
 impl Manager {
@@ -165,13 +165,7 @@ impl Manager {
             for step in lease.path.steps().chain(tail) {
                 *refs.entry(step.block).or_default() += 1;
             }
-            let shared = match lease.tail_from {
-                TailFrom::Shared(private) => Some(private),
-                _ => None,
-            };
-            let private = lease.path.private_slots().chain(tail.and_then(|step| step.private));
-            let open = lease.open.iter().filter_map(|open| open.private());
-            for private in private.chain(open).chain(shared).chain(lease.bound()) {
+            for private in lease.private_slots().chain(lease.private_tail()) {
                 *holders.entry(private).or_insert(0_u32) += 1;
             }
             if lease.tail.len() >= self.block_tokens() {
@@ -258,7 +252,10 @@ impl Manager {
     fn audit_ahead(&self, broken: &mut Vec<String>) {
         for (&slot, &Ahead { source, copy, by }) in &self.ahead {
             let open = OpenSlot::Private(source);
-            let held = self.leases.values().any(|lease| lease.open.contains(&open));
+            let held = self
+                .leases
+                .values()
+                .any(|lease| lease.groups[0].written.slots().any(|held| held == open));
             let ends = (End::PrivateSlot(source), End::PrivateSlot(copy));
             let apart = self.moves.get(by).is_some_and(|m| m.failed || (m.from, m.to) != ends);
             let elsewhere =
@@ -294,10 +291,9 @@ impl Manager {
         for (_, private) in self.private_slots.iter().filter(|(_, private)| private.tier == tier) {
             hold(private.slot);
         }
-        for open in self.leases.values().flat_map(|lease| &lease.open) {
-            if let (0, OpenSlot::Plain(slot)) = (tier, *open) {
-                hold(slot);
-            }
+        if tier == 0 {
+            let open = self.leases.values().flat_map(|lease| lease.groups[0].written.slots());
+            open.filter_map(OpenSlot::plain).for_each(&mut hold);
         }
         let ranges = space.spare();
         let arena = self.blocks.arena(tier);

@@ -3,11 +3,12 @@
 //! Invariant: each event is returned once; when the queue is full the oldest is overwritten. Cost:
 //! O(1) per event.
 
-use crate::block::{BlockId, Handle, Layers, LeaseId, TierId};
+use crate::block::{BlockId, Handle, Layers, LeaseId, Part, TierId, Token};
 use crate::error::Result;
-use crate::residency::Arena;
+use crate::residency::{Arena, GroupSlots};
 use crate::scope::Scope;
 use crate::time::Nanos;
+use crate::trie::Query;
 
 use crate::manager::kinds::{Cause, Evicted, Reason};
 use crate::manager::{Manager, TierStats};
@@ -138,6 +139,32 @@ impl Manager {
             (0..self.tiers.len()).find(|&t| self.residency(t, block).usable().contains(layer))
         };
         Ok(self.all_layers().iter().map(of).collect())
+    }
+
+    /// Which blocks of a sequence each group has or expects on any tier, of those up to the last one
+    /// that the first group has.
+    ///
+    /// # Errors
+    /// As [`Manager::lookup`].
+    pub fn group_map(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Vec<bool>>> {
+        self.open()?;
+        let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
+        let content = self.scopes.digests.content(scope, 0, tokens);
+        let path = self.path(id, Query::Tokens(&content), 0, 0);
+        let on = |part| self.part_on(part, self.tiers.len());
+        let has = |group| path.iter().map(|&block| on(Part { group, block })).collect();
+        let others = self.points.other_numbers().map(has);
+        let mut first = vec![true; path.len()];
+        for hole in self.holes(&path) {
+            first[hole as usize] = false;
+        }
+        Ok(std::iter::once(first).chain(others).collect())
+    }
+
+    /// Slots of each group on a tier; none of a model with one group.
+    #[must_use]
+    pub fn group_slots(&self, tier: usize) -> Vec<GroupSlots> {
+        self.blocks.group_slots(tier)
     }
 
     /// Queues an event of layers that leave a tier.

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::block::{Part, Place, TierId};
 use crate::manager::Manager;
 use crate::manager::points::Points;
-use crate::manager::request::slots::window_slots::blocks_at;
+use crate::manager::request::matching::path::blocks_at;
 use crate::tier::ResidencyState;
 use crate::transfer::End;
 
@@ -50,14 +50,14 @@ impl Manager {
     fn count_leases(&self, holds: &mut Holds, live: &mut [u64], broken: &mut Vec<String>) {
         let Some(arena) = self.blocks.arena(0) else { return };
         for lease in self.leases.values() {
-            let Some(windows) = &lease.windows else { continue };
-            for (group, held) in windows.held.iter().enumerate() {
-                for block in blocks_at(lease.path.blocks(), held) {
+            for (group, slots) in lease.groups.all().iter().enumerate() {
+                for block in blocks_at(lease.path.blocks(), &slots.held) {
                     *holds.entry(Part { group, block }).or_default() += 1;
                 }
             }
             let mut seen = BTreeSet::new();
-            for (group, slot) in windows.slots() {
+            let open = lease.groups.open().filter_map(|(group, open)| Some((group, open.plain()?)));
+            for (group, slot) in open {
                 live[group] += 1;
                 if !arena.is_live(group, slot) || !seen.insert((group, slot)) {
                     broken.push(format!("lease {} has a slot of group {group} twice", lease.id));

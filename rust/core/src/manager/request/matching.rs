@@ -5,4 +5,3 @@ pub(in crate::manager) mod lookup;
 pub(in crate::manager) mod path;
 pub(in crate::manager) mod price;
 pub(in crate::manager) mod residency_scan;
-pub(in crate::manager) mod window_plan;

@@ -137,7 +137,8 @@ impl Manager {
             let before = set.spared.last().copied().unwrap_or(LeaseId::MAX);
             let Some(lease) = self.spare_lease(before) else { break };
             set.spared.push(lease.id);
-            for (group, slot) in lease.spare_slots() {
+            for (group, open) in lease.spare_slots() {
+                let slot = open.plain().expect("taken while room is free");
                 set.shared[0].leave(arena, group, slot);
             }
         }

@@ -4,7 +4,6 @@
 //! both are restored on failure. Cost: O(tokens) to match, O(blocks) to plan and pin, O(log n) per
 //! victim.
 
-use crate::arrival::MoveIds;
 use crate::block::{BlockId, LeaseId, MoveId, Structure, Token};
 use crate::error::{Error, Result};
 use crate::policy::Needs;
@@ -13,16 +12,12 @@ use crate::time::Nanos;
 use crate::trie::Query;
 
 use crate::manager::Manager;
-use crate::manager::evict::leased::Matched;
 use crate::manager::kinds::LoadMode;
 use crate::manager::meter::late_hits::Undecided;
-use crate::manager::moves::load::{Load, Transit};
 use crate::manager::request::life::lease::{Hold, Lease, Plan, TailFrom};
-use crate::manager::request::matching::path::{LeasePath, PathBlock};
+use crate::manager::request::matching::path::{LeasePath, path_border};
 use crate::manager::request::matching::residency_scan::{MissingBlock, Prefill};
-use crate::manager::request::slots::open_slot::OpenSlot;
-use crate::manager::request::slots::window_slots::Windows;
-use crate::transfer::Endpoint;
+use crate::manager::request::slots::lease_slots::LeaseGroups;
 
 /// Bound, in tokens, of the growth for which a path's memory is allocated in advance.
 const FAR: usize = 1 << 20;
@@ -54,10 +49,9 @@ pub struct Acquire<'a> {
 /// Pinned path, slots and plan of a request that is not a lease yet.
 struct Taken {
     path: LeasePath,
-    open: Vec<OpenSlot>,
+    groups: Box<LeaseGroups>,
     awaits: Vec<MoveId>,
     plan: Plan,
-    windows: Option<Box<Windows>>,
 }
 
 impl Manager {
@@ -124,7 +118,7 @@ impl Manager {
                 path: taken.path,
                 tail: Vec::new(),
                 tail_from: TailFrom::OpenSlot,
-                open: taken.open,
+                groups: taken.groups,
                 matched,
                 plan: taken.plan,
                 undecided,
@@ -133,7 +127,6 @@ impl Manager {
                 hold: Hold::Active,
                 request: self.feed.request,
                 acquired: now,
-                windows: taken.windows,
             }),
         );
         // Sessions and hints look the lease up, so it must be in the table.
@@ -164,13 +157,12 @@ impl Manager {
         let lease = self.lease_mut(id);
         lease.unconfirmed = taken.path.fresh();
         lease.path = taken.path;
-        lease.open = taken.open;
+        lease.groups = taken.groups;
         lease.plan = taken.plan;
         lease.matched = matched;
         lease.hold = Hold::Active;
         lease.request = request;
         lease.acquired = now;
-        lease.windows = taken.windows;
         self.track_session(id);
         self.use_path(id, 0, now);
         self.grant(id, 0, now);
@@ -187,15 +179,14 @@ impl Manager {
         now: Nanos,
     ) -> Result<Taken> {
         let mut path = scope.map_or_else(Vec::new, |scope| self.requested_path(ask, scope));
-        let mut windows = self.plan_windows(ask, &mut path, now);
+        let mut groups = self.plan_borders(ask, &mut path, now);
         let mut missing = self.scan(&path, now);
         let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
         let mut open = self.behind(path.len(), ask)?;
         // Pinned before room is made, so that its own blocks are no victims.
         self.pin(&path);
-        let mut room = self
-            .open_windows(windows.as_deref_mut(), &path, open, &missing, now)
-            .and_then(|()| self.room_for(&missing, open, now));
+        let mut slots = self.hold_match(&mut groups, &path, open, &missing);
+        let mut room = self.room_for(&missing, &slots, &groups, &path, now);
         if room.is_err() && self.avoid_transit(&mut missing) {
             // Its own sources may fill host: blocks that would pass through it are computed
             // instead, with all blocks after them for an engine that loads a full prefix or none.
@@ -205,39 +196,35 @@ impl Manager {
                 missing.retain(|miss| miss.at < end);
                 open = self.behind(end, ask)?;
                 self.pin(&path);
+                // With several groups nothing passes through host.
+                let from = path_border(&path);
+                slots.places.first = from..from + u32::try_from(open).expect("slots of a tier");
             }
             plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
-            room = self.room_for(&missing, open, now);
+            room = self.room_for(&missing, &slots, &groups, &path, now);
         }
         let mut transit = room.inspect_err(|_| {
-            self.close_windows(windows.as_deref_mut(), &path);
+            self.let_match_go(&mut groups, &slots, &path);
             self.unpin(&path, None);
         })?;
         // From here on nothing fails.
-        let awaits = self.load_windows(windows.as_deref_mut(), &path, id, &mut plan, now);
+        let mut awaits = self.load_match(&mut groups, &slots, &path, id, &mut plan, now);
         self.feed_request(ask, scope, &path);
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             self.reclaim(miss.block);
         }
-        let mut taken = Taken {
-            path: LeasePath::of(path),
-            open: Vec::new(),
-            awaits,
-            plan: Plan::default(),
-            windows,
-        };
-        let moves = self.begin_missing(ask, id, &missing, &mut taken.path, &mut transit, now);
+        let mut path = LeasePath::of(path);
+        let moves = self.begin_missing(ask, id, &missing, &mut path, &mut transit, now);
         self.close_transit(transit);
-        taken.awaits.extend(moves.iter().flatten());
+        awaits.extend(moves.iter().flatten());
         // Layers in flight for other requests must arrive too.
         for miss in missing.iter().filter(|miss| !miss.load || miss.lacks != self.all_layers()) {
-            taken.awaits.extend(self.bringing(0, miss.block, self.all_layers()));
+            awaits.extend(self.bringing(0, miss.block, self.all_layers()));
         }
-        self.spans(taken.path.len(), &missing, &moves, &mut plan, now);
-        taken.plan = plan;
-        taken.open = self.new_open_slots(open);
-        self.take_spare_slots(taken.windows.as_deref_mut());
-        Ok(taken)
+        self.spans(path.len(), &missing, &moves, &mut plan, now);
+        self.take_places(&mut groups, &slots.places);
+        self.take_spare_slots(&mut groups);
+        Ok(Taken { path, groups, awaits, plan })
     }
 
     /// The blocks of a request's tokens that are in the trie.
@@ -258,46 +245,6 @@ impl Manager {
         };
         self.feed.begin_request(ask.tokens.len() / self.block_tokens(), run);
         self.pass_request();
-    }
-
-    /// Begins to load or compute the missing blocks of a path. Returns the moves of each.
-    fn begin_missing(
-        &mut self,
-        ask: &Acquire<'_>,
-        id: LeaseId,
-        missing: &[MissingBlock],
-        path: &mut LeasePath,
-        transit: &mut Transit,
-        now: Nanos,
-    ) -> Vec<MoveIds> {
-        let mut moves = vec![MoveIds::new(); missing.len()];
-        // Loads take the slots that are free at once; computation can wait for slots that drain.
-        let mut at = 0;
-        while let Some(miss) = missing.get(at) {
-            // A run from one tier is loaded in one batch.
-            if let Some(batch) = self.batch(&missing[at..], id) {
-                for (id, moves) in self.start_batch(&batch, now).zip(&mut moves[at..]) {
-                    moves.push(id);
-                }
-                at += batch.blocks.len();
-                continue;
-            }
-            if miss.load {
-                let begin = |step: &mut PathBlock| self.begin_load(miss, step, id, transit, now);
-                moves[at] = path.change(miss.at, begin);
-            }
-            at += 1;
-        }
-        for at in
-            (0..missing.len()).filter(|&at| !missing[at].load && !missing[at].lacks.is_empty())
-        {
-            let begin = |step: &mut PathBlock| {
-                step.deferred = ask.load == LoadMode::None;
-                self.begin_compute(&missing[at], step, id, transit, now)
-            };
-            moves[at] = path.change(missing[at].at, begin);
-        }
-        moves
     }
 
     /// The planner's request for a prompt of which `matched` blocks are known.
@@ -337,77 +284,5 @@ impl Manager {
             load == LoadMode::All && self.scopes.get(id).structure == Structure::LeafOnly
         });
         missing.iter().find(|miss| prefix_only && !miss.compute.is_empty()).map(|miss| miss.at)
-    }
-
-    /// Makes room for the planned loads and computation and for `open` further blocks, or changes
-    /// nothing. Returns the transit slots for loads that pass through host.
-    fn room_for(&mut self, missing: &[MissingBlock], open: usize, now: Nanos) -> Result<Transit> {
-        let mut units = self.tiers.units(0, self.all_layers()) * open as u64;
-        // An engine provides the slots that it loads into.
-        if !self.tiers.engine_owned() {
-            let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
-            units += lacking.map(|miss| self.tiers.units(0, miss.lacks)).sum::<u64>();
-        }
-        // With several groups the reserve was kept when the windows were opened.
-        if self.blocks.arena(0).is_none() {
-            let reclaimed = missing.iter().filter(|miss| miss.reclaim).count() as u64;
-            let wanted = units + reclaimed * self.tiers.units(0, self.all_layers());
-            self.check_growth(&[wanted], Matched::default())?;
-        }
-        // These slots look free to `make_room`: they drain.
-        self.withhold(missing, true);
-        let transit = self.open_transit(missing, units, now);
-        // Refused: the leaving copies may be promised again.
-        if transit.is_err() {
-            self.withhold(missing, false);
-        }
-        transit
-    }
-
-    /// Begins the loads of a block into its residency on the first tier, or into a private slot
-    /// that the engine will name.
-    pub(crate) fn begin_load(
-        &mut self,
-        miss: &MissingBlock,
-        step: &mut PathBlock,
-        id: LeaseId,
-        transit: &mut Transit,
-        now: Nanos,
-    ) -> MoveIds {
-        if self.tiers.engine_owned() {
-            let private = self.new_private(0, miss.lacks);
-            step.private = Some(private);
-            step.fresh = true;
-            return self.load_private(miss, miss.lacks, private, id, transit, now);
-        }
-        let row = self.blocks.take_slots(0, self.residency(0, miss.block).slot, miss.lacks);
-        self.blocks.alter(0, miss.block, |here| here.slot = row);
-        let mut moves = MoveIds::new();
-        for (tier, layers) in miss.loads() {
-            let load = Load { block: miss.block, from: tier, layers, lease: id };
-            moves.extend(self.load_layers(load, transit, now, |manager, layer| {
-                Endpoint::here(0, manager.slot_of(0, miss.block, layer))
-            }));
-        }
-        let bring: MoveIds = moves.iter().copied().filter(|&id| self.moves[id].dst == 0).collect();
-        self.expect(0, miss.block, miss.lacks, &bring);
-        moves
-    }
-
-    /// Gives a block that is to be computed a private slot, and begins the loads of the layers
-    /// above the last one to compute.
-    fn begin_compute(
-        &mut self,
-        miss: &MissingBlock,
-        step: &mut PathBlock,
-        id: LeaseId,
-        transit: &mut Transit,
-        now: Nanos,
-    ) -> MoveIds {
-        let private = self.new_private(0, miss.lacks);
-        step.private = Some(private);
-        step.fresh = true;
-        step.compute = miss.compute;
-        self.load_private(miss, miss.lacks, private, id, transit, now)
     }
 }

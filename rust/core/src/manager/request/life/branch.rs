@@ -1,21 +1,23 @@
-//! Branches: fork, truncation, and the recovery of a lease from a failed load.
+//! Branches: fork and truncation.
 //!
-//! Invariant: a slot with more than one holder is never written; `reserve` copies the tail first.
-//! Cost: O(path) per fork, O(blocks dropped) per truncation.
+//! A fork shares blocks and the tail of the first group, which `reserve` copies, and copies what the lease
+//! still writes in other groups. A lease goes back to a border at which all groups resume, since no state
+//! is rolled back. Invariant: a slot with more than one holder is never written. Cost: O(path) per fork
+//! and truncation of several groups, O(blocks dropped) per other truncation, one move per copied slot.
 
-use crate::block::{Layers, LeaseId, Structure, TierId};
+use crate::block::{LeaseId, Place, Slot};
 use crate::error::{Error, Result};
+use crate::group::GroupKind;
 use crate::time::Nanos;
 
 use crate::manager::Manager;
 use crate::manager::evict::room::Wanted;
-use crate::manager::kinds::{Action, Span};
 use crate::manager::meter::late_hits::Undecided;
+use crate::manager::moves::copy::CopyOrder;
 use crate::manager::request::life::lease::{Hold, Lease, Plan, TailFrom};
-use crate::manager::request::matching::path::LeasePath;
-use crate::manager::request::slots::open_slot::OpenSlot;
-use crate::transfer::End;
-use crate::transfer::InFlightMove;
+use crate::manager::request::matching::path::{LeasePath, blocks_at, path_border};
+use crate::manager::request::slots::lease_slots::{LeaseGroups, OpenSlot};
+use crate::transfer::{End, Endpoint, MoveKind};
 
 impl Manager {
     /// Makes `n` leases over the same tokens, which share full blocks and the partial one. All of
@@ -45,11 +47,13 @@ impl Manager {
         // The tail's slot needs a reference count from here on.
         if !self.leases[&id].tail.is_empty()
             && matches!(self.leases[&id].tail_from, TailFrom::OpenSlot)
-            && !self.leases[&id].open.is_empty()
+            && !self.leases[&id].groups[0].written.is_empty()
         {
-            let private = self.share_open(id, 0);
+            let private = self.share_open(id);
             let lease = self.lease_mut(id);
-            lease.open.remove(0);
+            let next = path_border(lease.path.blocks());
+            lease.groups[0].written.remove(next);
+            lease.groups[0].written.renumber(next, Vec::new());
             lease.tail_from = TailFrom::Shared(private);
         }
         let mut forks = Vec::with_capacity(n);
@@ -57,15 +61,13 @@ impl Manager {
             let mut copy: Box<Lease> = self.leases[&id].clone();
             copy.id = self.next_lease;
             self.next_lease += 1;
-            // Room to grow is not shared: each fork reserves its own.
-            copy.open = Vec::new();
             copy.undecided = Undecided::default();
             copy.acquired = now;
             self.scopes.hold(copy.scope_id);
             self.scopes.digests.promise(&copy.scope);
             self.scopes.digests.hold(&copy.tail);
             self.share(&copy.path);
-            self.fork_windows(id, &mut copy, &written, now);
+            self.fork_groups(id, &mut copy, &written, now);
             match copy.tail_from {
                 TailFrom::OpenSlot => {}
                 TailFrom::Shared(private) => {
@@ -105,7 +107,7 @@ impl Manager {
                 "truncate lease {id} to {tokens} tokens, it holds {held}"
             )));
         }
-        self.refuse_bound(id, "truncate")?;
+        self.refuse_engine_groups(id, "truncate")?;
         let size = self.block_tokens();
         let tokens = if tokens < held { self.truncation(id, tokens) } else { tokens };
         let (full, rest) = (tokens / size, tokens % size);
@@ -132,14 +134,10 @@ impl Manager {
             return Ok(());
         }
         self.lose_tail(id);
-        self.truncate_windows(id, full);
+        self.truncate_groups(id, full);
         let lease = self.lease_mut(id);
-        let open = std::mem::take(&mut lease.open);
         let mut dropped = lease.path.split_off(full);
         lease.matched = lease.matched.min(full * size);
-        for open in open {
-            self.close_open(open);
-        }
         // The tail stays within a block of the trie, which keeps its reference for it.
         if rest > 0 {
             let behind = dropped.split_off(1);
@@ -171,163 +169,120 @@ impl Manager {
         (start, stop)
     }
 
-    /// Has a block computed whose load failed, in a leaf-only scope with all that follow. Returns
-    /// the range of tokens concerned.
-    pub(crate) fn compute_instead(
-        &mut self,
-        id: LeaseId,
-        known: &InFlightMove,
-        now: Nanos,
-    ) -> (u64, u64) {
-        let size = self.block_tokens();
-        let Some(block) = known.block.and_then(|handle| self.trie().resolve(handle)) else {
-            return (0, 0);
-        };
-        // The tail's block is not on the path: its tokens are lost with it.
-        if let TailFrom::Block(step) = self.leases[&id].tail_from
-            && step.block == block
-        {
-            return self.lose_tail(id);
+    /// Tokens that a lease keeps if it is truncated to `tokens`, fewer than it holds: of a model with
+    /// several groups those up to the longest border at which it can go on, or part of its tail if no
+    /// group has states.
+    fn truncation(&self, id: LeaseId, tokens: usize) -> usize {
+        let lease = &self.leases[&id];
+        if !self.points.several() {
+            return tokens;
         }
-        // Truncation may have dropped the block since.
-        let Some(at) = self.leases[&id].path.blocks().iter().position(|&at| at == block) else {
-            return (0, 0);
-        };
-        let at = self.resumable_before(id, at, known);
-        let start = (at * size) as u64;
-        // A leaf-only prefix must have no hole.
-        if self.departures(block) == Structure::LeafOnly {
-            return (start, self.truncate_path(id, at, now));
+        let path = lease.path.blocks();
+        let full = tokens / self.block_tokens();
+        let states = self.points.groups.iter().any(|group| group.kind == GroupKind::State);
+        if full == path.len() && !states {
+            return tokens;
         }
-        let lost = (start, start + size as u64);
-        let step = self.leases[&id].path.get(at).expect("found above");
-        // With a private slot the lease computes the block there.
-        if let Some(private) = step.private {
-            let layers = self.private_slots[private].layers;
-            // An earlier failure of the same block was reported already.
-            if step.compute == layers {
-                return (0, 0);
+        // The holes from here on are still to be computed.
+        let full = full.min(lease.path.written());
+        self.longest_border(&path[..full], 1) as usize * self.block_tokens()
+    }
+
+    /// Moves a lease's holds to the border at which it is truncated, and gives its slots back.
+    fn truncate_groups(&mut self, id: LeaseId, full: usize) {
+        let path = self.leases[&id].path.blocks().to_vec();
+        let border = path_border(&path[..full]);
+        self.move_holds(id, &path, border);
+        let mut groups = std::mem::take(&mut *self.lease_mut(id).groups);
+        self.close_slots(&mut groups);
+        // Other tokens may follow.
+        groups.borders.clear();
+        groups.end = groups.end.min(border);
+        let moves = self.bringing_held(&groups, &path);
+        *self.lease_mut(id).groups = groups;
+        self.awaits.add(id, moves);
+    }
+
+    /// Makes room for the slots that `n` forks of a lease copy: those of its tail in groups after the first.
+    /// Returns them.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; [`Error::Config`] if the lease has its own copy of a block that arrives for
+    /// another request. Nothing has changed then.
+    fn room_for_forks(&mut self, id: LeaseId, n: usize, now: Nanos) -> Result<Vec<(Place, Slot)>> {
+        self.refuse_engine_groups(id, "fork")?;
+        let lease = &self.leases[&id];
+        let end = path_border(lease.path.blocks());
+        let (mut written, mut wanted) = (Vec::new(), vec![0; lease.groups.all().len()]);
+        for (group, slots) in lease.groups.all().iter().enumerate().skip(1) {
+            let own = &slots.written;
+            if let Some((place, _)) = own.iter().next().filter(|&(place, _)| place < end) {
+                return Err(Error::config(format!(
+                    "fork of lease {id}, whose block {place} arrives for another request in group \
+                     {group}; truncate or release it",
+                )));
             }
-            debug_assert!(matches!(known.to, End::PrivateSlot(_) | End::Here));
-            let lease = self.lease_mut(id);
-            lease.path.change(at, |step| {
-                (step.compute, step.deferred, step.fresh) = (layers, false, true);
-            });
-            lease.unconfirmed = true;
-            self.recompute_in_plan(id, at, layers);
-            return lost;
+            let tail = own.get(end).filter(|_| !lease.tail.is_empty()).and_then(OpenSlot::plain);
+            wanted[group] = if tail.is_some() { n as u64 } else { 0 };
+            written.extend(tail.map(|slot| (Place::new(0, group), slot)));
         }
-        let here = self.residency(0, block).have;
-        let lacks = self.lacks(if self.one_slot(here) { Layers::NONE } else { here });
-        let units = self.tiers.units(0, lacks);
-        // Without room for another slot the match ends here.
-        if self.make_room(&[Wanted { tier: 0, slots: &[units] }], &[], now).is_err() {
-            return (start, self.truncate_path(id, at, now));
+        if !written.is_empty() {
+            self.make_room(&[Wanted { tier: 0, slots: &wanted }], &[], now)?;
         }
-        let private = self.new_private(0, lacks);
-        let lease = self.lease_mut(id);
-        lease.path.change(at, |step| {
-            (step.private, step.compute, step.fresh) = (Some(private), lacks, true);
-        });
-        lease.unconfirmed = true;
-        self.recompute_in_plan(id, at, lacks);
-        lost
+        Ok(written)
     }
 
-    /// Ends a lease's match before block `at` and keeps the size of its room; on a tier that the
-    /// engine owns the slots stay the same. The tail is dropped too: it was computed from lost
-    /// blocks. Returns the end of the range of lost tokens.
-    fn truncate_path(&mut self, id: LeaseId, at: usize, now: Nanos) -> u64 {
-        let size = self.block_tokens();
-        let (_, stop) = self.lose_tail(id);
-        let lease = self.lease_mut(id);
-        let mut dropped = lease.path.split_off(at);
-        lease.matched = lease.matched.min(at * size);
-        if self.tiers.engine_owned() {
-            self.reopen(id, &mut dropped);
+    /// Gives a fork the holds of the lease that it is a copy of, and copies of what that still writes
+    /// of its tail. Both wait for the copies.
+    fn fork_groups(&mut self, of: LeaseId, fork: &mut Lease, tail: &[(Place, Slot)], now: Nanos) {
+        let end = path_border(fork.path.blocks());
+        for (group, slots) in fork.groups.all_mut().iter_mut().enumerate() {
+            self.blocks.hold(Place::new(0, group), blocks_at(fork.path.blocks(), &slots.held));
+            // Room to grow is not shared: each fork reserves its own.
+            slots.written.clear();
+            slots.spare.clear();
         }
-        self.release_path(&dropped, None);
-        self.truncate_plan(id, at);
-        if self.tiers.engine_owned() {
-            return stop;
+        let mut moves = Vec::with_capacity(tail.len());
+        for &(place, slot) in tail {
+            let own = self.blocks.take_slot(place).slot;
+            fork.groups[place.group].written.insert(end, OpenSlot::Plain(own));
+            let [from, into] = [slot, own].map(|slot| Endpoint { place, slot, end: End::Open });
+            let state = self.points.groups[place.group].kind == GroupKind::State;
+            let part = if state { self.block_tokens() } else { fork.tail.len() };
+            let order = CopyOrder {
+                kind: MoveKind::Copy,
+                lease: fork.id,
+                block: None,
+                tokens: u32::try_from(part).expect("a block at most"),
+            };
+            moves.push(self.copy_slot(order, from, into, now));
         }
-        // Without room the engine has to call `reserve`.
-        self.reopen_groups(id, dropped.len(), now);
-        stop
+        self.awaits.add(of, moves.iter().copied());
+        self.awaits.add(fork.id, moves);
     }
 
-    /// Keeps the slots that an engine has named for these blocks: it computes them there.
-    fn reopen(&mut self, id: LeaseId, dropped: &mut LeasePath) {
-        let mut open = Vec::with_capacity(dropped.len());
-        for at in 0..dropped.len() {
-            let private = dropped.change(at, |step| step.private.take());
-            open.push(OpenSlot::Private(
-                private.unwrap_or_else(|| self.new_private(0, self.all_layers())),
-            ));
+    /// Refuses a call for a lease of several groups whose slots an engine owns.
+    fn refuse_engine_groups(&self, id: LeaseId, what: &str) -> Result<()> {
+        if self.tiers.engine_owned() && self.points.several() {
+            return Err(Error::config(format!(
+                "{what} of lease {id} is not supported where an engine owns the slots of several \
+                 groups"
+            )));
         }
-        self.lease_mut(id).open.splice(0..0, open);
-    }
-
-    /// Ends a plan's spans before block `at`.
-    fn truncate_plan(&mut self, id: LeaseId, at: usize) {
-        let at = u32::try_from(at).unwrap_or(u32::MAX);
-        let plan = &mut self.lease_mut(id).plan;
-        plan.spans.retain(|span| span.start < at);
-        for span in &mut plan.spans {
-            span.stop = span.stop.min(at);
-        }
-    }
-
-    /// Replaces a block's loads in the plan by computation.
-    fn recompute_in_plan(&mut self, id: LeaseId, at: usize, layers: Layers) {
-        let ready = self.leases[&id].plan.resident_at;
-        self.replan_block(id, at, vec![(layers, Action::Recompute, 0, ready, ready)]);
-    }
-
-    /// Replaces the spans of one block, but for reuse, by `parts`: layers, action, tier, first and
-    /// last ready time.
-    pub(crate) fn replan_block(
-        &mut self,
-        id: LeaseId,
-        at: usize,
-        parts: Vec<(Layers, Action, TierId, Nanos, Nanos)>,
-    ) {
-        let at = u32::try_from(at).unwrap_or(u32::MAX);
-        let plan = &mut self.lease_mut(id).plan;
-        let mut spans = Vec::with_capacity(plan.spans.len() + parts.len() + 1);
-        for span in &plan.spans {
-            let inside = span.start <= at && at < span.stop;
-            if !inside || span.action == Action::Reuse {
-                spans.push(*span);
-                continue;
-            }
-            // A span of several blocks keeps those before and after this one.
-            for (start, stop) in [(span.start, at), (at + 1, span.stop)] {
-                if start < stop {
-                    spans.push(Span { start, stop, ..*span });
-                }
-            }
-        }
-        for (layers, action, tier, first_ready, ready) in parts {
-            let start = at;
-            spans.push(Span { start, stop: at + 1, layers, action, tier, first_ready, ready });
-        }
-        spans.sort_by_key(|span| (span.start, span.layers));
-        plan.spans = spans;
-        plan.exact = false;
+        Ok(())
     }
 
     /// Leaves a suspended lease its tokens and nothing else.
     pub(crate) fn empty_lease(&mut self, id: LeaseId, hold: Hold) {
         self.awaits.forget(id);
+        let groups = self.points.groups.len();
         let lease = self.lease_mut(id);
         lease.path = LeasePath::default();
-        lease.open = Vec::new();
         lease.tail = Vec::new();
         lease.tail_from = TailFrom::OpenSlot;
         lease.plan = Plan::default();
         lease.undecided = Undecided::default();
-        lease.windows = None;
+        *lease.groups = LeaseGroups::of(groups);
         lease.matched = 0;
         lease.hold = hold;
     }

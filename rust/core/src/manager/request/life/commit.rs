@@ -6,17 +6,15 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, TierId, Token};
+use crate::block::{Handle, Layers, LeaseId, MoveId, Slot, Token};
 use crate::error::{Error, Result};
-use crate::private_slots::{PrivateSlot, PrivateSlotId};
-use crate::tier::{Residency, ResidencyState};
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
 use crate::manager::node::Node;
 use crate::manager::request::life::lease::{Lease, TailFrom};
-use crate::manager::request::matching::path::PathBlock;
-use crate::manager::request::slots::open_slot::OpenSlot;
+use crate::manager::request::matching::path::{PathBlock, path_border};
+use crate::manager::request::slots::lease_slots::OpenSlot;
 
 /// Result of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,7 +95,7 @@ impl Manager {
         // Only full blocks extend the session's path or become dirty.
         if self.leases[&id].path.len() > known {
             self.track_session(id);
-            if self.leases[&id].windows.is_some() {
+            if self.points.several() {
                 self.open_next(id);
             }
             self.write_ahead(now);
@@ -169,15 +167,12 @@ impl Manager {
         if self.blocks.none_draining(0) {
             return None;
         }
-        if let Some(wait) = self.window_waits(lease).next() {
-            return Some(wait);
-        }
-        let written = (lease.tail.len() + tokens).div_ceil(self.block_tokens());
-        let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
-        computed
-            .filter_map(|(_, step)| step.private.map(OpenSlot::Private))
-            .chain(lease.open.iter().copied().take(written))
-            .find_map(|open| self.open_slot_waits(open).first().copied())
+        self.first_reader(lease, (lease.tail.len() + tokens).div_ceil(self.block_tokens()))
+    }
+
+    #[cold]
+    fn first_reader(&self, lease: &Lease, blocks: usize) -> Option<MoveId> {
+        self.readers(lease, blocks).next()
     }
 
     /// Tokens that a lease can still write; `usize::MAX` where the engine owns the slots.
@@ -205,14 +200,15 @@ impl Manager {
             return usize::MAX;
         }
         let shared = usize::from(!matches!(lease.tail_from, TailFrom::OpenSlot));
-        (lease.open.len() + shared) * self.block_tokens() - lease.tail.len()
+        (lease.groups[0].written.len() + shared) * self.block_tokens() - lease.tail.len()
     }
 
     /// Makes a tail that no fork shares any more the lease's first open slot.
     pub(crate) fn adopt_tail(&mut self, id: LeaseId) {
         let lease = self.lease_mut(id);
         if let TailFrom::Shared(private) = lease.tail_from {
-            lease.open.insert(0, OpenSlot::Private(private));
+            let first = path_border(lease.path.blocks());
+            lease.groups[0].written.renumber(first, vec![OpenSlot::Private(private)]);
             lease.tail_from = TailFrom::OpenSlot;
         }
     }
@@ -233,36 +229,6 @@ impl Manager {
         self.place_computed(id);
     }
 
-    /// Offers a private slot to the trie as the block's residency. Returns a slot that stays with
-    /// the lease: the engine's, or a duplicate, which is reported.
-    fn offer_private(
-        &mut self,
-        block: BlockId,
-        private: PrivateSlotId,
-        now: Nanos,
-        out: &mut Committed,
-    ) -> Option<PrivateSlotId> {
-        // The engine keeps its slot; only the tiers below are ours.
-        if self.tiers.engine_owned() {
-            self.forget_bad_copies(block);
-            if self.ahead.is_empty() || !self.adopt_ahead(block, private, now) {
-                self.write_through(0, block, Some(private), now);
-            } else {
-                out.ahead += 1;
-            }
-            Some(private)
-        } else if self.install(0, block, private) {
-            self.write_through(0, block, None, now);
-            None
-        } else {
-            let held = self.private_slots[private];
-            out.duplicate.push(self.private_slot(private, held.layers.lo));
-            out.canonical.push(self.trie().handle(block));
-            self.meter.requested.duplicates += 1;
-            Some(private)
-        }
-    }
-
     /// Adds full blocks after a lease's path to the trie, each with the lease's next open slot.
     fn seal(&mut self, id: LeaseId, tokens: &[Token], now: Nanos, out: &mut Committed) {
         if tokens.is_empty() {
@@ -272,9 +238,7 @@ impl Manager {
         let lease = self.leases.get_mut(&id).expect("checked");
         let (scope, since, end) = (lease.scope_id, lease.acquired, lease.path.len());
         let parent = lease.path.blocks().last().copied();
-        let slots = lease.open.len().min(tokens.len() / size);
-        let rest = lease.open.split_off(slots);
-        let open = std::mem::replace(&mut lease.open, rest);
+        let open = lease.groups[0].written.take_first(tokens.len() / size);
         let root = self.scopes.get(scope).root;
         let mut path = Vec::with_capacity(tokens.len() / size);
         // Leading blocks may be known from another request.
@@ -317,54 +281,5 @@ impl Manager {
         self.use_path(id, end, since);
         self.place_committed(id);
         self.grant(id, end, now);
-    }
-
-    /// Makes open slots the residencies of new blocks, which are pinned and so have no entry to
-    /// refresh. Stops at the first private slot; returns how many were before it.
-    fn place_open(&mut self, blocks: &[BlockId], open: &[OpenSlot], now: Nanos) -> usize {
-        let settled = self.blocks.put_in(blocks, open.iter().map_while(|open| open.plain()));
-        self.on_resident(0, &blocks[..settled]);
-        if self.tiers.writes_through(0) {
-            for run in self.runs(&blocks[..settled]) {
-                self.write_run(0, run, now);
-            }
-        }
-        settled
-    }
-
-    /// Makes a private slot the block's residency, if those layers are absent, or if they have a slot on
-    /// the first tier that no other lease uses and no move reads: a lease takes no more slots than its
-    /// tokens need.
-    pub(crate) fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
-        let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
-        let here = self.residency(tier, block);
-        let idle = here.state == ResidencyState::Resident && here.busy == 0;
-        let replaces = idle && tier == 0 && self.node(block).refs == 1;
-        let full =
-            layers == self.all_layers() && (here.state == ResidencyState::Absent || replaces);
-        // With layer slots the two ranges may join to one.
-        let grows = idle
-            && self.tiers[tier].spec.layer_slots
-            && !here.have.covers(layers)
-            && here.have.join(layers).is_some();
-        // A slot that a fork or a move uses cannot change its owner.
-        if refs > 1 || busy > 0 || !(full || grows) {
-            return false;
-        }
-        self.private_slots.take(private);
-        if full {
-            if replaces {
-                self.blocks.give_slots(tier, here.slot, here.have, true);
-            }
-            let here = Residency { slot, have: layers, busy: 0, state: ResidencyState::Resident };
-            self.blocks.alter(tier, block, |known| *known = here);
-        } else {
-            self.blocks.join_rows(tier, slot, here.slot, layers, here.have);
-            let joined = here.have.join(layers).expect("no gap");
-            self.blocks.alter(tier, block, |here| here.have = joined);
-        }
-        self.forget_bad_copies(block);
-        self.residency_changed(tier, block);
-        true
     }
 }

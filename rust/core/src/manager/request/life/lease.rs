@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! | path: full blocks in the trie, pinned | tail | room          |
-//!   residency, or a private slot           open[0], open[1] ...
+//!   residency, or a private slot           groups[0].written, one by one
 //!                                          (or shared with forks: `tail_from`)
 //! ```
 
@@ -14,24 +14,21 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::block::{
-    BlockId, GroupId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token,
-};
+use crate::block::{BlockId, GroupId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Structure, Token};
 use crate::error::{Error, Result};
 use crate::private_slots::PrivateSlotId;
 use crate::scope::{Scope, ScopeId};
-use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
 use crate::manager::kinds::Span;
 use crate::manager::meter::late_hits::Undecided;
 use crate::manager::node::Runs;
+use crate::manager::points::Stay;
 use crate::manager::policy_feed::RequestContext;
 use crate::manager::request::life::session::SessionId;
-use crate::manager::request::matching::path::{LeasePath, PathBlock};
-use crate::manager::request::slots::open_slot::OpenSlot;
-use crate::manager::request::slots::window_slots::Windows;
+use crate::manager::request::matching::path::{LeasePath, PathBlock, path_border};
+use crate::manager::request::slots::lease_slots::{LeaseGroups, OpenSlot};
 
 /// Plan: how each block and layer of a prefix becomes resident on the first tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,8 +81,8 @@ pub struct Lease {
     pub(crate) path: LeasePath,
     pub(crate) tail: Vec<Token>,
     pub(crate) tail_from: TailFrom,
-    /// Slots after the path; the first one holds the tail.
-    pub(crate) open: Vec<OpenSlot>,
+    /// Its slots. Of the first group they follow the path, and the first one holds the tail.
+    pub(crate) groups: Box<LeaseGroups>,
     pub(crate) matched: usize,
     pub(crate) plan: Plan,
     /// Its blocks that may still become hits.
@@ -98,8 +95,6 @@ pub struct Lease {
     pub(crate) request: RequestContext,
     /// Time of acquire or resume: until the lease ends, the last use of the blocks that it commits.
     pub(crate) acquired: Nanos,
-    /// Its slots of the groups after the first.
-    pub(crate) windows: Option<Box<Windows>>,
 }
 
 impl Lease {
@@ -129,27 +124,33 @@ impl Lease {
 
     /// Whether the engine computes into this private slot, or will.
     pub(crate) fn keeps(&self, private: PrivateSlotId) -> bool {
-        self.open.contains(&OpenSlot::Private(private))
-            || self.path.private_slots().any(|known| known == private)
-            || self.bound().any(|known| known == private)
+        self.private_slots().any(|known| known == private)
     }
 
     /// The borders, in blocks, at which a pass should end: each becomes a resume point.
     pub fn resume_borders(&self) -> impl Iterator<Item = u32> + '_ {
-        let borders = self.windows.iter().flat_map(|windows| &windows.borders);
-        borders.map(|&(border, _)| border)
+        self.groups.borders.iter().map(|&(border, _)| border)
     }
 
-    /// The private slots that an engine names in groups after the first.
-    pub(crate) fn bound(&self) -> impl Iterator<Item = PrivateSlotId> + '_ {
-        let bound = self.windows.iter().flat_map(|windows| &windows.bound);
-        bound.flat_map(|bound| bound.values().copied())
+    /// The private slots that it writes or uses, without that of a shared tail.
+    pub(crate) fn private_slots(&self) -> impl Iterator<Item = PrivateSlotId> + '_ {
+        let open = self.groups.open().filter_map(|(_, open)| open.private());
+        self.path.private_slots().chain(open)
     }
 
-    /// Slots after the first group that it has while room is free, with their groups.
-    pub(crate) fn spare_slots(&self) -> impl Iterator<Item = (GroupId, Slot)> + '_ {
-        let spare = self.windows.iter().flat_map(|windows| windows.spare.iter().enumerate());
-        spare.flat_map(|(group, slots)| slots.slots().map(move |slot| (group, slot)))
+    /// The slot of a tail that is not in an open slot.
+    pub(crate) fn private_tail(&self) -> Option<PrivateSlotId> {
+        match self.tail_from {
+            TailFrom::OpenSlot => None,
+            TailFrom::Shared(private) => Some(private),
+            TailFrom::Block(step) => step.private,
+        }
+    }
+
+    /// Slots that it has while room is free, with their groups.
+    pub(crate) fn spare_slots(&self) -> impl Iterator<Item = (GroupId, OpenSlot)> + '_ {
+        let spare = self.groups.all().iter().map(|slots| &slots.spare).enumerate();
+        spare.flat_map(|(group, spare)| spare.slots().map(move |slot| (group, slot)))
     }
 
     /// The blocks that the engine must compute, with the layers to write for each.
@@ -223,68 +224,35 @@ impl Manager {
         Ok(awaits)
     }
 
+    /// The borders, in blocks, at which a pass of a lease should end: each becomes a resume point.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn resume_borders(&self, id: LeaseId) -> Result<Vec<u32>> {
+        Ok(self.lease(id)?.resume_borders().collect())
+    }
+
     /// Visits the moves that a lease awaits, some of them perhaps more than once.
     pub(crate) fn each_await(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
         self.awaits.of(lease.id).iter().copied().for_each(&mut visit);
-        self.each_reader(lease, visit);
+        if !self.blocks.none_draining(0) {
+            self.readers(lease, usize::MAX).for_each(visit);
+        }
     }
 
-    /// Visits the stores that still read slots which a lease is to write.
-    pub(crate) fn each_reader(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
-        if self.blocks.none_draining(0) {
-            return;
-        }
-        self.window_waits(lease).for_each(&mut visit);
+    /// The stores that still read slots which a lease is to write, of the first group up to `blocks`
+    /// after its path.
+    pub(crate) fn readers<'a>(
+        &'a self,
+        lease: &'a Lease,
+        blocks: usize,
+    ) -> impl Iterator<Item = MoveId> + 'a {
         let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
         let computed = computed.filter_map(|(_, step)| step.private.map(OpenSlot::Private));
-        for open in computed.chain(lease.open.iter().copied()) {
-            self.open_slot_waits(open).into_iter().for_each(&mut visit);
-        }
-    }
-
-    /// The block table of a lease on a tier, in logical order; with layer slots one row per layer.
-    /// An absent block has [`NO_SLOT`]. Open slots follow the path on the first tier.
-    ///
-    /// # Errors
-    /// [`Error::Closed`]; [`Error::Config`] if there is no such tier.
-    pub fn slots(&self, id: LeaseId, tier: TierId) -> Result<(usize, Vec<Slot>)> {
-        let lease = self.lease(id)?;
-        self.tiers.check(tier)?;
-        let rows = if self.tiers[tier].spec.layer_slots { self.settings.layers } else { 1 };
-        let mut table = Vec::new();
-        for layer in 0..rows {
-            table.extend(lease.path.steps().map(|step| self.step_slot(tier, step, layer)));
-            if tier == 0 {
-                table.extend(self.tail_slot(lease, layer));
-                table.extend(lease.open.iter().map(|&open| self.open_slot(open, layer)));
-            }
-        }
-        Ok((usize::from(rows), table))
-    }
-
-    /// The slot that a lease uses for one layer of a step of its path.
-    fn step_slot(&self, tier: TierId, step: PathBlock, layer: u16) -> Slot {
-        if let (0, Some(id)) = (tier, step.private) {
-            let private = &self.private_slots[id];
-            // With layer slots a private slot may complete the layers of the residency.
-            if private.layers.contains(layer) || !self.tiers[0].spec.layer_slots {
-                return self.private_slot(id, layer);
-            }
-        }
-        // A bad copy has bytes that no request may read.
-        if self.residency(tier, step.block).state == ResidencyState::Bad {
-            return NO_SLOT;
-        }
-        self.slot_of(tier, step.block, layer)
-    }
-
-    /// The slot of the tail, unless it is the first open slot.
-    fn tail_slot(&self, lease: &Lease, layer: u16) -> Option<Slot> {
-        match lease.tail_from {
-            TailFrom::OpenSlot => None,
-            TailFrom::Shared(private) => Some(self.private_slot(private, layer)),
-            TailFrom::Block(step) => Some(self.step_slot(0, step, layer)),
-        }
+        let next = lease.groups[0].written.slots().take(blocks);
+        let first = computed.chain(next).map(|open| (0, open));
+        let others = lease.groups.open().filter(|&(group, _)| group > 0);
+        first.chain(others).flat_map(|(group, open)| self.open_slot_waits(group, open))
     }
 
     /// Pins the blocks of a path.
@@ -396,14 +364,17 @@ impl Manager {
         Ok(reading)
     }
 
-    /// Drops all references of a lease to blocks and slots.
+    /// Drops all references of a lease to blocks and slots. The end of an answer stays a resume point.
     pub(crate) fn abandon_lease(&mut self, lease: &mut Lease, now: Nanos) {
-        self.end_windows(lease);
+        let (path, end) = (lease.path.blocks(), path_border(lease.path.blocks()));
+        // Holes that were not computed are still there.
+        if self.points.every == 0 && lease.groups.done == end && !lease.unconfirmed {
+            self.add_point(0, path, end, Stay::Newest);
+        }
+        self.end_holds(&mut lease.groups, path);
         self.count_unloaded(&lease.undecided);
         self.scopes.digests.free(&lease.tail);
-        for &open in &lease.open {
-            self.close_open(open);
-        }
+        self.close_slots(&mut lease.groups);
         match lease.tail_from {
             TailFrom::OpenSlot => {}
             TailFrom::Shared(private) => self.unref_private(private),
@@ -418,15 +389,9 @@ impl Manager {
         if !self.tiers.engine_owned() {
             return Vec::new();
         }
-        let tail = match lease.tail_from {
-            TailFrom::OpenSlot => None,
-            TailFrom::Shared(private) => Some(private),
-            TailFrom::Block(step) => step.private,
-        };
-        let all = lease.path.private_slots().chain(tail).chain(lease.bound());
         let named = |private: &PrivateSlotId| self.private_slots[*private].slot != NO_SLOT;
         let private_slots: BTreeSet<PrivateSlotId> =
-            all.chain(lease.open.iter().filter_map(|open| open.private())).filter(named).collect();
+            lease.private_slots().chain(lease.private_tail()).filter(named).collect();
         let touches = |end| matches!(end, crate::transfer::End::PrivateSlot(private) if private_slots.contains(&private));
         let under_way = self.moves.values().filter(|m| touches(m.from) || touches(m.to));
         let mut reads: Vec<MoveId> = under_way.map(|m| m.id).collect();

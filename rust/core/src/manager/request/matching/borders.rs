@@ -1,18 +1,92 @@
-//! Borders: where a request of a model with several groups goes on.
+//! Borders: where a request goes on, and where its passes end so that later ones can go on there.
 //!
-//! A missing window or state cannot be computed by itself: that takes a pass from an earlier border.
+//! With one group both are any block: a request goes on after its match. With several, a missing window or state cannot be computed by itself: that takes a pass from an earlier border.
 //! So of all borders the one is chosen at which a request is ready first: what it needs is loaded, and
 //! the rest of the prompt computed. A hole before it is computed where the windows before the hole are
 //! there. Invariant: nothing changes. Cost: O(blocks) per border that is
 //! compared: the longest one, the longest on the first tier alone and the points between them.
 
+use std::ops::Range;
+
 use crate::block::{BlockId, Part, Place};
+use crate::group::{Group, GroupKind, Places};
 use crate::manager::Manager;
 use crate::manager::kinds::LoadMode;
+use crate::manager::points::Stay;
 use crate::manager::request::life::acquire::Acquire;
+use crate::manager::request::matching::path::path_border;
+use crate::manager::request::slots::lease_slots::{LATER, LeaseGroups};
 use crate::time::Nanos;
 
 impl Manager {
+    /// Cuts the path of a request to the border at which all groups resume, and plans the borders at
+    /// which the next ones will.
+    pub(crate) fn plan_borders(
+        &self,
+        ask: &Acquire<'_>,
+        path: &mut Vec<BlockId>,
+        now: Nanos,
+    ) -> Box<LeaseGroups> {
+        let points = &self.points;
+        let mut groups = Box::new(LeaseGroups::of(points.groups.len()));
+        if !points.several() {
+            return groups;
+        }
+        let (known, end) = (path_border(path), self.full_blocks(ask.tokens.len()));
+        // A repeat of the prompt goes on here: its last tokens are computed again.
+        let repeat = self.full_blocks(ask.tokens.len().saturating_sub(ask.keep));
+        let last = if repeat < end { Stay::Next } else { Stay::Newest };
+        // The prompt leaves a path that is known further, or has come before.
+        let leaves = path.last().is_some_and(|&last| self.trie().children(last).next().is_some());
+        path.truncate(self.choose_border(ask, path, now) as usize);
+        let from = path_border(path);
+        let borders = &mut groups.borders;
+        if points.every > 0 {
+            let regular = (from + 1..=end).filter(|border| border % points.every == 0);
+            borders.extend(regular.map(|border| (border, Stay::Always)));
+        } else {
+            let leaves = leaves.then_some((known, Stay::Always));
+            for (border, stay) in leaves.into_iter().chain([(repeat, last), (end, Stay::Newest)]) {
+                if border > borders.last().map_or(from, |&(before, _)| before) {
+                    borders.push((border, stay));
+                }
+            }
+        }
+        let named = self.named_borders(&ask.scope, ask.tokens);
+        add_named(borders, named.iter().copied().filter(|&border| border > from));
+        let stays = (leaves && known == from).then_some(Stay::Always);
+        let here = stays.or((from == repeat).then_some(last));
+        let here = here.filter(|_| points.every == 0 && from > 0);
+        groups.here = if named.contains(&from) { Some(Stay::Always) } else { here };
+        (groups.done, groups.end) = (from, end);
+        groups
+    }
+
+    /// Places on a path for which a lease takes slots of a group: what its borders need of the blocks
+    /// `new`, and `more` blocks after them as far as a token attends.
+    pub(in crate::manager::request) fn places_of(
+        &self,
+        group: &Group,
+        borders: &[(u32, Stay)],
+        new: Range<u32>,
+        more: u32,
+    ) -> Places {
+        let size = self.points.block_tokens;
+        let ends = borders.iter().map(|&(border, _)| border);
+        // A state is there only at borders; a token attends to what the end of the prompt needs.
+        let last = (group.kind != GroupKind::State).then_some(new.end);
+        let after = new.end..new.end.saturating_add(more.min(group.span(size)));
+        // Where no bytes are written, the state of the end is let go before the next one has its slot.
+        let later = last.is_none() && more > 1 && self.tiers.writes_bytes();
+        let later = later.then_some(LATER..LATER + 1);
+        let needed = group.needed_at(ends.chain(last), size, new);
+        Places::of(needed.ranges().chain([after]).chain(later))
+    }
+
+    fn full_blocks(&self, tokens: usize) -> u32 {
+        u32::try_from(tokens / self.block_tokens()).expect("fewer than 2^32 blocks")
+    }
+
     /// The border of a path at which a request goes on.
     pub(crate) fn choose_border(&self, ask: &Acquire<'_>, path: &[BlockId], now: Nanos) -> u32 {
         if self.tiers.len() == 1 {
@@ -81,5 +155,15 @@ impl Manager {
             ready = ready.max(there);
         }
         ready
+    }
+}
+
+/// Adds borders that stay to those of a pass, which are ascending.
+fn add_named(borders: &mut Vec<(u32, Stay)>, named: impl Iterator<Item = u32>) {
+    for border in named {
+        match borders.binary_search_by_key(&border, |&(known, _)| known) {
+            Ok(at) => borders[at].1 = Stay::Always,
+            Err(at) => borders.insert(at, (border, Stay::Always)),
+        }
     }
 }

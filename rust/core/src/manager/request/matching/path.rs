@@ -119,6 +119,16 @@ impl LeasePath {
     }
 }
 
+/// The blocks of a path at these places.
+pub(crate) fn blocks_at(path: &[BlockId], places: &[u32]) -> impl Iterator<Item = BlockId> {
+    places.iter().map(|&place| path[place as usize])
+}
+
+/// The border after a path.
+pub(in crate::manager) fn path_border(path: &[BlockId]) -> u32 {
+    u32::try_from(path.len()).expect("fewer than 2^32 blocks")
+}
+
 impl From<PathBlock> for LeasePath {
     fn from(step: PathBlock) -> Self {
         let mut path = Self::of(vec![step.block]);

@@ -106,7 +106,7 @@ impl Manager {
                 self.blocks.put(here, path[place as usize], slot);
             }
         }
-        self.add_point_on(tier, path, end.border, Stay::Newest);
+        self.add_point(tier, path, end.border, Stay::Newest);
         self.let_marked_go(tier, end);
     }
 

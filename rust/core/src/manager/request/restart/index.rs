@@ -14,7 +14,7 @@ use crate::time::{Nanos, stamp};
 use crate::manager::Manager;
 use crate::manager::node::Node;
 use crate::manager::points::Stay;
-use crate::manager::request::slots::window_slots::path_border;
+use crate::manager::request::matching::path::path_border;
 use crate::manager::settings::DropOrder;
 
 /// Row of a persistent index: one resident block.
@@ -175,7 +175,7 @@ impl Manager {
         ends.dedup();
         for block in ends {
             let path = self.path_to(Some(block));
-            self.add_point_on(tier, &path, path_border(&path), Stay::Newest);
+            self.add_point(tier, &path, path_border(&path), Stay::Newest);
         }
         Ok(loaded)
     }

@@ -31,6 +31,7 @@ use crate::manager::consequence::Consequence;
 use crate::manager::evict::set::Fate;
 use crate::manager::kinds::{Ahead, Cause};
 use crate::manager::request::life::lease::TailFrom;
+use crate::manager::request::slots::lease_slots::OpenSlot;
 use crate::manager::{Manager, moves};
 use crate::transfer::{End, Endpoint, MoveKind};
 
@@ -58,12 +59,10 @@ impl Manager {
         if !self.tiers.engine_owned() {
             return Err(Error::config("store_ahead on a first tier whose owner is not 'engine'"));
         }
-        let (known, open) = (lease.path.len(), lease.open.len());
-        let named = |at: &usize| {
-            let private = lease.open[*at].private();
-            private.is_some_and(|private| self.private_slots[private].slot != NO_SLOT)
-        };
-        let end = known + (0..open).take_while(named).count();
+        let known = lease.path.len();
+        let open = || lease.groups[0].written.slots().filter_map(OpenSlot::private);
+        let named = |private: &PrivateSlotId| self.private_slots[*private].slot != NO_SLOT;
+        let end = known + open().take_while(named).count();
         let blocks = blocks.unwrap_or(known..end);
         if blocks.start > blocks.end || blocks.start < known || blocks.end > end {
             return Err(Error::config(format!(
@@ -74,7 +73,7 @@ impl Manager {
         }
         let usable = matches!(lease.tail_from, TailFrom::OpenSlot) && self.stores_ahead();
         let parent = lease.path.blocks().last().copied();
-        let sources: Vec<_> = lease.open.iter().filter_map(|open| open.private()).collect();
+        let sources: Vec<_> = open().collect();
         let now = self.tick(now);
         let mut all = Vec::new();
         for at in if usable { blocks } else { 0..0 } {

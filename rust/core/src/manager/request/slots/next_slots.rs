@@ -18,72 +18,86 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, GroupId, LeaseId, Place, Slot};
 use crate::error::Result;
-use crate::group::{Group, GroupKind};
+use crate::group::{Group, GroupKind, Places};
 use crate::manager::Manager;
 use crate::manager::evict::room::Wanted;
 use crate::manager::request::life::lease::Lease;
-use crate::manager::request::slots::window_slots::{LATER, Windows, path_border};
+use crate::manager::request::matching::path::path_border;
+use crate::manager::request::slots::lease_slots::{LATER, LeaseGroups, NewPlaces, OpenSlot};
 use crate::time::Nanos;
 
 impl Manager {
     /// Takes room again for blocks that a lease has lost: `lost` blocks after its path, or as many as
-    /// its prompt lacks. Without room in all groups it has none, and has to reserve.
-    pub(crate) fn reopen_groups(&mut self, id: LeaseId, lost: usize, now: Nanos) {
+    /// its prompt lacks. Without room in all of several groups it has none, and has to reserve.
+    pub(crate) fn reopen(&mut self, id: LeaseId, lost: usize, now: Nanos) {
         let lease = &self.leases[&id];
-        let prompt = lease.windows.as_ref().map_or(0, |windows| windows.end as usize);
-        let more = lost.max(prompt.saturating_sub(lease.path.len() + lease.open.len()));
-        let written = (lease.open.len() + more) * self.block_tokens();
-        let places = self.unopened(lease, written);
-        if self.reserve_groups(id, more, places, now).is_ok() {
-            let open = self.new_open_slots(more);
-            self.lease_mut(id).open.extend(open);
-            return;
-        }
-        // With one group it keeps those that it has.
-        let lease = self.lease_mut(id);
-        let Some(windows) = &mut lease.windows else { return };
-        let slots = windows.take_slots();
-        let open = std::mem::take(&mut lease.open);
-        for open in open {
-            self.close_open(open);
-        }
-        for (group, slot) in slots {
-            self.blocks.give_slot(Place::new(0, group), slot);
+        let open = lease.groups[0].written.len();
+        let more = lost.max((lease.groups.end as usize).saturating_sub(lease.path.len() + open));
+        let places = self.unopened(lease, (open + more) * self.block_tokens());
+        if self.open_places(id, &places, now).is_err() && self.points.several() {
+            let mut groups = std::mem::take(&mut *self.lease_mut(id).groups);
+            self.close_slots(&mut groups);
+            *self.lease_mut(id).groups = groups;
         }
     }
 
     /// Places for which a lease takes slots if its next tokens fill the last block up to `written`
     /// tokens, without those that have one, by group.
-    pub(crate) fn unopened(&self, lease: &Lease, written: usize) -> Vec<Vec<u32>> {
-        let Some(windows) = &lease.windows else { return Vec::new() };
-        if !self.tiers.writes_bytes() {
-            return Vec::new();
-        }
-        let path = lease.path.blocks();
+    pub(in crate::manager::request) fn unopened(&self, lease: &Lease, written: usize) -> NewPlaces {
+        let (groups, path) = (&lease.groups, lease.path.blocks());
         let first = path_border(path);
         let most = u32::try_from(written.div_ceil(self.block_tokens())).unwrap_or(u32::MAX);
         let end = first.saturating_add(most);
-        let prompt = first..windows.end.clamp(first, end);
+        let known = path_room(lease);
+        let mut places = NewPlaces { first: known..end.max(known), others: Vec::new() };
+        // Where no bytes are written, a block of other groups gets its slot when it is committed.
+        if !self.tiers.writes_bytes() {
+            return places;
+        }
+        let prompt = first..groups.end.clamp(first, end);
         let lacks = |(number, group): (GroupId, &Group)| {
             let state = group.kind == GroupKind::State;
             let more = if state { 0 } else { end - prompt.end };
-            let mut places = self.window_places(group, &windows.borders, prompt.clone(), more);
-            places.retain(|&place| !windows.open[number].has(place));
-            if state {
-                let next = self.state_place(windows, first, written);
-                places.extend(self.lacking_states(number, windows, path, prompt.end..end, next));
+            let places = self.places_of(group, &groups.borders, prompt.clone(), more);
+            let places = groups[number].written.lacking(&places);
+            if !state {
+                return places;
             }
-            places
+            let next = self.state_place(groups, first, written);
+            let states = self.lacking_states(number, groups, path, prompt.end..end, next);
+            Places::of(places.ranges().chain(states.map(|place| place..place + 1)))
         };
-        std::iter::once(Vec::new()).chain(self.points.others().map(lacks)).collect()
+        places.others = self.points.others().map(lacks).collect();
+        places
+    }
+
+    /// Makes room for slots of a lease at these places of each group, and takes them.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`](crate::error::Error::NoSpace); nothing has changed then.
+    pub(in crate::manager::request) fn open_places(
+        &mut self,
+        id: LeaseId,
+        places: &NewPlaces,
+        now: Nanos,
+    ) -> Result<()> {
+        let wanted = self.slots_for(places);
+        if wanted.iter().all(|&slots| slots == 0) {
+            return Ok(());
+        }
+        self.make_room(&[Wanted { tier: 0, slots: &wanted }], &[], now)?;
+        let mut groups = std::mem::take(&mut *self.lease_mut(id).groups);
+        self.take_places(&mut groups, places);
+        *self.lease_mut(id).groups = groups;
+        Ok(())
     }
 
     /// The place on a path of the next state that a lease writes: that of the last block which the
     /// next tokens fill, or of the one which they begin. Inside the prompt passes end at borders only, so
     /// it is after the prompt.
-    fn state_place(&self, windows: &Windows, first: u32, written: usize) -> u32 {
+    fn state_place(&self, groups: &LeaseGroups, first: u32, written: usize) -> u32 {
         let full = u32::try_from(written / self.block_tokens()).unwrap_or(u32::MAX);
-        first.saturating_add(full.saturating_sub(1)).max(windows.end)
+        first.saturating_add(full.saturating_sub(1)).max(groups.end)
     }
 
     /// Places for the slots of next states that a lease lacks, if it is to write the blocks `after` its
@@ -91,21 +105,22 @@ impl Manager {
     fn lacking_states(
         &self,
         group: GroupId,
-        windows: &Windows,
+        groups: &LeaseGroups,
         path: &[BlockId],
         after: Range<u32>,
         next: u32,
     ) -> impl Iterator<Item = u32> {
-        let end = windows.held[group]
+        let end = groups[group]
+            .held
             .last()
-            .filter(|&&place| place >= windows.end && place + 1 == path_border(path));
+            .filter(|&&place| place >= groups.end && place + 1 == path_border(path));
         // No point holds it: its slot is free once the next state is written.
         let here = Place::new(0, group);
         let own = end.is_some_and(|&end| self.blocks.holds(here, path[end as usize]) == 1);
-        let open = &windows.open[group];
-        let has = open.iter().filter(|&(place, _)| place >= after.start).count();
+        let written = &groups[group].written;
+        let has = written.iter().filter(|&(place, _)| place >= after.start).count();
         let wanted = after.len().min(if own { 1 } else { 2 }).saturating_sub(has);
-        [next, LATER].into_iter().filter(|&place| !open.has(place)).take(wanted)
+        [next, LATER].into_iter().filter(|&place| !written.has(place)).take(wanted)
     }
 
     /// Moves the slot of the next state of a lease to the block at whose end it is written.
@@ -113,87 +128,111 @@ impl Manager {
         if !self.tiers.writes_bytes() {
             return;
         }
-        let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
-        let first = path_border(self.leases[&id].path.blocks());
-        let next = self.state_place(&windows, first, written);
-        let begin = first.max(windows.end);
-        let groups = &self.points.groups;
-        for (_, open) in
-            groups.iter().zip(&mut windows.open).filter(|(group, _)| group.kind == GroupKind::State)
-        {
-            let mut slots: SmallVec<[Slot; 2]> = SmallVec::new();
-            while let Some(slot) = open.next_from(begin).and_then(|place| open.remove(place)) {
-                slots.push(slot);
-            }
-            for (place, slot) in [next, LATER].into_iter().zip(slots) {
-                open.insert(place, slot);
+        let lease = &self.leases[&id];
+        let first = path_border(lease.path.blocks());
+        let next = self.state_place(&lease.groups, first, written);
+        let begin = first.max(lease.groups.end);
+        let lease = self.leases.get_mut(&id).expect("seen above");
+        for (group, slots) in self.points.groups.iter().zip(lease.groups.all_mut()) {
+            if group.kind == GroupKind::State {
+                let moved = slots.written.take_unless(|place| place < begin);
+                for (place, slot) in [next, LATER].into_iter().zip(moved) {
+                    slots.written.insert(place, slot);
+                }
             }
         }
-        self.lease_mut(id).windows = Some(windows);
-    }
-
-    /// Makes room for more blocks of a lease in all groups, and takes slots at these places in the
-    /// groups after the first.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`]; nothing has changed then.
-    pub(crate) fn reserve_groups(
-        &mut self,
-        id: LeaseId,
-        more: usize,
-        places: Vec<Vec<u32>>,
-        now: Nanos,
-    ) -> Result<()> {
-        let mut wanted: Vec<u64> = places.iter().map(|places| places.len() as u64).collect();
-        wanted.resize(wanted.len().max(1), 0);
-        wanted[0] = self.tiers.units(0, self.all_layers()) * more as u64;
-        self.make_room(&[Wanted { tier: 0, slots: &wanted }], &[], now)?;
-        for (group, places) in places.into_iter().enumerate() {
-            for place in places {
-                let slot = self.blocks.take_slot(Place::new(0, group)).slot;
-                let windows = self.lease_mut(id).windows.as_mut().expect("several groups");
-                windows.open[group].insert(place, slot);
-            }
-        }
-        Ok(())
     }
 
     /// Takes slots for the block after a path, into which the next tokens are written.
     pub(crate) fn open_next(&mut self, id: LeaseId) {
-        if !self.tiers.writes_bytes() {
-            return;
-        }
         // Without room to grow they have no block in the first group either.
-        if self.leases[&id].open.is_empty() {
+        let room = path_room(&self.leases[&id]);
+        if !self.tiers.writes_bytes() || room == path_border(self.leases[&id].path.blocks()) {
             return;
         }
         self.place_states(id, 0);
-        let Some(mut windows) = self.lease_mut(id).windows.take() else { return };
+        let mut groups = std::mem::take(&mut *self.lease_mut(id).groups);
         for group in self.points.other_numbers() {
-            for place in self.next_places(id, group, &windows) {
+            for place in self.next_places(&self.leases[&id], group, &groups, room) {
                 if let Some(slot) = self.take_unheld_slot(group) {
-                    windows.open[group].insert(place, slot);
+                    groups[group].written.insert(place, OpenSlot::Plain(slot));
                 }
             }
         }
-        self.lease_mut(id).windows = Some(windows);
+        *self.lease_mut(id).groups = groups;
     }
 
     /// Places after the path of a lease for whose slots in a group it takes what is free.
-    fn next_places(&self, id: LeaseId, group: GroupId, windows: &Windows) -> SmallVec<[u32; 2]> {
-        let end = windows.done;
+    fn next_places(
+        &self,
+        lease: &Lease,
+        group: GroupId,
+        groups: &LeaseGroups,
+        room: u32,
+    ) -> SmallVec<[u32; 2]> {
+        let end = groups.done;
         if self.points.groups[group].kind != GroupKind::State {
-            return std::iter::once(end).filter(|&end| !windows.open[group].has(end)).collect();
+            return std::iter::once(end).filter(|&end| !groups[group].written.has(end)).collect();
         }
-        let lease = &self.leases[&id];
-        let (first, room) = (end.max(windows.end), path_room(lease));
+        let first = end.max(groups.end);
         let path = lease.path.blocks();
-        self.lacking_states(group, windows, path, first..room.max(first), first).collect()
+        self.lacking_states(group, groups, path, first..room.max(first), first).collect()
+    }
+
+    /// A slot that is free or released.
+    pub(in crate::manager::request) fn take_unheld_slot(&mut self, group: GroupId) -> Option<Slot> {
+        loop {
+            if let Some(slot) = self.blocks.try_take(Place::new(0, group)) {
+                return Some(slot);
+            }
+            if let Some(id) = self.spare_lease(LeaseId::MAX).map(|lease| lease.id) {
+                self.give_spare_slots(&[id]);
+            } else if !self.blocks.take_released(0, 1) {
+                return None;
+            }
+        }
+    }
+
+    /// Takes slots for the blocks of a prompt that no border needs, as far as any are free once the
+    /// request has those that it was promised: a later prompt may leave this one there.
+    pub(in crate::manager::request) fn take_spare_slots(&mut self, groups: &mut LeaseGroups) {
+        if !self.tiers.writes_bytes() {
+            return;
+        }
+        let places = groups.done..groups.end;
+        for group in self.points.other_numbers() {
+            // A state is there only where a pass ends.
+            let state = self.points.groups[group].kind == GroupKind::State;
+            for place in if state { 0..0 } else { places.clone() } {
+                if groups[group].written.has(place) {
+                    continue;
+                }
+                let Some(slot) = self.blocks.try_take(Place::new(0, group)) else { break };
+                groups[group].spare.insert(place, OpenSlot::Plain(slot));
+            }
+        }
+    }
+
+    /// Makes the spare slots of a lease its own, in a group.
+    pub(in crate::manager::request) fn keep_spare(&mut self, id: LeaseId, group: GroupId) {
+        let mut twice: SmallVec<[OpenSlot; 4]> = SmallVec::new();
+        let groups = &mut self.lease_mut(id).groups;
+        for (place, slot) in std::mem::take(&mut groups[group].spare).iter() {
+            // A reservation may have taken another slot for the place.
+            if place < groups.done || groups[group].written.has(place) {
+                twice.push(slot);
+            } else {
+                groups[group].written.insert(place, slot);
+            }
+        }
+        for slot in twice {
+            self.close_open(group, slot);
+        }
     }
 }
 
 /// The border after all blocks that a lease has room for.
 pub(in crate::manager::request) fn path_room(lease: &Lease) -> u32 {
-    let blocks = lease.path.len() + lease.open.len();
+    let blocks = lease.path.len() + lease.groups[0].written.len();
     u32::try_from(blocks).expect("fewer than 2^32 blocks")
 }

@@ -1,25 +1,20 @@
-//! Reserve, bind and load: slots and loads for a running request.
+//! Reserve and load: slots and loads for a running request.
 //!
 //! Invariant: a slot with more than one holder is copied before it is written. Cost: O(log n) per
 //! victim.
 
 use std::ops::Range;
 
-use rustc_hash::FxHashMap;
-
 use crate::arrival::MoveIds;
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, TierId};
 use crate::error::{Error, Result};
-use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 
-use crate::manager::evict::room::Wanted;
 use crate::manager::kinds::Action;
 use crate::manager::moves::load::Transit;
 use crate::manager::request::life::lease::TailFrom;
 use crate::manager::request::matching::path::PathBlock;
 use crate::manager::request::matching::residency_scan::{MissingBlock, Prefill};
-use crate::manager::request::slots::open_slot::OpenSlot;
 use crate::manager::{Manager, moves};
 use crate::transfer::{End, Endpoint, MoveKind};
 
@@ -36,7 +31,7 @@ impl Manager {
         if self.tiers.engine_owned() || tokens == 0 {
             return Ok(());
         }
-        // A tail that no fork shares any more needs no copy.
+        // A tail that no fork shares any more needs no copy: its slot becomes the first one.
         let adopts =
             !matches!(self.leases[&id].tail_from, TailFrom::OpenSlot) && self.room_left(id)? > 0;
         let lease = &self.leases[&id];
@@ -45,27 +40,22 @@ impl Manager {
             .len()
             .checked_add(tokens)
             .ok_or_else(|| Error::config(format!("reserve of {tokens} tokens")))?;
-        let blocks = written.div_ceil(self.block_tokens());
-        let more = blocks.saturating_sub(lease.open.len() + usize::from(adopts));
-        let places = self.unopened(lease, written);
+        let mut places = self.unopened(lease, written);
+        if adopts {
+            places.first.start = (places.first.start + 1).min(places.first.end);
+        }
+        let more = places.first.len();
         self.check_memory(more)?;
-        if places.iter().any(|places| !places.is_empty()) {
-            let room = self.reserve_groups(id, more, places, now);
-            // Blocks that it has room for are written in any case, and one without a slot in a group is not
-            // kept there.
-            if more > 0 {
-                room?;
-            }
-        } else if more > 0 {
-            let units = self.tiers.units(0, self.all_layers()) * more as u64;
-            self.make_room(&[Wanted { tier: 0, slots: &[units] }], &[], now)?;
+        let room = self.open_places(id, &places, now);
+        // Blocks that it has room for are written in any case, and one without a slot in a group is not
+        // kept there.
+        if more > 0 {
+            room?;
         }
         self.place_states(id, written);
         if adopts {
             self.adopt_tail(id);
         }
-        let open = self.new_open_slots(more);
-        self.lease_mut(id).open.extend(open);
         self.copy_tail(id, now);
         self.write_ahead(now);
         Ok(())
@@ -76,7 +66,7 @@ impl Manager {
         if matches!(self.leases[&id].tail_from, TailFrom::OpenSlot) {
             return;
         }
-        let open = self.share_open(id, 0);
+        let open = self.share_open(id);
         let lease = &self.leases[&id];
         let tokens = u32::try_from(lease.tail.len()).expect("less than a block");
         let (block, shared, step) = match lease.tail_from {
@@ -123,108 +113,6 @@ impl Manager {
             (None, None) => {}
         }
         self.carry_out();
-    }
-
-    /// Names the slots of a tier that the engine owns: `slots[i]` holds block `first + i` of the
-    /// lease's path. Loads that waited for a name are queued.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if the first tier is not the engine's or a slot is bound already.
-    pub fn bind(&mut self, id: LeaseId, first: usize, slots: &[Slot]) -> Result<()> {
-        self.bind_group(id, first, slots, 0)
-    }
-
-    /// The same in a group of layers. A slot belongs to one group at a time.
-    ///
-    /// # Errors
-    /// As [`Manager::bind`]; [`Error::Config`] if there is no such group, or another one has a slot.
-    pub fn bind_group(
-        &mut self,
-        id: LeaseId,
-        first: usize,
-        slots: &[Slot],
-        group: usize,
-    ) -> Result<()> {
-        let lease = self.active(id)?;
-        if !self.tiers.engine_owned() {
-            return Err(Error::config("bind on a first tier whose owner is not 'engine'"));
-        }
-        let known = lease.path.len();
-        let end = first
-            .checked_add(slots.len())
-            .ok_or_else(|| Error::config(format!("bind from block {first}")))?;
-        let next = known + lease.open.len();
-        if first > next {
-            return Err(Error::config(format!(
-                "bind from block {first}, lease {id} has {next} blocks"
-            )));
-        }
-        if let Some(at) = slots.iter().position(|&slot| slot == NO_SLOT) {
-            return Err(Error::config(format!("slot {at} of bind is {NO_SLOT}, which names none")));
-        }
-        self.check_groups(id, first, slots, group)?;
-        if group > 0 {
-            return self.bind_windows(id, first, slots, group);
-        }
-        // All errors are found before the first change.
-        for at in first..end.min(next) {
-            let private = lease
-                .path
-                .get(at)
-                .map_or_else(|| lease.open[at - known].private(), |step| step.private);
-            if let Some(private) = private
-                && self.private_slots[private].slot != NO_SLOT
-                && self.private_slots[private].slot != slots[at - first]
-            {
-                return Err(Error::config(format!(
-                    "block {at} of lease {id} is bound to slot {}, not {}",
-                    self.private_slots[private].slot,
-                    slots[at - first]
-                )));
-            }
-        }
-        self.check_memory(end.saturating_sub(next))?;
-        let mut bound: FxHashMap<PrivateSlotId, Slot> = FxHashMap::default();
-        for (at, &slot) in (first..end).zip(slots) {
-            let private = self.private_at(id, at);
-            self.private_slots.set_slot(private, slot);
-            bound.insert(private, slot);
-        }
-        self.name_moves(&bound);
-        Ok(())
-    }
-
-    /// Names the slots of moves that were planned before: they know the private slot only.
-    pub(crate) fn name_moves(&mut self, bound: &FxHashMap<PrivateSlotId, Slot>) {
-        let named = |end: End| match end {
-            End::PrivateSlot(private) => bound.get(&private).copied(),
-            End::Here | End::Leaving | End::Open => None,
-        };
-        for known in self.moves.values_mut() {
-            known.dst_slot = named(known.to).unwrap_or(known.dst_slot);
-            known.src_slot = named(known.from).unwrap_or(known.src_slot);
-        }
-        self.moves.unpark(self.clock.last());
-    }
-
-    /// The private slot of a lease's block on a tier that the engine owns, made if there is none.
-    fn private_at(&mut self, id: LeaseId, at: usize) -> PrivateSlotId {
-        let lease = &self.leases[&id];
-        let known = lease.path.len();
-        if let Some(step) = lease.path.get(at) {
-            if let Some(private) = step.private {
-                return private;
-            }
-            let private = self.new_private(0, self.all_layers());
-            self.lease_mut(id).path.change(at, |step| step.private = Some(private));
-            return private;
-        }
-        if at - known < lease.open.len() {
-            return self.share_open(id, at - known);
-        }
-        let private = self.new_private(0, self.all_layers());
-        self.lease_mut(id).open.push(OpenSlot::Private(private));
-        private
     }
 
     /// Starts the loads that `acquire` with [`super::LoadMode::None`] deferred, of all blocks that
@@ -274,7 +162,7 @@ impl Manager {
         let miss = |(at, &block)| self.find_missing(at, block, now);
         let mut missing: Vec<_> = blocks.iter().enumerate().map(miss).collect();
         self.decide_loads(&mut missing, now, Prefill::ALL);
-        let mut transit = self.open_transit(&missing, 0, now)?;
+        let mut transit = self.open_transit(&missing, &[0], now)?;
         let mut all = Vec::new();
         for (&(at, step), miss) in steps.iter().zip(&missing) {
             all.extend(self.load_step(id, (at, step), miss, requested, &mut transit, now));

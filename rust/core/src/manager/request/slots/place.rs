@@ -1,0 +1,247 @@
+//! Placing: the slots that blocks get as a lease commits them, in all groups.
+//!
+//! ```text
+//!   match   border          branch            end of the prompt
+//!   |-------|----------------|-----------------|------ answer
+//!    [held ]            [ window of a point ]  [ window of a point ]   the rest: slots that are free
+//! ```
+//!
+//! Invariant: a lease holds on the first tier what its border needs. Cost: O(blocks committed · groups).
+
+use crate::block::{BlockId, GroupId, LeaseId, Place, Slot, TierId};
+use crate::group::GroupKind;
+use crate::manager::Manager;
+use crate::manager::request::life::commit::Committed;
+use crate::manager::request::matching::path::{blocks_at, path_border};
+use crate::manager::request::slots::lease_slots::{LeaseGroups, OpenSlot};
+use crate::manager::request::slots::next_slots::path_room;
+use crate::private_slots::{PrivateSlot, PrivateSlotId};
+use crate::tier::{Residency, ResidencyState};
+use crate::time::Nanos;
+
+impl Manager {
+    /// Makes open slots the residencies of new blocks, which are pinned and so have no entry to
+    /// refresh. Stops at the first private slot; returns how many were before it.
+    pub(in crate::manager::request) fn place_open(
+        &mut self,
+        blocks: &[BlockId],
+        open: &[OpenSlot],
+        now: Nanos,
+    ) -> usize {
+        let settled = self.blocks.put_in(blocks, open.iter().map_while(|open| open.plain()));
+        self.on_resident(0, &blocks[..settled]);
+        if self.tiers.writes_through(0) {
+            for run in self.runs(&blocks[..settled]) {
+                self.write_run(0, run, now);
+            }
+        }
+        settled
+    }
+
+    /// Offers a private slot to the trie as the block's residency. Returns a slot that stays with
+    /// the lease: the engine's, or a duplicate, which is reported.
+    pub(in crate::manager::request) fn offer_private(
+        &mut self,
+        block: BlockId,
+        private: PrivateSlotId,
+        now: Nanos,
+        out: &mut Committed,
+    ) -> Option<PrivateSlotId> {
+        // The engine keeps its slot; only the tiers below are ours.
+        if self.tiers.engine_owned() {
+            self.forget_bad_copies(block);
+            if self.ahead.is_empty() || !self.adopt_ahead(block, private, now) {
+                self.write_through(0, block, Some(private), now);
+            } else {
+                out.ahead += 1;
+            }
+            Some(private)
+        } else if self.install(0, block, private) {
+            self.write_through(0, block, None, now);
+            None
+        } else {
+            let held = self.private_slots[private];
+            out.duplicate.push(self.private_slot(private, held.layers.lo));
+            out.canonical.push(self.trie().handle(block));
+            self.meter.requested.duplicates += 1;
+            Some(private)
+        }
+    }
+
+    /// Makes a private slot the block's residency, if those layers are absent, or if they have a slot on
+    /// the first tier that no other lease uses and no move reads: a lease takes no more slots than its
+    /// tokens need.
+    pub(crate) fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
+        let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
+        let here = self.residency(tier, block);
+        let idle = here.state == ResidencyState::Resident && here.busy == 0;
+        let replaces = idle && tier == 0 && self.node(block).refs == 1;
+        let full =
+            layers == self.all_layers() && (here.state == ResidencyState::Absent || replaces);
+        // With layer slots the two ranges may join to one.
+        let grows = idle
+            && self.tiers[tier].spec.layer_slots
+            && !here.have.covers(layers)
+            && here.have.join(layers).is_some();
+        // A slot that a fork or a move uses cannot change its owner.
+        if refs > 1 || busy > 0 || !(full || grows) {
+            return false;
+        }
+        self.private_slots.take(private);
+        if full {
+            if replaces {
+                self.blocks.give_slots(tier, here.slot, here.have, true);
+            }
+            let here = Residency { slot, have: layers, busy: 0, state: ResidencyState::Resident };
+            self.blocks.alter(tier, block, |known| *known = here);
+        } else {
+            self.blocks.join_rows(tier, slot, here.slot, layers, here.have);
+            let joined = here.have.join(layers).expect("no gap");
+            self.blocks.alter(tier, block, |here| here.have = joined);
+        }
+        self.forget_bad_copies(block);
+        self.residency_changed(tier, block);
+        true
+    }
+
+    /// Gives the blocks that a request has computed within its match their slots in the groups after the
+    /// first, and lets go of what only they needed.
+    pub(crate) fn place_computed(&mut self, id: LeaseId) {
+        if self.tiers.engine_owned() || !self.points.several() {
+            return;
+        }
+        let lease = self.lease_mut(id);
+        let room = path_room(lease);
+        let mut groups = std::mem::take(&mut *lease.groups);
+        let path = lease.path.blocks().to_vec();
+        let end = groups.done;
+        for group in self.points.other_numbers() {
+            let places = groups[group].written.iter().map(|(place, _)| place);
+            let places: Vec<u32> = places.take_while(|&place| place < end).collect();
+            self.place_in_group(group, &mut groups, &path, places, end, room);
+            groups[group].held.sort_unstable();
+            self.slide(group, &mut groups, &path, end);
+        }
+        self.raise_point(0, &path[..end as usize]);
+        if let Some(stay) = groups.here {
+            self.add_point(0, &path, end, stay);
+        }
+        *self.lease_mut(id).groups = groups;
+    }
+
+    /// Gives the blocks that a lease has committed their slots in the groups after the first, makes its
+    /// borders resume points, and releases what no later token attends to. An engine's slots stay its
+    /// own: the points are stored from there.
+    pub(crate) fn place_committed(&mut self, id: LeaseId) {
+        if !self.points.several() {
+            return;
+        }
+        let lease = self.lease_mut(id);
+        let room = path_room(lease);
+        let mut groups = std::mem::take(&mut *lease.groups);
+        let path = lease.path.blocks().to_vec();
+        let end = path_border(&path);
+        if !self.tiers.engine_owned() {
+            let new = groups.done..end;
+            for group in self.points.other_numbers() {
+                self.place_in_group(group, &mut groups, &path, new.clone(), end, room);
+            }
+        }
+        let reached = groups.borders.partition_point(|&(border, _)| border <= end);
+        for (border, stay) in groups.borders.drain(..reached).collect::<Vec<_>>() {
+            self.keep_border(&groups, &path, border, stay);
+        }
+        for group in self.points.other_numbers() {
+            self.slide(group, &mut groups, &path, end);
+        }
+        groups.done = end;
+        *self.lease_mut(id).groups = groups;
+        self.carry_out();
+    }
+
+    /// The same in one group: a slot for each new block that a border or the end needs, and for others as
+    /// long as room is free.
+    fn place_in_group(
+        &mut self,
+        number: GroupId,
+        groups: &mut LeaseGroups,
+        path: &[BlockId],
+        places: impl IntoIterator<Item = u32>,
+        end: u32,
+        room: u32,
+    ) {
+        let (group, here) = (self.points.groups[number], Place::new(0, number));
+        let needed = group.needed_at(groups.ends(end), self.points.block_tokens, 0..end);
+        for place in places {
+            let block = path[place as usize];
+            let wanted = needed.contains(place);
+            let slots = &mut groups[number];
+            let own = slots.written.remove(place).or_else(|| slots.spare.remove(place));
+            let own = own.and_then(OpenSlot::plain);
+            match (self.residency(here, block).state, own) {
+                (ResidencyState::Absent, own) => {
+                    let slot = own.or_else(|| self.late_slot(number, groups, path, end, wanted));
+                    let Some(slot) = slot else { continue };
+                    self.blocks.put(here, block, slot);
+                }
+                // The same bytes are there, and a later block of the answer gets the slot.
+                (ResidencyState::Resident, Some(slot)) => {
+                    let next = (end..room).find(|&place| !groups[number].written.has(place));
+                    let next = next.filter(|_| place >= groups.end && self.tiers.writes_bytes());
+                    if let Some(next) = next {
+                        groups[number].written.insert(next, OpenSlot::Plain(slot));
+                    } else {
+                        self.blocks.give_slot(here, slot);
+                    }
+                }
+                // Moves may still write the slot that the block has: the lease keeps its own.
+                (_, Some(slot)) if self.tiers.writes_bytes() => {
+                    groups[number].written.insert(place, OpenSlot::Plain(slot));
+                    continue;
+                }
+                (_, Some(slot)) => self.blocks.give_slot(here, slot),
+                (_, None) => {}
+            }
+            if wanted && self.blocks.expects(here, block) {
+                self.blocks.hold(here, [block]);
+                groups[number].held.push(place);
+            }
+        }
+    }
+
+    /// A slot for a committed block that got none before: where no bytes are written, one of those
+    /// that a lease needs no more, or a free or released one if it is `wanted`.
+    fn late_slot(
+        &mut self,
+        number: GroupId,
+        groups: &mut LeaseGroups,
+        path: &[BlockId],
+        end: u32,
+        wanted: bool,
+    ) -> Option<Slot> {
+        // A state is there only where a pass ends.
+        let state = self.points.groups[number].kind == GroupKind::State;
+        if self.tiers.writes_bytes() || (state && !wanted) {
+            return None;
+        }
+        if !wanted {
+            return self.blocks.try_take(Place::new(0, number));
+        }
+        self.slide(number, groups, path, end);
+        self.take_unheld_slot(number)
+    }
+
+    /// Releases what neither the end of a lease nor one of its borders needs.
+    fn slide(&mut self, number: GroupId, groups: &mut LeaseGroups, path: &[BlockId], end: u32) {
+        let size = self.points.block_tokens;
+        let needed = self.points.groups[number].needed_at(groups.ends(end), size, 0..u32::MAX);
+        let slots = &mut groups[number];
+        let (stay, passed): (Vec<u32>, Vec<u32>) =
+            slots.held.iter().partition(|&&place| needed.contains(place));
+        slots.held = stay;
+        self.blocks.unhold(Place::new(0, number), blocks_at(path, &passed));
+        for open in slots.written.take_unless(|place| place >= end || needed.contains(place)) {
+            self.close_open(number, open);
+        }
+    }
+}

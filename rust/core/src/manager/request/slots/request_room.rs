@@ -1,0 +1,285 @@
+//! Room of a request: what it holds of its match and the slots that it takes, in all groups.
+//!
+//! A request matches up to a border at which every group can resume. The path pins the blocks of the first
+//! group; of the others the lease holds what the border needs, and loads what is on tiers below. Invariant:
+//! all slots are there before the first is taken. Cost: O(blocks of the match), and O(log n) per victim.
+
+use crate::arrival::MoveIds;
+use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Part, Place};
+use crate::error::Result;
+use crate::group::Places;
+use crate::manager::Manager;
+use crate::manager::evict::leased::Matched;
+use crate::manager::kinds::LoadMode;
+use crate::manager::moves::load::{Load, Transit};
+use crate::manager::request::life::acquire::Acquire;
+use crate::manager::request::life::lease::Plan;
+use crate::manager::request::matching::path::{LeasePath, PathBlock, blocks_at, path_border};
+use crate::manager::request::matching::residency_scan::MissingBlock;
+use crate::manager::request::slots::lease_slots::{LeaseGroups, NewPlaces, OpenSlot};
+use crate::time::Nanos;
+use crate::transfer::{Endpoint, MoveKind};
+
+/// Block of a path, by its place there, that is loaded in a group after the first.
+#[derive(Clone, Copy, Debug)]
+struct PlannedLoad {
+    from: Place,
+    place: u32,
+}
+
+/// Slots that a request takes.
+#[derive(Debug)]
+pub(in crate::manager::request) struct RequestSlots {
+    /// Of the blocks that it writes.
+    pub(in crate::manager::request) places: NewPlaces,
+    loads: Vec<PlannedLoad>,
+}
+
+impl Manager {
+    /// Holds what the match of a request needs of the groups after the first. Returns the slots that it
+    /// takes with `open` blocks after its match.
+    pub(in crate::manager::request) fn hold_match(
+        &mut self,
+        groups: &mut LeaseGroups,
+        path: &[BlockId],
+        open: usize,
+        missing: &[MissingBlock],
+    ) -> RequestSlots {
+        let (from, open) =
+            (path_border(path), u32::try_from(open).expect("fewer than 2^32 blocks"));
+        let mut slots = RequestSlots {
+            places: NewPlaces { first: from..from + open, others: Vec::new() },
+            loads: Vec::new(),
+        };
+        if !self.points.several() {
+            return slots;
+        }
+        // The engine makes room for itself.
+        let end = if self.tiers.engine_owned() { from } else { groups.end.max(from) };
+        let of = |(_, group)| self.places_of(group, &groups.borders, from..end, from + open - end);
+        slots.places.others = self.points.others().map(of).collect();
+        let holes = missing.iter().filter(|miss| !miss.compute.is_empty());
+        let holes = holes.map(|miss| u32::try_from(miss.at).expect("fewer than 2^32 blocks"));
+        let holes: Vec<u32> = holes.collect();
+        let needed = self.points.needed_over(&holes, path).into_iter().enumerate().skip(1);
+        for (group, needed) in needed {
+            let mut own = Vec::new();
+            for place in needed.iter() {
+                // The request writes the block in a slot of its own: other leases may read the copy on a tier.
+                if holes.binary_search(&place).is_ok() {
+                    own.push(place..place + 1);
+                    continue;
+                }
+                let block = path[place as usize];
+                let from = Place::new(self.nearest(Part { group, block }), group);
+                // What is loaded stays below until the load has begun.
+                self.blocks.hold(from, [block]);
+                if from.tier == 0 {
+                    groups[group].held.push(place);
+                } else {
+                    slots.loads.push(PlannedLoad { from, place });
+                }
+            }
+            let places = &mut slots.places.others[group - 1];
+            own.extend(places.ranges());
+            *places = Places::of(own);
+        }
+        slots
+    }
+
+    /// Ends the holds of a request that is refused.
+    pub(in crate::manager::request) fn let_match_go(
+        &mut self,
+        groups: &mut LeaseGroups,
+        slots: &RequestSlots,
+        path: &[BlockId],
+    ) {
+        self.end_holds(groups, path);
+        for &PlannedLoad { from, place } in &slots.loads {
+            self.blocks.unhold(from, [path[place as usize]]);
+        }
+    }
+
+    /// Makes room for the planned loads and computation and for further blocks, or changes nothing.
+    /// Returns the transit slots for loads that pass through host.
+    pub(in crate::manager::request) fn room_for(
+        &mut self,
+        missing: &[MissingBlock],
+        slots: &RequestSlots,
+        groups: &LeaseGroups,
+        path: &[BlockId],
+        now: Nanos,
+    ) -> Result<Transit> {
+        let mut wanted = self.slots_for(&slots.places);
+        // An engine provides the slots that it loads into.
+        if !self.tiers.engine_owned() {
+            let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
+            wanted[0] += lacking.map(|miss| self.tiers.units(0, miss.lacks)).sum::<u64>();
+            slots.loads.iter().for_each(|load| wanted[load.from.group] += 1);
+        }
+        let reclaimed = missing.iter().filter(|miss| miss.reclaim).count() as u64;
+        let reclaimed = reclaimed * self.tiers.units(0, self.all_layers());
+        wanted[0] += reclaimed;
+        self.check_growth(&wanted, Matched { path, groups: groups.all() })?;
+        wanted[0] -= reclaimed;
+        // These slots look free to `make_room`: they drain.
+        self.withhold(missing, true);
+        let transit = self.open_transit(missing, &wanted, now);
+        // Refused: the leaving copies may be promised again.
+        if transit.is_err() {
+            self.withhold(missing, false);
+        }
+        transit
+    }
+
+    /// Begins the loads that a match needs in groups after the first, and delays the plan until they end.
+    /// The border of the match is a resume point on the first tier again if it is one below, or if the
+    /// prompt leaves a known path or ends there. Returns all moves that bring what the match needs.
+    pub(in crate::manager::request) fn load_match(
+        &mut self,
+        groups: &mut LeaseGroups,
+        slots: &RequestSlots,
+        path: &[BlockId],
+        id: LeaseId,
+        plan: &mut Plan,
+        now: Nanos,
+    ) -> Vec<MoveId> {
+        let mut moves = Vec::new();
+        if !self.points.several() {
+            return moves;
+        }
+        let engine = self.tiers.engine_owned();
+        for &PlannedLoad { from, place } in &slots.loads {
+            let block = path[place as usize];
+            let (order, here) = (self.whole(MoveKind::Load, id, block), Place::new(0, from.group));
+            let own = &mut groups[from.group];
+            if engine {
+                let private = self.new_bound(from.group);
+                own.written.insert(place, OpenSlot::Private(private));
+                let src = Endpoint::here(from, self.residency(from, block).slot);
+                let dst = Endpoint::private(here, NO_SLOT, private);
+                moves.push(self.copy_slot(order, src, dst, now));
+            } else {
+                self.copy_part(order, from, 0, now);
+                self.blocks.hold(here, [block]);
+                own.held.push(place);
+                own.held.sort_unstable();
+            }
+            self.blocks.unhold(from, [block]);
+        }
+        moves.extend(self.bringing_held(groups, path));
+        let ready = moves.iter().filter_map(|&id| self.moves.get(id)).map(|known| known.ready);
+        plan.wait_until(ready.max().unwrap_or(0));
+        if !engine {
+            self.raise_point(0, path);
+            if let Some(stay) = groups.here {
+                self.add_point(0, path, path_border(path), stay);
+            }
+        }
+        moves
+    }
+
+    /// The moves that bring what a lease holds of a path in groups after the first to the first tier.
+    pub(in crate::manager::request) fn bringing_held(
+        &self,
+        groups: &LeaseGroups,
+        path: &[BlockId],
+    ) -> Vec<MoveId> {
+        let mut moves = Vec::new();
+        for (group, slots) in groups.all().iter().enumerate() {
+            let (here, layers) = (Place::new(0, group), self.points.layers(group));
+            if self.blocks.table(here).arrivals() > 0 {
+                let held = blocks_at(path, &slots.held);
+                moves.extend(held.flat_map(|block| self.bringing(here, block, layers)));
+            }
+        }
+        moves
+    }
+
+    /// Begins to load or compute the missing blocks of a path. Returns the moves of each.
+    pub(in crate::manager::request) fn begin_missing(
+        &mut self,
+        ask: &Acquire<'_>,
+        id: LeaseId,
+        missing: &[MissingBlock],
+        path: &mut LeasePath,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> Vec<MoveIds> {
+        let mut moves = vec![MoveIds::new(); missing.len()];
+        // Loads take the slots that are free at once; computation can wait for slots that drain.
+        let mut at = 0;
+        while let Some(miss) = missing.get(at) {
+            // A run from one tier is loaded in one batch.
+            if let Some(batch) = self.batch(&missing[at..], id) {
+                for (id, moves) in self.start_batch(&batch, now).zip(&mut moves[at..]) {
+                    moves.push(id);
+                }
+                at += batch.blocks.len();
+                continue;
+            }
+            if miss.load {
+                let begin = |step: &mut PathBlock| self.begin_load(miss, step, id, transit, now);
+                moves[at] = path.change(miss.at, begin);
+            }
+            at += 1;
+        }
+        for at in
+            (0..missing.len()).filter(|&at| !missing[at].load && !missing[at].lacks.is_empty())
+        {
+            let begin = |step: &mut PathBlock| {
+                step.deferred = ask.load == LoadMode::None;
+                self.begin_compute(&missing[at], step, id, transit, now)
+            };
+            moves[at] = path.change(missing[at].at, begin);
+        }
+        moves
+    }
+
+    /// Begins the loads of a block into its residency on the first tier, or into a private slot
+    /// that the engine will name.
+    pub(crate) fn begin_load(
+        &mut self,
+        miss: &MissingBlock,
+        step: &mut PathBlock,
+        id: LeaseId,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> MoveIds {
+        if self.tiers.engine_owned() {
+            let private = self.new_private(0, miss.lacks);
+            step.private = Some(private);
+            step.fresh = true;
+            return self.load_private(miss, miss.lacks, private, id, transit, now);
+        }
+        let row = self.blocks.take_slots(0, self.residency(0, miss.block).slot, miss.lacks);
+        self.blocks.alter(0, miss.block, |here| here.slot = row);
+        let mut moves = MoveIds::new();
+        for (tier, layers) in miss.loads() {
+            let load = Load { block: miss.block, from: tier, layers, lease: id };
+            moves.extend(self.load_layers(load, transit, now, |manager, layer| {
+                Endpoint::here(0, manager.slot_of(0, miss.block, layer))
+            }));
+        }
+        let bring: MoveIds = moves.iter().copied().filter(|&id| self.moves[id].dst == 0).collect();
+        self.expect(0, miss.block, miss.lacks, &bring);
+        moves
+    }
+
+    /// Gives a block that is to be computed a private slot, and begins the loads of the layers
+    /// above the last one to compute.
+    fn begin_compute(
+        &mut self,
+        miss: &MissingBlock,
+        step: &mut PathBlock,
+        id: LeaseId,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> MoveIds {
+        let private = self.new_private(0, miss.lacks);
+        step.private = Some(private);
+        step.fresh = true;
+        step.compute = miss.compute;
+        self.load_private(miss, miss.lacks, private, id, transit, now)
+    }
+}
