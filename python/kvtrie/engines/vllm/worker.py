@@ -123,14 +123,14 @@ class WorkerConnector:
         below = () if self.replicas.place else zip(tiers[1:], self._rooms[1:], strict=True)
         self.disk, self.remote = _open_below(below, model, self.host, rank, wall=wall)
         stores = (self.disk, None if self.remote is None else self.remote.storage)
-        pools = (self.gpu, self.host, *(store for store in stores if store is not None))
+        below_gpu = (self.host, *(store for store in stores if store is not None))
         lasting = (self.disk, None if self._kept is None else self._kept.pool)
         self._ages = [
             None if tier is None else AgeWriter(tier, settings.deadline_s) for tier in lasting
         ]
         workers = runners if self.disk is not None else 1
         self.runner = _runner(
-            settings, model, pools, tiers, workers=workers, progress=self._on_progress
+            settings, self.gpu, below_gpu, tiers, workers=workers, progress=self._on_progress
         )
         self._slots = model.blocks
         self._identity = RankIdentity(rank, weights, adapters)
@@ -334,7 +334,7 @@ def _default(model: ServedModel) -> Tier:
 
 def _runner(
     settings: Settings,
-    model: ServedModel,
+    gpu: EnginePool,
     pools: Sequence[Pool | Storage],
     tiers: Sequence[Tier],
     *,
@@ -342,11 +342,11 @@ def _runner(
     progress: Callable[[Progress], None],
 ) -> Runner:
     return Runner(
-        pools,
-        tiers=(Tier("gpu", blocks=pools[0].blocks, owner="engine"), *tiers)[: len(pools)],
+        (gpu, *pools),
+        tiers=(Tier("gpu", blocks=gpu.blocks, owner="engine"), *tiers)[: 1 + len(pools)],
         workers=workers,
         deadline_s=settings.deadline_s,
-        layers_per_report=model.shape.layers,
+        layers_per_report=gpu.layers,
         progress=progress,
     )
 
