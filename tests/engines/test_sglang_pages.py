@@ -9,7 +9,7 @@ import pytest
 from kept import memory_folder
 
 from kvtrie import ConfigError
-from kvtrie.engines.sglang.pages import PageSettings
+from kvtrie.engines.sglang.pages import PageSettings, PoolSize
 from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.tiers.remote.keyed import KeyedRemote
 
@@ -26,7 +26,8 @@ SGLANGS = {
 
 def opened(rank=0, ranks=1, **extra):
     settings = PageSettings.read(SGLANGS | extra)
-    return settings.open(meaning=f"a model {ranks}", size=SIZE, rank=rank, ranks=ranks)
+    pools = {"kv": PoolSize(f"a model {ranks}", SIZE, 1)}
+    return settings.open(pools, rank=rank, ranks=ranks)["kv"]
 
 
 @pytest.mark.parametrize("prefix", ["", "file://"])

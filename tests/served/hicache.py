@@ -20,7 +20,7 @@ PAGE, PAGES = 8, 32
 class HostPool:
     """SGLang's host memory as far as a storage sees it; the real one asks for a GPU."""
 
-    layout, page_size = "layer_first", PAGE
+    layout, page_size, page_num = "layer_first", PAGE, PAGES
 
     def __init__(self):
         self.kv = torch.arange(2 * 3 * PAGES * PAGE * 4, dtype=torch.float32)
@@ -35,6 +35,25 @@ class HostPool:
 
     def set_from_flat_data_page(self, index, page):
         self.kv[:, :, index : index + PAGE] = page.view(2, 3, PAGE, 4)
+
+
+class StatePool:
+    """SGLang's host memory of states as far as a storage sees it: a page is one state."""
+
+    layout, page_size, page_num = "page_first", 1, PAGES // 2
+
+    def __init__(self):
+        self.states = torch.arange(PAGES // 2 * 96, dtype=torch.int32).view(-1, 96)
+
+    def get_dummy_flat_data_page(self):
+        return torch.zeros(96 * 4, dtype=torch.uint8)
+
+    def get_data_page(self, index, **more):
+        assert more in ({}, {"flat": True})
+        return self.states[index].view(torch.uint8)
+
+    def set_from_flat_data_page(self, index, page):
+        self.states[index] = page.view(torch.int32)
 
 
 class Attention(torch.nn.Module):
@@ -77,9 +96,12 @@ def config(path, **more):
     return HiCacheStorageConfig(**fields | more, extra_config=extra)
 
 
-def opened(path, pool=None, **more):
+def opened(path, pool=None, others=None, **more):
     storage = StorageBackendFactory.create_backend("dynamic", config(path, **more), None)
     storage.register_mem_pool_host(pool or HostPool())
+    for name, other in (others or {}).items():
+        storage.register_mem_host_pool_v2(other, name)
+    storage.on_host_pools_registered()
     return storage
 
 

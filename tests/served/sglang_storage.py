@@ -5,13 +5,20 @@ from __future__ import annotations
 import benches.peers.stand_ins  # noqa: F401 # isort: skip - without it sglang does not load
 
 import importlib.util
+import random
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
-from hicache import PAGE, HostPool, Updater, indices, opened, served_model
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName
+from hicache import PAGE, HostPool, StatePool, Updater, config, indices, opened, served_model
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheFile,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
 
 from kvtrie.engines.sglang import storage as storage_module
 from kvtrie.engines.sglang import weights
@@ -250,13 +257,137 @@ def test_a_key_that_is_no_text_is_a_miss(tmp_path):
     storage.close()
 
 
-@pytest.mark.parametrize("name", ["mamba", "swa", "draft", "indexer"])
-def test_a_hybrid_models_pools_are_refused_at_start(tmp_path, name):
-    storage = opened(tmp_path)
-    storage.register_mem_host_pool_v2(HostPool(), PoolName.KV)
+@pytest.mark.parametrize("name", ["draft", "draft_swa", "deepseek_v4_c4_state"])
+def test_pools_that_are_not_kept_are_refused_at_start(tmp_path, name):
     with pytest.raises(ConfigError, match=f"SGLang has a pool '{name}'"):
-        storage.register_mem_host_pool_v2(HostPool(), PoolName(name))
+        opened(tmp_path, others={PoolName.KV: HostPool(), PoolName(name): HostPool()})
     opened(tmp_path).close()  # the folder was given back
+
+
+def test_a_pool_that_comes_after_the_start_is_refused(tmp_path):
+    storage = opened(tmp_path)
+    storage.register_mem_host_pool_v2(storage.mem_pool_host, PoolName.KV)
+    with pytest.raises(ConfigError, match="known when the server starts"):
+        storage.register_mem_host_pool_v2(StatePool(), PoolName.MAMBA)
+
+
+def trailing(name, keys, rows=None):
+    return PoolTransfer(name, rows, keys=keys, hit_policy=PoolHitPolicy.TRAILING_PAGES)
+
+
+KEYS = [f"hash {at}" for at in range(12)]
+
+
+def test_states_and_windows_are_found_after_a_restart(tmp_path):
+    others = {PoolName.SWA: HostPool(), PoolName.MAMBA: StatePool()}
+    others[PoolName.SWA].kv += 1
+    storage = opened(tmp_path, others=others)
+    right = [pool.get_data_page(0).clone() for pool in others.values()]
+    assert all(storage.batch_set_v1(KEYS[:8], indices(range(8))))
+    window = trailing(PoolName.SWA, KEYS[2:4], indices([0, 1]))
+    states = trailing(PoolName.MAMBA, [KEYS[3], KEYS[7]], torch.tensor([0, 5]))
+    assert storage.batch_set_v2([window, states]) == {
+        PoolName.SWA: [True] * 2,
+        PoolName.MAMBA: [True] * 2,
+    }
+    storage.close()
+    others = {PoolName.SWA: HostPool(), PoolName.MAMBA: StatePool()}
+    again = opened(tmp_path, others=others)
+    asked = [trailing(PoolName.SWA, KEYS[:2]), trailing(PoolName.MAMBA, KEYS[:1])]
+    found = again.batch_exists_v2(KEYS, asked)
+    assert (found.kv_hit_pages, found.restorable_prefix_pages) == (4, [4])
+    assert found.extra_pool_hit_pages == {
+        PoolName.KV: 8,
+        PoolName.SWA: 4,
+        PoolName.MAMBA: 8,
+    }
+    others[PoolName.MAMBA].states[9] = 0
+    window = trailing(PoolName.SWA, KEYS[2:4], indices([6, 7]))
+    states = trailing(PoolName.MAMBA, [KEYS[3], KEYS[4]], torch.tensor([9, 1]))
+    assert again.batch_get_v2([window, states]) == {
+        PoolName.SWA: [True] * 2,
+        PoolName.MAMBA: [True, False],
+    }
+    assert (others[PoolName.SWA].get_data_page(6 * PAGE) == right[0]).all()
+    assert (others[PoolName.MAMBA].get_data_page(9) == right[1]).all()
+    again.close()
+
+
+@pytest.mark.parametrize("url", [False, True])
+def test_borders_are_those_that_sglangs_own_files_have(tmp_path, url):
+    """Random pages of three pools: the same answer as SGLang's `HiCacheFile` at every question."""
+    draw, names = random.Random(url), [PoolName.SWA, PoolName.MAMBA, PoolName.INDEXER]
+    pools = {name: StatePool() if name == "mamba" else HostPool() for name in names}
+    # A belief about the store is used for a minute, and here nobody else writes.
+    place = f"folder:{tmp_path}/ours" if url else tmp_path / "ours"
+    ours = opened(place, others=pools, extra={} if url else {"blocks": 200})
+    theirs = HiCacheFile(config("none"), str(tmp_path / "theirs"))
+    theirs.register_mem_pool_host(ours.mem_pool_host)
+    for name, pool in {PoolName.KV: ours.mem_pool_host, **pools}.items():
+        theirs.register_mem_host_pool_v2(pool, name)
+    for turn in range(25):
+        keys = [f"{turn} {at}" for at in range(draw.randint(1, 12))]
+        for name in [PoolName.KV, *names]:
+            there = [key for key in keys if draw.random() < 0.8]
+            size = 1 if name == "mamba" else PAGE
+            wanted = PoolTransfer(name, torch.arange(len(there) * size), keys=there)
+            for one in (ours, theirs):
+                assert one.batch_set_v2([wanted])[name] == [True] * len(there)
+        asked = [
+            trailing(PoolName.SWA, keys[: draw.randint(1, 3)]),
+            trailing(PoolName.MAMBA, keys[:1]),
+            PoolTransfer(PoolName.INDEXER),
+        ]
+        asked = draw.sample(asked, draw.randint(0, 3))
+        mine, other = ours.batch_exists_v2(keys, asked), theirs.batch_exists_v2(keys, asked)
+        assert mine.kv_hit_pages == other.kv_hit_pages
+        assert mine.restorable_prefix_pages == other.restorable_prefix_pages
+        # The other one stops at the first pool that leaves no length.
+        assert other.extra_pool_hit_pages.items() <= mine.extra_pool_hit_pages.items()
+    ours.close()
+
+
+def test_pools_share_one_budget(tmp_path):
+    states = StatePool()
+    storage = opened(
+        tmp_path, others={PoolName.MAMBA: states}, extra={"blocks": None, "bytes": "1200KB"}
+    )
+    for turn in range(40):
+        keys = [f"{turn} {at}" for at in range(8)]
+        assert all(storage.batch_set_v1(keys, indices(range(8))))
+        states_of = trailing(PoolName.MAMBA, keys, torch.arange(8))
+        assert all(storage.batch_set_v2([states_of])[PoolName.MAMBA])
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) <= 1_200_000
+    found = storage.batch_exists_v2(keys, [trailing(PoolName.MAMBA, keys[:1])])
+    assert found.kv_hit_pages == 8
+    storage.close()
+
+
+def test_a_damaged_state_is_a_miss(tmp_path):
+    storage = opened(tmp_path, others={PoolName.MAMBA: StatePool()})
+    assert storage.batch_set_v1(KEYS[:1], indices([0])) == [True]
+    state = trailing(PoolName.MAMBA, KEYS[:1], torch.tensor([3]))
+    assert storage.batch_set_v2([state]) == {PoolName.MAMBA: [True]}
+    pattern = StatePool().states[3].numpy().tobytes()
+    (file,) = [f for f in tmp_path.rglob("*") if f.is_file() and pattern in f.read_bytes()]
+    data = file.read_bytes()
+    with file.open("r+b") as stream:
+        stream.seek(data.index(pattern) + 7)
+        stream.write(b"!")
+    assert storage.batch_get_v2([state]) == {PoolName.MAMBA: [False]}
+    assert storage.batch_exists_v2(KEYS[:1], [state]).kv_hit_pages == 0
+    assert storage.batch_exists(KEYS[:1]) == 1
+    storage.close()
+
+
+def test_rows_that_do_not_go_with_the_keys_are_not_moved(tmp_path):
+    storage = opened(tmp_path, others={PoolName.MAMBA: StatePool()})
+    for rows in (None, torch.tensor([1]), torch.arange(3)):
+        state = trailing(PoolName.MAMBA, KEYS[:2], rows)
+        assert storage.batch_set_v2([state]) == {PoolName.MAMBA: [False] * 2}
+        assert storage.batch_get_v2([state]) == {PoolName.MAMBA: [False] * 2}
+    assert storage.batch_exists_v2(KEYS, [state]).kv_hit_pages == 0
+    storage.close()
 
 
 def test_a_real_pool_has_what_the_storage_uses():

@@ -58,7 +58,7 @@ class StubModule:
         parents = [self._named(base.__name__) for base in bases]
         if issubclass(kind, enum.Enum):
             self.imports.add("from enum import Enum")
-            parents.append("Enum")
+            parents += ["str", "Enum"] if issubclass(kind, str) else ["Enum"]
         head = f"class {name}({', '.join(parents)}):" if parents else f"class {name}:"
         if dataclasses.is_dataclass(kind):  # its fields here are not all that it is made of
             self.imports.add("from dataclasses import dataclass")

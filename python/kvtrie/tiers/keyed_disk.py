@@ -162,6 +162,10 @@ class KeyedDisk:
         """Return the number of leading blocks of a sequence that are here."""
         return sum(1 for _ in takewhile(self.__contains__, keys))
 
+    def present(self, keys: Iterable[bytes]) -> list[bool]:
+        """Return for each of some blocks, found by itself, whether it is here."""
+        return [key in self for key in keys]
+
     def read_many(self, rows: Sequence[tuple[bytes, NDArray[np.uint8]]]) -> list[bool]:
         """Fill memory with blocks, and return for each whether it was there and whole.
 

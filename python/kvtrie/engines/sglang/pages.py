@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import flag, folder, instance, masked, real, shown, whole
@@ -21,7 +21,7 @@ from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.tiers.remote.keyed import KeyedRemote
 from kvtrie.tiers.remote.open import read_secret
 
-__all__ = ["KEYS", "PageSettings", "Pages"]
+__all__ = ["KEYS", "PageSettings", "Pages", "PoolSize"]
 
 Pages: TypeAlias = "KeyedDisk | KeyedRemote"
 
@@ -50,14 +50,28 @@ _DEADLINE_S = 30.0
 _LOOKUP_S = 0.05
 
 
+class PoolSize(NamedTuple):
+    """A pool of SGLang's host memory.
+
+    Attributes:
+        meaning: all that decides the bytes of a page: model, layout, rank, pool.
+        size: bytes of a page.
+        pages: how many pages the pool has.
+    """
+
+    meaning: str
+    size: int
+    pages: int
+
+
 @dataclass(frozen=True, slots=True)
 class PageSettings:
     """Settings of the storage of one server.
 
     Attributes:
         path: the folder of the files, the URL of a shared store, or the file of kept memory.
-        bytes: room of a disk or of kept memory, of all ranks together.
-        blocks: the same room in pages, of each rank.
+        bytes: room of a disk or of kept memory, of all ranks and pools together.
+        blocks: the same room in pages of KV, of each rank.
         durability: the event that a finished write to a disk survives, as in `Tier`.
         store: the tier of a shared store, which has its checked settings; None for others.
         kept: whether the pages are in a file in memory that the next server finds.
@@ -142,55 +156,66 @@ class PageSettings:
             replace=flag("keep_replace", given.get("keep_replace", False)),
         )
 
-    def open(self, *, meaning: str, size: int, rank: int = 0, ranks: int = 1) -> Pages:
-        """Open the pages of one rank.
+    def open(
+        self, pools: Mapping[str, PoolSize], *, rank: int = 0, ranks: int = 1
+    ) -> dict[str, Pages]:
+        """Open the pages of the pools of one rank.
+
+        The pools have one budget, of which each gets the share that it has of SGLang's host memory.
 
         Args:
-            meaning: all that decides the bytes of a page: model, layout, rank.
-            size: bytes of a page.
+            pools: by name; the first one is that of KV.
             rank: the number of the rank.
             ranks: number of ranks, which divide `bytes`.
 
         Raises:
-            ConfigError: a folder that cannot be written, a store or secret that cannot be opened.
+            ConfigError: a folder that cannot be written, a store or secret that cannot be opened,
+                no room for a page of each pool.
             TransferError: the folder cannot be read or made.
         """
+        room, (kv, *_) = self.bytes, pools.values()
+        if room is not None:
+            # A share of free memory would differ at each start, and the file with it.
+            free = None if self.kept else lambda: free_disk(self.path)
+            room = size_of("bytes", room, ranks, of=free) // ranks
+        whole = sum(pool.size * pool.pages for pool in pools.values())
+        opened: dict[str, Pages] = {}
+        try:
+            for name, pool in pools.items():
+                file = f"{self.path}{f'-{rank}' * (ranks > 1)}{f'-{name}' * bool(opened)}"
+                share = None if room is None else room * pool.size * pool.pages // whole
+                blocks = self.blocks and -(-self.blocks * pool.pages // kv.pages)
+                opened[name] = self._open(pool, file, share, blocks)
+        except BaseException:
+            for pages in opened.values():
+                pages.close()
+            raise
+        return opened
+
+    def _open(self, pool: PoolSize, file: str, room: int | None, blocks: int | None) -> Pages:
+        """Open the pages of one pool, in kept memory in a file of its own."""
         if self.store is not None:
-            secret = self.store.secret_file
             return KeyedRemote(
                 self.path,
-                meaning=meaning,
-                size=size,
-                secret=read_secret(secret),
+                meaning=pool.meaning,
+                size=pool.size,
+                secret=read_secret(self.store.secret_file),
                 trust_s=self.store.trust_s,
                 lookup=self.store.lookup,
                 lookup_s=self.lookup_s,
                 deadline_s=self.deadline_s,
             )
-        room = self.bytes
-        if room is not None:
-            # A share of free memory would differ at each start, and the file with it.
-            free = None if self.kept else lambda: free_disk(self.path)
-            room = size_of("bytes", room, ranks, of=free) // ranks
-        if self.kept:
-            return KeyedDisk(
-                self.path if ranks == 1 else f"{self.path}-{rank}",
-                meaning=meaning,
-                size=size,
-                bytes=room,
-                blocks=self.blocks,
-                keep=True,
-                replace=self.replace,
-            )
         disk = KeyedDisk(
-            self.path,
-            meaning=meaning,
-            size=size,
+            file if self.kept else self.path,
+            meaning=pool.meaning,
+            size=pool.size,
             durability=self.durability,
             bytes=room,
-            blocks=self.blocks,
+            blocks=blocks,
+            keep=self.kept,
+            replace=self.replace,
         )
-        if disk.read_only:
+        if disk.read_only and not self.kept:
             reason = disk.store.refusal
             disk.close()
             raise ConfigError(f"the folder {self.path} cannot be written: {reason}")

@@ -11,24 +11,30 @@ Cost: a digest per page and call, and the read or write.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
 
 from kvtrie.engines.server.boundary import Boundary
 from kvtrie.engines.server.startup import OpenTier, log_startup, startup_line, startup_warnings
-from kvtrie.engines.sglang.pages import PageSettings
+from kvtrie.engines.sglang.host_pools import POOLS, PoolPages, memory_of
+from kvtrie.engines.sglang.pages import PageSettings, PoolSize
 from kvtrie.engines.sglang.weights import identity, watch
 from kvtrie.errors import ConfigError
 from kvtrie.tiers.keyed_disk import KeyedDisk
 from kvtrie.tiers.other_stores import count_others
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, HiCacheStorageExtraInfo
     from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
@@ -61,38 +67,60 @@ class KvtrieHiCache(HiCacheStorage):
                 "by all ranks"
             )
         self._config = storage_config
-        self._pages: Pages | None = None
+        self._host: dict[str, HostKVCache] = {}  # SGLang's pools by name, that of KV first
+        self._pools: dict[str, PoolPages] = {}
         self._updated = False  # SGLang's memory may have KV of other weights than the pages
         self.boundary = Boundary("the storage kvtrie", _LOG)
 
     def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
-        """Open the pages: the pool says how large one is."""
+        """Note the pool of KV."""
         super().register_mem_pool_host(mem_pool_host)
-        page = mem_pool_host.get_dummy_flat_data_page()
+        self._host["kv"] = mem_pool_host
+
+    def register_mem_host_pool_v2(self, host_pool: HostKVCache, host_pool_name: str) -> None:
+        """Note one of the pools of windows, states or an indexer.
+
+        Raises:
+            ConfigError: a pool of another kind, or one that SGLang adds later.
+        """
+        name = str(host_pool_name)
+        if name not in POOLS or (self._pools and name not in self._pools):
+            self.close()
+            raise ConfigError(
+                f"SGLang has a pool {name!r}: the storage kvtrie keeps the pools "
+                f"{', '.join(POOLS)}, which are known when the server starts"
+            )
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._host[name] = host_pool
+
+    def on_host_pools_registered(self) -> None:
+        """Open the pages: the pools say how large they are."""
+        super().on_host_pools_registered()
         # A size is that of the server.
         ranks = max(self._config.tp_size, 1) * max(self._config.pp_size, 1)
         weights = f"weights {identity()}"  # which all ranks ask for at once
-        self._pages = self._settings.open(
-            meaning=f"{_meaning(self._config, mem_pool_host, page)} {weights}",
-            size=page.numel() * page.element_size(),
+        opened = self._settings.open(
+            {name: _size(self._config, name, pool, weights) for name, pool in self._host.items()},
             rank=self._config.pp_rank * max(self._config.tp_size, 1) + self._config.tp_rank,
             ranks=ranks,
         )
+        self._pools = {name: PoolPages(self._host[name], opened[name]) for name in opened}
         if not self._config.tp_rank and not self._config.pp_rank:
-            self._log_start(self._pages, ranks, weights)
+            self._log_start(opened, ranks, weights)
         watch(self)
 
-    def _log_start(self, pages: Pages, ranks: int, weights: str) -> None:
+    def _log_start(self, opened: dict[str, Pages], ranks: int, weights: str) -> None:
         """Log the disk or store of a server once, as its first rank has it."""
-        path = self._settings.path
+        path, pages = self._settings.path, opened["kv"]
         if isinstance(pages, KeyedDisk):
             kept, store = self._settings.kept, pages.store
             others = 0
             if not kept:
                 others = count_others(store.folder.parent, lambda about: weights in about)
+            stores = [each.store for each in opened.values() if isinstance(each, KeyedDisk)]
             tier = OpenTier(
                 "host" if kept else "disk",
-                store.slots * store.layer_bytes * ranks,
+                sum(each.slots * each.layer_bytes for each in stores) * ranks,
                 store.slots,
                 found=len(pages),
                 others=others,
@@ -105,20 +133,6 @@ class KvtrieHiCache(HiCacheStorage):
         line = startup_line([tier], block_tokens=tokens, ranks=ranks)
         log_startup(_LOG, line, startup_warnings([tier]))
 
-    def register_mem_host_pool_v2(self, host_pool: HostKVCache, host_pool_name: str) -> None:
-        """Refuse pools other than that of KV.
-
-        Raises:
-            ConfigError: a pool of states, windows, an indexer or a draft model.
-        """
-        if str(host_pool_name) != "kv":
-            self.close()
-            raise ConfigError(
-                f"SGLang has a pool {str(host_pool_name)!r}: the storage kvtrie keeps the pool "
-                "'kv' only; models with states, windows or drafts are not supported"
-            )
-        super().register_mem_host_pool_v2(host_pool, host_pool_name)
-
     def weights_updated(self) -> None:
         """Find and write nothing any more: other ranks' weights are not known here."""
         if not self._updated:
@@ -129,14 +143,17 @@ class KvtrieHiCache(HiCacheStorage):
 
     @property
     def pages(self) -> Pages:
-        """The disk or the shared store.
+        """The disk or the shared store of KV.
 
         Raises:
-            ConfigError: SGLang has not registered its pool yet.
+            ConfigError: SGLang has not registered its pools yet.
         """
-        if self._pages is None:
-            raise ConfigError("SGLang has not registered its host memory")
-        return self._pages
+        return self._pool(PoolName.KV).pages
+
+    def _pool(self, name: str) -> PoolPages:
+        if str(name) not in self._pools:
+            raise ConfigError(f"SGLang has not registered its host memory of {str(name)!r}")
+        return self._pools[str(name)]
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
@@ -173,7 +190,7 @@ class KvtrieHiCache(HiCacheStorage):
                 self.mem_pool_host.get_dummy_flat_data_page() if target is None else target
                 for target in (target_locations or [None] * len(keys))
             ]
-            rows = [(key.encode(), _bytes(to)) for key, to in zip(keys, targets, strict=True)]
+            rows = [(key.encode(), memory_of(to)) for key, to in zip(keys, targets, strict=True)]
             results = pages.read_many(rows)
             return [to if good else None for to, good in zip(targets, results, strict=True)]
         return [None] * len(keys)
@@ -202,14 +219,11 @@ class KvtrieHiCache(HiCacheStorage):
         self,
         keys: list[str],
         host_indices: torch.Tensor,
-        extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
+        extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Read pages into SGLang's host memory; which of them were there and whole."""
-        pages = self.batch_get(keys)
-        for page, at in zip(pages, self._starts(host_indices), strict=True):
-            if page is not None:
-                self.mem_pool_host.set_from_flat_data_page(at, page)
-        return [page is not None for page in pages]
+        """Read pages into SGLang's host memory of KV; which of them were there and whole."""
+        one = PoolTransfer(PoolName.KV, host_indices, keys=keys)
+        return self.batch_get_v2([one], extra_info)[PoolName.KV]
 
     def batch_set_v1(
         self,
@@ -217,52 +231,111 @@ class KvtrieHiCache(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Keep pages out of SGLang's host memory; which of them are there now."""
-        pool = self.mem_pool_host
-        values = [pool.get_data_page(at, flat=True) for at in self._starts(host_indices)]
+        """Keep pages out of SGLang's host memory of KV; which of them are there now."""
+        one = PoolTransfer(PoolName.KV, host_indices, keys=keys)
+        return self.batch_set_v2([one], extra_info)[PoolName.KV]
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
+    ) -> PoolTransferResult:
+        """Return how many leading pages can be restored, and all lengths at which it is possible.
+
+        A prefix of `n` pages needs all of them of KV and of a pool whose policy is `ALL_PAGES`, and
+        of one whose policy is `TRAILING_PAGES` the last `len(keys)` before its end.
+        """
+        pages = self.pages
+        if self._updated:
+            return PoolTransferResult.empty()
+        with self.boundary.contained():
+            prefix = [key.encode() for key in keys]
+            prefix = prefix[: pages.leading(prefix)]
+            lengths = list(range(1, len(prefix) + 1))
+            found: dict[str, int] = {PoolName.KV: len(prefix)}
+            for transfer in pool_transfers or []:
+                # Groups of compressed pages are a second form of those of KV, and limit nothing.
+                if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
+                    continue
+                trailing = transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES
+                last = max(1, len(transfer.keys or ())) if trailing else None
+                borders = self._pool(transfer.name).borders(prefix, last)
+                found[transfer.name] = max(borders, default=0)
+                lengths = [length for length in lengths if length in borders]
+            hit = {name: pages for name, pages in found.items() if pages}
+            return PoolTransferResult(lengths[-1] if lengths else 0, hit, lengths)
+        return PoolTransferResult.empty()
+
+    def batch_get_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
+    ) -> dict[str, list[bool]]:
+        """Read pages into SGLang's pools; for each pool which of them were there and whole."""
+        return {each.name: self._transfer(each, self._pool(each.name).read) for each in transfers}
+
+    def batch_set_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        """Keep pages out of SGLang's pools; for each pool which of them are there now."""
         before = getattr(extra_info, "prefix_keys", None)
-        return self._write(keys, values, before)
+        done: dict[str, list[bool]] = {}
+        for each in transfers:
+            # The last pages of a window or a state do not follow those before them.
+            follows = before and each.hit_policy != PoolHitPolicy.TRAILING_PAGES
+            after = before[-1] if before and follows else None
+            done[each.name] = self._transfer(
+                each, partial(self._pool(each.name).write, before=after)
+            )
+        return done
+
+    def _transfer(
+        self, transfer: PoolTransfer, copy: Callable[[list[str], torch.Tensor], list[bool]]
+    ) -> list[bool]:
+        """Read or write the pages of one pool, unless they are those of other weights."""
+        keys, rows = transfer.keys or [], transfer.host_indices
+        if not self._updated:
+            with self.boundary.contained():
+                return copy(keys, torch.empty(0) if rows is None else rows)
+        return [False] * len(keys)
 
     def clear(self) -> None:
         """Remove all pages of a disk; of a shared store, forget what it has, and remove nothing."""
-        self.pages.clear()
+        self.pages  # noqa: B018 - raises where there are none
+        for pool in self._pools.values():
+            pool.pages.clear()
 
     def close(self) -> None:
         """Give the folder or store back. Closing twice does nothing."""
-        if self._pages is not None:
-            self._pages.close()
-
-    def _starts(self, host_indices: torch.Tensor) -> list[int]:
-        size = self.mem_pool_host.page_size
-        return host_indices[::size].tolist()  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType] - torch's
+        for pool in self._pools.values():
+            pool.pages.close()
 
     def _write(
-        self, keys: list[str], values: Sequence[torch.Tensor], before: list[str] | None
+        self, keys: list[str], values: Sequence[torch.Tensor], before: str | None
     ) -> list[bool]:
-        pages = self.pages
-        if self._updated:
-            return [False] * len(keys)
-        with self.boundary.contained():
-            rows = [
-                (key.encode(), _bytes(value.contiguous()))
-                for key, value in zip(keys, values, strict=True)
-            ]
-            return pages.write_many(rows, after=before[-1].encode() if before else None)
+        pool = self._pool(PoolName.KV)
+        if not self._updated:
+            with self.boundary.contained():
+                return pool.write_values(keys, values, before)
         return [False] * len(keys)
 
 
-def _bytes(page: torch.Tensor) -> NDArray[np.uint8]:
-    return page.view(-1).view(torch.uint8).numpy()
-
-
-def _meaning(config: HiCacheStorageConfig, pool: HostKVCache, page: torch.Tensor) -> str:
-    """The form of a page's bytes; SGLang's hashes name tokens, salt and adapter."""
+def _size(config: HiCacheStorageConfig, name: str, pool: HostKVCache, weights: str) -> PoolSize:
+    """A pool's pages; SGLang's hashes name tokens, salt and adapter, and not the form of bytes."""
+    page = pool.get_dummy_flat_data_page()
     ranks = {
         name: getattr(config, name)
         for name in ("tp_rank", "tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size")
     }
-    if config.is_mla_model:  # equal on all tensor-parallel ranks
+    # Latent KV is equal on all tensor-parallel ranks; each has a part of a state.
+    if config.is_mla_model and name != "mamba":
         ranks |= {"tp_rank": 0, "tp_size": 1}
-    return (
-        f"sglang {page.dtype} {tuple(page.shape)} {pool.layout} pages of {pool.page_size} {ranks}"
+    which = "" if name == "kv" else f" of {name}"
+    meaning = (
+        f"sglang {page.dtype} {tuple(page.shape)} {pool.layout} pages of {pool.page_size}{which} "
+        f"{ranks} {weights}"
     )
+    return PoolSize(meaning, page.numel() * page.element_size(), int(pool.page_num))

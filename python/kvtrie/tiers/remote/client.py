@@ -176,6 +176,23 @@ class RemoteClient:
             return known_blocks(rows, self._beliefs)
         return search(rows, self._beliefs, lambda unknown: self._ask(unknown, deadline))
 
+    def holds(self, keys: NDArray[np.uint8], deadline: int) -> list[bool]:
+        """Ask the store for blocks, each by itself; which of them it has.
+
+        Args:
+            keys: content keys `(blocks, 32)`.
+            deadline: nanoseconds of the clock.
+        """
+        names = self._names(keys)
+        if self._local:
+            return [self._beliefs.seen(name) for name in names]
+        kinds = {name: self._beliefs.kind(name) for name in names}
+        unknown = [name for name, kind in kinds.items() if kind == "unknown"]
+        answers = self._ask(unknown, deadline)
+        there = {name for name, kind in kinds.items() if kind in {"confirmed", "reported"}}
+        there.update(name for name, answer in answers.items() if answer == "ok")
+        return [name in there for name in names]
+
     def refute(self, keys: Sequence[bytes], forms: Sequence[ValueFormat] | None = None) -> None:
         """Note that blocks, which another process of the server read, could not be read.
 

@@ -92,6 +92,10 @@ class KeyedRemote:
         """Return the number of leading blocks of a sequence that the store has."""
         return self.client.find(content_keys(keys), self._clock() + self._lookup_ns).blocks
 
+    def present(self, keys: Iterable[bytes]) -> list[bool]:
+        """Return for each of some blocks, found by itself, whether the store has it."""
+        return self.client.holds(content_keys(keys), self._clock() + self._lookup_ns)
+
     def read_many(self, rows: Sequence[tuple[bytes, NDArray[np.uint8]]]) -> list[bool]:
         """Fill memory with blocks, and return for each whether it was there and whole.
 

@@ -1,0 +1,104 @@
+"""PoolPages: the pages of one pool of SGLang's host memory, outside of it.
+
+SGLang has a pool for KV and, for models with windows, states or an indexer, one for each of these.
+The hash of a page names the tokens up to its end, so a state has the key of the page that it
+follows. Invariant: each pool has a place of its own, whose bytes no other pool's name finds.
+Cost: that of reads and writes, and a copy of each page.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from sglang.srt.mem_cache.pool_host.base import HostKVCache
+
+    from kvtrie.engines.sglang.pages import Pages
+
+__all__ = ["POOLS", "PoolPages", "memory_of"]
+
+POOLS = ("kv", "swa", "auxiliary_swa", "mamba", "indexer")
+"""Names of the pools whose pages are kept. A draft's KV depends on weights that no page names."""
+
+
+class PoolPages:
+    """Pages of one pool.
+
+    Args:
+        pool: SGLang's host memory.
+        pages: the disk or the shared store.
+
+    Attributes:
+        pages: the disk or the shared store.
+    """
+
+    def __init__(self, pool: HostKVCache, pages: Pages) -> None:
+        self._pool, self.pages = pool, pages
+
+    def read(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
+        """Read pages into the pool; which of them were there and whole."""
+        pages = [self._pool.get_dummy_flat_data_page() for _ in keys]
+        rows = [(key.encode(), memory_of(page)) for key, page in zip(keys, pages, strict=True)]
+        starts = self._starts(host_indices, len(keys))
+        found = self.pages.read_many(rows)
+        for start, page, whole in zip(starts, pages, found, strict=True):
+            if whole:
+                self._pool.set_from_flat_data_page(start, page)
+        return found
+
+    def write(
+        self, keys: Sequence[str], host_indices: torch.Tensor, before: str | None
+    ) -> list[bool]:
+        """Keep pages out of the pool; which of them are there now.
+
+        Args:
+            keys: SGLang's hashes, in the order of their sequence.
+            host_indices: the rows of the pool, `(keys * page_size,)`.
+            before: the hash of the page before the first of them, if its pool's order counts.
+        """
+        starts = self._starts(host_indices, len(keys))
+        values = (self._pool.get_data_page(start, flat=True) for start in starts)
+        return self.write_values(keys, list(values), before)
+
+    def write_values(
+        self, keys: Sequence[str], values: Sequence[torch.Tensor], before: str | None
+    ) -> list[bool]:
+        """Keep pages that SGLang has copied; which of them are there now."""
+        rows = [
+            (key.encode(), memory_of(value.contiguous()))
+            for key, value in zip(keys, values, strict=True)
+        ]
+        return self.pages.write_many(rows, after=None if before is None else before.encode())
+
+    def borders(self, keys: Sequence[bytes], last: int | None) -> set[int]:
+        """The lengths in pages at which a prefix has what it needs of this pool.
+
+        Args:
+            keys: the hashes of the prefix.
+            last: how many pages before a border are needed; None for all.
+        """
+        if last is None:
+            return set(range(1, self.pages.leading(keys) + 1))
+        borders, run = set[int](), 0
+        for border, there in enumerate(self.pages.present(keys), 1):
+            run = run + 1 if there else 0
+            if run >= min(last, border):
+                borders.add(border)
+        return borders
+
+    def _starts(self, host_indices: torch.Tensor, pages: int) -> list[int]:
+        size = int(self._pool.page_size)
+        if len(host_indices) != pages * size:
+            raise ValueError(f"{len(host_indices)} rows given for {pages} pages of {size}")
+        return host_indices[::size].tolist()  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType] - torch's
+
+
+def memory_of(page: torch.Tensor) -> NDArray[np.uint8]:
+    """The bytes of a contiguous page, which share its memory."""
+    return page.view(-1).view(torch.uint8).numpy()
