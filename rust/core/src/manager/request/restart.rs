@@ -1,7 +1,8 @@
 //! Restarts: what outlives the manager, and residencies that are set without a request.
 
+pub(in crate::manager) mod clear;
 pub(in crate::manager) mod digests;
 pub(in crate::manager) mod flush;
-pub(in crate::manager) mod group_mark;
+
 pub(in crate::manager) mod index;
 pub(in crate::manager) mod mark;

@@ -1,9 +1,10 @@
-//! Marks: sets and clears residencies without a request, for a simulator or a peer.
+//! Marks: sets residencies without a request, for a simulator or a peer.
 //!
+//! What a resume at the end of the sequence needs is marked with it, and the end is a resume point then.
 //! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
 
 use crate::arrival::{Arrival, MoveIds};
-use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, TierId, Token};
+use crate::block::{BlockId, Handle, Layers, NO_SLOT, Place, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::tier::{Owner, ResidencyState};
@@ -11,8 +12,10 @@ use crate::time::{Nanos, stamp};
 use crate::trie::Query;
 
 use crate::manager::Manager;
-use crate::manager::kinds::Cause;
+use crate::manager::evict::room::Wanted;
 use crate::manager::node::Node;
+use crate::manager::points::Stay;
+use crate::manager::request::matching::path::path_border;
 
 /// Mark: full blocks of a sequence that are resident on a tier, or not.
 #[derive(Clone, Debug)]
@@ -29,6 +32,17 @@ pub struct Mark<'a> {
     pub ready: Option<Nanos>,
     /// Time at which the first layer is resident; `None` means at `ready`.
     pub first: Option<Nanos>,
+}
+
+/// Slots that a mark takes and keeps on its tier.
+#[derive(Debug, Default)]
+struct MarkedSlots {
+    /// Those that it takes, by group.
+    slots: Vec<u64>,
+    /// What the end of the sequence needs of groups after the first, and is there.
+    there: Vec<(Place, BlockId)>,
+    /// The rest of it, by place on the path.
+    lacking: Vec<(Place, u32)>,
 }
 
 impl Manager {
@@ -65,26 +79,7 @@ impl Manager {
         let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
         let mut path = Vec::new();
         self.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
-        path.drain(..skip.min(path.len()));
-        let all = path.clone();
-        path.retain(|&block| self.residency(mark.tier, block).state != ResidencyState::Absent);
-        // All errors are found before the first change; children are checked with the blocks cleared
-        // along.
-        for (at, &block) in path.iter().enumerate() {
-            self.check_clear(mark.tier, block, &path[at..])?;
-        }
-        for &block in &all {
-            self.check_clear_groups(mark.tier, block)?;
-        }
-        let handles = self.trie().handles(&path);
-        for &block in all.iter().rev() {
-            self.clear_groups(mark.tier, block);
-            if self.residency(mark.tier, block).state != ResidencyState::Absent {
-                self.drop_copy(mark.tier, block, Cause::Cleared);
-                self.prune(block);
-            }
-        }
-        Ok(handles)
+        self.clear(mark.tier, path.get(skip..).unwrap_or_default())
     }
 
     /// Fails for a tier that does not exist or that the engine owns.
@@ -94,40 +89,6 @@ impl Manager {
             return Err(Error::config(format!(
                 "the engine owns the slots of tier '{}'",
                 self.tiers[tier].spec.kind.name()
-            )));
-        }
-        Ok(())
-    }
-
-    /// Fails if a block cannot be cleared on a tier.
-    fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
-        let here = self.residency(tier, block);
-        let handle = self.trie().handle(block).0;
-        let refs = self.node(block).refs;
-        let moving = self.arrival(tier, block).is_some_and(|a| !a.moves.is_empty());
-        if here.busy > 0 || moving || refs > 0 {
-            return Err(Error::config(format!(
-                "block {handle:#x} cannot be cleared: {refs} leases, {} moves",
-                here.busy
-            )));
-        }
-        let elsewhere = |block: BlockId| {
-            (0..self.tiers.len())
-                .filter(|&other| other != tier)
-                .try_fold(self.all_layers(), |left, other| {
-                    left.without(self.expected(other, block))
-                })
-        };
-        let last = elsewhere(block).is_none_or(|left| !left.is_empty());
-        let leaf_only = self.structure(block) == crate::block::Structure::LeafOnly;
-        let stays = |child: &BlockId| {
-            !cleared.contains(child) || elsewhere(*child) != Some(self.all_layers())
-        };
-        let below = self.trie().children(block).filter(stays).count();
-        // The last copy of a parent would leave its children unreachable.
-        if last && leaf_only && below > 0 {
-            return Err(Error::config(format!(
-                "block {handle:#x} cannot be cleared: {below} children need it in a leaf-only scope"
             )));
         }
         Ok(())
@@ -168,15 +129,15 @@ impl Manager {
             let cached = path.len();
             return Err(Error::config(format!("{skip} blocks are to be cached, {cached} are")));
         }
-        let mut units =
-            self.tiers.units(mark.tier, self.all_layers()) * (full / size - path.len()) as u64;
-        for &block in &path[skip..] {
-            units += self.lacking(mark.tier, block)?;
-        }
-        let end = self.marked_end(mark.tier, &path, full / size)?;
+        let marked = self.marked_slots(mark.tier, &path, skip, full / size)?;
         // Known blocks must not be evicted for the new ones.
         self.pin(&path);
-        if let Err(error) = self.room_for_mark(mark.tier, units, &path, &end, now) {
+        let held = marked.there.iter().copied();
+        held.clone().for_each(|(here, block)| self.blocks.hold(here, [block]));
+        let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (mark.tier, run)).collect();
+        let wanted = Wanted { tier: mark.tier, slots: &marked.slots };
+        if let Err(error) = self.make_room(&[wanted], &stay, now) {
+            held.for_each(|(here, block)| self.blocks.unhold(here, [block]));
             self.unpin(&path, None);
             return Err(error);
         }
@@ -194,10 +155,48 @@ impl Manager {
             self.complete_copy(block, mark, now);
         }
         self.place_new(mark.tier, new, known.last().copied());
-        self.add_marked_point(mark.tier, &path, &end);
+        for &(here, place) in &marked.lacking {
+            let slot = self.blocks.take_slot(here).slot;
+            self.blocks.put(here, path[place as usize], slot);
+        }
+        self.add_point(mark.tier, &path, path_border(&path), Stay::Newest);
+        held.for_each(|(here, block)| self.blocks.unhold(here, [block]));
         self.refresh_path(&path[pinned..]);
         self.unpin(&path[..pinned], Some(now));
         Ok(self.trie().handles(&path))
+    }
+
+    /// The slots that a mark of `blocks` blocks takes, the first `skip` of which stay as they are; `path`
+    /// are those that are known. Of groups after the first it sets what a resume at the end needs.
+    fn marked_slots(
+        &self,
+        tier: TierId,
+        path: &[BlockId],
+        skip: usize,
+        blocks: usize,
+    ) -> Result<MarkedSlots> {
+        let mut first = self.tiers.units(tier, self.all_layers()) * (blocks - path.len()) as u64;
+        for &block in &path[skip..] {
+            first += self.lacking(tier, block)?;
+        }
+        let mut marked = MarkedSlots { slots: vec![first], ..MarkedSlots::default() };
+        let border = u32::try_from(blocks).expect("fewer than 2^32 blocks");
+        for (number, group) in self.points.others() {
+            let (here, before) = (Place::new(tier, number), marked.lacking.len());
+            let absent = |block| self.residency(here, block).state == ResidencyState::Absent;
+            for place in group.needed(border, self.points.block_tokens).iter() {
+                match path.get(place as usize).copied().filter(|&block| !absent(block)) {
+                    None => marked.lacking.push((here, place)),
+                    Some(block) if self.blocks.expects(here, block) => {
+                        marked.there.push((here, block));
+                    }
+                    // A failed move may still write it, or its bytes cannot be read.
+                    Some(block) => return Err(self.still_moving(here, block)),
+                }
+            }
+            marked.slots.push((marked.lacking.len() - before) as u64);
+        }
+        Ok(marked)
     }
 
     /// Slots that a block needs to be fully resident on a tier.
@@ -210,13 +209,18 @@ impl Manager {
         }
         // Only a part is in flight: its moves own the slots until they end.
         if self.expected(tier, block) != all {
-            return Err(Error::config(format!(
-                "block {:#x} cannot be marked on tier '{}': moves have still to end there",
-                self.trie().handle(block).0,
-                self.tiers[tier].spec.kind.name()
-            )));
+            return Err(self.still_moving(Place::new(tier, 0), block));
         }
         Ok(0)
+    }
+
+    fn still_moving(&self, Place { tier, group }: Place, block: BlockId) -> Error {
+        let of = if group > 0 { format!(" in group {group}") } else { String::new() };
+        Error::config(format!(
+            "block {:#x} cannot be marked on tier '{}': moves have still to end there{of}",
+            self.trie().handle(block).0,
+            self.tiers[tier].spec.kind.name()
+        ))
     }
 
     /// Adds the layers of a block that a tier lacks. A bad copy becomes good.

@@ -1,0 +1,80 @@
+//! Clearing: residencies of blocks on a tier end without a request.
+//!
+//! The points that need what leaves end, too. Invariant: all errors are found before the first change.
+//! Cost: O(blocks · log n), and O(points) per block.
+
+use crate::block::{BlockId, Handle, Part, Place, Structure, TierId};
+use crate::error::{Error, Result};
+use crate::manager::Manager;
+use crate::manager::kinds::Cause;
+use crate::tier::ResidencyState;
+
+impl Manager {
+    /// Clears consecutive blocks of a path on a tier, in all groups. Returns those that the tier had.
+    pub(super) fn clear(&mut self, tier: TierId, blocks: &[BlockId]) -> Result<Vec<Handle>> {
+        // Children are checked with the blocks cleared along.
+        for (at, &block) in blocks.iter().enumerate() {
+            self.check_clear(tier, block, &blocks[at..])?;
+        }
+        let absent = |&block: &BlockId| self.residency(tier, block).state == ResidencyState::Absent;
+        let there: Vec<BlockId> = blocks.iter().copied().filter(|block| !absent(block)).collect();
+        let handles = self.trie().handles(&there);
+        for &block in blocks.iter().rev() {
+            self.drop_point_on(tier, block);
+            for group in self.points.other_numbers() {
+                let here = Place::new(tier, group);
+                if self.residency(here, block).state != ResidencyState::Absent {
+                    self.drop_points_of(tier, Part { group, block });
+                    self.blocks.discard(here, block);
+                }
+            }
+            if self.residency(tier, block).state != ResidencyState::Absent {
+                self.drop_copy(tier, block, Cause::Cleared);
+                self.prune(block);
+            }
+        }
+        Ok(handles)
+    }
+
+    /// Fails if a block cannot be cleared on a tier.
+    fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
+        let handle = self.trie().handle(block).0;
+        let there = self.residency(tier, block).state != ResidencyState::Absent;
+        let refs = if there { self.node(block).refs } else { 0 };
+        for group in 0..self.points.groups.len() {
+            let here = Place::new(tier, group);
+            let busy = self.residency(here, block).busy;
+            let moving = self.arrival(here, block).is_some_and(|a| !a.moves.is_empty());
+            if busy > 0 || moving || refs > 0 {
+                let of = if group > 0 { format!(" of group {group}") } else { String::new() };
+                return Err(Error::config(format!(
+                    "block {handle:#x} cannot be cleared: {refs} leases, {busy} moves{of}"
+                )));
+            }
+        }
+        // Only its windows and states are cleared.
+        if !there {
+            return Ok(());
+        }
+        let elsewhere = |block: BlockId| {
+            (0..self.tiers.len())
+                .filter(|&other| other != tier)
+                .try_fold(self.all_layers(), |left, other| {
+                    left.without(self.expected(other, block))
+                })
+        };
+        let last = elsewhere(block).is_none_or(|left| !left.is_empty());
+        let leaf_only = self.structure(block) == Structure::LeafOnly;
+        let stays = |child: &BlockId| {
+            !cleared.contains(child) || elsewhere(*child) != Some(self.all_layers())
+        };
+        let below = self.trie().children(block).filter(stays).count();
+        // The last copy of a parent would leave its children unreachable.
+        if last && leaf_only && below > 0 {
+            return Err(Error::config(format!(
+                "block {handle:#x} cannot be cleared: {below} children need it in a leaf-only scope"
+            )));
+        }
+        Ok(())
+    }
+}
