@@ -15,7 +15,6 @@
 mod borders;
 mod demote;
 mod fetch;
-mod group_hints;
 mod pending;
 mod quota;
 mod release;

@@ -88,13 +88,15 @@ impl Manager {
         here.state != ResidencyState::Bad && !held && (moves || child)
     }
 
-    /// Evicts all layers of a block from a tier, if none of them is lost.
+    /// Evicts all layers of a block from a tier, after its resume point, if nothing is lost.
     fn step_down(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
-        self.lower_point(tier, block, now) && self.step_down_block(tier, block, now)
-    }
-
-    /// The same of a block without a resume point on the tier.
-    fn step_down_block(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
+        if self.points.has_on(tier, block) {
+            if (tier + 1..self.tiers.len()).any(|lower| self.points.has_on(lower, block)) {
+                self.drop_point_on(tier, block);
+            } else if !self.tiers.writes(tier) || !self.copy_point_below(tier, block, true, now) {
+                return false;
+            }
+        }
         // With layer slots one range of layers leaves at a time.
         while self.residency(tier, block).state == ResidencyState::Resident
             && self.evictable(tier, block)

@@ -1,10 +1,11 @@
 //! Prefetch hints: load blocks to a tier before a request needs them.
 //!
+//! With all blocks of a path go the windows and states of the border at which it resumes.
 //! Room is made as for a request; a block in flight cannot be evicted, so at most a quarter of a
 //! tier's blocks are. Invariant: no block of the path is evicted for another. Cost: that of a
 //! request's loads.
 
-use crate::block::{BlockId, Layers, LeaseId, NO_MOVE, TierId};
+use crate::block::{BlockId, Layers, LeaseId, NO_MOVE, NO_SLOT, Part, Place, TierId};
 use crate::hint::{Answer, HintCode, HintReply, Target};
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
@@ -13,7 +14,7 @@ use super::rejected;
 use crate::manager::Manager;
 use crate::manager::evict::room::Wanted;
 use crate::manager::moves::NewMove;
-use crate::manager::request::matching::path::PathBlock;
+use crate::manager::request::matching::path::{PathBlock, path_border};
 use crate::manager::request::matching::residency_scan::Prefill;
 use crate::transfer::{Endpoint, MoveKind};
 
@@ -186,5 +187,49 @@ impl Manager {
         }
         self.expect(tier, block, all, &moves);
         Fetched::Yes
+    }
+
+    /// Loads to a tier what the longest border of a path needs of the groups after the first, if there
+    /// is room. The border is a resume point on the tier then, if it is one elsewhere.
+    fn fetch_windows(&mut self, path: &[BlockId], tier: TierId, now: Nanos) {
+        let path = &path[..self.longest_border(path, self.tiers.len()) as usize];
+        let border = path_border(path);
+        let needs = self.points.needs(path, border);
+        let (lacking, there): (Vec<_>, Vec<_>) =
+            needs.into_iter().partition(|&part| self.nearest(part) > tier);
+        // Bytes that cannot be read, or a failed move that may still write them.
+        let free = |&Part { group, block }: &Part| {
+            self.residency(Place::new(tier, group), block).slot == NO_SLOT
+        };
+        if !lacking.iter().all(free) {
+            return;
+        }
+        let groups = self.points.other_numbers().end;
+        let mut slots = vec![0; groups];
+        let mut holds: Vec<(Place, BlockId)> = Vec::new();
+        for &part in lacking.iter().chain(&there) {
+            holds.push((Place::new(self.nearest(part), part.group), part.block));
+        }
+        for &(from, block) in &holds {
+            self.blocks.hold(from, [block]);
+            slots[from.group] += u64::from(from.tier > tier);
+        }
+        let wanted = Wanted { tier, slots: &slots };
+        let fits = if lacking.is_empty() {
+            true
+        } else if tier == 0 {
+            self.make_room(&[wanted], &[], now).is_ok()
+        } else {
+            self.make_soft_room(wanted, &[], now)
+        };
+        if fits {
+            for &(from, block) in holds.iter().filter(|&&(from, _)| from.tier > tier) {
+                self.copy_part(self.whole(MoveKind::Load, NO_LEASE, block), from, tier, now);
+            }
+            self.raise_point(tier, path);
+        }
+        for (from, block) in holds {
+            self.blocks.unhold(from, [block]);
+        }
     }
 }
