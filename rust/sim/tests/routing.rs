@@ -1,13 +1,16 @@
 //! Choice of machines, knowledge of the directory, and the cost of a wrong answer.
 
-use kvtrie_core::manager::Settings;
+use kvtrie_core::block::{Handle, Layers};
+use kvtrie_core::group::{Group, GroupKind};
+use kvtrie_core::manager::{BlockEvent, BlockEventKind, Groups, Settings};
+use kvtrie_core::record::{BlockKey, keys_of, scope_key};
 use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::decision::{Choice, Decision};
-use kvtrie_sim::directory::Learning;
+use kvtrie_sim::directory::{Directory, EventMap, Learning};
 use kvtrie_sim::engine::Wait;
 use kvtrie_sim::network::PeerSpec;
 use kvtrie_sim::record::Record;
-use kvtrie_sim::request::Request;
+use kvtrie_sim::request::{Prompt, Request};
 use kvtrie_sim::router::{Locality, RATIO_ONE, Router, Score};
 use kvtrie_sim::simulation::{Config, Simulation};
 
@@ -169,12 +172,87 @@ fn world(seed: u64, directory: Learning) -> Config {
     config
 }
 
+/// A model with a window, a chunk or a state besides full attention, on machines without peers.
+fn grouped(seed: u64, directory: Learning) -> Config {
+    let kinds = [
+        GroupKind::Sliding { window: 40, sinks: 0 },
+        GroupKind::Sliding { window: 24, sinks: 16 },
+        GroupKind::Chunked { chunk: 64 },
+        GroupKind::State,
+    ];
+    let group = |kind| Group { kind, slot_bytes: 16_384, layers: 4 };
+    let mut groups = vec![group(GroupKind::Full)];
+    groups.extend((0..4).filter(|at| seed % 15 + 1 & 1 << at != 0).map(|at| group(kinds[at])));
+    let mut config = world(seed, directory);
+    let settings = &mut config.settings;
+    for tier in &mut settings.tiers {
+        tier.layer_slots = false;
+    }
+    let bytes = settings.tiers.iter().map(|tier| u64::from(tier.blocks) * 40_000).collect();
+    let slots = vec![vec![16_384; groups.len()]; settings.tiers.len()];
+    settings.groups = Some(Groups { groups, bytes, slots, newest: 2, every: 0 });
+    config.peers = None;
+    config
+}
+
 #[test]
 fn events_without_delay_are_as_good_as_asking() {
+    let mut hits = 0;
     for seed in 0..120 {
-        let run = |directory| decide(world(seed, directory), random(seed, 60), 2);
-        assert_eq!(run(Learning::Exact), run(Learning::Events(0)), "seed {seed}");
+        for world in [world, grouped] {
+            let run = |directory| decide(world(seed, directory), random(seed, 60), 2);
+            let asked = run(Learning::Exact);
+            assert_eq!(asked, run(Learning::Events(0)), "seed {seed}");
+            hits += asked.1.iter().filter(|decision| decision.chosen.hit > 0).count();
+        }
     }
+    assert!(hits > 3000, "{hits} decisions for a machine that has something of the prompt");
+}
+
+/// Both machines have the prompt's full attention; one has lost the state after it, and counts for
+/// nothing.
+#[test]
+fn a_machine_counts_up_to_the_deepest_border_with_all_groups() {
+    let prompt = |tokens: &[u32]| Prompt { tokens: tokens.to_vec().leak(), keep: 1 };
+    let mut settings = grouped(8, Learning::Exact).settings;
+    let groups = settings.groups.as_mut().expect("groups");
+    groups.groups.truncate(1);
+    for kind in [GroupKind::Sliding { window: 17, sinks: 0 }, GroupKind::State] {
+        groups.groups.push(Group { kind, slot_bytes: 16_384, layers: 4 });
+    }
+    let mut map = EventMap::new(&settings, 2);
+    let tokens: Vec<u32> = (0..81).collect();
+    let scope = scope_key(&settings.fingerprint, settings.block_tokens, &[], "");
+    let keys: Vec<BlockKey> = keys_of(scope, &tokens, 16).collect();
+    let event = |kind, block: usize, group| BlockEvent {
+        number: 0,
+        at: 0,
+        kind,
+        block: Handle(0),
+        key: keys[block],
+        parent: keys[block.max(1) - 1],
+        tokens: Vec::new(),
+        tier: 1,
+        group,
+        layers: Layers::new(0, 4),
+    };
+    let stored = |block, group| event(BlockEventKind::Stored, block, group);
+    for machine in 0..2 {
+        let full: Vec<BlockEvent> = (0..5).map(|block| stored(block, 0)).collect();
+        map.update(machine, &full);
+        map.update(machine, &[1, 2, 4].map(|block| stored(block, 1)));
+        map.update(machine, &[1, 2, 4].map(|block| stored(block, 2)));
+    }
+    let count =
+        |map: &EventMap| map.resident(prompt(&tokens), &mut std::iter::empty()).expect("counts");
+    // A window of 17 tokens wants the block before the border, and 16 tokens of it.
+    assert_eq!(count(&map), [5, 5]);
+    map.update(1, &[event(BlockEventKind::Removed, 4, 2)]);
+    assert_eq!(count(&map), [5, 3]);
+    map.update(1, &[event(BlockEventKind::Removed, 2, 1)]);
+    assert_eq!(count(&map), [5, 2]);
+    map.update(1, &[event(BlockEventKind::Removed, 1, 0)]);
+    assert_eq!(count(&map), [5, 0]);
 }
 
 #[test]

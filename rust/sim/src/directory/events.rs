@@ -6,6 +6,7 @@
 
 use kvtrie_core::block::{Layers, TierId};
 use kvtrie_core::error::Result;
+use kvtrie_core::group::{Group, longest};
 use kvtrie_core::manager::{BlockEvent, BlockEventKind, Settings};
 use kvtrie_core::record::{BlockKey, keys_of, scope_key};
 use kvtrie_core::time::Nanos;
@@ -23,7 +24,10 @@ const TIERS: usize = 4;
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     machine: MachineId,
+    /// Valid layers of the first group on each tier.
     valid: [Layers; TIERS],
+    /// The groups after the first on each tier, a bit for each.
+    others: [u64; TIERS],
 }
 
 /// A map that events keep.
@@ -34,6 +38,8 @@ pub struct EventMap {
     scope: BlockKey,
     block_tokens: usize,
     all: Layers,
+    /// The groups after the first, in which a prefix needs a part of its blocks.
+    others: Vec<Group>,
     machines: usize,
 }
 
@@ -41,11 +47,15 @@ impl EventMap {
     /// An empty map, for machines of these settings.
     #[must_use]
     pub fn new(settings: &Settings, machines: usize) -> Self {
+        let groups = settings.groups.as_ref().map_or(&[][..], |kept| &kept.groups);
+        let others = groups.get(1..).unwrap_or_default().to_vec();
+        debug_assert!(others.len() <= 64, "a bit for each");
         Self {
             holders: FxHashMap::default(),
             scope: scope_key(&settings.fingerprint, settings.block_tokens, &[], ""),
             block_tokens: settings.block_tokens as usize,
             all: Layers::new(0, settings.layers),
+            others,
             machines,
         }
     }
@@ -67,7 +77,7 @@ impl EventMap {
         holder.valid[tier] == self.all
     }
 
-    /// Whether the tiers together have all layers.
+    /// Whether the tiers together have all layers of the first group.
     fn covered(&self, holder: &Holder) -> bool {
         let valid = |layer| holder.valid.iter().any(|layers| layers.contains(layer));
         holder.valid.contains(&self.all) || self.all.iter().all(valid)
@@ -80,14 +90,23 @@ impl Directory for EventMap {
         prompt: Prompt<'_>,
         _: &mut dyn Iterator<Item = &Machine>,
     ) -> Result<Vec<usize>> {
-        let mut found = vec![0; self.machines];
+        // By machine: of each block in a row, the groups after the first that any tier has.
+        let mut found: Vec<Vec<u64>> = vec![Vec::new(); self.machines];
         self.walk(prompt, 0, |at, holder| {
             let row = &mut found[holder.machine];
-            let goes_on = *row == at && self.covered(holder);
-            *row += usize::from(goes_on);
+            let goes_on = row.len() == at && self.covered(holder);
+            if goes_on {
+                row.push(holder.others.iter().fold(0, |groups, tier| groups | tier));
+            }
             goes_on
         });
-        Ok(found)
+        let tokens = self.block_tokens as u64;
+        let border = |row: Vec<u64>| {
+            let most = u32::try_from(row.len()).expect("fewer than 2^32 blocks");
+            let has = |group: usize, block: u32| row[block as usize] & (1 << group) != 0;
+            longest(&self.others, tokens, most, has) as usize
+        };
+        Ok(found.into_iter().map(border).collect())
     }
 
     fn sendable(
@@ -112,22 +131,29 @@ impl Directory for EventMap {
     }
 
     fn update(&mut self, machine: MachineId, events: &[BlockEvent]) {
-        for BlockEvent { kind, key, tier, layers, .. } in events.iter().filter(|one| one.group == 0)
-        {
+        for BlockEvent { kind, key, tier, group, layers, .. } in events {
             let holders = self.holders.entry(*key).or_default();
             let place = holders.binary_search_by_key(&machine, |holder| holder.machine);
             let at = place.unwrap_or_else(|at| {
-                holders.insert(at, Holder { machine, valid: [Layers::NONE; TIERS] });
+                let (valid, others) = ([Layers::NONE; TIERS], [0; TIERS]);
+                holders.insert(at, Holder { machine, valid, others });
                 at
             });
-            let valid = &mut holders[at].valid[*tier];
-            // The layers of a copy are one range, before and after.
-            let changed = match kind {
-                BlockEventKind::Stored => valid.join(*layers),
-                BlockEventKind::Removed => valid.without(*layers),
-            };
-            *valid = changed.unwrap_or(Layers::NONE);
-            if holders[at].valid.iter().all(|valid| valid.is_empty()) {
+            let holder = &mut holders[at];
+            let (valid, others) = (&mut holder.valid[*tier], &mut holder.others[*tier]);
+            // The layers of a copy are one range, before and after; those of a group after the first
+            // come and go together.
+            match (kind, group.checked_sub(1)) {
+                (BlockEventKind::Stored, None) => {
+                    *valid = valid.join(*layers).unwrap_or(Layers::NONE);
+                }
+                (BlockEventKind::Removed, None) => {
+                    *valid = valid.without(*layers).unwrap_or(Layers::NONE);
+                }
+                (BlockEventKind::Stored, Some(bit)) => *others |= 1 << bit,
+                (BlockEventKind::Removed, Some(bit)) => *others &= !(1 << bit),
+            }
+            if holder.valid.iter().all(|valid| valid.is_empty()) && holder.others == [0; TIERS] {
                 holders.remove(at);
             }
             if holders.is_empty() {

@@ -4,6 +4,7 @@
 
 use crate::block::{BlockId, Handle, Layers, Place, Slot, Structure, TierId, Token};
 use crate::error::Result;
+use crate::group::longest;
 use crate::scope::{Scope, ScopeId};
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
@@ -119,16 +120,29 @@ impl Manager {
         Ok(self.matched_path(Query::Tokens(tokens), scope, keep)?.len() * self.block_tokens())
     }
 
-    /// Blocks at the front of a sequence whose layers are all valid now, on one tier or over several.
-    /// A copy that arrives or leaves does not count.
+    /// Blocks at the front of a sequence whose layers are all valid now, on one tier or over several,
+    /// up to the last border at which every group has what a resume needs. A copy that arrives or leaves
+    /// does not count.
     ///
     /// # Errors
     /// As [`Manager::lookup`].
     pub fn resident(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<usize> {
         let path = self.matched_path(query, scope, keep)?;
+        let front = self.resident_front(&path);
+        let has = |after, place: u32| {
+            let block = path[place as usize];
+            let mut places = (0..self.tiers.len()).map(|tier| Place::new(tier, after + 1));
+            places.any(|place| self.blocks.table(place).fully_resident(block))
+        };
+        let (most, points) = (u32::try_from(front).expect("fewer than 2^32 blocks"), &self.points);
+        Ok(longest(&points.groups[1..], points.block_tokens, most, has) as usize)
+    }
+
+    /// Blocks at the front of a path with all layers of the first group.
+    fn resident_front(&self, path: &[BlockId]) -> usize {
         let tiers = || (0..self.tiers.len()).map(|tier| self.blocks.table(tier));
         let mut resident = 0;
-        for run in self.runs(&path) {
+        for run in self.runs(path) {
             // One tier mostly has the full run, or its front.
             let full = tiers().map(|table| table.first_not_full(run.clone()));
             let full = full.max().unwrap_or(run.start);
@@ -137,11 +151,11 @@ impl Manager {
                 !self.all_layers().iter().all(valid)
             });
             if let Some(lacking) = lacking {
-                return Ok(resident + (lacking - run.start) as usize);
+                return resident + (lacking - run.start) as usize;
             }
             resident += run.len();
         }
-        Ok(resident)
+        resident
     }
 
     /// Number of leading blocks that have all layers valid on a tier now. A copy that arrives or
