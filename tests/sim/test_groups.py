@@ -196,3 +196,50 @@ def test_a_lease_has_a_table_per_group_and_moves_name_theirs():
     counted = manager.stats().tiers["host"].groups
     assert (len(counted), counted[1].held > 0) == (2, True)
     manager.audit()
+
+
+def several(tmp_path, **more):
+    """Settings of four machines that a router of hits chooses among, by events."""
+    write_trace(tmp_path / "trace.jsonl", TRACE[:200])
+    lines = {
+        "trace": '{path="trace.jsonl", format="mooncake"}',
+        "model": '{name="gemma-3-27b"}',
+        "manager": '{block_tokens=512, policy="learned"}',
+        "engine": '{kind="serial"}',
+        "cost": '{kind="affine", ns_per_token=1000, alpha=0.0}',
+        "machines": 4,
+        "router": '{kind="locality"}',
+        "directory": '{kind="events", delay_ns=0}',
+        "tiers": '[{kind="gpu", bytes="8GiB", write="through"}]',
+    } | more
+    path = tmp_path / "sim.toml"
+    path.write_text("".join(f"{key} = {value}\n" for key, value in lines.items()))
+    return path
+
+
+def test_a_file_names_a_model_and_its_router_learns_of_all_groups(tmp_path, capsys):
+    path, found = several(tmp_path), {}
+    for directory in ('{kind="events", delay_ns=0}', '{kind="exact"}'):
+        assert main(["sim", "run", str(path), "--json", "--set", f"directory={directory}"]) == 0
+        found[directory] = json.loads(capsys.readouterr().out)
+    first, second = found.values()
+    assert first == second
+    shape = several(tmp_path, model="{layers=62, kv_heads=16, head_dim=128}")
+    assert main(["sim", "run", str(shape), "--json"]) == 0
+    together = json.loads(capsys.readouterr().out)
+    assert first["hit_tokens"]["gpu"] > 2 * together["hit_tokens"]["gpu"] > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ('{name="gemma-4"}', "gemma-3-27b, gpt-oss-120b, qwen3-next-80b, llama-3.1-8b"),
+        ('{name="gemma-3-27b", layers=2}', "model.name is 'gemma-3-27b', and model has layers"),
+        ('{name="gemma-3-27b", groups=[]}', "and model has groups: a model with groups"),
+        ("{groups=[]}", "model.name is None, and model has groups"),
+        ("{name=5}", "gemma-3-27b"),
+    ],
+)
+def test_a_file_that_names_no_model_is_refused(tmp_path, capsys, model, said):
+    assert main(["sim", "run", str(several(tmp_path, model=model))]) == 2
+    assert said in capsys.readouterr().err

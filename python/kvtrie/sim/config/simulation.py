@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.errors import ConfigError
 from kvtrie.model.group_pages import GroupPages
 from kvtrie.model.shape import ModelShape
+from kvtrie.settings.argument import shown
+from kvtrie.settings.resume import ResumePoints
 from kvtrie.sim.config.directory import directory_of
 from kvtrie.sim.config.document import change, read_document
 from kvtrie.sim.config.engine import engine_of
@@ -23,6 +26,7 @@ from kvtrie.sim.config.router import router_of
 from kvtrie.sim.config.table import Table, made, plain
 from kvtrie.sim.config.trace import trace_of
 from kvtrie.sim.config.transfer import transfer_of
+from kvtrie.sim.models import model_named
 from kvtrie.sim.readers.lines import MOST_BLOCKS
 
 if TYPE_CHECKING:
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvtrie.model.cost import Cost
-    from kvtrie.settings.resume import ResumePoints
     from kvtrie.settings.tier import Tier
     from kvtrie.sim.config.cost import Price
     from kvtrie.sim.config.goals import Goals
@@ -169,13 +172,12 @@ def config_of(
     top = Table("", document)
     seed = top.number("seed", 0, 0, 2**63 - 1)
     trace = trace_of(top.table("trace"), folder, seed)
-    table = top.table("model")
-    stated = table.some(*plain(ModelShape, "groups"))
-    table.close()
-    shape = made("model", ModelShape, stated) if model is None else model
+    named = _model(top.table("model"))
+    if model is None:
+        model, resume = named, ResumePoints() if named.groups else None
     lanes = lanes_of(top.table("lanes"), folder)
     shared = {key: top.take(key) for key in ("tiers", "cost", "price")}
-    machines = machines_of(top.take("machines", 1), shared, shape, lanes, folder)
+    machines = machines_of(top.take("machines", 1), shared, model, lanes, folder)
     count = sum(one.count for one in machines)
     table = top.table("manager")
     block_tokens = block_tokens_of(table, trace)
@@ -197,7 +199,7 @@ def config_of(
     first = machines[0]
     return SimulationConfig(
         trace,
-        shape,
+        model,
         first.tiers,
         first.price,
         first.cost,
@@ -209,3 +211,18 @@ def config_of(
         resume,
         machines if machines[1:] else (),
     )
+
+
+def _model(table: Table) -> ModelShape:
+    """The model of a file: by its name, or by the keys of a shape."""
+    name = table.take("name")
+    stated = table.some(*plain(ModelShape))
+    table.close()
+    if name is None and "groups" not in stated:
+        return made("model", ModelShape, stated)
+    if stated:
+        raise ConfigError(
+            f"model.name is {shown(name)}, and model has {', '.join(stated)}: a model with groups "
+            "of layers is given by its name alone"
+        )
+    return model_named(name)
