@@ -218,11 +218,9 @@ def _model(table: Table) -> ModelShape:
     name = table.take("name")
     stated = table.some(*plain(ModelShape))
     table.close()
-    if name is None and "groups" not in stated:
-        return made("model", ModelShape, stated)
-    if stated:
+    if stated and (name is not None or "groups" in stated):
         raise ConfigError(
             f"model.name is {shown(name)}, and model has {', '.join(stated)}: a model with groups "
             "of layers is given by its name alone"
         )
-    return model_named(name)
+    return made("model", ModelShape, stated) if name is None else model_named(name)
