@@ -334,15 +334,31 @@ class BlockManager:
             ClosedError: it is released, or never was.
         """
 
-    def moves(self, limit: int | None = None) -> Moves:
+    def moves(self, limit: int | None = None, *, shared: int | None = None) -> Moves:
         """Take moves to carry out, each exactly once, in topological order.
 
         A move must not start on any rank before the one that it names as `after` has been completed
         well on all of them; if that one failed, the move has failed with it and is not to be
         carried out.
 
+        A store to tier `remote` counts as begun once it is taken: its source is not evicted until
+        it has ended. Until then eviction takes the source like any other copy and drops the store,
+        so that nothing waits for a shared store. Take only as many as workers can begin.
+
         Args:
             limit: maximum number; None takes all.
+            shared: the most blocks whose stores to tier `remote` begin by this call, the oldest
+                first; None begins all.
+        """
+
+    @property
+    def shared_stores(self) -> tuple[int, int]:
+        """Blocks that wait to be stored on tier `remote`, and those dropped so far.
+
+        A store is dropped when its block leaves the tier above before `moves` has returned it.
+
+        Raises:
+            ClosedError: the manager is closed.
         """
 
     def complete(
@@ -2255,6 +2271,8 @@ class TierStats:
         bytes_written: bytes that moves wrote to here.
         moves: moves into this tier.
         failed: moves into this tier that failed.
+        stores_dropped: on tier `remote`: blocks that were evicted from the tier above before a
+            worker began to store them here.
         move_ns: nanoseconds from begin to end, summed over moves into this tier.
         compared: how often `audit` compared the next victim with the least by costs that are not
             rounded.
@@ -2319,6 +2337,8 @@ class TierStats:
     def moves(self) -> int: ...
     @property
     def failed(self) -> int: ...
+    @property
+    def stores_dropped(self) -> int: ...
     @property
     def move_ns(self) -> int: ...
     @property

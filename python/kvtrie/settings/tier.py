@@ -102,7 +102,7 @@ class Tier:
         admit_after: for operators: uses before a block is worth a copy to the next tier.
         free_low: for operators: below this share of free or clean slots, or of pages where groups
             of layers are kept apart, blocks are written down ahead of need; 0 means 0.25 above a
-            remote tier with a path, for which eviction never waits.
+            remote tier, to which no victim is written.
         growth_reserve: for operators: this share is kept for running decodes; `acquire` leaves it
             free.
         retained_share: for operators: at most this share of the blocks is retained by hints, see

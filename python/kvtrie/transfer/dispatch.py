@@ -53,16 +53,17 @@ class Dispatch:
         """Whether a move has not ended on every rank."""
         return ident in self._waiting or ident in self._out
 
-    def take(self, now: int) -> list[Moves]:
+    def take(self, now: int, *, shared: int | None = None) -> list[Moves]:
         """Return the moves that every rank may carry out now, in the manager's order.
 
         Args:
             now: the time in nanoseconds, for reports of moves that are not wanted any more.
+            shared: as of `BlockManager.moves`.
         """
         able = [one for one in self._waiting.values() if not self.is_open(int(one.after[0]))]
         for move in able:
             del self._waiting[int(move.id[0])]
-        moves = self._manager.moves()
+        moves = self._manager.moves(shared=shared)
         if len(moves):
             able += self._sort(moves, now)
         for part in able:

@@ -72,8 +72,11 @@ class _ManagerSink:
     manager: BlockManager
     feedback: Feedback
 
-    def more(self) -> Moves:
-        return self.manager.moves()
+    def more(self, shared: int) -> Moves:
+        return self.manager.moves(shared=shared)
+
+    def dropped(self) -> int:
+        return self.manager.shared_stores[1]
 
     def began(self, job: Job, now: int) -> None:
         self.feedback.began(job, now)

@@ -87,7 +87,7 @@ class Ledger:
         self._compute = compute
         self.section = Section()
         self.on_call = on_call
-        self._remote = RemoteStores(pools, tiers)
+        self._remote = RemoteStores(pools, tiers, threads, moves_per_job)
         self.schedule = Schedule(tiers, split=not on_call, limits=self._remote.limits)
         self.claimed: dict[int, list[Job]] = {}
         self.closed = False
@@ -245,12 +245,12 @@ class Ledger:
         sink = self._outbox.sink
         if sink is None or self.over:
             return False
-        moves = sink.more()
+        moves = sink.more(self._remote.room(self.schedule))
+        if self._remote.tier is not None:
+            self._remote.count_dropped(sink.dropped())
         if not len(moves):
             return False
         self.accept(moves)
-        while self._refuse_awaited_stores() and len(moves := sink.more()):
-            self.accept(moves)
         return True
 
     def accept(self, moves: Moves) -> None:
@@ -264,13 +264,6 @@ class Ledger:
             if job.lease:
                 claimed[job.lease].append(job)
         self.section.notify_all()
-
-    def _refuse_awaited_stores(self) -> bool:
-        """Fail stores to a remote tier for whose slots others wait; whether there were any."""
-        refused = self._remote.refuse_awaited(self.schedule.queue)
-        for ids in refused:
-            self.cancel(ids, "eviction does not wait for a shared store", blame=True)
-        return bool(refused)
 
     def begin(self, worker: threading.Thread, storage: int | None) -> list[Job]:
         """From within the section: the jobs that one of the threads carries out next.

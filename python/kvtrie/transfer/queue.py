@@ -142,6 +142,10 @@ class Queue:
             self._ready[storage] = {urgency: OrderedDict() for urgency in Urgency}
         return self._ready[storage][job.urgency]
 
+    def ready(self, storage: int | None) -> int:
+        """Return the number of jobs of a storage that could start now; of all without `split`."""
+        return sum(map(len, self._ready.get(storage if self._split else None, {}).values()))
+
     def of_storage(self, storage: int | None) -> list[Job]:
         """All jobs of a storage, those that wait for a move included; None without `split`."""
         jobs = dict.fromkeys(self._jobs().values())

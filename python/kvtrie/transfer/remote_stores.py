@@ -1,9 +1,10 @@
-"""RemoteStores: stores to tiers that several processes share, which nothing else waits for.
+"""RemoteStores: how many stores to a tier that several processes share may begin now.
 
-A shared store may take any time. So writes in flight to it are limited to a share of host memory,
-and a store is refused whose slot another move awaits: the manager then drops the block.
-Invariant: eviction never waits for a shared store. Cost: a step per waiting job, where there is
-such a tier.
+A shared store may take any time, so its stores wait in the manager, where eviction drops them, and
+not in the runner's queue. A store is taken from the manager when a thread can begin it; its
+slot stays out of use from then until it has ended. Bytes of writes in flight are limited too.
+Invariant: as many stores wait in the queue as the storage has idle threads, or fewer. Cost: a step
+per running job, where there is such a tier.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvtrie.errors import ConfigError
-from kvtrie.tiers import Pool, in_memory
-from kvtrie.transfer.job import Urgency
+from kvtrie.tiers import Batched, Pool, in_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import threading
+    from collections.abc import Mapping, Sequence
 
     from kvtrie.settings.tier import Tier
     from kvtrie.tiers import TierBytes
-    from kvtrie.transfer.queue import Queue
+    from kvtrie.transfer.schedule import Schedule
 
 __all__ = ["RemoteStores"]
 
@@ -33,13 +34,16 @@ class _CountsDrops(Protocol):
 
 
 class RemoteStores:
-    """The remote tiers among those of a runner.
+    """The remote tier of a runner, if it has one.
 
     Args:
         pools: the pool or storage of each tier.
         tiers: the manager's tiers.
+        threads: the threads of each storage; those that copy between pools under None.
+        blocks_per_job: the most blocks that go in one call of a storage that takes several.
 
     Attributes:
+        tier: the tier; None without one.
         limits: by remote tier, the most bytes of writes in flight: `write_limit`, or an eighth of
             host memory.
 
@@ -47,42 +51,57 @@ class RemoteStores:
         ConfigError: a limit below one block.
     """
 
-    def __init__(self, pools: Sequence[TierBytes | None], tiers: Sequence[Tier]) -> None:
-        self._pools = tuple(pools)
-        self._tiers = frozenset(
-            at
-            for at, tier in enumerate(tiers)
-            if tier.kind == "remote" and not in_memory(pools[at])
-        )
-        self.limits = _limits(pools, tiers)
+    def __init__(
+        self,
+        pools: Sequence[TierBytes | None],
+        tiers: Sequence[Tier],
+        threads: Mapping[int | None, Sequence[threading.Thread]],
+        blocks_per_job: int,
+    ) -> None:
+        found = [at for at, tier in enumerate(tiers) if tier.kind == "remote"]
+        self.tier = next((at for at in found if not in_memory(pools[at])), None)
+        self._pool = None if self.tier is None else pools[self.tier]
+        self._storage = self.tier if self.tier in threads else None
+        self._threads = threads[self._storage]
+        self._per_job = blocks_per_job if isinstance(self._pool, Batched) else 1
+        memory = [pool for pool in pools if isinstance(pool, Pool) and pool.device.type == "cpu"]
+        self._block = memory[-1].layers * memory[-1].unit_bytes if memory else 0
+        self.limits = {
+            at: _limit(tiers[at], memory[-1].blocks, self._block) for at in found if memory
+        }
+        self._dropped = 0
 
-    def refuse_awaited(self, queue: Queue) -> list[list[int]]:
-        """Return the stores whose slots others wait for, by tier, and count them as dropped.
+    def room(self, schedule: Schedule) -> int:
+        """Return the number of blocks whose stores threads can begin now.
 
         Args:
-            queue: the jobs that wait.
+            schedule: the jobs that wait and run.
         """
-        awaited: dict[int, list[int]] = {}
-        for job in queue if self._tiers else ():
-            remote = job.store and job.tiers[1] in self._tiers
-            if remote and (job.urgency < Urgency.BACKGROUND or queue.awaited(job.ids)):
-                awaited.setdefault(job.tiers[1], []).extend(job.ids.tolist())
-        for tier, ids in awaited.items():
-            if isinstance(pool := self._pools[tier], _CountsDrops):
-                pool.count_dropped(len(ids))
-        return [*awaited.values()]
+        if self.tier is None:
+            return 0
+        own = {job.worker for job in schedule.running}.intersection(self._threads)
+        idle = len(self._threads) - len(own) - schedule.queue.ready(self._storage)
+        blocks = max(0, idle) * self._per_job
+        limit = self.limits.get(self.tier)
+        if limit is not None:
+            busy = schedule.writing(self.tier)
+            blocks = min(blocks, max(int(not busy), (limit - busy) // self._block))
+        return blocks
+
+    def count_dropped(self, dropped: int) -> None:
+        """Let the storage count the stores that eviction has dropped.
+
+        Args:
+            dropped: their number since the manager was made.
+        """
+        if dropped > self._dropped and isinstance(self._pool, _CountsDrops):
+            self._pool.count_dropped(dropped - self._dropped)
+        self._dropped = dropped
 
 
-def _limits(pools: Sequence[TierBytes | None], tiers: Sequence[Tier]) -> dict[int, int]:
-    limits: dict[int, int] = {}
-    memory = [pool for pool in pools if isinstance(pool, Pool) and pool.device.type == "cpu"]
-    for at, tier in enumerate(tiers):
-        if tier.kind != "remote" or not memory:
-            continue
-        host = memory[-1]
-        block = host.layers * host.unit_bytes
-        limit = int(tier.write_limit or max(block, host.blocks * block // _SHARE))
-        if limit < block:
-            raise ConfigError(f"write_limit is {limit} bytes, at least one block of {block} wanted")
-        limits[at] = limit
-    return limits
+def _limit(tier: Tier, blocks: int, block: int) -> int:
+    """The most bytes of writes in flight to a tier below host memory of this number of blocks."""
+    limit = int(tier.write_limit or max(block, blocks * block // _SHARE))
+    if limit < block:
+        raise ConfigError(f"write_limit is {limit} bytes, at least one block of {block} wanted")
+    return limit

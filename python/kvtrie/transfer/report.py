@@ -99,8 +99,12 @@ class Sink(Protocol):
     Every call comes from within the runner's section. Any exception breaks the runner.
     """
 
-    def more(self) -> Moves:
-        """Moves that the manager hands out now."""
+    def more(self, shared: int) -> Moves:
+        """Moves to carry out now; stores of at most `shared` blocks to a remote tier are new."""
+        ...
+
+    def dropped(self) -> int:
+        """Stores to a remote tier that eviction has dropped so far."""
         ...
 
     def began(self, job: Job, now: int) -> None:

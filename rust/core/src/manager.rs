@@ -74,6 +74,7 @@ use kinds::Ahead;
 use meter::Meter;
 use meter::block_event::BlockEvents;
 use moves::awaits::Awaits;
+use moves::shared_stores::SharedStores;
 use node::Node;
 use points::Points;
 use policy_feed::PolicyFeed;
@@ -99,6 +100,8 @@ pub struct Manager {
     awaits: Awaits,
     next_lease: LeaseId,
     moves: Moves,
+    /// Blocks that wait to be written to a shared tier.
+    shared_stores: SharedStores,
     /// Copies that `mark` announced and no move brings, by ready time.
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
     /// The latest failures that no call of `failed` has taken.
@@ -169,6 +172,7 @@ impl Manager {
             awaits: Awaits::default(),
             next_lease: 1,
             moves: Moves::default(),
+            shared_stores: SharedStores::default(),
             marked: BTreeSet::new(),
             failed: VecDeque::new(),
             lost: Vec::new(),

@@ -11,7 +11,7 @@ use crate::eviction::EvictionIndex;
 use crate::hint::Band;
 use crate::lane::{LaneId, Lanes};
 use crate::policy::{self, Entry, Needs};
-use crate::tier::{Owner, TierSpec, Write};
+use crate::tier::{Kind, Owner, TierSpec, Write};
 
 /// Tier with its index and lanes.
 #[derive(Debug)]
@@ -72,6 +72,16 @@ impl Tiers {
     /// Whether blocks that become resident on a tier are copied down at once.
     pub(crate) fn writes_through(&self, tier: TierId) -> bool {
         self.writes(tier) && self.0[tier].spec.write == Write::Through
+    }
+
+    /// Whether several machines share the tier directly below a tier: a write there may take any time.
+    pub(crate) fn above_shared(&self, tier: TierId) -> bool {
+        tier < self.last() && self.0[tier + 1].spec.kind == Kind::Remote
+    }
+
+    /// Whether a tier writes its blocks to a shared one.
+    pub(crate) fn writes_shared(&self, tier: TierId) -> bool {
+        self.above_shared(tier) && self.writes(tier)
     }
 
     /// Whether each slot of the first tier is assigned to a block before its bytes are written.

@@ -26,6 +26,7 @@ mod restart;
 mod room;
 mod scopes;
 mod sessions;
+mod shared_stores;
 mod sharing;
 mod slots;
 mod suspend;

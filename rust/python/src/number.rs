@@ -137,6 +137,7 @@ types! {
     Pin("pin") = whole(u64::MAX) u64;
     LeaseNumber("lease_id") = whole(u64::MAX) u64;
     Limit("limit") = count() usize;
+    SharedBlocks("shared") = count() usize;
     Count("count") = count() usize;
     Clients("clients") = count() usize;
     Running("running") = count() usize;

@@ -20,7 +20,7 @@ use crate::text::{choice, chosen, text};
 /// Limit of tiers; the core checks how they combine.
 const MOST_TIERS: usize = 16;
 
-/// `free_low` above a remote tier with a path, if none is set.
+/// `free_low` above a remote tier, if none is set.
 const WRITTEN_AHEAD: f64 = 0.25;
 
 /// The arguments that shape blocks and tiers.
@@ -63,10 +63,9 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     let mut tiers = specs.collect::<PyResult<Vec<_>>>()?;
     if let [.., above, last] = &mut tiers[..]
         && last.kind == Kind::Remote
-        && given.tiers[given.tiers.len() - 1].getattr("path")?.is_truthy()?
         && above.free_low == 0.0
     {
-        // Eviction does not wait for a shared store, so blocks are written before they must leave.
+        // No victim is written to a shared store, so blocks are written before they must leave.
         above.free_low = WRITTEN_AHEAD;
     }
     let (layers, layer_bytes) = if let Some(resume) = &resume {

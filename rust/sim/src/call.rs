@@ -196,7 +196,8 @@ impl Calls {
     /// # Errors
     /// As [`Manager::moves`].
     pub fn moves(&mut self) -> Result<Vec<Handed>> {
-        let handed = self.manager.call(|manager| manager.hand_out(usize::MAX, Handed::of))?;
+        let handed =
+            self.manager.call(|manager| manager.hand_out(usize::MAX, usize::MAX, Handed::of))?;
         if !handed.is_empty() {
             self.note(|| Call::Moves(handed.clone()));
         }

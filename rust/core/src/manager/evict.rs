@@ -1,8 +1,9 @@
 //! Eviction: carries an eviction set out; copies leave their tier, write-backs begin, slots become
 //! free.
 //!
-//! Invariant: a slot that a store still reads is draining, never free. Every eviction, of whatever
-//! kind, ends in `vacate` or `vacate_run`. Cost: O(log n) per victim. A victim's slot:
+//! Invariant: a slot that a store still reads is draining, never free. No victim is written to a shared
+//! tier (`moves/shared_stores.rs`). Every eviction, of whatever kind, ends in `vacate` or `vacate_run`.
+//! Cost: O(log n) per victim. A victim's slot:
 //!
 //! ```text
 //! resident --clean, drop------------------------------> free
@@ -121,6 +122,7 @@ impl Manager {
         self.blocks.evict_run(tier, blocks.clone());
         self.refresh_above(tier, before);
         for block in blocks.clone() {
+            self.drop_shared_store(tier, block);
             self.note_arrival(tier, block);
             self.refresh_above(tier, Some(block));
         }

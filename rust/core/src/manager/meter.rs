@@ -82,6 +82,9 @@ pub struct TierStats {
     pub moves: u64,
     /// Moves into this tier that failed.
     pub failed: u64,
+    /// Stores into this tier, which machines share, that eviction dropped: their blocks left the tier
+    /// above before a worker began to read them.
+    pub stores_dropped: u64,
     /// Time from begin to end, summed over moves into this tier.
     pub move_ns: u64,
     /// How often `audit` compared the next victim with that of the scan over all classes.
@@ -249,6 +252,7 @@ impl Manager {
     /// Counts and logs the eviction of some layers of each block of a run, before they leave. Every
     /// eviction is counted here. The last block leaves first.
     pub(crate) fn count_eviction(&mut self, evicted: &Evicted, now: Nanos) {
+        self.count_dropped_stores(evicted);
         let Evicted { tier, blocks: ref run, layers, reason, cause } = *evicted;
         let (number, idle) = (u64::from(run.end - run.start), self.idle(run.start, now));
         let stats = &mut self.meter.tiers[tier];
@@ -267,6 +271,21 @@ impl Manager {
         for block in run.clone().rev() {
             self.record(evicted, block, idle, now);
             self.log_eviction(evicted, block, now);
+        }
+    }
+
+    /// Counts the victims that a shared tier would have been given in time.
+    fn count_dropped_stores(&mut self, evicted: &Evicted) {
+        let Evicted { tier, blocks: ref run, reason, cause, .. } = *evicted;
+        let evicts = matches!(cause, Cause::Demand | Cause::Ahead | Cause::Hinted);
+        if reason != Reason::Dropped || !evicts || !self.tiers.writes_shared(tier) {
+            return;
+        }
+        // Blocks of one run share their number of uses.
+        if self.node(run.start).uses >= self.tiers[tier].spec.admit_after {
+            let below = self.blocks.table(tier + 1);
+            let dropped = run.clone().filter(|&block| below.none_present(block..block + 1)).count();
+            self.meter.tier(tier + 1).stores_dropped += dropped as u64;
         }
     }
 

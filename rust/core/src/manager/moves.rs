@@ -18,6 +18,7 @@ pub(super) mod copy;
 pub(super) mod fail;
 pub(super) mod load;
 pub(super) mod points;
+pub(super) mod shared_stores;
 pub(super) mod write_ahead;
 
 use rustc_hash::FxHashMap;
@@ -57,25 +58,31 @@ pub(super) struct NewMove {
 }
 
 impl Manager {
-    /// Hands out up to `limit` moves, each exactly once, in topological order.
+    /// Hands out up to `limit` moves, each exactly once, in topological order. All stores to a shared
+    /// tier are among them, and count as begun.
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`].
     pub fn moves(&mut self, limit: usize) -> Result<Vec<Move>> {
-        self.hand_out(limit, |known, lease| Move { lease, ..known.clone() })
+        self.hand_out(limit, usize::MAX, |known, lease| Move { lease, ..known.clone() })
     }
 
-    /// As [`Manager::moves`], but returns `give` of each move and of the lease that asked for it or
-    /// waits for it.
+    /// As [`Manager::moves`], but stores of at most `shared` blocks to a shared tier begin by it, and it
+    /// returns `give` of each move and of the lease that asked for it or waits for it.
     ///
     /// # Errors
     /// As [`Manager::moves`].
     pub fn hand_out<T>(
         &mut self,
         limit: usize,
+        shared: usize,
         give: impl Fn(&Move, LeaseId) -> T,
     ) -> Result<Vec<T>> {
         self.open()?;
+        if !self.shared_stores.is_empty() {
+            let room = limit.saturating_sub(self.moves.queued());
+            self.begin_shared_stores(shared.min(room));
+        }
         let number = limit.min(self.moves.queued());
         let any = self.moves.peek(number).any(|known| known.lease == 0);
         // Looking for the waiting leases takes O(leases): only if a move has none.

@@ -234,9 +234,20 @@ impl Manager {
         self.tiers.set_entry(tier, block, known, wanted, band);
     }
 
+    /// Drops the store to a shared tier of a copy that has left its tier, if one waits.
+    #[inline]
+    pub(super) fn drop_shared_store(&mut self, tier: TierId, block: BlockId) {
+        if !self.shared_stores.is_empty()
+            && self.residency(tier, block).state == ResidencyState::Absent
+        {
+            self.shared_stores.remove(tier, block);
+        }
+    }
+
     /// Updates policy, hints, the block's entry and its parent's after its residency on a tier
     /// changed.
     pub(super) fn residency_changed(&mut self, tier: TierId, block: BlockId) {
+        self.drop_shared_store(tier, block);
         self.note_arrival(tier, block);
         self.attend(tier, block);
         self.refresh_on(tier, block);

@@ -40,11 +40,12 @@ fn remote_exchanges_bytes_with_the_host_only() {
     rig.acquire(&prompt);
     let up: Vec<_> = rig.run().iter().map(|m| (m.src, m.dst)).collect();
     assert_eq!(up, [(REMOTE, HOST), (HOST, GPU)]);
-    // A disk's victim goes to remote through the host as well.
+    // A disk's block goes to remote through the host as well.
     rig.mark(&tokens(2, 1), DISK);
-    rig.mark(&tokens(3, 1), DISK);
+    rig.flush();
     let down: Vec<_> = rig.run().iter().map(|m| (m.kind, m.src, m.dst)).collect();
-    assert_eq!(down, [(MoveKind::Load, DISK, HOST), (MoveKind::Store, HOST, REMOTE)]);
+    let through = [(MoveKind::Load, DISK, HOST), (MoveKind::Store, HOST, REMOTE)];
+    assert!(down.ends_with(&through), "{down:?}");
     assert_eq!(rig.on(&tokens(2, 1), REMOTE), [ALL]);
 }
 
@@ -53,7 +54,7 @@ fn remote_below_the_host_needs_no_transit() {
     let tiers = vec![tier(Kind::Gpu, 2), tier(Kind::Host, 1), tier(Kind::Remote, 4)];
     let mut rig = Rig::new(settings(tiers));
     rig.mark(&tokens(1, 1), HOST);
-    rig.mark(&tokens(2, 1), HOST);
+    rig.flush();
     let down: Vec<_> = rig.run().iter().map(|m| (m.kind, m.src, m.dst)).collect();
     assert_eq!(down, [(MoveKind::Store, HOST, DISK)], "the third tier is remote here");
     assert_eq!(rig.on(&tokens(1, 1), DISK), [ALL]);
@@ -170,21 +171,14 @@ fn an_engine_that_loads_all_of_a_prefix_gets_none_with_a_gap() {
 }
 
 #[test]
-fn a_hung_first_hop_keeps_the_copy_busy_that_it_reads() {
+fn a_hung_first_hop_keeps_the_slot_that_it_reads() {
     let mut rig = Rig::new(four([1, 3, 1, 4]));
     rig.mark(&tokens(1, 1), DISK);
-    rig.mark(&tokens(2, 1), HOST);
-    rig.mark(&tokens(3, 1), HOST);
-    rig.mark(&tokens(4, 1), GPU);
-    // The first tier's victim pushes one from host to disk, and that the one there to remote.
-    rig.acquire(&tokens(5, 1));
+    rig.flush();
     let hop = rig.hand_out().iter().find(|hop| hop.src == DISK).unwrap().id;
-    let block = rig.blocks(&tokens(1, 1))[0];
-    let rank = |rig: &Rig| rig.manager.explain(block, DISK, rig.now).unwrap().rank;
     let hung = Outcome { ok: false, hung: true, ..Outcome::default() };
     rig.report(&[hop], &hung).unwrap();
-    assert_eq!(rig.on(&tokens(1, 1), DISK), [ALL], "it has not left");
-    assert_eq!(rank(&rig), None, "the hung move still reads its slot");
+    assert_eq!(rig.manager.occupancy(DISK).free, 0, "the hung move still reads its slot");
     rig.report(&[hop], &Outcome { hung: false, ..hung }).unwrap();
-    assert!(rank(&rig).is_some());
+    assert_eq!(rig.manager.occupancy(DISK).free, 1);
 }

@@ -253,6 +253,11 @@ impl Rig {
         self.call(|manager, now| manager.mark(&mark, now)).expect("there is room")
     }
 
+    /// Has blocks copied down that are on no lower tier.
+    pub(crate) fn flush(&mut self) {
+        self.call(Manager::flush).expect("flushing never fails");
+    }
+
     /// Clears a mark.
     pub(crate) fn unmark(&mut self, tokens: &[Token], tier: TierId) {
         let (scope, present) = (Scope::default(), false);

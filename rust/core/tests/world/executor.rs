@@ -5,13 +5,18 @@
 
 use kvtrie_core::block::{MoveId, Token};
 use kvtrie_core::manager::{Move, MoveKind, Outcome};
+use kvtrie_core::tier::Kind;
 
 use super::{Running, World};
 
 impl World {
     pub(super) fn hand_out(&mut self, limit: usize) {
-        let moves = self.attempt("hand out", |m, _| m.moves(limit)).expect("moves never fail");
-        for move_ in moves {
+        // Workers ask for stores to a shared tier whenever they can begin some.
+        let shared = [usize::MAX, 0, 1, 2][if limit < 64 { limit % 4 } else { 0 }];
+        let give = |known: &Move, lease| Move { lease, ..known.clone() };
+        let moves = self.attempt("hand out", |m, _| m.hand_out(limit, shared, give));
+        for move_ in moves.expect("moves never fail") {
+            self.check_shared_store(&move_);
             assert!(
                 move_.after == 0
                     || self.running.contains_key(&move_.after)
@@ -29,6 +34,27 @@ impl World {
             let fresh = Running { move_, started: false, hung: false, elsewhere: false };
             assert!(self.running.insert(fresh.move_.id, fresh).is_none(), "handed out twice");
         }
+    }
+
+    /// No slot waits for a store to a shared tier: only a load of what that brings does.
+    fn check_shared_store(&mut self, move_: &Move) {
+        if self.stores_to_shared(move_) {
+            self.count("stored to a shared tier");
+        }
+        let waits = self.running.get(&move_.after).map(|running| &running.move_);
+        if let Some(after) = waits.filter(|after| self.stores_to_shared(after)) {
+            assert_eq!(
+                (move_.kind, move_.src, move_.src_slot),
+                (MoveKind::Load, after.dst, after.dst_slot),
+                "{move_:?} waits for {after:?}"
+            );
+        }
+    }
+
+    /// Whether a move writes to a tier that machines share.
+    pub(super) fn stores_to_shared(&self, move_: &Move) -> bool {
+        let kind = self.manager.settings().tiers[move_.dst].kind;
+        move_.kind == MoveKind::Store && kind == Kind::Remote
     }
 
     pub(super) fn start(&mut self, a: usize) {

@@ -205,6 +205,7 @@ impl World {
         let left = self.manager.pending().1;
         let state = self.manager.snapshot();
         assert_eq!(left, 0, "moves are left: {}", String::from_utf8_lossy(&state));
+        assert_eq!(self.manager.shared_stores().0, 0, "stores wait for ever");
     }
 
     /// An operation that may fail, and then must have changed nothing.
@@ -383,9 +384,15 @@ impl World {
         assert_ne!(slot, NO_SLOT, "a write without a slot");
         let key = self.key(tier, slot, layer);
         // An engine that owns its slots orders what it reads and writes there.
-        for Running { move_, .. } in self.running.values().filter(|running| {
-            running.started && (!running.hung || running.elsewhere) && !self.engine()
-        }) {
+        let reads = |running: &&Running| {
+            let started = running.started && !self.engine();
+            let may_start =
+                self.ended_ok.contains(&running.move_.after) || running.move_.after == 0;
+            // A worker reads for a shared tier at any time once it has the move.
+            (started || may_start && self.stores_to_shared(&running.move_))
+                && (!running.hung || running.elsewhere)
+        };
+        for Running { move_, .. } in self.running.values().filter(reads) {
             let read = self.key(move_.src, move_.src_slot, layer) == key;
             assert!(!(read && move_.layers.contains(layer)), "{move_:?} reads what is written");
         }

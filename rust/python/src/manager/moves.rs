@@ -8,18 +8,33 @@ use crate::arrays::numbers;
 use crate::error::bad;
 use crate::manager::{BlockManager, Times};
 use crate::moves::{Move, Moves};
-use crate::number::{self, BusyTime, Layers, LayersDone, Limit, Now, shown};
+use crate::number::{self, BusyTime, Layers, LayersDone, Limit, Now, SharedBlocks, shown};
 use crate::record::{Failed, Transmission};
 use crate::text::{reason, text};
 
 #[pymethods]
 impl BlockManager {
     /// Takes moves to execute, each exactly once, in topological order.
-    #[pyo3(signature = (limit=None))]
-    fn moves(&self, py: Python<'_>, limit: Option<Limit>) -> PyResult<Moves> {
+    #[pyo3(signature = (limit=None, *, shared=None))]
+    fn moves(
+        &self,
+        py: Python<'_>,
+        limit: Option<Limit>,
+        shared: Option<SharedBlocks>,
+    ) -> PyResult<Moves> {
         let limit = limit.map_or(usize::MAX, |limit| limit.0);
-        let moves = self.shared.call(py, |manager| manager.hand_out(limit, Move::handed_out))?;
-        Ok(moves.into())
+        let shared = shared.map_or(usize::MAX, |shared| shared.0);
+        let take = |manager: &mut Manager| manager.hand_out(limit, shared, Move::handed_out);
+        Ok(self.shared.call(py, take)?.into())
+    }
+
+    /// Stores to a shared tier that wait, and those that eviction dropped.
+    #[getter]
+    fn shared_stores(&self, py: Python<'_>) -> PyResult<(usize, u64)> {
+        self.shared.call(py, |manager| {
+            manager.open()?;
+            Ok(manager.shared_stores())
+        })
     }
 
     /// Reports moves; returns how many ended well by it.

@@ -13,7 +13,7 @@ counted! {
     /// Counters of one tier, and present totals.
     TierStats;
     counters hits misses tokens_hit evicted evicted_clean evicted_dirty dropped demoted promoted
-        bytes_freed bytes_read bytes_written moves failed move_ns compared regrets;
+        bytes_freed bytes_read bytes_written moves failed stores_dropped move_ns compared regrets;
     gauges slots free coming evictable copies clean retained dirty;
     times
         /// Ages at hits: nanoseconds since the last use.
@@ -53,7 +53,8 @@ impl TierStats {
         filled! {
             stats {
                 hits tokens_hit evicted_clean evicted_dirty dropped demoted promoted bytes_freed
-                bytes_read bytes_written moves failed move_ns compared regrets copies clean retained
+                bytes_read bytes_written moves failed stores_dropped move_ns compared regrets copies
+                clean retained
             }
             now { slots free coming evictable };
             misses,

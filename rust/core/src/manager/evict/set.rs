@@ -1,7 +1,7 @@
 //! Eviction sets: plans of victims that make room, completed before anything changes.
 //!
 //! A set takes victims in exact order of value, tier by tier down the cascade, on a view of the
-//! residencies as they would be; above a shared store clean victims come first (`clean_first.rs`).
+//! residencies as they would be; above a shared tier clean victims come first (`clean_first.rs`).
 //! Only entries of the eviction indexes are unlinked on the way, and resume points shifted; `abandon`
 //! puts them back, so that a set without enough room leaves no trace. Invariant: `spare` and `shared`
 //! count the slots that carrying the set out leaves free or draining. Cost: O(log n) per victim, plus
@@ -17,7 +17,7 @@
 //!        resident elsewhere? --yes--> Clean
 //!                       | no
 //!                       v
-//!      room on the next tier (recursive)? --yes--> Demote --no--> Drop
+//!   room on the next tier (recursive), not a shared one? --yes--> Demote --no--> Drop
 //! ```
 
 mod clean_first;
@@ -119,8 +119,8 @@ pub(crate) struct EvictionSet {
     points: Vec<PointVictim>,
     /// Blocks whose windows and states are stored below: they must not be dropped.
     coming: FxHashSet<BlockId>,
-    /// Tier whose victims are only previewed, and how many of its slots are spare in fact.
-    preview: Option<(TierId, u64)>,
+    /// Tier whose victims are only previewed.
+    preview: Option<TierId>,
     /// Whether victims are dropped if possible, not written back.
     dropping: bool,
     /// Entries that were linked or unlinked for single blocks: to be refreshed in any case.
@@ -202,6 +202,16 @@ impl EvictionSet {
         before.is_some_and(|(_, &end)| block < end)
     }
 
+    /// Whether none of these blocks leaves a tier.
+    fn keeps(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
+        let before = self.tails.range((tier, 0)..(tier, blocks.end)).next_back();
+        let latest = &self.latest_tail;
+        let tail = before.is_some_and(|(_, &end)| blocks.start < end)
+            || latest.0 == tier && latest.1.start < blocks.end && blocks.start < latest.1.end;
+        let taken = |block| self.taken.contains_key(&(tier, block));
+        !tail && (self.taken.is_empty() || !blocks.clone().any(taken))
+    }
+
     /// Adds a tail that leaves.
     fn add_tail(&mut self, tier: TierId, blocks: Range<BlockId>) {
         let (at, known) = std::mem::replace(&mut self.latest_tail, (tier, blocks));
@@ -262,9 +272,7 @@ impl Manager {
 
     /// A set that previews the victims of `tier`, to write them ahead of need.
     pub(crate) fn preview(&self, tier: TierId) -> EvictionSet {
-        let set = self.eviction_set_for(Cause::Ahead);
-        let spare = set.spare[tier];
-        EvictionSet { preview: Some((tier, spare)), ..set }
+        EvictionSet { preview: Some(tier), ..self.eviction_set_for(Cause::Ahead) }
     }
 
     /// Adds victims until the wanted slots of a tier can be taken, and takes them. Victims that were
@@ -306,7 +314,7 @@ impl Manager {
         self.leave(set, tier, Goal::Slots(upto), now)
     }
 
-    /// Slots of a tier that a set leaves free for others: only write-backs from disk to remote pass
+    /// Slots of a tier that a set leaves free for others: only stores from disk to remote pass
     /// through, and dropping writes none.
     fn kept_free(&self, set: &EvictionSet, tier: TierId) -> u64 {
         if set.dropping { 0 } else { self.transit_reserve(tier) }

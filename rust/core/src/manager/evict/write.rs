@@ -17,6 +17,7 @@ use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 use crate::manager::kinds::Cause;
 use crate::manager::moves::batch::TransferBatch;
+use crate::manager::moves::shared_stores::SharedStore;
 use crate::transfer::{End, Endpoint, MoveKind};
 
 impl Manager {
@@ -46,7 +47,7 @@ impl Manager {
         // Block by block where some are below already, refused, or not idle.
         if !self.tiers.writes_through(tier)
             || self.writes_points()
-            || self.write_batch(tier, &blocks, now)
+            || !self.tiers.above_shared(tier) && self.write_batch(tier, &blocks, now)
         {
             return;
         }
@@ -100,7 +101,8 @@ impl Manager {
 
     /// Copies the layers that are resident on no lower tier one tier down, from the block's
     /// residency or from an engine's slot, unless a block used after `younger` would be dropped or
-    /// written for it.
+    /// written for it. A store to a shared tier waits until an executor asks for it. Returns whether a
+    /// store begins or waits by it.
     pub(crate) fn write_down(
         &mut self,
         tier: TierId,
@@ -108,7 +110,31 @@ impl Manager {
         source: Option<PrivateSlotId>,
         younger: Stamp,
         now: Nanos,
-    ) {
+    ) -> bool {
+        let Some(dirty) = self.unwritten(tier, block, source) else { return false };
+        // An engine takes its slots back whenever it wants.
+        let waits = source.is_none() && self.tiers.above_shared(tier);
+        // A flush, which spares younger blocks, counts the stores for which there is room.
+        if waits && younger == Stamp::MAX {
+            return self.shared_stores.add(SharedStore { tier, block, younger });
+        }
+        let Some(set) = self.room_below(tier, block, dirty, younger, now) else { return false };
+        if waits {
+            self.abandon(&set);
+            return self.shared_stores.add(SharedStore { tier, block, younger });
+        }
+        self.apply(&set, now);
+        self.copy_down(tier, block, dirty, source, now);
+        true
+    }
+
+    /// The layers of a block that the tier below is to get; `None` if it gets none.
+    pub(crate) fn unwritten(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        source: Option<PrivateSlotId>,
+    ) -> Option<Layers> {
         let have = match source {
             Some(private) => self.private_slots[private].layers,
             None => self.residency(tier, block).usable(),
@@ -119,7 +145,7 @@ impl Manager {
             dirty = dirty.and_then(|left| left.without(self.expected(lower, block)));
         }
         // Nothing to write, or dirty layers on both sides of clean ones.
-        let Some(dirty) = dirty.filter(|dirty| !dirty.is_empty()) else { return };
+        let dirty = dirty.filter(|dirty| !dirty.is_empty())?;
         self.forget_bad_copies(block);
         let there = self.residency(below, block);
         // A range with a gap cannot be kept below.
@@ -127,9 +153,20 @@ impl Manager {
         let joins = joined
             .is_some_and(|joined| self.saves_compute(joined, |other| self.expected(other, block)));
         let worth = self.worth_writing(tier, block) && self.refused.may_write(block, below);
-        if there.state == ResidencyState::Bad || self.stuck(below, block) || !joins || !worth {
-            return;
-        }
+        let takes = there.state != ResidencyState::Bad && !self.stuck(below, block);
+        (takes && joins && worth).then_some(dirty)
+    }
+
+    /// The victims that make room for a block on the tier below; `None` if there is not enough.
+    pub(crate) fn room_below(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        dirty: Layers,
+        younger: Stamp,
+        now: Nanos,
+    ) -> Option<EvictionSet> {
+        let below = tier + 1;
         let mut set = self.eviction_set_for(Cause::Ahead);
         self.guard(&mut set, below, block..block + 1);
         let fresh = self.expected(below, block).is_empty();
@@ -147,10 +184,9 @@ impl Manager {
         // A flush must not evict a younger block for an older one.
         if !fits || set.victims.iter().any(|v| costs(v) && young(v)) {
             self.abandon(&set);
-            return;
+            return None;
         }
-        self.apply(&set, now);
-        self.copy_down(tier, block, dirty, source, now);
+        Some(set)
     }
 
     /// Begins the stores of `dirty`, for which there is room; the source stays resident.
@@ -201,12 +237,19 @@ impl Manager {
 
     /// Evicts a set's victims below `tier`; those on `tier` itself it only writes.
     fn carry_out_below(&mut self, set: &EvictionSet, tier: TierId, now: Nanos) {
+        let shared = self.tiers.above_shared(tier);
         for victim in &set.victims {
-            // Below the tier the victims make room for the copies, so they must go.
-            if victim.tier > tier {
-                self.evict(victim, set.cause, now);
-            } else if let (true, Fate::Demote(dirty)) = (victim.tier == tier, victim.fate) {
-                self.copy_down(tier, victim.block, dirty, None, now);
+            match victim.fate {
+                // A store to a shared tier makes its room when it begins.
+                Fate::Demote(_) if shared && victim.tier == tier => {
+                    self.write_down(tier, victim.block, None, Stamp::MAX, now);
+                }
+                Fate::Demote(dirty) if victim.tier == tier => {
+                    self.copy_down(tier, victim.block, dirty, None, now);
+                }
+                // Below the tier the victims make room for the copies, so they must go.
+                _ if victim.tier > tier && !shared => self.evict(victim, set.cause, now),
+                _ => {}
             }
         }
     }

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use crate::block::{BlockId, TierId};
 use crate::hint::{Answer, HintCode, HintReply, Target};
 use crate::tier::ResidencyState;
-use crate::time::Nanos;
+use crate::time::{Nanos, Stamp};
 
 use super::rejected;
 use crate::manager::Manager;
@@ -58,6 +58,16 @@ impl Manager {
             let here = self.residency(tier, block);
             match here.state {
                 ResidencyState::Absent => {}
+                // It leaves for a shared tier once that has it.
+                ResidencyState::Resident
+                    if self.tiers.writes_shared(tier)
+                        && (tier > 0 || self.node(block).refs == 0)
+                        && !self.blocks.is_clean(tier, block)
+                        && self.waits_below(tier, block, now) =>
+                {
+                    self.hints.demoting.insert(block, to);
+                    return Descent::InFlight;
+                }
                 ResidencyState::Resident if self.evictable(tier, block) => {
                     if !self.step_down(tier, block, now) {
                         return Descent::Stays;
@@ -86,6 +96,12 @@ impl Manager {
                 && self.hints.demoting.contains_key(&child)
         });
         here.state != ResidencyState::Bad && !held && (moves || child)
+    }
+
+    /// Whether a block waits to be written to the shared tier below, from now on if need be.
+    fn waits_below(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
+        self.write_down(tier, block, None, Stamp::MAX, now)
+            || self.shared_stores.contains(tier, block)
     }
 
     /// Evicts all layers of a block from a tier, after its resume point, if nothing is lost.

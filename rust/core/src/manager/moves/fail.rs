@@ -207,35 +207,20 @@ impl Manager {
         if !self.blocks.undrain(tier, slot) {
             return;
         }
-        // A move that still reads the slot keeps it in use until it ends: a store that hangs, or
-        // the first half of one that passes through host.
-        let reads = |id: &MoveId| {
-            self.moves.get(*id).is_some_and(|known| {
-                known.block == Some(self.trie().handle(block))
-                    && known.src == tier
-                    && known.from == End::Leaving
-            })
-        };
-        let reader = [known.id].into_iter().chain(known.deps.iter().copied()).find(reads);
-        self.moves.get_mut(known.id).expect("in flight").leaves = None;
-        // Otherwise the block is resident or arriving in another slot by now.
-        if self.can_return(tier, block, held) {
+        // The store keeps the slot in use until it has ended: it may hang. If the block is resident or
+        // arriving in another slot by now, it cannot return.
+        let from = if self.can_return(tier, block, held) {
             self.make_resident(block, Leaves { tier, slot, held });
-            if let Some(id) = reader {
-                self.moves.get_mut(id).expect("found").from = End::Here;
-            } else {
-                self.blocks.alter(tier, block, |here| here.busy -= 1);
-                self.refresh_on(tier, block);
-            }
+            End::Here
         } else {
             let slot = self.blocks.adopt(tier, slot, held.lo);
             let private = self.private_slots.add(tier, slot, held);
-            if let Some(id) = reader {
-                self.private_slots.begin_move(private);
-                self.moves.get_mut(id).expect("found").from = End::PrivateSlot(private);
-            }
+            self.private_slots.begin_move(private);
             self.unref_copy(private);
-        }
+            End::PrivateSlot(private)
+        };
+        let flight = self.moves.get_mut(known.id).expect("in flight");
+        (flight.from, flight.leaves) = (from, None);
     }
 
     /// Whether layers that were leaving form one range with those that are resident.

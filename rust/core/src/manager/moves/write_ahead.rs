@@ -14,17 +14,15 @@ use crate::time::{Nanos, Stamp, stamp};
 const MOST_SEEN: usize = 64;
 
 impl Manager {
-    /// Writes ahead of need on every tier below its watermark `free_low` that writes straight to the
-    /// next one. The copies above stay valid.
+    /// Writes ahead of need on every tier below its watermark `free_low`. The copies above stay valid.
     pub(crate) fn write_ahead(&mut self, now: Nanos) {
         for tier in 0..self.tiers.len() {
             if self.tiers[tier].spec.free_low <= 0.0 {
                 continue;
             }
             let ours = tier > 0 || !self.tiers.engine_owned();
-            let straight = self.tiers.writes(tier) && self.transit(tier, tier + 1).is_none();
-            // An engine evicts from its own tier; writes through host would need transit slots.
-            if ours && straight {
+            // An engine evicts from its own tier.
+            if ours && self.tiers.writes(tier) {
                 if self.blocks.arena(tier).is_some() {
                     self.write_points_ahead(tier, now);
                 } else {

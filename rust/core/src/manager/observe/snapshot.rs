@@ -44,6 +44,9 @@ impl Manager {
             writeln!(out, "{flight:?}")?;
         }
         writeln!(out, "{} {:?}", self.moves.queues(), self.marked)?;
+        for store in self.shared_stores.iter() {
+            writeln!(out, "{store:?}")?;
+        }
         writeln!(out, "{:?}", self.failed)?;
         writeln!(out, "{:?} {:?} {:?}", self.sessions, self.ages, self.refused)?;
         self.write_hints(out)?;

@@ -1,5 +1,5 @@
-//! Clean copies first: in host memory above a remote tier, copies that the remote tier has too leave
-//! before dirty ones, because a write to a shared store may take any time.
+//! Clean copies first: in host memory above a shared tier, copies that the shared tier has too leave
+//! before dirty ones, which are dropped: no victim waits for a shared store.
 //!
 //! Invariant: victims of one kind leave in order of value. Cost: at most `MOST_PASSED` links and
 //! unlinks per call more than in order of value.
@@ -28,14 +28,11 @@ impl Passed {
 }
 
 impl Manager {
-    /// Begins to pass over dirty copies of a tier, if it is one above a shared store. A preview of the
-    /// tier is for its dirty copies, which it writes.
+    /// Begins to pass over dirty copies of a tier, if it is host memory above a shared tier. A preview
+    /// of the tier is for its dirty copies, which it writes.
     pub(super) fn pass_dirty(&self, set: &EvictionSet, tier: TierId) -> Passed {
-        let previewed = set.preview.is_some_and(|(at, _)| at == tier);
-        let kind = |tier: TierId| self.tiers[tier].spec.kind;
-        let above_remote =
-            kind(tier) == Kind::Host && tier < self.tiers.last() && kind(tier + 1) == Kind::Remote;
-        Passed((above_remote && !previewed).then(Vec::new))
+        let host = self.tiers[tier].spec.kind == Kind::Host && self.tiers.above_shared(tier);
+        Passed((host && set.preview != Some(tier)).then(Vec::new))
     }
 
     /// The linked entry of a tier that leaves next.

@@ -31,9 +31,13 @@ impl Manager {
         }
         // A write-back ahead must not push out a copy of a block that it would write again: for
         // ever.
-        let ahead =
-            set.preview.is_some_and(|(at, _)| at < tier && !self.expected(at, block).is_empty());
+        let ahead = set.preview.is_some_and(|at| at < tier && !self.expected(at, block).is_empty());
         if ahead {
+            return;
+        }
+        // A request that found it only on its way to a shared tier would wait for that store.
+        let stored = |at: TierId| self.arrival(at, block).is_some_and(|it| !it.moves.is_empty());
+        if self.tiers.above_shared(tier) && stored(tier + 1) {
             return;
         }
         let have = self.view(set, tier, block);
@@ -81,15 +85,21 @@ impl Manager {
         block: BlockId,
         out: Layers,
     ) -> Option<Layers> {
-        self.covering(tier)
+        self.covering(set, tier)
             .try_fold(out, |left, other| left.without(self.usable_view(set, other, block)))
     }
 
     /// Tiers whose copy of a victim of a tier is enough. On the lowest tier a copy above counts too:
-    /// dropping this one loses nothing. So it is with several groups, where a copy above is stored
-    /// when its resume point leaves.
-    pub(super) fn covering(&self, tier: TierId) -> impl Iterator<Item = TierId> + use<> {
-        let above = tier == self.tiers.last() || self.blocks.arena(tier).is_some();
+    /// dropping this one loses nothing. So it is above a shared tier, to which no victim is written, and
+    /// with several groups, where a copy above is stored when its resume point leaves.
+    pub(super) fn covering(
+        &self,
+        set: &EvictionSet,
+        tier: TierId,
+    ) -> impl Iterator<Item = TierId> + use<> {
+        let above = tier == self.tiers.last()
+            || self.tiers.above_shared(tier) && set.preview != Some(tier)
+            || self.blocks.arena(tier).is_some();
         let upper = if above { 0..tier } else { 0..0 };
         upper.chain(tier + 1..self.tiers.len())
     }
@@ -125,6 +135,10 @@ impl Manager {
         if tier == self.tiers.last() || spec.write == Write::Never || !worth {
             return None;
         }
+        // A victim's slot must not wait for a shared store; written ahead, the copy stays.
+        if set.preview != Some(tier) && self.tiers.above_shared(tier) {
+            return None;
+        }
         let below = tier + 1;
         let there = self.view(set, below, block);
         // New layers cannot join bad ones, nor slots that a failed move may still write.
@@ -139,12 +153,6 @@ impl Manager {
         }
         // Its copy below grows: it must not be evicted for itself.
         self.take_out(set, below, block);
-        if let Some(host) = self.transit(tier, below) {
-            // Only out of the reserve: making room on host here could recurse for ever.
-            if !self.pass(set, host) {
-                return None;
-            }
-        }
         // A slot that holds part of the block has room for the rest.
         let one_slot = !self.tiers[below].spec.layer_slots;
         let slots = if one_slot && !there.is_empty() { 0 } else { self.tiers.units(below, dirty) };
@@ -160,9 +168,8 @@ impl Manager {
         block: BlockId,
         out: Layers,
     ) -> bool {
-        let preview = set.preview.is_some_and(|(at, _)| at == tier);
         // Holes leave their children usable; a preview decides on one tier only.
-        if preview || self.structure(block) == Structure::Holes {
+        if set.preview == Some(tier) || self.structure(block) == Structure::Holes {
             self.add_victim(set, Victim::one(tier, block, out, Fate::Drop));
             return true;
         }
@@ -197,7 +204,7 @@ impl Manager {
         }) && !set.moving.contains(&block)
             && !self.groups_arrive(set, block);
         // A write-back ahead takes nothing from its source tier or the tiers above.
-        let ahead = set.preview.is_none_or(|(at, _)| {
+        let ahead = set.preview.is_none_or(|at| {
             (0..=at).all(|tier| self.residency(tier, block).state == ResidencyState::Absent)
         });
         settled
@@ -216,9 +223,8 @@ impl Manager {
     /// Whether a block is absent from every tier in the set's view, and not in flight.
     pub(super) fn absent(&self, set: &EvictionSet, block: BlockId) -> bool {
         // Previewed victims stay where they are.
-        let stays = set
-            .preview
-            .is_some_and(|(at, _)| self.residency(at, block).state != ResidencyState::Absent);
+        let stays =
+            set.preview.is_some_and(|at| self.residency(at, block).state != ResidencyState::Absent);
         if stays {
             return false;
         }

@@ -184,10 +184,24 @@ impl Manager {
     /// How fully resident, idle blocks leave, if none must be written and it is the same for all.
     fn fate(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
-        if self.covering(tier).any(|other| self.blocks.table(other).all_full(blocks.clone())) {
+        // Blocks on their way to a shared tier stay: `decide` passes over them.
+        if self.tiers.above_shared(tier) {
+            let shared = self.blocks.table(tier + 1);
+            if !shared.all_full(blocks.clone()) && !shared.none_present(blocks.clone()) {
+                return None;
+            }
+        }
+        let covers = |other: TierId| {
+            // Each of the two copies may be why the other one is clean.
+            let mutual = self.tiers.above_shared(tier.max(other));
+            self.blocks.table(other).all_full(blocks.clone())
+                && (!mutual || set.keeps(other, blocks.clone()))
+        };
+        if self.covering(set, tier).any(covers) {
             return Some(Fate::Clean);
         }
-        let dropped = tier == self.tiers.last() || set.dropping || !self.tiers.writes(tier);
+        let writes = self.tiers.writes(tier) && !self.tiers.above_shared(tier);
+        let dropped = tier == self.tiers.last() || set.dropping || !writes;
         let alone = others.all(|other| self.blocks.table(other).none_present(blocks.clone()));
         let arrives = || blocks.clone().any(|block| self.groups_arrive(set, block));
         (dropped && alone && (self.blocks.arena(tier).is_none() || !arrives()))

@@ -1,6 +1,6 @@
 //! Transit through host: slots for moves between tiers that do not touch.
 //!
-//! Invariant: the slots reserved for write-backs from disk to remote are taken by nothing else.
+//! Invariant: the slots reserved for stores from disk to remote are taken by nothing else.
 //! Cost: O(tiers).
 
 use crate::block::TierId;
@@ -30,24 +30,14 @@ impl Manager {
     /// Takes a transit slot for a block out of the spare ones.
     pub(crate) fn pass(&self, set: &mut EvictionSet, host: TierId) -> bool {
         let units = self.tiers.units(host, self.all_layers());
-        // In a preview of host no victim leaves: only the slots that are spare in fact count.
-        let spare = match set.preview {
-            Some((tier, spare)) if tier == host => spare,
-            _ => set.spare[host],
-        };
-        if spare < units {
-            return false;
+        let left = set.spare[host].checked_sub(units);
+        if let Some(left) = left {
+            set.spare[host] = left;
         }
-        set.spare[host] = set.spare[host].saturating_sub(units);
-        if let Some((tier, spare)) = &mut set.preview
-            && *tier == host
-        {
-            *spare -= units;
-        }
-        true
+        left.is_some()
     }
 
-    /// Slots of a tier that only write-backs from disk to remote may take.
+    /// Slots of a tier that only stores from disk to remote may take.
     pub(crate) fn transit_reserve(&self, tier: TierId) -> u64 {
         let passes = (tier + 1..self.tiers.last()).any(|at| self.transit(at, at + 1) == Some(tier));
         if !passes {

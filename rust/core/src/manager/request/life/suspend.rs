@@ -6,7 +6,7 @@
 use crate::block::{BlockId, LeaseId, MoveId, TierId, Token};
 use crate::error::{Error, Result};
 use crate::tier::{Kind, ResidencyState};
-use crate::time::Nanos;
+use crate::time::{Nanos, Stamp};
 
 use crate::manager::Manager;
 use crate::manager::kinds::{Cause, LoadMode};
@@ -82,6 +82,11 @@ impl Manager {
         const FIRST: TierId = 0;
         if self.node(block).refs == 0 && self.points.has_on(FIRST, block) {
             self.demote_point(FIRST, block, now);
+        }
+        // It stays until a shared tier below has it or its slot is needed.
+        if self.tiers.writes_shared(FIRST) && self.node(block).refs == 0 {
+            self.write_down(FIRST, block, None, Stamp::MAX, now);
+            return;
         }
         // With layer slots one range of layers leaves at a time.
         while self.evictable(FIRST, block)

@@ -13,14 +13,14 @@ impl Manager {
     /// Copies blocks that are resident on no lower tier one tier down, the youngest first and
     /// parents before their children, so that a persistent tier holds full prefixes. No younger
     /// block is evicted for it. Blocks in flight are skipped: flush again when they have arrived.
-    /// Returns how many moves began.
+    /// Returns how many moves began, and how many stores to a shared tier wait by it.
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`].
     pub fn flush(&mut self, now: Nanos) -> Result<u64> {
         self.open()?;
         let now = self.tick(now);
-        let before = self.moves.latest();
+        let (before, mut waiting) = (self.moves.latest(), 0);
         // From the lowest tier up, so that a block moves one tier per flush and room is made once.
         for tier in (usize::from(self.tiers.engine_owned())..self.tiers.last()).rev() {
             if self.tiers.writes(tier) && self.points.several() {
@@ -30,12 +30,13 @@ impl Manager {
                     // Room for a younger block may have removed it.
                     if self.trie().alive(block) {
                         let age = self.node(block).access;
-                        self.write_down(tier, block, None, age, now);
+                        let writes = self.write_down(tier, block, None, age, now);
+                        waiting += u64::from(writes && self.tiers.above_shared(tier));
                     }
                 }
             }
         }
-        Ok(self.moves.latest() - before)
+        Ok(self.moves.latest() - before + waiting)
     }
 
     /// The resident blocks of a tier, the youngest first and parents before their children.
