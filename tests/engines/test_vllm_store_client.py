@@ -211,6 +211,39 @@ def test_nothing_waits_for_writes_to_a_store_that_hangs(tmp_path, monkeypatch):
     engine.close()
 
 
+def test_a_store_slower_than_eviction_gains_blocks(tmp_path, monkeypatch):
+    permits, write_many = threading.Semaphore(0), RemoteStorage.write_many
+
+    def write_slowly(storage, blocks, **more):
+        assert permits.acquire(timeout=60)
+        return write_many(storage, blocks, **more)
+
+    monkeypatch.setattr(RemoteStorage, "write_many", write_slowly)
+    engine = Engine("", 1, 0, 0, 8, store={"path": url_of(tmp_path), "workers": 1})
+    engine.whole = True
+    prompts = [[at, *range(12)] for at in range(12)]
+    for at, prompt in enumerate(prompts):
+        engine.add(str(at), prompt, 1)
+        while engine.served <= at:
+            engine.step()
+        if at % 3 == 2:
+            stored = len(values(tmp_path))
+            permits.release()
+            while len(values(tmp_path)) == stored:
+                engine.step()
+    engine.scheduler.manager.audit()
+    assert engine.scheduler.cache.counters.lost[DROPPED] > 0
+    permits.release(1000)
+    engine.drain()
+    stored = len(values(tmp_path))
+    assert stored > len(prompts) // 3
+    monkeypatch.undo()
+    # The naive engine compares every byte that it loads.
+    two = serve(tmp_path, prompts)
+    assert 0 < two.found <= stored * SIZE
+    close(engine, two)
+
+
 @pytest.mark.parametrize("fault", ["find", "read_many"])
 def test_a_store_that_hangs_ends_no_request_later_than_the_deadline(tmp_path, monkeypatch, fault):
     one = serve(tmp_path, PROMPTS[:1])

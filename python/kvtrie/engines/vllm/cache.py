@@ -31,16 +31,18 @@ from kvtrie.transfer.dispatch import Dispatch
 from kvtrie.transfer.used_blocks import UsedBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvtrie import Lease
     from kvtrie.engines.vllm.messages import Opened
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["DISK", "HOST", "ServedCache"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_WRITES = 8  # the part of host memory that may be written to a shared store at a time: 1 in 8
 _MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it waits to be taken
 
 
@@ -121,7 +123,7 @@ class ServedCache:
         restored = self.manager.index(HOST, now=now) if kept else Index()
         self.proofs = Proofs(restored, len(opened))
         dispatch = Dispatch(self.manager, len(opened))
-        self.moves = StoreMoves(dispatch, self.remote, self.host_blocks // 2)
+        self.moves = StoreMoves(self.manager, dispatch, self.remote, _most_writes(model, tiers))
         self.identity = Identity({rank: one.weights for rank, one in opened.items()}, model.blocks)
         self.store = StoreClient.of_server(settings, model, opened, clock)
         self.counters = ConnectorCounters()
@@ -142,3 +144,14 @@ class ServedCache:
         self.used = {tier: UsedBlocks(self.manager, tier) for tier in self.used}
         self.proofs.clear()
         self.resetting = False
+
+
+def _most_writes(model: ServedModel, tiers: Sequence[Tier]) -> int:
+    """Return the blocks whose writes to a shared store workers may have at a time.
+
+    They are those of `write_limit` or of an eighth of host memory, which is what a worker begins.
+    """
+    limit = next((tier.write_limit for tier in tiers if tier.kind == "remote"), None)
+    if limit is None:
+        return max(1, (tiers[HOST].blocks or 0) // _WRITES)
+    return max(1, int(limit) // model.shape.block_bytes(model.block_tokens))

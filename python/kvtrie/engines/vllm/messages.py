@@ -24,7 +24,6 @@ class StepOrders:
         moves: moves as `Moves.to_bytes` gave them, in the manager's order.
         ahead: stores of blocks that the step fills, in the same form.
         lost: slots of vLLM's memory that were promised and will not be filled.
-        give_up: writes to the shared store that a worker fails unless it has begun them.
         forget: whether all that lower tiers hold is to be forgotten.
         computes: whether the step computes anything.
         used: blocks on disk whose ages are to be written down, as `Opened.rows`.
@@ -43,7 +42,6 @@ class StepOrders:
     moves: list[bytes] = field(default_factory=list[bytes])
     ahead: list[bytes] = field(default_factory=list[bytes])
     lost: list[int] = field(default_factory=list[int])
-    give_up: list[int] = field(default_factory=list[int])
     forget: bool = False
     computes: bool = True
     used: list[tuple[bytes, int, int, int]] = field(

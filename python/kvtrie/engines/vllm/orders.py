@@ -63,7 +63,6 @@ class Orders:
             cache.counters.lost["taken back before it was stored"] += late
         self._loads.require(parts, now)
         ahead = self._store_ahead(self._plan(output), parts, now)
-        give_up = moves.give_up()
         if dropped := moves.take_dropped():
             cache.counters.lost[DROPPED] += dropped
         lost, expected = self._loads.take()
@@ -72,7 +71,6 @@ class Orders:
             [part.to_bytes() for part in parts],
             [part.to_bytes() for part in ahead],
             lost,
-            give_up,
             self.forget,
             output.total_num_scheduled_tokens > 0,
             self._ages(DISK, now),

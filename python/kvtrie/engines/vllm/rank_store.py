@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvtrie.engines.vllm.store_moves import DROPPED
 from kvtrie.tiers import BlockFormat
 from kvtrie.tiers.remote import RemoteStorage
 from kvtrie.tiers.remote.form import ValueNames
@@ -70,6 +69,5 @@ class RankStore:
                 if outcome != "ok" and what in ("get", "put")
             }
         )
-        now[DROPPED] = sum(stats.dropped.values())
         new, self._before = now - self._before, now
         return dict(new)

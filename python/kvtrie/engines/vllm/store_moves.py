@@ -1,27 +1,25 @@
-"""StoreMoves: hands out moves, so that nothing waits for a write to a shared store.
+"""StoreMoves: hands out moves, of which few write to a shared store at a time.
 
-A store to the remote tier for whose slot another move or a request waits is refused before it goes
-to the workers, and given up if they have it and have not begun it: the manager then drops the
-block. So are the oldest stores that wait beyond a number of blocks, because a block that is to be
-written cannot be evicted. Loads are remembered by the keys of their blocks, so that one that fails
-refutes a belief.
-Invariant: a move is handed out once, or refused. Cost: array operations over the moves of a step,
-if there is a remote tier; none without one.
+The manager decides which blocks are written there: eviction drops a store that it has not handed
+out, and passes over the slots that the others read. The scheduler cannot know when a worker begins
+to read a slot, so a store counts as begun from the time that it is in a step's orders. Workers have
+as many as their limit of writes in flight lets them begin; the others stay in the manager.
+Loads are remembered by the keys of their blocks, so that one that fails refutes a belief.
+Invariant: a move is handed out once. Cost: array operations over the moves of a step, if there is a
+remote tier; none without one.
 """
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from kvtrie import Moves
+    from kvtrie import BlockManager, Moves
     from kvtrie.transfer.dispatch import Dispatch
 
 __all__ = ["DROPPED", "StoreMoves"]
@@ -29,26 +27,27 @@ __all__ = ["DROPPED", "StoreMoves"]
 DROPPED = "evicted before the store had it"
 """The reason under which a block that no write took to the store is counted."""
 
-_WHY = "eviction does not wait for a shared store"
-
 
 class StoreMoves:
     """The moves of one manager that go to the workers.
 
     Args:
-        dispatch: the moves under way.
+        manager: the manager.
+        dispatch: its moves under way.
         tier: index of the remote tier; None without one.
-        most: stores that may wait for the workers.
+        most: blocks whose writes to the remote tier the workers may have.
 
     Attributes:
         dispatch: the moves under way.
     """
 
-    def __init__(self, dispatch: Dispatch, tier: int | None, most: int) -> None:
-        self.dispatch, self._tier, self._most = dispatch, tier, most
+    def __init__(
+        self, manager: BlockManager, dispatch: Dispatch, tier: int | None, most: int
+    ) -> None:
+        self._manager, self.dispatch, self._tier, self._most = manager, dispatch, tier, most
         self._early: list[Moves] = []
         self._loads: dict[int, bytes] = {}
-        self._stores: dict[int, None] = {}  # oldest first
+        self._stores: set[int] = set()
         self._dropped = 0
 
     def take_early(self, now: int) -> None:
@@ -61,40 +60,16 @@ class StoreMoves:
         return [*early, *self._take(now)]
 
     def _take(self, now: int) -> list[Moves]:
-        parts = self.dispatch.take(now)
-        if self._tier is None:
-            return parts
-        kept: list[Moves] = []
-        while parts:
-            awaited = self._awaited()
-            refused = False
+        parts = self.dispatch.take(now, shared=max(0, self._most - len(self._stores)))
+        if self._tier is not None:
             for part in parts:
-                store: NDArray[np.bool_] = part.dst == self._tier
-                store &= (part.lease != 0) | np.isin(part.id, awaited)
-                if store.any():
-                    refused = True
-                    self._dropped += int(store.sum())
-                    self.dispatch.refuse([part[store]], now, _WHY, blame=True)
-                    part = part[~store]  # noqa: PLW2901 - the rest
-                if len(part):
-                    kept.append(self._noted(part))
-            parts = self.dispatch.take(now) if refused else []
-        return kept
+                self._note(part, self._tier)
+        return parts
 
     def take_dropped(self) -> int:
-        """Return the number of stores that were refused since the last call."""
-        dropped, self._dropped = self._dropped, 0
-        return dropped
-
-    def give_up(self) -> list[int]:
-        """Return the stores that workers have and that nothing may wait for any longer."""
-        if not self._stores:
-            return []
-        ids = self._stores.keys() & set(self._awaited().tolist())
-        ids.update(islice(self._stores, max(0, len(self._stores) - self._most)))
-        for ident in ids:
-            del self._stores[ident]
-        return sorted(ids)
+        """Return the number of stores that eviction has dropped since the last call."""
+        before, self._dropped = self._dropped, self._manager.shared_stores[1]
+        return self._dropped - before
 
     def reported(self, ids: Iterable[int], failed: Iterable[int]) -> list[bytes]:
         """Note moves of which a rank has reported something.
@@ -113,7 +88,7 @@ class StoreMoves:
         for ident in ids:
             if not self.dispatch.is_open(ident):
                 self._loads.pop(ident, None)
-                self._stores.pop(ident, None)
+                self._stores.discard(ident)
         return lost
 
     def cancel_all(self, now: int, why: str) -> None:
@@ -123,7 +98,7 @@ class StoreMoves:
             now: the time.
             why: the error that the manager records.
         """
-        self.dispatch.refuse([*self._early, *self.dispatch.take(now)], now, why)
+        self.dispatch.refuse([*self._early, *self.dispatch.take(now, shared=0)], now, why)
         self._early = []
         waiting = [int(one.id[0]) for one in self.dispatch.waiting()]
         self.dispatch.cancel(waiting, now, why)
@@ -133,17 +108,12 @@ class StoreMoves:
         self._loads.clear()
         self._stores.clear()
 
-    def _awaited(self) -> NDArray[np.uint64]:
-        """The moves that others wait for."""
-        return np.array([int(one.after[0]) for one in self.dispatch.waiting()], dtype=np.uint64)
-
-    def _noted(self, part: Moves) -> Moves:
-        rows: NDArray[np.bool_] = part.src == self._tier
+    def _note(self, part: Moves, tier: int) -> None:
+        rows: NDArray[np.bool_] = part.src == tier
         if rows.any():
             loads = part[rows]
             keys = (key.tobytes() for key in loads.key)
             self._loads.update(zip(loads.id.tolist(), keys, strict=True))
-        rows = part.dst == self._tier
+        rows = part.dst == tier
         if rows.any():
-            self._stores |= dict.fromkeys(part.id[rows].tolist())
-        return part
+            self._stores.update(part.id[rows].tolist())

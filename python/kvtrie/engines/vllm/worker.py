@@ -173,9 +173,6 @@ class WorkerConnector:
             self._copies.store_ahead(self._own(Moves.from_bytes(data)))
         if orders.forget:
             self._forget()
-        if orders.give_up and self.remote is not None:
-            gone = self.runner.cancel(orders.give_up, "eviction does not wait", blame=True)
-            self.remote.storage.count_dropped(gone)
         for ages, used in zip(self._ages, (orders.used, orders.used_host), strict=True):
             if ages is not None:
                 ages.write(used)
