@@ -182,7 +182,7 @@ fn grouped(seed: u64, directory: Learning) -> Config {
     ];
     let group = |kind| Group { kind, slot_bytes: 16_384, layers: 4 };
     let mut groups = vec![group(GroupKind::Full)];
-    groups.extend((0..4).filter(|at| seed % 15 + 1 & 1 << at != 0).map(|at| group(kinds[at])));
+    groups.extend((0..4).filter(|at| ((seed % 15 + 1) >> at) & 1 == 1).map(|at| group(kinds[at])));
     let mut config = world(seed, directory);
     let settings = &mut config.settings;
     for tier in &mut settings.tiers {
