@@ -87,7 +87,7 @@ impl Manager {
                 wanted[number] += 1;
             }
         }
-        // What is there must not make room for the rest.
+        // A block that is there must not make room for the rest.
         for &(below, block) in &there {
             self.blocks.hold(below, [block]);
         }

@@ -69,7 +69,7 @@ pub(in crate::manager::request) struct NewPlaces {
     pub(in crate::manager::request) others: Vec<Places>,
 }
 
-/// What a lease has in one group of layers.
+/// Slots of a lease in one group of layers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeaseSlots {
     /// Places of the blocks that it holds, ascending; none of the first group, which the path pins.
@@ -80,7 +80,7 @@ pub(crate) struct LeaseSlots {
     pub(crate) spare: PlacedSlots,
 }
 
-/// What a lease has in all groups, and the borders of its passes.
+/// Slots of a lease in all groups, and the borders of its passes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeaseGroups {
     slots: SmallVec<[LeaseSlots; 1]>,
@@ -123,7 +123,7 @@ impl LeaseGroups {
         self.borders.iter().map(|&(border, _)| border).chain([end])
     }
 
-    /// What it has in each group.
+    /// Its slots in each group.
     pub(crate) fn all(&self) -> &[LeaseSlots] {
         &self.slots
     }
