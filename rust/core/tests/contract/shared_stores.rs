@@ -1,6 +1,8 @@
 //! Stores to a tier that machines share: eviction drops those that wait, and passes over the slots that
 //! the others read.
 
+use std::collections::VecDeque;
+
 use kvtrie_core::block::{Layers, MoveId, Slot, TierId};
 use kvtrie_core::hint::{Answer, Hint, Target};
 use kvtrie_core::manager::{Move, MoveKind, Settings};
@@ -160,6 +162,34 @@ fn a_demoted_block_leaves_once_the_shared_tier_has_it() {
     rig.run();
     assert_eq!(rig.on(&tokens(1, 2), STORE), [ALL; 2]);
     assert!(rig.on(&tokens(1, 2), HOST).iter().copied().all(Layers::is_empty));
+}
+
+/// Two moves bring it from a disk: after the first one neither the disk nor the shared tier is busy.
+#[test]
+fn a_demoted_block_passes_through_host_and_leaves_the_disk() {
+    let store = 3;
+    let mut rig = Rig::new(settings(vec![
+        tier(Kind::Gpu, 4),
+        tier(Kind::Host, 4),
+        tier(Kind::Disk, 8),
+        tier(Kind::Remote, 16),
+    ]));
+    let prompt = tokens(1, 3);
+    rig.serve(&prompt);
+    let target = Target::Tokens { tokens: prompt.clone(), scope: Scope::default() };
+    let demote = [Hint::Demote { target, tier: store }];
+    let replies = rig.call(|manager, now| manager.hint(&demote, now)).unwrap();
+    assert_eq!(replies[0].answer, Answer::Accepted);
+    // One move at a time, and as many stores as come.
+    let mut begun = VecDeque::from(hand_out(&mut rig, 1));
+    while let Some(known) = begun.pop_front() {
+        rig.done(known.id);
+        begun.extend(hand_out(&mut rig, 1));
+    }
+    for above in 0..store {
+        assert_eq!(rig.on(&prompt, above), [Layers::NONE; 3], "tier {above}");
+    }
+    assert_eq!(rig.on(&prompt, store), [ALL; 3]);
 }
 
 #[test]

@@ -98,10 +98,12 @@ impl Manager {
         here.state != ResidencyState::Bad && !held && (moves || child)
     }
 
-    /// Whether a block waits to be written to the shared tier below, from now on if need be.
+    /// Whether a block waits to be written to the shared tier below, from now on if need be, or is on
+    /// its way there: then only its transit slot may be busy.
     fn waits_below(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
         self.write_down(tier, block, None, Stamp::MAX, now)
             || self.shared_stores.contains(tier, block)
+            || self.arrival(tier + 1, block).is_some_and(|arrival| !arrival.moves.is_empty())
     }
 
     /// Evicts all layers of a block from a tier, after its resume point, if nothing is lost.
