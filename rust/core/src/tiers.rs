@@ -20,6 +20,8 @@ pub(crate) struct Tier {
     pub(crate) eviction: EvictionIndex,
     pub(crate) read: LaneId,
     pub(crate) store: LaneId,
+    /// Whether several machines share the tier directly below.
+    above_shared: bool,
     /// Slots known to be free or clean since `write_ahead` last looked at `free_low`.
     pub(crate) credit: u64,
 }
@@ -41,12 +43,13 @@ impl Tiers {
         lanes: &mut Lanes,
     ) -> Result<Self> {
         let mut tiers = Vec::with_capacity(specs.len());
-        for spec in specs {
+        for (at, spec) in specs.iter().enumerate() {
             let policy = policy::by_name(spec.policy.as_deref().unwrap_or(policy), reuse)?;
             tiers.push(Tier {
                 eviction: EvictionIndex::new(policy, epsilon),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
+                above_shared: specs.get(at + 1).is_some_and(|below| below.kind == Kind::Remote),
                 credit: 0,
                 spec: spec.clone(),
             });
@@ -76,7 +79,12 @@ impl Tiers {
 
     /// Whether several machines share the tier directly below a tier: a write there may take any time.
     pub(crate) fn above_shared(&self, tier: TierId) -> bool {
-        tier < self.last() && self.0[tier + 1].spec.kind == Kind::Remote
+        self.0[tier].above_shared
+    }
+
+    /// Whether several machines share the slowest tier.
+    pub(crate) fn has_shared(&self) -> bool {
+        self.0[self.last()].spec.kind == Kind::Remote
     }
 
     /// Whether a tier writes its blocks to a shared one.

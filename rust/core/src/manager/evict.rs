@@ -121,8 +121,10 @@ impl Manager {
         self.tiers[tier].eviction.unlink(blocks.end - 1);
         self.blocks.evict_run(tier, blocks.clone());
         self.refresh_above(tier, before);
+        if !self.shared_stores.is_empty() {
+            blocks.clone().for_each(|block| self.drop_shared_store(tier, block));
+        }
         for block in blocks.clone() {
-            self.drop_shared_store(tier, block);
             self.note_arrival(tier, block);
             self.refresh_above(tier, Some(block));
         }

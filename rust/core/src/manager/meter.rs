@@ -252,7 +252,9 @@ impl Manager {
     /// Counts and logs the eviction of some layers of each block of a run, before they leave. Every
     /// eviction is counted here. The last block leaves first.
     pub(crate) fn count_eviction(&mut self, evicted: &Evicted, now: Nanos) {
-        self.count_dropped_stores(evicted);
+        if self.tiers.above_shared(evicted.tier) {
+            self.count_dropped_stores(evicted);
+        }
         let Evicted { tier, blocks: ref run, layers, reason, cause } = *evicted;
         let (number, idle) = (u64::from(run.end - run.start), self.idle(run.start, now));
         let stats = &mut self.meter.tiers[tier];
@@ -278,7 +280,7 @@ impl Manager {
     fn count_dropped_stores(&mut self, evicted: &Evicted) {
         let Evicted { tier, blocks: ref run, reason, cause, .. } = *evicted;
         let evicts = matches!(cause, Cause::Demand | Cause::Ahead | Cause::Hinted);
-        if reason != Reason::Dropped || !evicts || !self.tiers.writes_shared(tier) {
+        if reason != Reason::Dropped || !evicts || !self.tiers.writes(tier) {
             return;
         }
         // Blocks of one run share their number of uses.

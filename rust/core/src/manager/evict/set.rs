@@ -203,10 +203,11 @@ impl EvictionSet {
     }
 
     /// Whether none of these blocks leaves a tier.
+    #[inline(never)]
     fn keeps(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
-        let before = self.tails.range((tier, 0)..(tier, blocks.end)).next_back();
+        let before = self.tails.range(..(tier, blocks.end)).next_back();
         let latest = &self.latest_tail;
-        let tail = before.is_some_and(|(_, &end)| blocks.start < end)
+        let tail = before.is_some_and(|(&(at, _), &end)| at == tier && blocks.start < end)
             || latest.0 == tier && latest.1.start < blocks.end && blocks.start < latest.1.end;
         let taken = |block| self.taken.contains_key(&(tier, block));
         !tail && (self.taken.is_empty() || !blocks.clone().any(taken))

@@ -184,20 +184,11 @@ impl Manager {
     /// How fully resident, idle blocks leave, if none must be written and it is the same for all.
     fn fate(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
-        // Blocks on their way to a shared tier stay: `decide` passes over them.
-        if self.tiers.above_shared(tier) {
-            let shared = self.blocks.table(tier + 1);
-            if !shared.all_full(blocks.clone()) && !shared.none_present(blocks.clone()) {
-                return None;
-            }
+        if self.tiers.has_shared() && !self.alike_on_shared(set, tier, blocks.clone()) {
+            return None;
         }
-        let covers = |other: TierId| {
-            // Each of the two copies may be why the other one is clean.
-            let mutual = self.tiers.above_shared(tier.max(other));
-            self.blocks.table(other).all_full(blocks.clone())
-                && (!mutual || set.keeps(other, blocks.clone()))
-        };
-        if self.covering(set, tier).any(covers) {
+        let full = |other: TierId| self.blocks.table(other).all_full(blocks.clone());
+        if self.covering(set, tier).any(full) {
             return Some(Fate::Clean);
         }
         let writes = self.tiers.writes(tier) && !self.tiers.above_shared(tier);
@@ -206,5 +197,23 @@ impl Manager {
         let arrives = || blocks.clone().any(|block| self.groups_arrive(set, block));
         (dropped && alone && (self.blocks.arena(tier).is_none() || !arrives()))
             .then_some(Fate::Drop)
+    }
+
+    /// Whether blocks leave alike next to a shared tier: none is on its way there, which `decide` passes
+    /// over, and no copy leaves in this set that is why another one is clean.
+    #[inline(never)]
+    fn alike_on_shared(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> bool {
+        if self.tiers.above_shared(tier) {
+            let shared = self.blocks.table(tier + 1);
+            if !shared.all_full(blocks.clone()) && !shared.none_present(blocks.clone()) {
+                return false;
+            }
+        }
+        let leaves = |other: TierId| {
+            self.tiers.above_shared(tier.max(other))
+                && self.blocks.table(other).all_full(blocks.clone())
+                && !set.keeps(other, blocks.clone())
+        };
+        !self.covering(set, tier).any(leaves)
     }
 }
