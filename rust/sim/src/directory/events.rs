@@ -90,23 +90,26 @@ impl Directory for EventMap {
         prompt: Prompt<'_>,
         _: &mut dyn Iterator<Item = &Machine>,
     ) -> Result<Vec<usize>> {
+        let mut found = vec![0; self.machines];
         // By machine: of each block in a row, the groups after the first that any tier has.
-        let mut found: Vec<Vec<u64>> = vec![Vec::new(); self.machines];
+        let mut parts: Vec<Vec<u64>> = vec![Vec::new(); self.machines];
         self.walk(prompt, 0, |at, holder| {
             let row = &mut found[holder.machine];
-            let goes_on = row.len() == at && self.covered(holder);
-            if goes_on {
-                row.push(holder.others.iter().fold(0, |groups, tier| groups | tier));
+            let goes_on = *row == at && self.covered(holder);
+            *row += usize::from(goes_on);
+            if goes_on && !self.others.is_empty() {
+                let groups = holder.others.iter().fold(0, |groups, tier| groups | tier);
+                parts[holder.machine].push(groups);
             }
             goes_on
         });
         let tokens = self.block_tokens as u64;
-        let border = |row: Vec<u64>| {
-            let most = u32::try_from(row.len()).expect("fewer than 2^32 blocks");
-            let has = |group: usize, block: u32| row[block as usize] & (1 << group) != 0;
-            longest(&self.others, tokens, most, has) as usize
-        };
-        Ok(found.into_iter().map(border).collect())
+        for (row, parts) in found.iter_mut().zip(parts) {
+            let most = u32::try_from(*row).expect("fewer than 2^32 blocks");
+            let has = |group: usize, block: u32| parts[block as usize] & (1 << group) != 0;
+            *row = longest(&self.others, tokens, most, has) as usize;
+        }
+        Ok(found)
     }
 
     fn sendable(
