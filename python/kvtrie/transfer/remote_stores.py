@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvtrie.tiers import TierBytes
     from kvtrie.transfer.schedule import Schedule
 
-__all__ = ["RemoteStores"]
+__all__ = ["RemoteStores", "write_limit"]
 
 _SHARE = 8  # of host memory, for writes in flight to a remote tier
 
@@ -99,9 +99,19 @@ class RemoteStores:
         self._dropped = dropped
 
 
+def write_limit(tier: Tier, blocks: int, block: int) -> int:
+    """The most bytes of writes in flight to a tier: its `write_limit`, or an eighth of host memory.
+
+    Args:
+        tier: the remote tier.
+        blocks: blocks of host memory.
+        block: bytes of a block.
+    """
+    return int(tier.write_limit or max(block, blocks * block // _SHARE))
+
+
 def _limit(tier: Tier, blocks: int, block: int) -> int:
-    """The most bytes of writes in flight to a tier below host memory of this number of blocks."""
-    limit = int(tier.write_limit or max(block, blocks * block // _SHARE))
+    limit = write_limit(tier, blocks, block)
     if limit < block:
         raise ConfigError(f"write_limit is {limit} bytes, at least one block of {block} wanted")
     return limit

@@ -28,6 +28,7 @@ from kvtrie.engines.vllm.restored import (
 from kvtrie.engines.vllm.store_client import StoreClient
 from kvtrie.engines.vllm.store_moves import StoreMoves
 from kvtrie.transfer.dispatch import Dispatch
+from kvtrie.transfer.remote_stores import write_limit
 from kvtrie.transfer.used_blocks import UsedBlocks
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["DISK", "HOST", "ServedCache"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
-_WRITES = 8  # the part of host memory that may be written to a shared store at a time: 1 in 8
 _MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it waits to be taken
 
 
@@ -151,7 +151,8 @@ def _most_writes(model: ServedModel, tiers: Sequence[Tier]) -> int:
 
     They are those of `write_limit` or of an eighth of host memory, which is what a worker begins.
     """
-    limit = next((tier.write_limit for tier in tiers if tier.kind == "remote"), None)
-    if limit is None:
-        return max(1, (tiers[HOST].blocks or 0) // _WRITES)
-    return max(1, int(limit) // model.shape.block_bytes(model.block_tokens))
+    block = model.shape.block_bytes(model.block_tokens)
+    remote = [tier for tier in tiers if tier.kind == "remote"]
+    return max(
+        [1, *(write_limit(tier, tiers[HOST].blocks or 0, block) // block for tier in remote)]
+    )
