@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -247,19 +248,21 @@ def test_a_store_slower_than_eviction_gains_blocks(tmp_path, monkeypatch):
 @pytest.mark.parametrize("fault", ["find", "read_many"])
 def test_a_store_that_hangs_ends_no_request_later_than_the_deadline(tmp_path, monkeypatch, fault):
     one = serve(tmp_path, PROMPTS[:1])
-    released = threading.Event()
+    hangs, released, now = threading.Event(), threading.Event(), time.time_ns()
 
     def hang(_, rows, *__, **___):
+        hangs.set()
         released.wait(60)
         return Found(0, 0, 0, 0) if fault == "find" else ["late"] * len(rows)
 
     monkeypatch.setattr(RemoteStorage, fault, hang)
     times = {"deadline_s": 0.2, "lookup_s": 0.1}
-    two = Engine("", 1, 0, 0, store=url_of(tmp_path), **times)
+    two = Engine("", 1, 0, 0, store=url_of(tmp_path), clock=lambda: now, **times)
     two.whole = True
     two.add("a", PROMPTS[0], 1)
     while not two.served:
         two.step()
+        now += hangs.is_set() * 10_000_000
     lost = two.scheduler.cache.counters.lost
     assert lost["store lookup: no answer" if fault == "find" else "store too slow"] == 1
     assert two.found == 0
