@@ -1,11 +1,12 @@
 """`kvtrie advise`: a recording and a trace, as text, JSON and picture; what goes wrong."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from kvtrie.advise.recording import Recorder
-from kvtrie.advise.wire import Batch, Stored
+from kvtrie.advise.wire import Batch, Part, Stored
 from kvtrie.cli import main
 
 SIZE = 16
@@ -101,6 +102,87 @@ def test_the_shape_of_a_models_folder(recording, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["advise", str(recording), "--model", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["gpu_bytes"] == 39 * BLOCK
+
+
+HYBRID = {
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 256,
+    "torch_dtype": "bfloat16",
+    "model_type": "gemma3_text",
+    "sliding_window": 64,
+    "attention_chunk_size": 128,
+    "layer_types": ["full_attention", *["sliding_attention"] * 4, "chunked_attention"],
+}
+
+
+@pytest.fixture
+def hybrid(tmp_path):
+    """The recording of a server with three kinds of layers, and the folder of its model."""
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+    path = tmp_path / "hybrid.jsonl"
+    recorder = Recorder(path)
+    for batch in batches():
+        names = batch.stored[0].hashes
+        parts = [
+            *(Part(group, "sliding_window", 64, SIZE, names[-4:]) for group in (1, 2)),
+            Part(3, "chunked_local_attention", None, 2 * SIZE, names[1::2]),
+            *(Part(group, removed=names) for group in (1, 2, 3)),
+        ]
+        recorder.batch(replace(batch, parts=parts))
+    recorder.close()
+    return path
+
+
+def test_groups_of_layers_are_played_apart(hybrid, tmp_path, capsys):
+    words = ["--model", str(tmp_path), "--gpu", "2MiB", "--host", "64MiB", "--disk", "0"]
+    assert main(["advise", str(hybrid), *words]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "Groups of layers besides full attention: 1 of chunked_local_attention in blocks of 32 "
+        "tokens, 2 of sliding_window of 64 tokens in blocks of 16 tokens. A prefix counts up to "
+        "the deepest border of 32 tokens at which all of them are there." in text
+    )
+    assert "Warning" not in text
+    assert main(["advise", str(hybrid), *words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["block_tokens"], len(answer["groups"])) == (32, 3)
+    found = [row["found"] for row in answer["rows"]]
+    assert found == pytest.approx([8 / 12.5] * 2, abs=0.01)
+
+
+def test_without_a_shape_one_group_is_played_with_a_warning(hybrid, capsys):
+    assert main(["advise", str(hybrid), *WORDS, "--gpu", "2MiB"]) == 0
+    text = capsys.readouterr().out
+    assert "Warning: a model with several groups of layers: 720 events of other groups" in text
+
+
+def test_a_model_with_other_windows_is_refused(hybrid, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID | {"sliding_window": 32}))
+    assert main(["advise", str(hybrid), "--model", str(tmp_path), "--gpu", "2MiB"]) == 2
+    said = capsys.readouterr().err
+    assert "sliding_window of 64 tokens in blocks of 16 tokens" in said
+    assert "the model has full, sliding of 32 tokens, chunked of 128 tokens" in said
+
+
+def test_a_trace_is_played_with_the_groups_of_a_named_model(tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {
+            "timestamp": at * 1000,
+            "input_length": 1024,
+            "output_length": 1,
+            "hash_ids": [at, at + 99],
+        }
+        for at in [*range(1, 31), *range(1, 31)]
+    ]
+    rows = [row | {"timestamp": at * 1000} for at, row in enumerate(rows)]
+    trace.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    words = ["--model", "qwen3-next-80b", "--gpu", "1GiB", "--host", "8GiB", "--disk", "0"]
+    assert main(["advise", str(trace), *words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["rows"][0]["gpu"] + answer["rows"][0]["found"] == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,10 @@ def served(name, number):
 def test_predictions_are_those_of_all_requests(name):
     requests, found = served(name, 400)
     since, first = bound(lambda: requests, SMALL).since, requests[0].at
+    block = MODEL.block_bytes(SMALL)
 
     def below(some, policy, since):
-        setting = Setting(GPU, 3 * GPU, policy=policy)
+        setting = Setting(GPU * block, 3 * GPU * block, policy=policy)
         played = play(some, setting, model=MODEL, block_tokens=SMALL, since=since)
         return played.found[:, 1:].sum()
 
@@ -62,7 +63,7 @@ def chats(number, turns=3):
 
 
 def asked(**more):
-    base = {"model": MODEL, "block_tokens": SIZE, "gpu_blocks": 40, "disk": 0}
+    base = {"model": MODEL, "block_tokens": SIZE, "gpu": 40 * BLOCK, "disk": 0}
     return Question(**(base | more))
 
 
@@ -123,7 +124,7 @@ def test_times_come_from_the_metrics_and_the_link():
     ],
 )
 def test_nothing_to_gain_has_its_reason(requests, gpu, why):
-    answer = advise(lambda: requests, asked(hosts=[BLOCK * 40], gpu_blocks=gpu))
+    answer = advise(lambda: requests, asked(hosts=[BLOCK * 40], gpu=gpu * BLOCK))
     assert answer.chosen is None
     assert why in answer.nothing
 
@@ -135,8 +136,8 @@ def test_shares_are_of_all_prompts():
 
 
 def test_usual_sizes_double_until_all_fits():
-    assert usual_hosts(10, 70, 2) == [20, 40, 80, 160]
-    assert usual_hosts(10, 1, 2) == [20]
+    assert usual_hosts(20, 140) == [20, 40, 80, 160]
+    assert usual_hosts(20, 2) == [20]
 
 
 def test_too_few_requests_are_refused():

@@ -7,15 +7,27 @@ import pytest
 
 from kvtrie.advise.recording import Recorder, is_recording, read_recording
 from kvtrie.advise.window import Window
-from kvtrie.advise.wire import Batch, Stored
+from kvtrie.advise.wire import Batch, Part, Stored
 from kvtrie.errors import ConfigError
 
 # Lists, as they are read.
+PARTS = [
+    Part(3, "sliding_window", 128, 4, [21, b"\xef"], []),
+    Part(3, "", None, 0, [], [21]),
+    Part(4, "mamba", None, 4, [], []),
+]
 BATCHES = [
-    Batch(5, 10.0, [Stored([11, b"\xab\xcd"], None, 2, "chat", [901, 902, 903, 904])], [], rank=0),
-    Batch(6, 11.0, [Stored([13], b"\xab\xcd", 2, "chat", [905, 906])], [11], rank=0),
-    Batch(7, 50.0, [Stored([14, 15], 13, 2, None, [907, 908, 909, 910])], [], rank=0),
-    Batch(8, 51.0, [], [], cleared=True, rank=0),
+    Batch(
+        5,
+        10.0,
+        [Stored([11, b"\xab\xcd"], None, 2, "chat", [901, 902, 903, 904])],
+        [],
+        rank=0,
+        parts=[],
+    ),
+    Batch(6, 11.0, [Stored([13], b"\xab\xcd", 2, "chat", [905, 906])], [11], rank=0, parts=[]),
+    Batch(7, 50.0, [Stored([14, 15], 13, 2, None, [907, 908, 909, 910])], [], rank=0, parts=[]),
+    Batch(8, 51.0, [], [], cleared=True, rank=0, parts=PARTS),
 ]
 
 
@@ -92,6 +104,11 @@ def stored(**values):
     return json.dumps(BATCH | {"stored": [{"blocks": [1], "size": 2, **values}]})
 
 
+def part(**values):
+    """A line with blocks of another group, some of whose values are given."""
+    return json.dumps(BATCH | {"parts": [{"group": 1, **values}]})
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -109,6 +126,11 @@ def stored(**values):
         *((stored(size=one), "size is") for one in (0, -1, 2**20 + 1, 0.5, None, "2", 10**400)),
         *((stored(session=one), "session") for one in (5, [], "\ud800", "x" * 70_000)),
         *((stored(tokens=one), "tokens") for one in (None, [1], [1, 2**32], [1, -1], [1, 1.5])),
+        *((part(group=one), "group is") for one in (-1, 2**16, "1", None)),
+        *((part(size=one), "size is") for one in (-1, 2**20 + 1, "2")),
+        *((part(window=one), "window is") for one in (0, -1, "2")),
+        *((part(kind=one), "kind") for one in (5, "\ud800")),
+        *((part(blocks=one), "blocks is") for one in (None, {}, 5)),
         *((stored(blocks=one), "blocks is") for one in (None, {}, "ab", 5)),
         ('{"metrics": {"prompt_tokens": -1}}', "prompt_tokens is -1"),
         ('{"metrics": {"prompt_tokens": 1e999}}', "prompt_tokens is inf"),

@@ -3,12 +3,12 @@
 import pytest
 from publishing import message, pages, removed, stored
 
-from kvtrie.advise.wire import Reader, Stored
+from kvtrie.advise.wire import Part, Reader, Stored
 from kvtrie.errors import ConfigError
 
 
-def read(*events, reader=None):
-    return (reader or Reader()).read(message(3, 1.5, list(events)))
+def read(*events):
+    return Reader().read(message(3, 1.5, list(events)))
 
 
 def test_a_batch_of_vllm():
@@ -40,18 +40,17 @@ def test_only_gpu_memory_counts():
     assert batch.removed == []
 
 
-def test_only_the_group_with_full_attention_counts():
-    reader = Reader()
+def test_the_first_group_with_full_attention_gives_the_requests():
     batch = read(
         stored([1], None, group_idx=0, kv_cache_spec_kind="sliding_window"),
         stored([2], None, group_idx=1, kv_cache_spec_kind="full_attention"),
         removed([1], group_idx=0),
         removed([2], group_idx=1),
-        reader=reader,
     )
     assert [one.hashes for one in batch.stored] == [[2]]
     assert batch.removed == [2]
-    assert reader.other_groups == 2
+    parts = [Part(0, "sliding_window", None, 2, [1]), Part(0, removed=[1])]
+    assert batch.parts == parts
 
 
 def test_all_blocks_cleared():

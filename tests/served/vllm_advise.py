@@ -121,7 +121,8 @@ def predicted(batches, workload, host, policy):
     for batch in batches:
         rebuilt.add(batch)
     since = workload[-1].at * 2 / 3
-    setting = Setting(GPU - 1, host, policy=policy)
+    block = MODEL.block_bytes(SIZE)
+    setting = Setting((GPU - 1) * block, host * block, policy=policy)
     played = play(
         rebuilt.requests(), setting, model=MODEL, block_tokens=SIZE, since=round(since * NS)
     )

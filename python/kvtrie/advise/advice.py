@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie.advise.predict import Setting, bound, play
+from kvtrie.advise.tier_bytes import TierBytes
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from kvtrie.advise.predict import Bound, Played
     from kvtrie.advise.server_metrics import Traffic
     from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.resume import ResumePoints
     from kvtrie.settings.tier import Lane
     from kvtrie.sim.trace import TraceRequest
 
@@ -39,25 +41,32 @@ class Question:
     Attributes:
         model: decides bytes.
         block_tokens: tokens of a block.
-        gpu_blocks: blocks of the engine's cache.
+        gpu: bytes of the engine's cache.
         hosts: sizes of host memory in bytes; empty takes the usual ones.
-        disk: bytes of a disk that each size is also played with; None takes all blocks' bytes and
-            0 plays none.
+        disk: bytes of a disk that each size is also played with; None takes the bytes of all that
+            was stored and 0 plays none.
         policies: of host and disk.
         lanes: the lanes that load from host and from disk.
         traffic: work of the server in the window, if its metrics are known.
         coverage: tokens of the rebuilt prompts per token of all prompts; 1 without metrics.
+        resume: which borders stay resumable where groups of layers are kept apart; None keeps all
+            tokens of all layers.
     """
 
     model: ModelShape
     block_tokens: int
-    gpu_blocks: int
+    gpu: int
     hosts: Sequence[int] = ()
     disk: int | None = None
     policies: Sequence[str] = ("lru", "learned")
     lanes: tuple[Lane, Lane] | None = None
     traffic: Traffic | None = None
     coverage: float = 1.0
+    resume: ResumePoints | None = None
+
+    def sizes(self) -> TierBytes:
+        """Return the sizes of blocks."""
+        return TierBytes.of(self.model, self.block_tokens, self.resume)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +126,15 @@ class Advice:
     refused: int
 
 
-def usual_hosts(gpu: int, stored: int, block: int) -> list[int]:
+def usual_hosts(gpu: int, stored: int) -> list[int]:
     """Sizes of host memory in bytes: the GPU cache's, doubled until all that was stored fits.
 
     Args:
-        gpu: blocks of the engine's cache.
-        stored: distinct blocks of the window.
-        block: bytes of a block.
+        gpu: bytes of the engine's cache.
+        stored: bytes of all that the window stored.
     """
-    sizes = [gpu * block]
-    while sizes[-1] < stored * block and len(sizes) < _STEPS:
+    sizes = [gpu]
+    while sizes[-1] < stored and len(sizes) < _STEPS:
         sizes.append(2 * sizes[-1])
     return sizes
 
@@ -153,14 +161,15 @@ def advise(
             f"{window.requests} requests, {window.counted} of them in the last third of the "
             f"window: at least {_LEAST_COUNTED} wanted there; listen for longer"
         )
-    block = question.model.block_bytes(size)
-    hosts = question.hosts or usual_hosts(question.gpu_blocks, window.distinct, block)
-    disk = window.distinct * block if question.disk is None else question.disk
+    sizes = question.sizes()
+    gpu, stored = max(sizes.rounded(question.gpu), sizes.least), sizes.stored(window)
+    hosts = question.hosts or usual_hosts(gpu, stored)
+    disk = max(stored, sizes.least) if question.disk is None else question.disk
     for given in (*hosts, *((disk,) if disk else ())):
-        if given < block:
-            raise ConfigError(f"a size of {given} bytes is below a block of {block} bytes")
+        if given < sizes.least:
+            raise ConfigError(f"a size of {given} bytes is below a block of {sizes.least} bytes")
     settings = [
-        Setting(question.gpu_blocks, host // block, below // block, policy)
+        Setting(gpu, sizes.rounded(host), sizes.rounded(below), policy)
         for policy in question.policies
         for below in ((0, disk) if disk else (0,))
         for host in hosts
@@ -168,16 +177,21 @@ def advise(
 
     def played(setting: Setting) -> Played:
         return play(
-            requests(), setting, model=question.model, block_tokens=size, since=window.since
+            requests(),
+            setting,
+            model=question.model,
+            block_tokens=size,
+            since=window.since,
+            resume=question.resume,
         )
 
-    alone = played(Setting(question.gpu_blocks))
+    alone = played(Setting(gpu))
     rows = tuple(_outlook(one, played(one), window, question) for one in watch(settings))
     chosen, nothing = _choose(rows, alone, window, question)
-    smaller = max(1, question.gpu_blocks // 2)
+    smaller = max(sizes.least, sizes.rounded(gpu // 2))
     half = Setting(smaller)
     if chosen is not None:
-        half = Setting(smaller, chosen.host // block, chosen.disk // block, chosen.policy)
+        half = Setting(smaller, chosen.host, chosen.disk, chosen.policy)
     halved = played(Setting(smaller))
     return Advice(
         window,
@@ -198,16 +212,16 @@ def _share(tokens: int, window: Bound, question: Question) -> float:
 
 
 def _outlook(setting: Setting, played: Played, window: Bound, question: Question) -> Outlook:
-    size, block = question.block_tokens, question.model.block_bytes(question.block_tokens)
     below = played.found[:, 1:]
     token_s = question.traffic.token_s if question.traffic is not None else None
+    kinds = [kind for kind, room in ((0, setting.host), (1, setting.disk)) if room]
     load_s = np.zeros(len(below))
-    kinds = [kind for kind, blocks in ((0, setting.host), (1, setting.disk)) if blocks]
     if question.lanes is not None:
+        carried = question.sizes().carried(below)
         for at, kind in enumerate(kinds):
-            lane, tokens = question.lanes[kind], below[:, at]
-            carried = tokens * (block / size) / lane.bytes_per_s + lane.latency_ns / _NS
-            load_s += np.where(tokens > 0, carried, 0.0)
+            lane, bytes_ = question.lanes[kind], carried[:, at]
+            taken = bytes_ / lane.bytes_per_s + lane.latency_ns / _NS
+            load_s += np.where(bytes_ > 0, taken, 0.0)
     found = below.sum(axis=1) if kinds else np.zeros(len(below), dtype=np.int64)
     spared = None
     if token_s is not None:
@@ -222,10 +236,10 @@ def _outlook(setting: Setting, played: Played, window: Bound, question: Question
         some = spared[helped]
         mean, median = (float(some.mean()), float(np.median(some))) if len(some) else (0.0, 0.0)
     return Outlook(
-        host=setting.host * block,
-        disk=setting.disk * block,
+        host=setting.host,
+        disk=setting.disk,
         policy=setting.policy,
-        beyond=max(setting.host, setting.disk) > window.distinct,
+        beyond=max(setting.host, setting.disk) > question.sizes().stored(window),
         gpu=_share(int(played.found[:, 0].sum()), window, question),
         found=_share(int(found.sum()), window, question),
         saved=saved,

@@ -1,8 +1,10 @@
 """Predict: requests played through the production core with tiers that the server does not have.
 
 The engine's cache is an LRU tier that writes through, as the connector fills host memory, above a
-host tier and perhaps a disk. The first two thirds of the window fill the tiers, the last third is
-counted: a tier that starts empty finds less than a warm one.
+host tier and perhaps a disk. Groups of layers that the engine keeps apart are apart on all tiers: a
+prefix counts up to the deepest border at which all of them have what a resume needs. The first two
+thirds of the window fill the tiers, the last third is counted: a tier that starts empty finds less
+than a warm one.
 Invariant: the same requests and setting give the same figures. Cost: a few microseconds per block.
 """
 
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie._kvtrie import BlockManager, Simulation
+from kvtrie.settings.resume import has_groups
 from kvtrie.settings.tier import Tier
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.resume import ResumePoints
     from kvtrie.sim.readers.rows import Record, RowWithAnswer
     from kvtrie.sim.trace import TraceRequest
 
@@ -33,9 +37,9 @@ class Setting:
     """Tiers of a server.
 
     Attributes:
-        gpu: blocks of the engine's cache.
-        host: blocks of host memory; 0 for none.
-        disk: blocks of the disk; 0 for none.
+        gpu: bytes of the engine's cache.
+        host: bytes of host memory; 0 for none.
+        disk: bytes of the disk; 0 for none.
         policy: the policy of host and disk.
     """
 
@@ -46,13 +50,11 @@ class Setting:
 
     def tiers(self) -> list[Tier]:
         """The tiers, fastest first, without bytes."""
-        tiers = [Tier("gpu", blocks=self.gpu, owner="none", write="through", policy="lru")]
-        rooms: dict[str, int] = {"host": self.host, "disk": self.disk}
-        for kind, blocks in rooms.items():
-            if blocks:
-                tiers.append(
-                    Tier("host" if kind == "host" else "disk", blocks=blocks, owner="none")
-                )
+        tiers = [Tier("gpu", bytes=self.gpu, owner="none", write="through", policy="lru")]
+        if self.host:
+            tiers.append(Tier("host", bytes=self.host, owner="none"))
+        if self.disk:
+            tiers.append(Tier("disk", bytes=self.disk, owner="none"))
         return tiers
 
 
@@ -130,6 +132,7 @@ def play(
     model: ModelShape,
     block_tokens: int,
     since: int,
+    resume: ResumePoints | None = None,
 ) -> Played:
     """Play a window through fresh tiers.
 
@@ -139,35 +142,51 @@ def play(
         model: decides bytes and times.
         block_tokens: tokens of a block.
         since: requests from this time on are counted, in ns.
+        resume: which borders stay resumable where groups of layers are kept apart; None keeps all
+            tokens of all layers. With it a prompt's last, partial block is not played: no border
+            is after it.
 
     Raises:
-        ConfigError: an unknown policy.
+        ConfigError: an unknown policy, or bytes that groups cannot share.
     """
-    tiers = setting.tiers()
+    tiers, grouped = setting.tiers(), has_groups(model, resume)
     manager = BlockManager(
-        model, tiers, block_tokens=1, token_weight=block_tokens, policy=setting.policy
+        model,
+        tiers,
+        block_tokens=1,
+        token_weight=block_tokens,
+        policy=setting.policy,
+        resume=resume,
     )
     prompts: list[int] = []
     found: list[list[int]] = []
-    skipped = refused = 0
+    places: dict[int, int] = {}  # of played requests among the counted ones
+    refused = 0
 
     def rows() -> Iterator[RowWithAnswer]:
-        nonlocal skipped
+        number = 0
         for request in requests:
-            if request.at < since:
-                skipped += 1
-            else:
+            blocks = request.blocks
+            if grouped:
+                blocks = blocks[: request.input_tokens // block_tokens]
+            if request.at >= since:
+                if len(blocks):
+                    places[number] = len(prompts)
                 prompts.append(request.input_tokens)
+                found.append([0] * len(tiers))
+            if not len(blocks):
+                continue  # a prompt below a block finds nothing
             none = request.blocks[:0]
             answer = none if request.answer is None else request.answer
-            whole = min(request.input_tokens, len(request.blocks) * block_tokens)
-            yield request.at, request.blocks, whole, 0, None, False, answer
+            whole = min(request.input_tokens, len(blocks) * block_tokens)
+            number += 1
+            yield request.at, blocks, whole, 0, None, False, answer
 
     def on_record(record: Record) -> None:
         nonlocal refused
         refused += record[3] is None
-        if record[2] >= since:
-            found.append(list(record[5]) or [0] * len(tiers))
+        if record[5] and (at := places.get(record[0])) is not None:
+            found[at] = list(record[5])
 
     Simulation.over(manager).run(rows(), on_record)
     shape = (len(found), len(tiers))

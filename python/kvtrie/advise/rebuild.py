@@ -111,6 +111,11 @@ class Rebuilt:
         """Number of distinct blocks."""
         return len(self._run)
 
+    @property
+    def here(self) -> int:
+        """Number of blocks in the GPU's memory, as far as events show."""
+        return len(self._here)
+
     def add(self, batch: Batch) -> None:
         """Take in the events of a step.
 

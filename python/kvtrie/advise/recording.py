@@ -17,7 +17,16 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from kvtrie.advise.wire import MOST_NUMBER, MOST_S, MOST_SIZE, Batch, Stored
+from kvtrie.advise.wire import (
+    MOST_GROUP,
+    MOST_NUMBER,
+    MOST_S,
+    MOST_SIZE,
+    MOST_WINDOW,
+    Batch,
+    Part,
+    Stored,
+)
 from kvtrie.errors import ConfigError
 from kvtrie.input import json_of
 from kvtrie.settings.argument import flag, instance, real, shown, text, whole
@@ -81,7 +90,12 @@ class Recorder:
         line: dict[str, Any] = {"number": batch.number, "at": batch.at}
         if batch.rank is not None:
             line["rank"] = batch.rank
-        more = {"stored": stored, "removed": self._names(batch.removed), "cleared": batch.cleared}
+        more = {
+            "stored": stored,
+            "removed": self._names(batch.removed),
+            "cleared": batch.cleared,
+            "parts": [self._part(one) for one in batch.parts],
+        }
         self._write(line | {name: value for name, value in more.items() if value})
 
     def metrics(self, counters: dict[str, float]) -> None:
@@ -91,6 +105,11 @@ class Recorder:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _part(self, part: Part) -> dict[str, Any]:
+        row: dict[str, Any] = {"kind": part.kind, "window": part.window, "size": part.size}
+        row |= {"blocks": self._names(part.stored), "removed": self._names(part.removed)}
+        return {"group": part.group} | {name: value for name, value in row.items() if value}
 
     def _write(self, row: dict[str, Any]) -> None:
         try:
@@ -173,6 +192,19 @@ def _batch(row: dict[str, Any]) -> Batch:
         [_hash(name) for name in _list(row, "removed")],
         flag("cleared", row.get("cleared", False)),
         None if rank is None else whole("rank", rank, 0, MOST_NUMBER),
+        [_part(_row("parts", one)) for one in _list(row, "parts")],
+    )
+
+
+def _part(row: dict[str, Any]) -> Part:
+    window = row.get("window")
+    return Part(
+        whole("group", row["group"], 0, MOST_GROUP),
+        text("kind", row.get("kind", "")),
+        None if window is None else whole("window", window, 1, MOST_WINDOW),
+        whole("size", row.get("size", 0), 0, MOST_SIZE),
+        [_hash(name) for name in _list(row, "blocks")],
+        [_hash(name) for name in _list(row, "removed")],
     )
 
 

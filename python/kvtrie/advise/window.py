@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvtrie.advise.groups import PublishedGroups, refuse_without_requests
 from kvtrie.advise.rebuild import Rebuilt
 from kvtrie.advise.server_metrics import traffic_of
 from kvtrie.errors import ConfigError
@@ -16,6 +17,7 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kvtrie.advise.groups import Grouping
     from kvtrie.advise.server_metrics import Traffic
     from kvtrie.advise.wire import Batch
 
@@ -33,20 +35,20 @@ class Window:
         before: counters when listening began, after the history.
         after: the latest counters.
         listened: seconds of the first batch after `before`; None before.
-        other_groups: events of other groups of layers.
+        groups: other groups of layers than the one that gives the requests.
     """
 
     rebuilt: Rebuilt = field(default_factory=Rebuilt)
     before: dict[str, float] | None = None
     after: dict[str, float] | None = None
     listened: float | None = None
-    other_groups: int = 0
+    groups: PublishedGroups = field(default_factory=PublishedGroups)
 
     def add(self, one: Batch | dict[str, float]) -> None:
         """Take in a batch of events, or counters.
 
         Raises:
-            ConfigError: as `Rebuilt.add`.
+            ConfigError: as `Rebuilt.add` and `PublishedGroups.add`.
         """
         if isinstance(one, dict):
             if self.before is None:
@@ -56,6 +58,7 @@ class Window:
         if self.before is not None and self.listened is None:
             self.listened = one.at
         self.rebuilt.add(one)
+        self.groups.add(one, self.rebuilt.here)
 
     def add_all(self, rows: Iterable[Batch | dict[str, float]]) -> None:
         """Take in a recording.
@@ -71,9 +74,10 @@ class Window:
         """Refuse a window without requests.
 
         Raises:
-            ConfigError: no block was stored.
+            ConfigError: no block was stored, or of groups without full attention only.
         """
         if not len(self.rebuilt):
+            refuse_without_requests(self.groups)
             raise ConfigError(
                 "no block was stored in the window: the server had no requests, or prefix caching "
                 "is off there"
@@ -102,15 +106,27 @@ class Window:
         )
         return min(1.0, rebuilt / traffic.prompt_tokens)
 
-    def gpu_blocks(self) -> int | None:
-        """Return the blocks that the engine's cache has for full blocks, by its metrics.
+    def knows_gpu(self) -> bool:
+        """Return whether the metrics say how large the engine's cache is."""
+        return bool({"num_gpu_blocks", "gpu_tokens"} & set(self.after or {}))
+
+    def gpu_bytes(self, grouping: Grouping) -> int | None:
+        """Return the bytes that the engine's cache has for full blocks, by its metrics.
 
         None if the metrics do not say.
         """
-        counters = self.after or {}
+        counters, size = self.after or {}, self.rebuilt.size
+        block = grouping.page or grouping.model.block_bytes(max(1, size))
         if "num_gpu_blocks" in counters:
-            # vLLM keeps one for padding, and the partial block of a running request takes one.
-            return int(counters["num_gpu_blocks"]) - 2
-        if "gpu_tokens" in counters and self.rebuilt.size:
-            return int(counters["gpu_tokens"]) // self.rebuilt.size
+            # vLLM keeps one for padding, and of each group the partial block of a running request
+            # takes one.
+            return (int(counters["num_gpu_blocks"]) - 2 - len(grouping.groups)) * block
+        if "gpu_tokens" in counters and size:
+            return int(counters["gpu_tokens"]) // size * block
         return None
+
+    def resident_bytes(self, grouping: Grouping) -> int:
+        """Return the most bytes that were in the GPU's memory at once, as far as events show."""
+        if grouping.page:
+            return self.groups.resident * grouping.page
+        return self.rebuilt.resident * grouping.model.block_bytes(max(1, self.rebuilt.size))

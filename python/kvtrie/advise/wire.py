@@ -1,8 +1,9 @@
 """Wire: the KV events that vLLM and SGLang publish, decoded without importing either.
 
 A message has the frames topic, sequence number (8 bytes, big-endian) and msgpack `[ts, events,
-rank]`; each event is a map with `type`. Only blocks in the engine's GPU memory count, and of a
-hybrid model only those of its first group with full attention.
+rank]`; each event is a map with `type`. Only blocks in the engine's GPU memory count. Of a hybrid
+model the first group with full attention gives the requests; blocks of its other groups are
+`Part`s.
 Invariant: a message that cannot be read raises a `ConfigError` that says why. Cost: msgspec's.
 """
 
@@ -14,12 +15,23 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvtrie.errors import ConfigError
-from kvtrie.settings.argument import real, shown
+from kvtrie.settings.argument import real, shown, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MOST_NUMBER", "MOST_S", "MOST_SIZE", "Batch", "Hash", "Reader", "Stored"]
+__all__ = [
+    "MOST_GROUP",
+    "MOST_NUMBER",
+    "MOST_S",
+    "MOST_SIZE",
+    "MOST_WINDOW",
+    "Batch",
+    "Hash",
+    "Part",
+    "Reader",
+    "Stored",
+]
 
 Hash = int | bytes
 """Name of a block and of all blocks before it."""
@@ -32,6 +44,12 @@ MOST_S = 2.0**33
 
 MOST_SIZE = 2**20
 """The most tokens of a block."""
+
+MOST_GROUP = 2**16 - 1
+"""The greatest number of a group of layers."""
+
+MOST_WINDOW = 2**63 - 1
+"""The most tokens of a sliding window."""
 
 _MEDIA = (None, "GPU")
 _FULL = (None, "full_attention", "mla_attention", "sink_full_attention")
@@ -59,6 +77,28 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Blocks of another group of layers than the one that gives the requests.
+
+    Attributes:
+        group: the engine's number of the group.
+        kind: the engine's name of its kind; empty if only blocks left.
+        window: tokens of a sliding window, if the engine says so.
+        size: tokens of a block; 0 if only blocks left.
+        stored: names of blocks that came. An engine may leave out blocks between them that a
+            window has passed.
+        removed: names of blocks that left.
+    """
+
+    group: int
+    kind: str = ""
+    window: int | None = None
+    size: int = 0
+    stored: Sequence[Hash] = ()
+    removed: Sequence[Hash] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Events of one step of the engine.
 
@@ -69,6 +109,7 @@ class Batch:
         removed: names of blocks that left.
         cleared: whether the engine dropped all of them.
         rank: data-parallel rank of the engine, if it has one.
+        parts: blocks of other groups of layers, in the order of the events.
     """
 
     number: int
@@ -77,6 +118,7 @@ class Batch:
     removed: Sequence[Hash] = ()
     cleared: bool = False
     rank: int | None = None
+    parts: Sequence[Part] = ()
 
 
 class _Event(msgspec.Struct, tag_field="type"):
@@ -91,6 +133,7 @@ class _BlockStored(_Event, tag="BlockStored"):
     medium: str | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
     session_id: str | None = None
 
 
@@ -112,14 +155,11 @@ class _Message(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Reader:
-    """Decoder of one publisher's messages.
+    """Decoder of one publisher's messages."""
 
-    Attributes:
-        other_groups: events of other groups of layers, which are left out.
-    """
-
-    other_groups: int = 0
     _group: int | None = None
+    _size: int = 0
+    _several: bool = False
     _topic: bytes | None = None
     _decoder: msgspec.msgpack.Decoder[_Message] = field(
         default_factory=lambda: msgspec.msgpack.Decoder(_Message)
@@ -160,27 +200,61 @@ class Reader:
     def _batch(self, number: int, message: _Message) -> Batch:
         stored: list[Stored] = []
         removed: list[Hash] = []
+        parts: list[Part] = []
         cleared = False
         for event in message.events:
             if isinstance(event, _AllBlocksCleared):
                 cleared = True
-            elif event.medium not in _MEDIA or not self._counts(event):
+            elif event.medium not in _MEDIA:
                 continue
+            elif not self._counts(event):
+                parts.append(_part(number, event))
             elif isinstance(event, _BlockRemoved):
                 removed += event.block_hashes
-            else:
+            elif not self._is_partial(event):
                 stored.append(_checked(number, event))
+        self._several |= bool(parts)
         at = real(f"time of message {number}", message.ts, 0, MOST_S)
-        return Batch(number, at, joined(stored), removed, cleared, message.rank)
+        runs = joined(stored)
+        return Batch(number, at, runs, removed, cleared, message.rank, parts)
 
     def _counts(self, event: _BlockStored | _BlockRemoved) -> bool:
-        """Whether an event is of the group that is taken."""
+        """Whether an event is of the group that gives the requests."""
         full = isinstance(event, _BlockRemoved) or event.kv_cache_spec_kind in _FULL
         if self._group is None and isinstance(event, _BlockStored) and full:
             self._group = event.group_idx
-        counts = full and event.group_idx == self._group
-        self.other_groups += not counts
-        return counts
+        return full and event.group_idx == self._group
+
+    def _is_partial(self, event: _BlockStored) -> bool:
+        """Whether an event names a part of a block.
+
+        With groups of several block sizes vLLM also publishes the end of a prompt within a block,
+        as one block of the size of its hashes.
+        """
+        size, self._size = event.block_size, max(self._size, event.block_size)
+        whole_blocks = size >= self._size or len(event.block_hashes) > 1 or size < 1
+        return self._several and not whole_blocks and self._size % size == 0
+
+
+def _part(number: int, event: _BlockStored | _BlockRemoved) -> Part:
+    """The blocks of an event of another group.
+
+    Raises:
+        ConfigError: numbers that cannot be, or fewer token ids than the blocks have.
+    """
+    group = whole(f"group_idx of message {number}", event.group_idx or 0, 0, MOST_GROUP)
+    if isinstance(event, _BlockRemoved):
+        return Part(group, removed=event.block_hashes)
+    blocks, tokens, size = len(event.block_hashes), len(event.token_ids), event.block_size
+    if not 1 <= size <= MOST_SIZE or tokens % size or tokens < blocks * size:
+        raise ConfigError(
+            f"message {number} stores {blocks} blocks of {size} tokens of group {group} with "
+            f"{tokens} token ids, a multiple of {size} from {blocks * size} on wanted"
+        )
+    window = event.kv_cache_spec_sliding_window
+    if window is not None:
+        window = whole(f"sliding window of message {number}", window, 1, MOST_WINDOW)
+    return Part(group, event.kv_cache_spec_kind or "", window, size, event.block_hashes)
 
 
 def _checked(number: int, event: _BlockStored) -> Stored:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
     from kvtrie.advise.advice import Advice, Outlook, Question
     from kvtrie.advise.breakers import Breaker
+    from kvtrie.advise.groups import Grouping
     from kvtrie.advise.window import Window
 
 __all__ = ["advice_text", "size_text"]
@@ -34,6 +36,7 @@ def advice_text(
     question: Question,
     seen: Window | None,
     breakers: Sequence[Breaker] | None = None,
+    played: Grouping | None = None,
 ) -> str:
     """Return the answer: the window, the table, breakers, the choice, and the line that starts it.
 
@@ -42,8 +45,9 @@ def advice_text(
         question: what was asked.
         seen: the window; None for a trace.
         breakers: the first parting points; None without token ids.
+        played: the groups of layers that were played apart; None for a trace.
     """
-    lines = [*_window(advice, seen), *_shares(advice, question, seen), ""]
+    lines = [*_window(advice, seen, played), *_shares(advice, question, seen), ""]
     lines.append(_row(_HEADS))
     lines += [_row(_cells(row)) for row in advice.rows]
     lines.append("")
@@ -82,7 +86,7 @@ def _breakers(seen: Window | None, breakers: Sequence[Breaker] | None) -> list[s
     return lines
 
 
-def _window(advice: Advice, seen: Window | None) -> list[str]:
+def _window(advice: Advice, seen: Window | None, played: Grouping | None) -> list[str]:
     window = advice.window
     about = (
         f"{window.requests} requests in {window.end / _NS:.0f} s; the last {window.counted}, "
@@ -102,10 +106,19 @@ def _window(advice: Advice, seen: Window | None) -> list[str]:
         lines.append(f"The first {rebuilt.forgotten} requests were dropped for memory.")
     if rebuilt.cleared:
         lines.append(f"The engine dropped all blocks {rebuilt.cleared} times.")
-    if seen.other_groups:
+    if played is not None and played.groups:
+        named = Counter(str(one) for one in played.groups)
+        listed = ", ".join(f"{count} of {one}" for one, count in sorted(named.items()))
         lines.append(
-            f"Warning: a model with several groups of layers: {seen.other_groups} events of other "
-            "groups than full attention are left out, and sizes are those of that group."
+            f"Groups of layers besides full attention: {listed}. A prefix counts up to the deepest "
+            f"border of {played.block_tokens} tokens at which all of them are there. Sizes are "
+            "those of tiers that keep these groups apart."
+        )
+    elif seen.groups.events:
+        lines.append(
+            f"Warning: a model with several groups of layers: {seen.groups.events} events of other "
+            "groups than full attention are left out, and sizes are those of that group; --model "
+            "DIR plays all groups."
         )
     return lines
 
@@ -120,10 +133,10 @@ def _shares(advice: Advice, question: Question, seen: Window | None) -> list[str
     lines = [f"{found}, a cache of any size {_share(advice.most)}. Shares are of {of}."]
     if question.traffic is not None and question.traffic.gpu_hits is not None:
         lines[0] += f" The server counts {_share(question.traffic.gpu_hits)} on the GPU."
-    if seen is not None and seen.gpu_blocks() is None:
+    if seen is not None and not seen.knows_gpu():
         lines.append(
-            f"The GPU cache is taken to be {question.gpu_blocks} blocks; --metrics or --gpu gives "
-            "its size."
+            f"The GPU cache is taken to be {size_text(question.gpu)}; --metrics or --gpu gives its "
+            "size."
         )
     return lines
 

@@ -19,9 +19,10 @@ from kvtrie.settings.sizes import size
 from kvtrie.settings.tier import Lane, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from kvtrie.advise.advice import Advice, Question
+    from kvtrie.advise.groups import Grouping
     from kvtrie.advise.window import Window
     from kvtrie.model.shape import ModelShape
     from kvtrie.sim.trace import TraceRequest
@@ -71,7 +72,11 @@ def _setting_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group()
     model.add_argument(
-        "--model", type=Path, metavar="DIR", help="the model's folder, for its shape"
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="the model's folder, for its shape and its groups of layers; or a name that "
+        "`kvtrie replay --model` takes",
     )
     model.add_argument(
         "--bytes-per-token", type=int, metavar="N", help="bytes of KV of a token, of all ranks"
@@ -124,7 +129,7 @@ def _span(text: str) -> float:
 
 def _run(given: argparse.Namespace) -> int:
     try:
-        from kvtrie.advise import advice, breakers, rebuild, recording, window
+        from kvtrie.advise import advice, breakers, groups, rebuild, recording, window
     except ImportError as error:
         raise ConfigError(
             f"{error.name} is not installed; advise needs: pip install 'kvtrie[advise]'"
@@ -138,12 +143,20 @@ def _run(given: argparse.Namespace) -> int:
             _listen(given, seen)
         else:
             seen.add_all(recording.read_recording(Path(given.source)))
-        requests: Callable[[], Iterable[TraceRequest]] = seen.rebuilt.requests
-        block_tokens = seen.rebuilt.size
+        rebuilt = seen.rebuilt
+        played = groups.Grouping(model, rebuilt.size)
+        if given.bytes_per_token is None:
+            played = groups.grouping(model, seen.groups, rebuilt.size)
+
+        def requests() -> Iterable[TraceRequest]:
+            return played.requests(rebuilt.requests())
     else:
-        trace = _trace(given)
-        requests, block_tokens = (lambda: trace), given.block_tokens
-    question = _question(given, model, seen, block_tokens)
+        trace, played = _trace(given), groups.of_trace(model, given.block_tokens)
+
+        def requests() -> Iterable[TraceRequest]:
+            return trace
+
+    question = _question(given, played, seen)
     answer = advice.advise(
         requests, question, lambda some: watched(some, "Playing", quiet=given.json)
     )
@@ -153,8 +166,8 @@ def _run(given: argparse.Namespace) -> int:
     if given.json:
         document = {
             "source": given.source,
-            "block_tokens": block_tokens,
-            "gpu_bytes": question.gpu_blocks * model.block_bytes(block_tokens),
+            "block_tokens": played.block_tokens,
+            "gpu_bytes": question.gpu,
             "shares_of": "all requests" if question.traffic else "rebuilt requests",
             "coverage": question.coverage,
             **(_facts(seen) if seen is not None else {}),
@@ -163,7 +176,7 @@ def _run(given: argparse.Namespace) -> int:
         }
         sys.stdout.write(json.dumps(document) + "\n")
     else:
-        sys.stdout.write(advice_text(answer, question, seen, top))
+        sys.stdout.write(advice_text(answer, question, seen, top, played))
     return 0
 
 
@@ -202,7 +215,8 @@ def _facts(seen: Window) -> dict[str, Any]:
         "cleared": rebuilt.cleared,
         "lost": rebuilt.lost,
         "forgotten_requests": rebuilt.forgotten,
-        "events_of_other_groups": seen.other_groups,
+        "events_of_other_groups": seen.groups.events,
+        "groups": [str(one) for one in seen.groups.several()],
     }
 
 
@@ -215,6 +229,7 @@ def _model(given: argparse.Namespace) -> ModelShape:
     from kvtrie.input import json_of, read_text
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.argument import shown, whole
+    from kvtrie.sim.models import MODELS, model_named
 
     if given.bytes_per_token is not None:
         count = whole("--bytes-per-token", given.bytes_per_token, 4, 2**32)
@@ -223,6 +238,8 @@ def _model(given: argparse.Namespace) -> ModelShape:
         return ModelShape(layers=1, kv_heads=1, head_dim=count // 4, dtype="bfloat16")
     if given.model is None:
         raise ConfigError("--model DIR or --bytes-per-token N wanted: sizes are bytes")
+    if str(given.model) in MODELS and not given.model.is_dir():
+        return model_named(str(given.model))
     path = given.model / "config.json"
     try:
         config = json_of(read_text(path, "the model's"), f"{path} is no JSON")
@@ -270,7 +287,6 @@ def _listen(given: argparse.Namespace, seen: Window) -> None:
                         seen.add(batch)
                         if recorder is not None:
                             recorder.batch(batch)
-                    seen.other_groups = listener.reader.other_groups
                     note_counters()
             except KeyboardInterrupt:
                 sys.stderr.write("Stopped listening.\n")
@@ -281,19 +297,18 @@ def _listen(given: argparse.Namespace, seen: Window) -> None:
     seen.check()
 
 
-def _question(
-    given: argparse.Namespace, model: ModelShape, seen: Window | None, block_tokens: int
-) -> Question:
+def _question(given: argparse.Namespace, played: Grouping, seen: Window | None) -> Question:
     from kvtrie.advise.advice import Question
+    from kvtrie.advise.tier_bytes import TierBytes
 
-    block = model.block_bytes(block_tokens)
-    gpu = size("--gpu", given.gpu) // block if given.gpu is not None else None
+    sizes = TierBytes.of(played.model, played.block_tokens, played.resume)
+    gpu = size("--gpu", given.gpu) if given.gpu is not None else None
     if gpu is None and seen is not None:
-        gpu = seen.gpu_blocks() or seen.rebuilt.resident
-    if not gpu:
+        gpu = seen.gpu_bytes(played) or seen.resident_bytes(played)
+    if not gpu or gpu < sizes.least:
         raise ConfigError(
-            f"--gpu SIZE wanted, at least a block of {block} bytes: the size of the engine's KV "
-            "cache"
+            f"--gpu SIZE wanted, at least a block of {sizes.least} bytes: the size of the engine's "
+            f"KV cache"
         )
     traffic = seen.traffic() if seen is not None else None
     disk = None
@@ -301,15 +316,16 @@ def _question(
         disk = 0 if given.disk == "0" else size("--disk", given.disk)
     hosts: list[str] = [] if given.host is None else given.host.split(",")
     return Question(
-        model,
-        block_tokens,
-        gpu,
+        played.model,
+        played.block_tokens,
+        sizes.rounded(gpu),
         sorted({size("--host", one) for one in hosts}),
         disk,
         tuple(given.policy.split(",")),
         _lanes(given.link),
         traffic,
         1.0 if seen is None else seen.coverage(traffic),
+        played.resume,
     )
 
 

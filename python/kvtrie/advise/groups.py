@@ -1,0 +1,226 @@
+"""Groups: the groups of layers that a hybrid server publishes, and how its requests are played.
+
+An engine may divide the layers of one kind into several groups of equal size, as vLLM does, so its
+groups are found in the model by kind and window. A played block ends at a block of every group: it
+has the least common multiple of the tokens of the groups' blocks.
+Invariant: groups are played apart only where the server's and the model's agree. Cost: the names of
+the blocks that are in the GPU's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie.advise.wire import MOST_SIZE
+from kvtrie.errors import ConfigError
+from kvtrie.printable import printable
+from kvtrie.settings.resume import ResumePoints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kvtrie.advise.wire import Batch, Hash, Part
+    from kvtrie.model.layer_group import LayerGroup
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.sim.trace import TraceRequest
+
+__all__ = ["Grouping", "PublishedGroup", "PublishedGroups", "grouping", "of_trace"]
+
+_KINDS = {
+    "full_attention": "full",
+    "mla_attention": "full",
+    "sink_full_attention": "full",
+    "sliding_window": "sliding",
+    "sliding_window_mla": "sliding",
+    "chunked_local_attention": "chunked",
+    "mamba": "state",
+}
+_NO_GROUP = "no group with full attention"
+
+
+@dataclass(slots=True)
+class PublishedGroup:
+    """A group of layers, as a server publishes it.
+
+    Attributes:
+        kind: the engine's name of its kind; empty until a block was stored.
+        window: tokens of a sliding window, if the engine says so.
+        size: tokens of a block.
+        here: names of its blocks in the GPU's memory.
+    """
+
+    kind: str = ""
+    window: int | None = None
+    size: int = 0
+    here: set[Hash] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        window = "" if self.window is None else f" of {self.window} tokens"
+        return f"{self.kind}{window} in blocks of {self.size} tokens"
+
+
+class PublishedGroups:
+    """All groups of a server but the one that gives the requests.
+
+    Attributes:
+        groups: the groups by the engine's numbers.
+        events: events of these groups.
+        resident: the most blocks of all groups that were in the GPU's memory at once.
+    """
+
+    def __init__(self) -> None:
+        self.groups: dict[int, PublishedGroup] = {}
+        self.events = self.resident = 0
+
+    def add(self, batch: Batch, here: int) -> None:
+        """Take in the events of a step.
+
+        Args:
+            batch: the events.
+            here: blocks of the group that gives the requests, which are in the GPU's memory.
+
+        Raises:
+            ConfigError: another kind, window or block size of a group than before.
+        """
+        if batch.cleared:
+            for group in self.groups.values():
+                group.here.clear()
+        for part in batch.parts:
+            self._add(batch.number, part)
+        self.events += len(batch.parts)
+        self.resident = max(self.resident, here + sum(len(one.here) for one in self.several()))
+
+    def several(self) -> list[PublishedGroup]:
+        """The groups that have stored blocks."""
+        return [one for _, one in sorted(self.groups.items()) if one.kind]
+
+    def _add(self, number: int, part: Part) -> None:
+        group = self.groups.setdefault(part.group, PublishedGroup())
+        group.here.difference_update(part.removed)
+        if not part.size:
+            return
+        if not group.kind:
+            group.kind, group.window, group.size = part.kind or "unknown", part.window, part.size
+        # The end of a prompt within a block is published as a block of fewer tokens.
+        if part.size < group.size and not group.size % part.size:
+            return
+        same = (part.kind or "unknown", part.window, part.size)
+        if same != (group.kind, group.window, group.size):
+            before, now = (printable(one) for one in (group, PublishedGroup(*same)))
+            raise ConfigError(
+                f"sequence number {number} has group {part.group} as {now}, before it was {before}"
+            )
+        group.here.update(part.stored)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """How requests are played.
+
+    Attributes:
+        model: the shape.
+        block_tokens: tokens of a played block.
+        times: blocks of the rebuilt requests per played block.
+        resume: which borders stay resumable; None where all layers keep all tokens.
+        groups: the server's groups but the first; empty where groups are not played apart.
+        page: bytes of a block of the engine, which all its groups share.
+    """
+
+    model: ModelShape
+    block_tokens: int
+    times: int = 1
+    resume: ResumePoints | None = None
+    groups: tuple[PublishedGroup, ...] = ()
+    page: int = 0
+
+    def requests(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+        """Yield requests in played blocks; the tokens of prompts stay."""
+        for request in requests:
+            yield request if self.times == 1 else self._joined(request)
+
+    def _joined(self, request: TraceRequest) -> TraceRequest:
+        # The last of several blocks names them all, since a name is that of a prefix.
+        answer = request.blocks[:0] if request.answer is None else request.answer
+        path = np.concatenate([request.blocks, answer])[self.times - 1 :: self.times]
+        whole = len(request.blocks) // self.times
+        rest = path[whole:]
+        return replace(request, blocks=path[:whole], answer=rest if len(rest) else None)
+
+
+def of_trace(model: ModelShape, block_tokens: int) -> Grouping:
+    """Return how a trace is played: with the groups of the model."""
+    resume = ResumePoints() if len(model.groups) > 1 else None
+    return Grouping(model, block_tokens, resume=resume)
+
+
+def grouping(model: ModelShape, published: PublishedGroups, size: int) -> Grouping:
+    """Return how the requests of a server are played.
+
+    Args:
+        model: the server's model.
+        published: the server's other groups.
+        size: tokens of a block of the group that gives the requests.
+
+    Raises:
+        ConfigError: groups that are not those of the model, or blocks that share no border of at
+            most `MOST_SIZE` tokens.
+    """
+    found = published.several()
+    if all(_KINDS.get(one.kind) == "full" for one in found):
+        return Grouping(model, size)
+    if not model.groups or model.groups[0].kind != "full":
+        raise ConfigError(f"{_said(found)}; {_of(model)}: a shape with these groups wanted")
+    of_kind = dict.fromkeys(range(len(model.groups)), 0)
+    of_kind[0] = 1
+    sizes = {0: size}
+    for one in found:
+        at = _place(model, one, found)
+        of_kind[at] += 1
+        sizes[at] = one.size
+    border = math.lcm(size, *(one.size for one in found))
+    if border > MOST_SIZE:
+        raise ConfigError(
+            f"the server's groups have blocks of {sorted({size, *(one.size for one in found)})} "
+            f"tokens, which share a border every {border} tokens: at most {MOST_SIZE} wanted"
+        )
+    page = max(
+        -(-model.block_bytes(sizes[at], at) // count) for at, count in of_kind.items() if count
+    )
+    return Grouping(model, border, border // size, ResumePoints(), tuple(found), page)
+
+
+def refuse_without_requests(published: PublishedGroups) -> None:
+    """Refuse a server whose groups all are windows or states.
+
+    Raises:
+        ConfigError: blocks were stored, of no group with full attention.
+    """
+    if found := published.several():
+        raise ConfigError(f"{_said(found)}, and {_NO_GROUP}, whose blocks name whole prompts")
+
+
+def _place(model: ModelShape, one: PublishedGroup, found: list[PublishedGroup]) -> int:
+    """The model's group of a server's."""
+    kind = _KINDS.get(one.kind)
+    for at, group in enumerate(model.groups):
+        window = one.window is None or kind != "sliding" or one.window == group.window
+        if group.kind == kind and window:
+            return at
+    raise ConfigError(f"{_said(found)}; {_of(model)}: the model of the server wanted")
+
+
+def _said(found: list[PublishedGroup]) -> str:
+    names = sorted({printable(one, in_ascii=True) for one in found})
+    return f"the server publishes groups of {', '.join(names)}"
+
+
+def _of(model: ModelShape) -> str:
+    return f"the model has {', '.join(map(_named, model.groups)) or 'full attention alone'}"
+
+
+def _named(group: LayerGroup) -> str:
+    return f"{group.kind} of {group.window} tokens" if group.window else group.kind

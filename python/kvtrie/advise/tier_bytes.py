@@ -1,0 +1,110 @@
+"""TierBytes: bytes of a model's tiers, of all that a window stored, and of loads.
+
+Invariant: a tier has a whole number of units: blocks of all layers, or pages that the groups of
+layers share where they are kept apart. Cost: arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie._kvtrie import page_bytes
+from kvtrie.settings.resume import has_groups
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvtrie.advise.predict import Bound
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.resume import ResumePoints
+
+__all__ = ["TierBytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierBytes:
+    """Sizes of a model's blocks.
+
+    Attributes:
+        unit: bytes of which every tier has a whole number.
+        block: bytes of a block of the first group; of all layers where these are not kept apart.
+        token: bytes of one token of that block.
+        parts: of each further group its bytes of a block or state, its blocks that a resume point
+            needs at most, and its bytes per token; a state has none.
+    """
+
+    unit: int
+    block: int
+    token: float
+    parts: tuple[tuple[int, int, float | None], ...] = ()
+
+    @classmethod
+    def of(cls, model: ModelShape, block_tokens: int, resume: ResumePoints | None) -> TierBytes:
+        """The sizes of a model.
+
+        Args:
+            model: the shape.
+            block_tokens: tokens of a block.
+            resume: which borders stay resumable; None where all layers keep all tokens.
+        """
+        if not has_groups(model, resume):
+            block = model.block_bytes(block_tokens)
+            return cls(block, block, block / block_tokens)
+        slots = [model.block_bytes(block_tokens, at) for at in range(len(model.groups))]
+        parts: list[tuple[int, int, float | None]] = []
+        for slot, group in zip(slots[1:], model.groups[1:], strict=True):
+            if group.kind == "state":
+                parts.append((slot, 1, None))
+            else:
+                needed = -(-group.window // block_tokens) - (-group.sinks // block_tokens)
+                parts.append((slot, needed, slot / block_tokens))
+        return cls(page_bytes(slots), slots[0], slots[0] / block_tokens, tuple(parts))
+
+    @property
+    def least(self) -> int:
+        """Bytes of the smallest tier: a block, or one of each group."""
+        return self.unit * (1 + len(self.parts))
+
+    def rounded(self, size: int) -> int:
+        """Return bytes rounded down to whole units."""
+        return size // self.unit * self.unit
+
+    def stored(self, window: Bound) -> int:
+        """Return the bytes of all that a window stored, on a tier that nothing leaves.
+
+        Of several groups the first has all blocks. The others have what two resume points per
+        request need, the ends of its prompt and of its answer, or all blocks if these are fewer.
+        """
+        total = self._units(window.distinct, self.block)
+        for slot, needed, _ in self.parts:
+            total += self._units(min(window.distinct, 2 * window.requests * needed), slot)
+        return total * self.unit
+
+    def carried(self, below: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the bytes that each tier loads for each request.
+
+        The windows and states that a resume needs come from the slowest tier that has some of its
+        tokens: the end of a path is the first that a tier above gives up.
+
+        Args:
+            below: int64 `(requests, tiers)`, tokens that the tiers below the first had.
+        """
+        loaded = below * self.token
+        found = below.sum(axis=1)
+        point = np.zeros(len(below))
+        for slot, needed, token in self.parts:
+            most = float(slot * needed)
+            point += np.where(
+                found > 0, most if token is None else np.minimum(most, found * token), 0
+            )
+        for at in range(below.shape[1] - 1, -1, -1):
+            here = below[:, at] > 0
+            loaded[:, at] += np.where(here, point, 0.0)
+            point = np.where(here, 0.0, point)
+        return loaded
+
+    def _units(self, blocks: int, block: int) -> int:
+        return -(-blocks // (self.unit // block))
