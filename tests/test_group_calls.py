@@ -174,3 +174,26 @@ def test_blocks_leave_host_memory_on_request():
     manager.mark(tokens, "host", present=True, now=1)
     assert len(manager.evict(6, "host", now=2)) == 6
     assert manager.lookup(np.append(tokens, 99), now=3).tokens == 0
+
+
+def test_windows_leave_alone_unless_they_are_pinned():
+    manager = two_tiers()
+    tokens = np.arange(24, dtype=np.uint32)
+    lease = serve(manager, tokens, 1)
+    blocks = lease.handles
+    lease.release(now=2)
+    pin = manager.pin_copies(blocks[-1:], "gpu", now=3, group=1)
+    left = manager.evict(100, "gpu", now=4, group=1)
+    assert len(left)
+    assert blocks[-1] not in left
+    assert (manager.lookup(tokens, now=5, keep=0).tokens, manager.known(tokens)) == (0, 24)
+    with pytest.raises(ConfigError, match="is held 1 times in group 1"):
+        manager.clear_copies(blocks[-1:], "gpu", group=1, now=6)
+    manager.unpin_copies(pin, now=7)
+    assert manager.clear_copies(blocks, "gpu", group=1, now=8).tolist() == [blocks[-1]]
+    for wrong in (0, 2):
+        with pytest.raises(ConfigError, match=f"group {wrong}|is group 0"):
+            manager.clear_copies(blocks, "gpu", group=wrong, now=9)
+    with pytest.raises(ConfigError, match="1 blocks stay"):
+        manager.evict(1, "gpu", now=9, stay=blocks[:1], group=1)
+    manager.audit()

@@ -496,41 +496,82 @@ class BlockManager:
         """
 
     def evict(
-        self, count: int, tier: _Tier = 0, *, now: int, stay: _Ids = ()
+        self, count: int, tier: _Tier = 0, *, now: int, stay: _Ids = (), group: int = 0
     ) -> NDArray[np.uint64]:
         """Evict blocks in the order of the tier's policy, all or none.
 
-        For an engine that stores the bytes and asks which of its blocks leave.
+        For an engine that stores the bytes and asks which of its blocks leave. Of a group of layers
+        after the first, windows or states leave and their blocks stay: first those that no resume
+        point needs, then those of the points that leave first. What leases and pins hold stays.
 
         Args:
             count: number of blocks.
             tier: the tier that they leave.
             now: the time.
             stay: handles of blocks that stay, in a leaf-only scope with all blocks before them.
-                Handles of blocks that are gone are ignored.
+                Handles of blocks that are gone are ignored. Empty with a group after the first.
+            group: group of layers, where groups are kept apart.
 
         Returns:
             Handles of the blocks that left, `uint64[n]`; more than `count` if one was the last copy
-            of a block that others follow on other tiers: in a leaf-only scope those leave too.
+            of a block that others follow on other tiers: in a leaf-only scope those leave too. Of a
+            group after the first at most `count`, and fewer if the rest is held.
 
         Raises:
-            NoSpaceError: fewer blocks may leave.
-            ConfigError: no such tier, or a tier whose slots the engine owns.
+            NoSpaceError: fewer blocks may leave, of the first group.
+            ConfigError: no such tier or group, or a tier whose slots the engine owns.
         """
 
-    def pin_copies(self, blocks: _Ids, tier: _Tier, *, now: int) -> int:
+    def pin_copies(self, blocks: _Ids, tier: _Tier, *, now: int, group: int = 0) -> int:
         """Keep copies on their tier, while another machine reads them; takes no slot above.
 
         Args:
             blocks: handles of blocks that are there whole.
             tier: where.
             now: the time.
+            group: group of layers, where groups are kept apart.
 
         Returns:
             The pin, for `unpin_copies`.
 
         Raises:
-            ConfigError: a block that is not there whole, or a tier whose slots the engine owns.
+            ConfigError: a block that is not there whole, no such group, or a tier whose slots the
+                engine owns.
+        """
+
+    def clear_copies(
+        self, blocks: _Ids, tier: _Tier, *, group: int, now: int
+    ) -> NDArray[np.uint64]:
+        """Clear the windows or states of blocks, which an engine has not kept.
+
+        The resume points that need them end; the blocks stay.
+
+        Args:
+            blocks: handles of the blocks.
+            tier: where.
+            group: a group of layers after the first.
+            now: the time.
+
+        Returns:
+            Handles of the blocks that had a copy there, `uint64[n]`.
+
+        Raises:
+            ConfigError: a block that is gone or that a lease or a pin holds there, no such tier or
+                group, or a tier whose slots the engine owns.
+        """
+
+    def known(self, tokens: _Tokens, *, scope: Scope | None = None) -> int:
+        """Number of tokens at the front of a sequence that the first group of layers has.
+
+        `lookup` covers fewer where another group lacks a window or a state. Pins and refreshes
+        nothing.
+
+        Args:
+            tokens: the sequence.
+            scope: whose blocks.
+
+        Raises:
+            ConfigError: tokens that cannot be.
         """
 
     def unpin_copies(self, pin: int, *, now: int) -> None:

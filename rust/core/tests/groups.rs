@@ -4,6 +4,7 @@
 //! resume points and the leases. Cost: seconds.
 
 mod engine;
+mod parts;
 mod points;
 mod room;
 mod stories;

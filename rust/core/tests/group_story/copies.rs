@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kvtrie_core::block::{Handle, TierId, Token};
+use kvtrie_core::block::{Handle, Place, TierId, Token};
 use kvtrie_core::manager::{BlockEventKind, Copy, Mark, Move};
 use kvtrie_core::scope::Scope;
 
@@ -123,6 +123,26 @@ impl Story {
             let here = self.rig.manager.lookup(&self.last, self.rig.now, &Scope::default(), 0);
             for block in here.unwrap().blocks.iter().filter(|block| gone.contains(&block.block)) {
                 let copy = block.copies.iter().find(|copy| (copy.tier, copy.group) == (tier, 0));
+                assert!(copy.is_none_or(|copy| copy.leaving), "{copy:?}");
+            }
+        }
+    }
+
+    /// Parts of blocks leave a tier on request, and their blocks stay.
+    pub(super) fn evict_parts(&mut self, (_, stem, shared, more, _): Step) {
+        let tier = stem as usize % self.rig.manager.settings().tiers.len();
+        let group = 1 + shared % (self.groups.len() - 1);
+        let count = more as u64;
+        let place = Place::new(tier, group);
+        let before = self.rig.manager.known(&self.last, &Scope::default()).unwrap();
+        if let Ok(left) = self.rig.call(|m, now| m.evict_parts(place, count, now)) {
+            let gone: BTreeSet<Handle> = left.iter().copied().collect();
+            assert!(gone.len() == left.len() && left.len() as u64 <= count);
+            assert_eq!(self.rig.manager.known(&self.last, &Scope::default()).unwrap(), before);
+            let here = self.rig.manager.lookup(&self.last, self.rig.now, &Scope::default(), 0);
+            for block in here.unwrap().blocks.iter().filter(|block| gone.contains(&block.block)) {
+                let of = |copy: &&Copy| (copy.tier, usize::from(copy.group)) == (tier, group);
+                let copy = block.copies.iter().find(of);
                 assert!(copy.is_none_or(|copy| copy.leaving), "{copy:?}");
             }
         }

@@ -256,6 +256,7 @@ impl Story {
                 0..5 => self.ask(step, LoadMode::All),
                 5 => self.ask(step, [LoadMode::Plan, LoadMode::None][step.1 as usize % 2]),
                 6..9 | 11..14 if !self.held.is_empty() => self.go_on(step),
+                14 if step.4 % 2 == 1 => self.evict_parts(step),
                 14 => self.evict(step.1 as usize, step.3 as u64 - 1),
                 15 | 16 => self.mark(step),
                 17 => self.hint(step),

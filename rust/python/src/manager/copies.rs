@@ -1,5 +1,6 @@
 //! Copies of blocks in a manager: conversions of the calls that change or list what tiers hold.
 
+use kvtrie_core::block::Place;
 use kvtrie_core::manager::{self, Manager};
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -48,8 +49,8 @@ impl BlockManager {
 
     /// Evicts blocks from a tier that an engine needs room on, all or none.
     #[pyo3(
-        signature = (count, tier=None, *, now, stay=None),
-        text_signature = "($self, count, tier=0, *, now, stay=())"
+        signature = (count, tier=None, *, now, stay=None, group=0),
+        text_signature = "($self, count, tier=0, *, now, stay=(), group=0)"
     )]
     fn evict<'py>(
         &self,
@@ -58,24 +59,61 @@ impl BlockManager {
         tier: Option<&Bound<'_, PyAny>>,
         now: Now,
         stay: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::group)] group: usize,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
         let tier = tier.map_or(Ok(0), |tier| self.shared.tier(tier))?;
         let stay = stay.map_or_else(|| Ok(Vec::new()), blocks_of)?;
+        if group > 0 {
+            if !stay.is_empty() {
+                return Err(bad(format!("{} blocks stay: pin their parts of a group", stay.len())));
+            }
+            let place = Place::new(tier, group);
+            let evict = |manager: &mut Manager| manager.evict_parts(place, count.0 as u64, now.0);
+            return Ok(handles(py, &self.shared.call(py, evict)?));
+        }
         let evict =
             |manager: &mut Manager| manager.evict_blocks(tier, count.0 as u64, &stay, now.0);
         Ok(handles(py, &self.shared.call(py, evict)?))
     }
 
     /// Keeps the copies of blocks on a tier while another machine reads them.
-    #[pyo3(signature = (blocks, tier, *, now))]
+    #[pyo3(signature = (blocks, tier, *, now, group=0))]
     fn pin_copies(
         &self,
         blocks: &Bound<'_, PyAny>,
         tier: &Bound<'_, PyAny>,
         now: Now,
+        #[pyo3(from_py_with = number::group)] group: usize,
     ) -> PyResult<u64> {
-        let (found, tier) = (blocks_of(blocks)?, self.shared.tier(tier)?);
-        self.shared.call(blocks.py(), |manager| manager.pin_copies(&found, tier, now.0))
+        let (found, place) = (blocks_of(blocks)?, Place::new(self.shared.tier(tier)?, group));
+        self.shared.call(blocks.py(), |manager| manager.pin_copies(&found, place, now.0))
+    }
+
+    /// Clears the copies of blocks in a group of layers.
+    #[pyo3(signature = (blocks, tier, *, group, now))]
+    fn clear_copies<'py>(
+        &self,
+        blocks: &Bound<'py, PyAny>,
+        tier: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::group)] group: usize,
+        now: Now,
+    ) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        let (py, found) = (blocks.py(), blocks_of(blocks)?);
+        let place = Place::new(self.shared.tier(tier)?, group);
+        let clear = |manager: &mut Manager| manager.clear_parts(place, &found, now.0);
+        Ok(handles(py, &self.shared.call(py, clear)?))
+    }
+
+    /// Tokens at the front of a sequence whose blocks are cached in the first group of layers.
+    #[pyo3(signature = (tokens, *, scope=None))]
+    fn known(
+        &self,
+        tokens: &Bound<'_, PyAny>,
+        scope: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
+        let (py, scope) = (tokens.py(), crate::scope::scope(scope)?);
+        let tokens = Tokens::new(tokens)?;
+        self.shared.call(py, |manager| manager.known(tokens.as_slice(), &scope))
     }
 
     /// Ends a pin; ending it twice does nothing.

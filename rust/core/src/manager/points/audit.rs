@@ -31,7 +31,7 @@ impl Manager {
         }
     }
 
-    /// How often the points hold a block in a group on a tier.
+    /// How often points and pins hold a block in a group on a tier.
     fn point_holds(&self, tier: TierId, points: &Points, broken: &mut Vec<String>) -> Holds {
         let mut holds = Holds::default();
         for (block, point) in points.all().filter(|(_, point)| point.tiers >> tier & 1 == 1) {
@@ -42,6 +42,9 @@ impl Manager {
             for held in self.points.needs(&path, point.border) {
                 *holds.entry(held).or_default() += 1;
             }
+        }
+        for pinned in self.pins.parts(tier) {
+            *holds.entry(pinned).or_default() += 1;
         }
         holds
     }

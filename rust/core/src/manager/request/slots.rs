@@ -5,6 +5,7 @@ pub(in crate::manager) mod bind;
 pub(in crate::manager) mod engine_stores;
 pub(in crate::manager) mod lease_slots;
 pub(in crate::manager) mod next_slots;
+pub(in crate::manager) mod parts;
 pub(in crate::manager) mod pins;
 pub(in crate::manager) mod place;
 pub(in crate::manager) mod placed_slots;

@@ -171,21 +171,33 @@ impl Manager {
 
     /// The usable path of a query in a scope.
     fn matched_path(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
+        let mut path = self.known_path(query, scope, keep)?;
+        self.cut_to_groups(&mut path);
+        Ok(path)
+    }
+
+    /// The path of a query in a scope as the first group has it.
+    fn known_path(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
         self.open()?;
         // Without digests the query needs no copy of the tokens.
         if self.scopes.digests.plain(scope) {
             let id = self.scopes.find(scope)?;
-            let mut path = id.map_or_else(Vec::new, |id| self.path(id, query, keep, 0));
-            self.cut_to_groups(&mut path);
-            return Ok(path);
+            return Ok(id.map_or_else(Vec::new, |id| self.path(id, query, keep, 0)));
         }
         let tokens = query.tokens();
         self.scopes.digests.check(scope, &tokens)?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(scope, 0, &tokens);
-        let mut path = self.path(id, Query::Tokens(&content), keep, 0);
-        self.cut_to_groups(&mut path);
-        Ok(path)
+        Ok(self.path(id, Query::Tokens(&content), keep, 0))
+    }
+
+    /// Tokens of the blocks at the front of a sequence that are usable in the first group, whatever the
+    /// other groups lack.
+    ///
+    /// # Errors
+    /// As [`Manager::lookup`].
+    pub fn known(&self, tokens: &[Token], scope: &Scope) -> Result<usize> {
+        Ok(self.known_path(Query::Tokens(tokens), scope, 0)?.len() * self.block_tokens())
     }
 
     /// The blocks of the longest usable prefix, in a vector with capacity for `beyond` more tokens.

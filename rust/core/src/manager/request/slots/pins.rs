@@ -1,11 +1,12 @@
 //! Pinned copies: kept on their tier while another machine reads them.
 //!
-//! A pin takes no slot on any tier above. Invariant: a pinned copy has all layers and is no victim
-//! of its tier; audit counts pins as moves that read. Cost: O(log n) per block.
+//! A pin takes no slot on any tier above. Of a group after the first it holds a residency as a resume
+//! point does. Invariant: a pinned copy has all layers and is no victim of its tier; audit counts pins
+//! as moves that read, and in the other groups as holders. Cost: O(log n) per block.
 
 use std::collections::BTreeMap;
 
-use crate::block::{BlockId, Handle, TierId};
+use crate::block::{BlockId, Handle, Layers, Part, Place, TierId};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::tier::{Residency, ResidencyState};
@@ -17,7 +18,7 @@ pub type PinId = u64;
 /// The pins that are held.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
-    held: BTreeMap<PinId, (TierId, Vec<BlockId>)>,
+    held: BTreeMap<PinId, (Place, Vec<BlockId>)>,
     last: PinId,
 }
 
@@ -27,49 +28,79 @@ impl Pins {
         self.held.len()
     }
 
-    /// Every pinned copy, once per pin.
+    /// Every pinned copy of the first group, once per pin.
     pub(crate) fn copies(&self) -> impl Iterator<Item = (TierId, BlockId)> + '_ {
-        let of = |(tier, blocks): &(TierId, Vec<BlockId>)| {
-            let tier = *tier;
-            blocks.clone().into_iter().map(move |block| (tier, block))
-        };
-        self.held.values().flat_map(of)
+        let first = self.held.values().filter(|(place, _)| place.group == 0);
+        first.flat_map(|(place, blocks)| blocks.iter().map(move |&block| (place.tier, block)))
+    }
+
+    /// Every pinned part of a block on a tier, of groups after the first, once per pin.
+    pub(crate) fn parts(&self, tier: TierId) -> impl Iterator<Item = Part> + '_ {
+        let here =
+            self.held.values().filter(move |(place, _)| place.group > 0 && place.tier == tier);
+        here.flat_map(|(place, blocks)| {
+            blocks.iter().map(move |&block| Part { group: place.group, block })
+        })
     }
 }
 
 impl Manager {
-    /// Keeps the copies of blocks on a tier where they are until [`Manager::unpin_copies`].
+    /// Keeps the copies of blocks on a tier where they are until [`Manager::unpin_copies`]; of a group
+    /// of layers, if the place names one.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no such tier or the engine owns its slots, or if a block does
-    /// not have all layers there; nothing has changed then.
-    pub fn pin_copies(&mut self, blocks: &[Handle], tier: TierId, now: Nanos) -> Result<PinId> {
+    /// [`Error::Config`] if there is no such tier or group or the engine owns the tier's slots, or if a
+    /// block does not have all layers there; nothing has changed then.
+    pub fn pin_copies(
+        &mut self,
+        blocks: &[Handle],
+        place: impl Into<Place>,
+        now: Nanos,
+    ) -> Result<PinId> {
         self.open()?;
-        self.check_tier(tier)?;
+        let place = place.into();
+        self.check_place(place)?;
         self.tick(now);
         let mut found = Vec::with_capacity(blocks.len());
         for &handle in blocks {
             let block = self.resolve(handle)?;
-            let Residency { state, have, busy, .. } = self.residency(tier, block);
-            if (state, have) != (ResidencyState::Resident, self.all_layers()) || busy > u16::MAX / 2
-            {
-                return Err(Error::config(format!(
-                    "block {:#x} cannot be pinned on tier '{}': it has layers {have} of {} there, \
-                     {busy} times read",
-                    handle.0,
-                    self.tiers[tier].spec.kind.name(),
-                    self.settings.layers
-                )));
+            let Residency { state, have, busy, .. } = self.residency(place, block);
+            let all =
+                if place.group == 0 { self.all_layers() } else { self.points.layers(place.group) };
+            if (state, have) != (ResidencyState::Resident, all) || busy > u16::MAX / 2 {
+                return Err(self.not_whole(handle, place, have, all, busy));
             }
             found.push(block);
         }
-        for &block in &found {
-            self.blocks.alter(tier, block, |here| here.busy += 1);
-            self.refresh_on(tier, block);
+        if place.group == 0 {
+            for &block in &found {
+                self.blocks.alter(place.tier, block, |here| here.busy += 1);
+                self.refresh_on(place.tier, block);
+            }
+        } else {
+            self.blocks.hold(place, found.iter().copied());
         }
         self.pins.last += 1;
-        self.pins.held.insert(self.pins.last, (tier, found));
+        self.pins.held.insert(self.pins.last, (place, found));
         Ok(self.pins.last)
+    }
+
+    fn not_whole(
+        &self,
+        handle: Handle,
+        place: Place,
+        have: Layers,
+        all: Layers,
+        busy: u16,
+    ) -> Error {
+        let of = if place.group > 0 { format!(" of group {}", place.group) } else { String::new() };
+        Error::config(format!(
+            "block {:#x} cannot be pinned on tier '{}': it has layers {have} of {}{of} there, {busy} \
+             times read",
+            handle.0,
+            self.tiers[place.tier].spec.kind.name(),
+            all.len()
+        ))
     }
 
     /// Ends a pin. Ending it twice does nothing.
@@ -79,10 +110,14 @@ impl Manager {
     pub fn unpin_copies(&mut self, pin: PinId, now: Nanos) -> Result<()> {
         self.open()?;
         let now = self.tick(now);
-        let Some((tier, blocks)) = self.pins.held.remove(&pin) else { return Ok(()) };
+        let Some((place, blocks)) = self.pins.held.remove(&pin) else { return Ok(()) };
+        if place.group > 0 {
+            self.blocks.unhold(place, blocks);
+            return Ok(());
+        }
         for block in blocks {
-            self.blocks.alter(tier, block, |here| here.busy -= 1);
-            self.refresh_on(tier, block);
+            self.blocks.alter(place.tier, block, |here| here.busy -= 1);
+            self.refresh_on(place.tier, block);
         }
         self.write_ahead(now);
         Ok(())
