@@ -116,13 +116,6 @@ def test_replay_reports_bytes_by_group(capsys, tmp_path):
         (["--model", "qwen3-next-80b", "--tier", "gpu=99"], "blocks=99: .*wants bytes="),
         (["--model", "gemma-3-27b", "--tier", "gpu=1MiB"], "1048576 bytes, a block .* 41943040"),
         (["--model", "gemma-3-27b", "--tier", "gpu=400MiB"], "1 pages of .*: 2 are wanted"),
-        (
-            [
-                *("--model", "gemma-3-27b", "--tier", "gpu=8GiB", "--tier", "host=8GiB"),
-                *("--tier", "remote=8GiB"),
-            ],
-            "tier 'remote' with 2 groups",
-        ),
     ],
 )
 def test_replay_refuses_what_it_cannot_play(capsys, tmp_path, arguments, said):

@@ -147,7 +147,8 @@ impl Manager {
         let points = Points::new(&settings);
         if let Some(groups) = settings.groups.as_ref().filter(|_| points.several()) {
             let layers: Vec<u16> = groups.groups[1..].iter().map(|group| group.layers).collect();
-            blocks.open_groups(groups.arenas()?, &layers);
+            let above_shared = (0..tiers.len()).find(|&tier| tiers.above_shared(tier));
+            blocks.open_groups(groups.arenas()?, &layers, above_shared);
         }
         memory::check(blocks.trie().growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)

@@ -51,6 +51,8 @@ struct Residencies {
     holds: PagedVec<u16>,
     /// Residencies that are held.
     held: u64,
+    /// Whether a residency that a move reads cannot be taken: a store to a shared tier may take any time.
+    reads_stay: bool,
 }
 
 /// Slots and clean count of one tier.
@@ -81,7 +83,7 @@ pub struct Blocks<T> {
 impl Residencies {
     fn new(layers: u16) -> Self {
         let table = ResidencyTable::new(Layers::new(0, layers));
-        Self { table, holds: PagedVec::new(0), held: 0 }
+        Self { table, holds: PagedVec::new(0), held: 0, reads_stay: false }
     }
 }
 
@@ -106,8 +108,13 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Gives the tiers, on which nothing is yet, an arena each; `layers` are those of the groups after
-    /// the first.
-    pub fn open_groups(&mut self, arenas: Vec<Arena>, layers: &[u16]) {
+    /// the first. What moves read on the tier `above_shared` cannot be taken.
+    pub fn open_groups(
+        &mut self,
+        arenas: Vec<Arena>,
+        layers: &[u16],
+        above_shared: Option<TierId>,
+    ) {
         for (tier, arena) in self.tiers.iter_mut().zip(arenas) {
             tier.space = Space::new(0, self.all.hi, false);
             tier.shared = Some(Box::new(Shared::new(arena)));
@@ -115,6 +122,10 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         let tiers = self.tiers.len();
         let others = layers.iter().flat_map(|&layers| std::iter::repeat_n(layers, tiers));
         self.places.extend(others.map(Residencies::new));
+        if let Some(tier) = above_shared {
+            let places = self.places.iter_mut().skip(tier).step_by(tiers);
+            places.for_each(|place| place.reads_stay = true);
+        }
     }
 
     /// The trie, read-only.

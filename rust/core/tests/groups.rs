@@ -7,6 +7,7 @@ mod engine;
 mod parts;
 mod points;
 mod room;
+mod shared;
 mod stories;
 mod tiers;
 

@@ -61,7 +61,10 @@ impl Manager {
         for tier in shared.rev() {
             for victim in set.victims.iter().filter(|victim| victim.tier == tier) {
                 match victim.fate {
-                    Fate::Point(number) => self.copy_point_victim(set, number, now),
+                    Fate::Point(number) => {
+                        self.drop_store_of_victim(set, number);
+                        self.copy_point_victim(set, number, now);
+                    }
                     _ => self.evict(victim, set.cause, now),
                 }
                 // The copy that it counted on may have left a tier below.

@@ -3,5 +3,6 @@
 pub(super) mod audit;
 pub(super) mod explain;
 pub(super) mod miss;
+pub(super) mod parts;
 pub(super) mod report;
 pub(super) mod snapshot;

@@ -498,6 +498,7 @@ impl Manager {
         } else if point.tiers >> tier & 1 == 1 {
             point.tiers &= !(1 << tier);
             let border = point.border;
+            self.end_point_store(tier, block);
             self.let_go(tier, block, border);
             self.refresh(block);
         }
@@ -519,6 +520,7 @@ impl Manager {
         let Some(ended) = self.points.remove(block) else { return };
         let Point { border, tiers, .. } = ended.point;
         for tier in (0..self.tiers.len()).filter(|tier| tiers >> tier & 1 == 1) {
+            self.end_point_store(tier, block);
             self.let_go(tier, block, border);
         }
         self.refresh(block);
@@ -530,6 +532,7 @@ impl Manager {
 
     /// Ends the points on a tier that need a part of a block, which it has lost.
     pub(super) fn drop_points_of(&mut self, tier: TierId, part: Part) {
+        self.end_store_of(tier, part);
         let points = &self.points;
         let on = points.all().filter(|(_, point)| point.tiers >> tier & 1 == 1);
         let concerned = on.filter(|&(end, point)| {

@@ -277,9 +277,6 @@ fn check_tier(tier: &TierSpec, groups: usize) -> Result<()> {
     let no = |why: String| {
         Err(Error::config(format!("tier '{}' with {groups} groups: {why}", tier.kind.name())))
     };
-    if tier.kind == Kind::Remote {
-        return no("a remote tier exchanges blocks with host, not windows and states".to_owned());
-    }
     if tier.layer_slots {
         return no("a slot is cut out of a page, so layer_slots must be false".to_owned());
     }

@@ -59,10 +59,15 @@ pub struct GroupSlots {
 }
 
 impl Residencies {
-    /// Whether a residency can be taken: it is there, and nothing holds or writes it.
-    fn is_released(&self, block: BlockId) -> bool {
+    /// Whether a residency is there, and nothing holds or writes it.
+    fn is_unheld(&self, block: BlockId) -> bool {
         let here = self.table.get(block);
         here.slot != NO_SLOT && here.state != ResidencyState::Arriving && self.holds[block] == 0
+    }
+
+    /// Whether a residency can be taken: nothing holds or writes it, nor reads it above a shared tier.
+    fn is_released(&self, block: BlockId) -> bool {
+        self.is_unheld(block) && !(self.reads_stay && self.table.get(block).busy > 0)
     }
 
     fn hold(&mut self, block: BlockId) {
@@ -308,7 +313,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     pub fn discard_all(&mut self, block: BlockId) {
         for number in self.tiers.len()..self.places.len() {
             if self.places[number].table.get(block).slot != NO_SLOT {
-                debug_assert!(self.places[number].is_released(block), "block {block}: {number}");
+                debug_assert!(self.places[number].is_unheld(block), "block {block}: {number}");
                 let tiers = self.tiers.len();
                 self.discard(Place::new(number % tiers, number / tiers), block);
             }
@@ -369,6 +374,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             let bad = here.state == ResidencyState::Bad && here.busy == 0;
             if bad && self.holds(place, block) == 0 {
                 self.discard(place, block);
+            } else if self.places[self.number(place)].reads_stay && here.busy == 0 {
+                // Its slot was not taken while it was read.
+                self.list_released(place, block);
             }
         }
     }

@@ -106,11 +106,26 @@ impl Bytes {
         self.put(tier, group, slot, Some(content(path, at)));
     }
 
+    /// The content that a move reads.
+    pub(crate) fn source(&self, known: &Move) -> Option<u64> {
+        self.content.get(&self.place(known.src, usize::from(known.group), known.src_slot)).copied()
+    }
+
+    /// Gives the slot that a move writes a content.
+    pub(crate) fn arrive(&mut self, known: &Move, content: Option<u64>) {
+        self.put(known.dst, usize::from(known.group), known.dst_slot, content);
+    }
+
     /// Carries a move out; one that fails leaves no valid bytes.
     pub(crate) fn copy(&mut self, known: &Move, ok: bool) {
-        let group = usize::from(known.group);
-        let from = self.content.get(&self.place(known.src, group, known.src_slot)).copied();
-        self.put(known.dst, group, known.dst_slot, from.filter(|_| ok));
+        self.arrive(known, self.source(known).filter(|_| ok));
+    }
+
+    /// Whether a move writes what another one reads: the slot, or another group's in its page.
+    pub(crate) fn overwrites(&self, known: &Move, other: &Move) -> bool {
+        let written = self.place(known.dst, usize::from(known.group), known.dst_slot);
+        let read = self.place(other.src, usize::from(other.group), other.src_slot);
+        (written.0, written.1) == (read.0, read.1) && (written.2 != read.2 || written.3 == read.3)
     }
 
     /// Every slot in a table has the bytes of its block.
@@ -127,7 +142,7 @@ impl Bytes {
 }
 
 /// What is computed for a block: it depends on all tokens up to its end.
-fn content(path: &[Token], at: usize) -> u64 {
+pub(crate) fn content(path: &[Token], at: usize) -> u64 {
     let mut hasher = DefaultHasher::new();
     path[..path.len().min((at + 1) * SIZE)].hash(&mut hasher);
     hasher.finish()

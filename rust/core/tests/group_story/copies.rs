@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use kvtrie_core::block::{Handle, Place, TierId, Token};
 use kvtrie_core::manager::{BlockEventKind, Copy, Mark, Move};
 use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::Kind;
 
 use crate::group_story::{Step, Story, branch, resumes};
 use crate::rig::{GPU, SIZE};
@@ -29,7 +30,15 @@ impl Story {
         let before = self.copies(&tokens);
         let scope = Scope::default();
         let mark = Mark { tokens: &tokens, scope, tier, present, ready, first: None };
-        if self.rig.call(|m, now| m.mark(&mark, now)).is_err() {
+        // Marks of one group come from a shared store, which may have any of them.
+        let one = extra % 4 == 1 && self.rig.manager.settings().tiers[tier].kind == Kind::Remote;
+        let alone = one.then_some(more % self.groups.len());
+        self.learn(&tokens);
+        let marked = self.rig.call(|m, now| match alone {
+            Some(group) => m.mark_group(&mark, group, 0, now),
+            None => m.mark(&mark, now),
+        });
+        if marked.is_err() {
             return;
         }
         let found = self.rig.manager.lookup(&tokens, self.rig.now, &Scope::default(), 0).unwrap();
@@ -45,9 +54,12 @@ impl Story {
                     self.unwritten.push((found[at].block, place, path));
                 }
             }
-            assert!(present || copies.iter().all(|copy| copy.tier != tier), "{copies:?}");
+            let of = |copy: &Copy| {
+                copy.tier == tier && alone.is_none_or(|group| usize::from(copy.group) == group)
+            };
+            assert!(present || !copies.iter().any(of), "{copies:?}");
         }
-        if present {
+        if present && alone.is_none() {
             // The end resumes with what this tier alone has.
             let border = u32::try_from(after.len()).unwrap();
             assert_eq!(after.len() * SIZE, tokens.len());

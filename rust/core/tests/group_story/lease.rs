@@ -164,7 +164,8 @@ impl Story {
 
     /// A lease leaves the first tier, and comes back.
     fn suspend(&mut self, id: LeaseId, path: &mut Vec<Token>, extra: usize) {
-        self.rig.call(|m, now| m.suspend(id, Kind::Host, now)).unwrap();
+        let below = self.rig.manager.settings().tiers.get(1).map_or(Kind::Host, |tier| tier.kind);
+        self.rig.call(|m, now| m.suspend(id, below, now)).unwrap();
         if extra.is_multiple_of(2) {
             self.end_all_moves();
         }
@@ -192,6 +193,7 @@ impl Story {
             self.rig.call(|m, now| m.store_ahead(id, None, now)).ok();
         }
         path.extend(more);
+        self.learn(path);
         let Some(bytes) = &mut self.bytes else {
             self.rig.commit(id, more);
             return;

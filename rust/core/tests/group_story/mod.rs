@@ -9,6 +9,7 @@
 mod copies;
 pub(crate) mod drawn;
 mod lease;
+pub(crate) mod shared;
 
 use std::collections::BTreeSet;
 
@@ -16,22 +17,26 @@ use kvtrie_core::block::{Handle, LeaseId, NO_SLOT, Slot, TierId, Token};
 use kvtrie_core::group::{Group, GroupKind};
 use kvtrie_core::hint::{Answer, Hint, Release, Target};
 use kvtrie_core::manager::{
-    Acquire, Asked, Groups, LoadMode, Manager, MissCause, Outcome, Settings,
+    Acquire, Asked, Groups, LoadMode, Manager, MissCause, Move, Outcome, Settings,
 };
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
 
 use crate::bytes::Bytes;
 use crate::rig::{GPU, Rig, SIZE, retain, settings, tier, tokens};
+use shared::SharedStores;
 
 /// Group of a story that keeps all tokens.
 pub(crate) const FULL: Group = Group { kind: GroupKind::Full, slot_bytes: 100, layers: 4 };
-/// Settings for these groups on one to three tiers of this number of bytes.
+/// Settings for these groups on one to four tiers of this number of bytes.
 pub(crate) fn on(groups: &[Group], bytes: &[u64]) -> Settings {
     let spec = |kind| TierSpec { owner: Owner::Nobody, ..tier(kind, 1000) };
     let slots = vec![groups.iter().map(|group| group.slot_bytes).collect(); bytes.len()];
-    let tiers =
-        [Kind::Gpu, Kind::Host, Kind::Disk].into_iter().take(bytes.len()).map(spec).collect();
+    let tiers = [Kind::Gpu, Kind::Host, Kind::Disk, Kind::Remote]
+        .into_iter()
+        .take(bytes.len())
+        .map(spec)
+        .collect();
     let (groups, bytes) = (groups.to_vec(), bytes.to_vec());
     let groups = Groups { groups, bytes, slots, newest: 1, every: 0 };
     Settings { groups: Some(groups), ..settings(tiers) }
@@ -99,6 +104,8 @@ pub(crate) struct Story {
     reported: BTreeSet<(Handle, TierId, u8)>,
     /// Blocks that requests had to compute in holes.
     pub(crate) computed: usize,
+    /// The stores to a shared tier.
+    stores: SharedStores,
 }
 
 impl Story {
@@ -112,7 +119,8 @@ impl Story {
         let bytes = (owner != Owner::Nobody).then(|| Bytes::new(&groups, engine.is_some()));
         let (held, last, reported) = (Vec::new(), tokens(0, 2), BTreeSet::new());
         let (unwritten, computed) = (Vec::new(), 0);
-        Some(Self { rig, groups, held, last, bytes, unwritten, engine, reported, computed })
+        let stores = SharedStores::default();
+        Some(Self { rig, groups, held, last, bytes, unwritten, engine, reported, computed, stores })
     }
 
     /// A request, whose match is compared with attention's.
@@ -221,6 +229,7 @@ impl Story {
             // Some wait for copies that are marked for later.
             self.rig.now += 100;
             self.end_moves(0);
+            self.end_stores(0);
         }
     }
 
@@ -232,19 +241,24 @@ impl Story {
     }
 
     fn end_moves_handed_out(&mut self, each: usize) {
-        for (at, known) in self.rig.hand_out().into_iter().enumerate() {
+        for (at, known) in self.hand_out().into_iter().enumerate() {
+            if self.waits(&known) {
+                continue;
+            }
+            self.end_move(&known, each == 0 || at % each > 0);
+        }
+    }
+
+    /// One move ends, well or not.
+    fn end_move(&mut self, known: &Move, ok: bool) {
+        self.write_marked(Some(known));
+        self.copy(known, ok);
+        if ok {
             // One that failed before it may have ended it.
-            let ok = each == 0 || at % each > 0;
-            self.write_marked(Some(&known));
-            if let Some(bytes) = &mut self.bytes {
-                bytes.copy(&known, ok);
-            }
-            if ok {
-                let outcome = Outcome::default();
-                self.rig.report(&[known.id], &outcome).ok();
-            } else {
-                self.rig.fail(known.id);
-            }
+            self.rig.report(&[known.id], &Outcome::default()).ok();
+        } else {
+            self.rig.fail(known.id);
+            self.stores.failed.insert(known.id);
         }
     }
 
@@ -261,7 +275,11 @@ impl Story {
                 15 | 16 => self.mark(step),
                 17 => self.hint(step),
                 18.. => self.lose(step),
-                9 => self.end_moves(step.3 % 4),
+                9 => {
+                    self.end_moves(step.3 % 4);
+                    self.end_stores(step.3 % 4);
+                    self.stores.workers = step.4;
+                }
                 _ if !self.held.is_empty() => {
                     let (id, _) = self.held.remove(0);
                     self.rig.release(id);
@@ -273,6 +291,6 @@ impl Story {
         for (id, _) in std::mem::take(&mut self.held) {
             self.rig.release(id);
         }
-        self.end_all_moves();
+        self.end_all_stores();
     }
 }

@@ -6,6 +6,7 @@ use kvtrie_core::manager::Settings;
 use kvtrie_core::tier::{Owner, Write};
 use proptest::prelude::*;
 
+use crate::group_story::shared::above_shared;
 use crate::group_story::{FULL, Step, Story, on};
 use crate::rig::share;
 
@@ -62,6 +63,7 @@ fn told(groups: &[Group], (pages, below, newest, every): Sizes, ways: Ways) -> S
     // Of the number of pages, so that the seeds of earlier failures play what failed.
     settings.tiers[0].free_low = if pages % 3 == 0 { 0.6 } else { 0.0 };
     settings.tiers[0].owner = owner;
+    // A fourth tier is the last one, which writes nothing.
     for (tier, write) in settings.tiers.iter_mut().zip(writes) {
         tier.write = write;
     }
@@ -95,6 +97,21 @@ proptest! {
     ) {
         let mut settings = told(&groups, sizes, ways);
         settings.structure = Structure::Holes;
+        if let Some(mut story) = Story::new(settings) {
+            story.play(&steps);
+        }
+    }
+
+    #[test]
+    fn a_match_above_a_shared_store_is_what_attention_can_use(
+        groups in groups(),
+        sizes in (6_u64..60, prop::collection::vec(4_u64..40, 1..4), 1_u32..4, Just(0)),
+        ways in ways(),
+        holes: bool,
+        steps in steps(22),
+    ) {
+        let mut settings = above_shared(told(&groups, sizes, ways));
+        settings.structure = if holes { Structure::Holes } else { Structure::LeafOnly };
         if let Some(mut story) = Story::new(settings) {
             story.play(&steps);
         }

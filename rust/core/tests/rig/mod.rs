@@ -258,6 +258,18 @@ impl Rig {
         self.call(Manager::flush).expect("flushing never fails");
     }
 
+    /// Marks blocks after the first `skip` in one group, or clears the mark.
+    pub(crate) fn mark_group(
+        &mut self,
+        tokens: &[Token],
+        (tier, group): (TierId, usize),
+        (present, skip): (bool, usize),
+    ) {
+        let scope = Scope::default();
+        let mark = Mark { tokens, scope, tier, present, ready: None, first: None };
+        self.call(|m, now| m.mark_group(&mark, group, skip, now)).expect("there is room");
+    }
+
     /// Clears a mark.
     pub(crate) fn unmark(&mut self, tokens: &[Token], tier: TierId) {
         let (scope, present) = (Scope::default(), false);

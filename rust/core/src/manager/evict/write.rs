@@ -116,12 +116,12 @@ impl Manager {
         let waits = source.is_none() && self.tiers.above_shared(tier);
         // A flush, which spares younger blocks, counts the stores for which there is room.
         if waits && younger == Stamp::MAX {
-            return self.shared_stores.add(SharedStore { tier, block, younger });
+            return self.shared_stores.add(SharedStore { tier, block, point: false, younger });
         }
         let Some(set) = self.room_below(tier, block, dirty, younger, now) else { return false };
         if waits {
             self.abandon(&set);
-            return self.shared_stores.add(SharedStore { tier, block, younger });
+            return self.shared_stores.add(SharedStore { tier, block, point: false, younger });
         }
         self.apply(&set, now);
         self.copy_down(tier, block, dirty, source, now);
@@ -137,6 +137,8 @@ impl Manager {
     ) -> Option<Layers> {
         let have = match source {
             Some(private) => self.private_slots[private].layers,
+            // A point is copied on before its blocks have arrived.
+            None if self.points.several() => self.expected(tier, block),
             None => self.residency(tier, block).usable(),
         };
         let below = tier + 1;

@@ -62,7 +62,7 @@ impl Manager {
                 ResidencyState::Resident
                     if self.tiers.writes_shared(tier)
                         && (tier > 0 || self.node(block).refs == 0)
-                        && !self.blocks.is_clean(tier, block)
+                        && !self.on_shared(tier, block)
                         && self.waits_below(tier, block, now) =>
                 {
                     self.hints.demoting.insert(block, to);
@@ -98,9 +98,23 @@ impl Manager {
         here.state != ResidencyState::Bad && !held && (moves || child)
     }
 
-    /// Whether a block waits to be written to the shared tier below, from now on if need be, or is on
-    /// its way there: then only its transit slot may be busy.
+    /// Whether the shared tier below has a block, and the resume point after it.
+    fn on_shared(&self, tier: TierId, block: BlockId) -> bool {
+        let point = self.points.has_on(tier, block) && !self.points.has_on(tier + 1, block);
+        self.blocks.is_clean(tier, block) && !point
+    }
+
+    /// Whether a block, or the resume point after it, waits to be written to the shared tier below, from
+    /// now on if need be, or is on its way there: then only its transit slot may be busy.
     fn waits_below(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
+        if self.points.has_on(tier, block) && !self.points.has_on(tier + 1, block) {
+            self.copy_point(tier, block, now);
+            if !self.shared_stores.contains_point(tier, block)
+                && !self.points.has_on(tier + 1, block)
+            {
+                return false;
+            }
+        }
         self.write_down(tier, block, None, Stamp::MAX, now)
             || self.shared_stores.contains(tier, block)
             || self.arrival(tier + 1, block).is_some_and(|arrival| !arrival.moves.is_empty())
@@ -111,7 +125,10 @@ impl Manager {
         if self.points.has_on(tier, block) {
             if (tier + 1..self.tiers.len()).any(|lower| self.points.has_on(lower, block)) {
                 self.drop_point_on(tier, block);
-            } else if !self.tiers.writes(tier) || !self.copy_point_below(tier, block, true, now) {
+            } else if !self.tiers.writes(tier)
+                || self.tiers.above_shared(tier)
+                || !self.copy_point_below(tier, block, true, now)
+            {
                 return false;
             }
         }

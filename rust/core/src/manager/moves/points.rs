@@ -115,6 +115,10 @@ impl Manager {
         {
             return;
         }
+        if self.tiers.above_shared(tier) {
+            self.store_point_shared(tier, block);
+            return;
+        }
         let stored = |manager: &Self| {
             (below..manager.tiers.len()).any(|lower| manager.points.has_on(lower, block))
         };

@@ -3,7 +3,8 @@
 //! A write to such a tier may take any time, so a store to it can be dropped until a worker begins to read its
 //! source: the block waits here and has no move. Its copy is evicted like any other, which drops the
 //! store. The executor asks for as many stores as it can begin; each is a move from then on, and
-//! its source is busy until that move has ended.
+//! its source is busy until that move has ended. Of a model with several groups a resume point waits as
+//! one store of several moves (`shared_stores/points.rs`), and the blocks before it after it.
 //!
 //! ```text
 //! waiting --the executor asks for it--> move: its source is no victim --> ended, on the shared tier
@@ -14,14 +15,17 @@
 //! shared tier reads is promised to a new holder. Cost: O(log n) per block that waits; that of a
 //! write-back when its move begins.
 
+pub(in crate::manager) mod points;
+
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use crate::block::{BlockId, TierId};
+use crate::block::{BlockId, Part, TierId};
 use crate::manager::Manager;
+use crate::manager::evict::room::Wanted;
 use crate::tier::ResidencyState;
-use crate::time::Stamp;
+use crate::time::{Nanos, Stamp};
 
 /// Store that waits.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +33,8 @@ pub(crate) struct SharedStore {
     /// The tier that it is read from.
     pub(crate) tier: TierId,
     pub(crate) block: BlockId,
+    /// Whether it is of the resume point after the block.
+    pub(crate) point: bool,
     /// No block used after this is evicted for it.
     pub(crate) younger: Stamp,
 }
@@ -37,12 +43,25 @@ pub(crate) struct SharedStore {
 #[derive(Debug, Default)]
 pub(crate) struct SharedStores {
     waiting: BTreeMap<u64, SharedStore>,
-    numbers: FxHashMap<(TierId, BlockId), u64>,
+    numbers: FxHashMap<(TierId, BlockId, bool), u64>,
     /// Number of the next one.
     next: u64,
+    /// Parts that the shared tier has or expects for the first point, which it holds until all are there.
+    held: Vec<Part>,
+}
+
+/// Result of a step of the oldest store.
+enum Step {
+    /// A move has begun.
+    Begun,
+    /// It needs no move any more.
+    Over,
+    /// There is no room until a move ends.
+    NoRoom,
 }
 
 impl SharedStores {
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -53,7 +72,7 @@ impl SharedStores {
 
     /// Whether a copy waits.
     pub(crate) fn contains(&self, tier: TierId, block: BlockId) -> bool {
-        self.numbers.contains_key(&(tier, block))
+        self.numbers.contains_key(&(tier, block, false))
     }
 
     /// The stores, oldest first.
@@ -61,15 +80,15 @@ impl SharedStores {
         self.waiting.values()
     }
 
-    /// Adds a store. Returns whether the block did not wait yet.
+    /// Adds a store. Returns whether it did not wait yet.
     pub(crate) fn add(&mut self, store: SharedStore) -> bool {
-        let SharedStore { tier, block, younger } = store;
-        if let Some(number) = self.numbers.get(&(tier, block)) {
+        let SharedStore { tier, block, point, younger } = store;
+        if let Some(number) = self.numbers.get(&(tier, block, point)) {
             let known = self.waiting.get_mut(number).expect("it has this number");
             known.younger = known.younger.max(younger);
             return false;
         }
-        self.numbers.insert((tier, block), self.next);
+        self.numbers.insert((tier, block, point), self.next);
         self.waiting.insert(self.next, store);
         self.next += 1;
         true
@@ -82,15 +101,15 @@ impl SharedStores {
 
     /// Removes the store of a copy.
     pub(crate) fn remove(&mut self, tier: TierId, block: BlockId) {
-        if let Some(number) = self.numbers.remove(&(tier, block)) {
+        if let Some(number) = self.numbers.remove(&(tier, block, false)) {
             self.waiting.remove(&number);
         }
     }
 }
 
 impl Manager {
-    /// Number of blocks that wait to be written to a shared tier, and of those that eviction took before a
-    /// worker began to read them.
+    /// Number of blocks and resume points that wait to be written to a shared tier, and of the blocks
+    /// that eviction took before a worker began to read them.
     #[must_use]
     pub fn shared_stores(&self) -> (usize, u64) {
         let dropped = self.meter.tiers.iter().map(|tier| tier.stores_dropped).sum();
@@ -101,37 +120,77 @@ impl Manager {
     pub(super) fn begin_shared_stores(&mut self, blocks: usize) {
         let (now, mut begun) = (self.clock.last(), 0);
         while begun < blocks
-            && let Some(SharedStore { tier, block, younger }) = self.shared_stores.first()
+            && let Some(store) = self.shared_stores.first()
         {
-            let Some(dirty) = self.unwritten(tier, block, None) else {
-                self.shared_stores.remove(tier, block);
-                continue;
+            let SharedStore { tier, block, point, younger } = store;
+            let step = match () {
+                () if point => self.begin_point_store(&store, now),
+                () if self.points.several() => self.begin_path_store(&store, now),
+                () => self.begin_store(&store, now),
             };
-            let Some(set) = self.room_below(tier, block, dirty, younger, now) else {
+            match step {
+                Step::Begun => begun += 1,
                 // The end of a move may make room. A store of a flush does not wait for it.
-                if younger == Stamp::MAX && !self.moves.is_empty() {
-                    return;
-                }
-                self.shared_stores.remove(tier, block);
-                continue;
-            };
-            self.shared_stores.remove(tier, block);
-            self.apply(&set, now);
-            self.copy_down(tier, block, dirty, None, now);
-            begun += 1;
+                Step::NoRoom if younger == Stamp::MAX && !self.moves.is_empty() => return,
+                Step::Over | Step::NoRoom if point => self.end_point_store(tier, block),
+                Step::Over | Step::NoRoom => self.shared_stores.remove(tier, block),
+            }
         }
     }
 
-    /// Waiting blocks are on the tier that they are written from.
+    /// Begins the store of a block of a model with one group.
+    fn begin_store(&mut self, store: &SharedStore, now: Nanos) -> Step {
+        let SharedStore { tier, block, younger, .. } = *store;
+        let Some(dirty) = self.unwritten(tier, block, None) else { return Step::Over };
+        let Some(set) = self.room_below(tier, block, dirty, younger, now) else {
+            return Step::NoRoom;
+        };
+        self.shared_stores.remove(tier, block);
+        self.apply(&set, now);
+        self.copy_down(tier, block, dirty, None, now);
+        Step::Begun
+    }
+
+    /// Begins the store of a block of a model with several groups. The blocks before it stay on the shared
+    /// tier, where this one is not yet after them.
+    fn begin_path_store(&mut self, store: &SharedStore, now: Nanos) -> Step {
+        let SharedStore { tier, block, .. } = *store;
+        let Some(dirty) = self.unwritten(tier, block, None) else { return Step::Over };
+        let (below, path) = (tier + 1, self.path_to(Some(block)));
+        let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (below, run)).collect();
+        let fits = self.make_soft_room(Wanted { tier: below, slots: &[1] }, &stay, now);
+        // Its copy may have left for the room.
+        let begins = fits && self.unwritten(tier, block, None) == Some(dirty);
+        if begins {
+            self.shared_stores.remove(tier, block);
+            self.copy_down(tier, block, dirty, None, now);
+        }
+        self.refresh_stay(stay);
+        match (begins, fits) {
+            (true, _) => Step::Begun,
+            (false, true) => Step::Over,
+            (false, false) => Step::NoRoom,
+        }
+    }
+
+    /// Waiting blocks and points are on the tier that they are written from, and what is held for the
+    /// first point is on the shared tier.
     pub(crate) fn audit_shared_stores(&self, broken: &mut Vec<String>) {
         for store in self.shared_stores.iter() {
-            let SharedStore { tier, block, .. } = *store;
-            if !self.trie().alive(block)
-                || self.residency(tier, block).state == ResidencyState::Absent
-                || !self.tiers.writes_shared(tier)
-            {
+            let SharedStore { tier, block, point, .. } = *store;
+            let there = self.trie().alive(block)
+                && if point {
+                    self.points.has_on(tier, block)
+                } else {
+                    self.residency(tier, block).state != ResidencyState::Absent
+                };
+            if !there || !self.tiers.writes_shared(tier) {
                 broken.push(format!("block {block} waits on tier {tier} and is not there"));
             }
+        }
+        let first = self.shared_stores.first().is_some_and(|store| store.point);
+        if !first && !self.shared_stores.held.is_empty() {
+            broken.push(format!("{:?} are held for no point", self.shared_stores.held));
         }
     }
 }

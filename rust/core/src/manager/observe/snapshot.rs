@@ -47,6 +47,7 @@ impl Manager {
         for store in self.shared_stores.iter() {
             writeln!(out, "{store:?}")?;
         }
+        writeln!(out, "{:?}", self.shared_stores.held())?;
         writeln!(out, "{:?}", self.failed)?;
         writeln!(out, "{:?} {:?} {:?}", self.sessions, self.ages, self.refused)?;
         self.write_hints(out)?;

@@ -10,7 +10,7 @@ use crate::block::{Part, Place, TierId};
 use crate::manager::Manager;
 use crate::manager::points::Points;
 use crate::manager::request::matching::path::blocks_at;
-use crate::tier::ResidencyState;
+use crate::tier::{Kind, ResidencyState};
 use crate::transfer::End;
 
 /// Number of holders of each part of a block.
@@ -23,6 +23,11 @@ impl Manager {
         self.audit_links(points, broken);
         for tier in 0..self.tiers.len() {
             let mut holds = self.point_holds(tier, points, broken);
+            if self.tiers[tier].spec.kind == Kind::Remote {
+                for &part in self.shared_stores.held() {
+                    *holds.entry(part).or_default() += 1;
+                }
+            }
             let mut live = vec![0_u64; points.groups.len()];
             if tier == 0 {
                 self.count_leases(&mut holds, &mut live, broken);

@@ -6,3 +6,4 @@ pub(in crate::manager) mod flush;
 
 pub(in crate::manager) mod index;
 pub(in crate::manager) mod mark;
+pub(in crate::manager) mod mark_group;

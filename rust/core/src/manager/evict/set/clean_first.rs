@@ -4,7 +4,7 @@
 //! Invariant: victims of one kind leave in order of value. Cost: at most `MOST_PASSED` links and
 //! unlinks per call more than in order of value.
 
-use crate::block::TierId;
+use crate::block::{BlockId, TierId};
 use crate::policy::Entry;
 use crate::tier::Kind;
 use crate::time::{Nanos, stamp};
@@ -61,7 +61,7 @@ impl Manager {
         while let Some(dirty) = &mut passed.0 {
             let entry = self.tiers[tier].eviction.victim(stamp(now));
             match entry.filter(|_| dirty.len() < MOST_PASSED) {
-                Some(entry) if self.blocks.is_clean(tier, entry.id) => return Some(entry),
+                Some(entry) if self.leaves_clean(tier, entry.id) => return Some(entry),
                 Some(entry) => {
                     self.tiers[tier].eviction.unlink(entry.id);
                     dirty.push(entry);
@@ -72,9 +72,32 @@ impl Manager {
         self.tiers[tier].eviction.victim(stamp(now))
     }
 
+    /// Whether the shared tier has what an entry of a tier is of: a resume point, or a block.
+    fn leaves_clean(&self, tier: TierId, block: BlockId) -> bool {
+        if self.points.has_on(tier, block) {
+            return self.points.has_on(tier + 1, block);
+        }
+        self.blocks.is_clean(tier, block)
+    }
+
     /// Links the dirty copies again that were passed over.
     pub(super) fn end_passing(&mut self, set: &mut EvictionSet, tier: TierId, passed: &mut Passed) {
         for entry in passed.0.take().unwrap_or_default() {
+            if self.points.several() {
+                self.put_again(set, tier, entry.id);
+            } else {
+                self.put_in(set, tier, entry);
+            }
+        }
+    }
+
+    /// Links a block again that was passed over, unless it has left in the set's view, or the block
+    /// after it, which exposed it: one with a resume point may have blocks after it.
+    fn put_again(&mut self, set: &mut EvictionSet, tier: TierId, block: BlockId) {
+        let layers = self.view(set, tier, block);
+        let there = !layers.is_empty() || self.points.has_on(tier, block);
+        if there && self.tiers[tier].eviction.get(block).is_none() {
+            let entry = self.entry(tier, block, layers);
             self.put_in(set, tier, entry);
         }
     }

@@ -24,6 +24,10 @@ impl Manager {
     pub(super) fn decide(&mut self, set: &mut EvictionSet, tier: TierId, entry: Entry, now: Nanos) {
         let block = entry.id;
         if self.points.has_on(tier, block) {
+            // Slots that a store to a shared tier reads are promised to no one.
+            if self.read_for_shared(tier, block) {
+                return;
+            }
             let worth = self.worth_copying(set, tier, block);
             let copied = if worth { self.can_copy(set, tier, block, now) } else { None };
             self.add_point_victim(set, tier, block, copied, true);

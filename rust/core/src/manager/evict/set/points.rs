@@ -39,8 +39,10 @@ pub(crate) struct Copied {
 impl Manager {
     /// Whether a point that leaves a tier is worth a store on the one below.
     pub(super) fn worth_copying(&self, set: &EvictionSet, tier: TierId, block: BlockId) -> bool {
+        // No victim is written to a shared tier.
         let worth = !set.dropping
             && self.tiers.writes(tier)
+            && !self.tiers.above_shared(tier)
             && self.node(block).uses >= self.tiers[tier].spec.admit_after
             && self.refused.may_write(block, tier + 1);
         // A point that is on another tier too is not lost; one above is stored when it leaves there.
@@ -169,6 +171,7 @@ impl Manager {
             point.tiers >> tier & 1 == 1
                 && self.residency(tier, block).state == ResidencyState::Absent
                 && !set.coming.contains(&block)
+                && !self.read_for_shared(tier, block)
         });
         found.map(|(block, _)| self.entry(tier, block, Layers::NONE))
     }
@@ -185,6 +188,18 @@ impl Manager {
             for &Part { group, block } in &point.needs {
                 self.blocks.unhold(Place::new(point.tier, group), [block]);
             }
+        }
+    }
+
+    /// Drops the store of a point that leaves, if it waits for a shared tier.
+    pub(in crate::manager::evict) fn drop_store_of_victim(
+        &mut self,
+        set: &EvictionSet,
+        number: u32,
+    ) {
+        let PointVictim { tier, block, leaves, .. } = set.points[number as usize];
+        if leaves && self.tiers.writes_shared(tier) {
+            self.drop_point_store(tier, block, set.cause);
         }
     }
 

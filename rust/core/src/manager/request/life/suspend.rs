@@ -80,11 +80,16 @@ impl Manager {
     /// Evicts a block from the first tier, with the resume point after it, if nothing else needs it there.
     fn evict_first(&mut self, block: BlockId, now: Nanos) {
         const FIRST: TierId = 0;
+        let shared = self.tiers.writes_shared(FIRST);
         if self.node(block).refs == 0 && self.points.has_on(FIRST, block) {
-            self.demote_point(FIRST, block, now);
+            if shared {
+                self.copy_point(FIRST, block, now);
+            } else {
+                self.demote_point(FIRST, block, now);
+            }
         }
         // It stays until a shared tier below has it or its slot is needed.
-        if self.tiers.writes_shared(FIRST) && self.node(block).refs == 0 {
+        if shared && self.node(block).refs == 0 {
             self.write_down(FIRST, block, None, Stamp::MAX, now);
             return;
         }

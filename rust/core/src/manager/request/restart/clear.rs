@@ -3,32 +3,45 @@
 //! The points that need what leaves end, too. Invariant: all errors are found before the first change.
 //! Cost: O(blocks · log n), and O(points) per block.
 
-use crate::block::{BlockId, Handle, Part, Place, Structure, TierId};
+use std::ops::Range;
+
+use crate::block::{BlockId, GroupId, Handle, Part, Place, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
 use crate::manager::kinds::Cause;
 use crate::tier::ResidencyState;
 
 impl Manager {
-    /// Clears consecutive blocks of a path on a tier, in all groups. Returns those that the tier had.
-    pub(super) fn clear(&mut self, tier: TierId, blocks: &[BlockId]) -> Result<Vec<Handle>> {
+    /// Clears consecutive blocks of a path on a tier, in one group or all. Returns those that the tier
+    /// had.
+    pub(super) fn clear(
+        &mut self,
+        tier: TierId,
+        group: Option<GroupId>,
+        blocks: &[BlockId],
+    ) -> Result<Vec<Handle>> {
+        let groups = group.map_or(0..self.points.groups.len(), |group| group..group + 1);
         // Children are checked with the blocks cleared along.
         for (at, &block) in blocks.iter().enumerate() {
-            self.check_clear(tier, block, &blocks[at..])?;
+            self.check_clear(tier, &groups, block, &blocks[at..])?;
         }
-        let absent = |&block: &BlockId| self.residency(tier, block).state == ResidencyState::Absent;
+        let first = Place::new(tier, groups.start);
+        let absent =
+            |&block: &BlockId| self.residency(first, block).state == ResidencyState::Absent;
         let there: Vec<BlockId> = blocks.iter().copied().filter(|block| !absent(block)).collect();
         let handles = self.trie().handles(&there);
         for &block in blocks.iter().rev() {
-            self.drop_point_on(tier, block);
-            for group in self.points.other_numbers() {
+            if groups.start == 0 {
+                self.drop_point_on(tier, block);
+            }
+            for group in groups.clone().skip_while(|&group| group == 0) {
                 let here = Place::new(tier, group);
                 if self.residency(here, block).state != ResidencyState::Absent {
                     self.drop_points_of(tier, Part { group, block });
                     self.blocks.discard(here, block);
                 }
             }
-            if self.residency(tier, block).state != ResidencyState::Absent {
+            if groups.start == 0 && self.residency(tier, block).state != ResidencyState::Absent {
                 self.drop_copy(tier, block, Cause::Cleared);
                 self.prune(block);
             }
@@ -37,11 +50,18 @@ impl Manager {
     }
 
     /// Fails if a block cannot be cleared on a tier.
-    fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
+    fn check_clear(
+        &self,
+        tier: TierId,
+        groups: &Range<GroupId>,
+        block: BlockId,
+        cleared: &[BlockId],
+    ) -> Result<()> {
         let handle = self.trie().handle(block).0;
-        let there = self.residency(tier, block).state != ResidencyState::Absent;
+        let there =
+            groups.start == 0 && self.residency(tier, block).state != ResidencyState::Absent;
         let refs = if there { self.node(block).refs } else { 0 };
-        for group in 0..self.points.groups.len() {
+        for group in groups.clone() {
             let here = Place::new(tier, group);
             let busy = self.residency(here, block).busy;
             let moving = self.arrival(here, block).is_some_and(|a| !a.moves.is_empty());

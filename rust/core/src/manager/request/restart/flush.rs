@@ -24,7 +24,9 @@ impl Manager {
         // From the lowest tier up, so that a block moves one tier per flush and room is made once.
         for tier in (usize::from(self.tiers.engine_owned())..self.tiers.last()).rev() {
             if self.tiers.writes(tier) && self.points.several() {
+                let known = self.shared_stores.len();
                 self.flush_points(tier, now);
+                waiting += self.shared_stores.len().saturating_sub(known) as u64;
             } else if self.tiers.writes(tier) {
                 for block in self.youngest(tier) {
                     // Room for a younger block may have removed it.

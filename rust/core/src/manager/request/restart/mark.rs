@@ -4,7 +4,7 @@
 //! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
 
 use crate::arrival::{Arrival, MoveIds};
-use crate::block::{BlockId, Handle, Layers, NO_SLOT, Place, Slot, TierId, Token};
+use crate::block::{BlockId, GroupId, Handle, Layers, NO_SLOT, Place, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::tier::{Owner, ResidencyState};
@@ -66,20 +66,35 @@ impl Manager {
     /// # Errors
     /// As [`Manager::mark`]; [`Error::Config`] if one of the first `skip` is to be cached and is not.
     pub fn mark_behind(&mut self, mark: &Mark<'_>, skip: usize, now: Nanos) -> Result<Vec<Handle>> {
+        self.mark_in(mark, None, skip, now)
+    }
+
+    /// The same, of all groups or one.
+    pub(super) fn mark_in(
+        &mut self,
+        mark: &Mark<'_>,
+        group: Option<GroupId>,
+        skip: usize,
+        now: Nanos,
+    ) -> Result<Vec<Handle>> {
         self.open()?;
         self.scopes.sweep(&mut self.blocks);
         self.check_tier(mark.tier)?;
         self.scopes.digests.check(&mark.scope, mark.tokens)?;
         let known = self.scopes.find(&mark.scope)?;
         let now = self.tick(now);
-        if mark.present {
-            return self.mark_present(mark, known, skip, now);
+        if mark.present && group.is_none_or(|group| group == 0) {
+            return self.mark_present(mark, (known, group), skip, now);
         }
-        let Some(scope) = known else { return Ok(Vec::new()) };
-        let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
         let mut path = Vec::new();
-        self.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
-        self.clear(mark.tier, path.get(skip..).unwrap_or_default())
+        if let Some(scope) = known {
+            let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
+            self.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
+        }
+        match group {
+            Some(group) if mark.present => self.mark_part(mark, &path, (group, skip), now),
+            _ => self.clear(mark.tier, group, path.get(skip..).unwrap_or_default()),
+        }
     }
 
     /// Fails for a tier that does not exist or that the engine owns.
@@ -94,11 +109,11 @@ impl Manager {
         Ok(())
     }
 
-    /// Sets the residency of full blocks.
+    /// Sets the residency of full blocks, of all groups or of the first.
     fn mark_present(
         &mut self,
         mark: &Mark<'_>,
-        scope: Option<ScopeId>,
+        scope: (Option<ScopeId>, Option<GroupId>),
         skip: usize,
         now: Nanos,
     ) -> Result<Vec<Handle>> {
@@ -115,7 +130,7 @@ impl Manager {
     fn mark_content(
         &mut self,
         mark: &Mark<'_>,
-        scope: Option<ScopeId>,
+        (scope, group): (Option<ScopeId>, Option<GroupId>),
         skip: usize,
         content: &[Token],
         now: Nanos,
@@ -129,7 +144,7 @@ impl Manager {
             let cached = path.len();
             return Err(Error::config(format!("{skip} blocks are to be cached, {cached} are")));
         }
-        let marked = self.marked_slots(mark.tier, &path, skip, full / size)?;
+        let marked = self.marked_slots((mark.tier, group), &path, skip, full / size)?;
         // Known blocks must not be evicted for the new ones.
         self.pin(&path);
         let held = marked.there.iter().copied();
@@ -167,10 +182,11 @@ impl Manager {
     }
 
     /// The slots that a mark of `blocks` blocks takes, the first `skip` of which stay as they are; `path`
-    /// are those that are known. Of groups after the first it sets what a resume at the end needs.
+    /// are those that are known. Of groups after the first it sets what a resume at the end needs, of
+    /// the first `group` alone nothing of them.
     fn marked_slots(
         &self,
-        tier: TierId,
+        (tier, group): (TierId, Option<GroupId>),
         path: &[BlockId],
         skip: usize,
         blocks: usize,
@@ -181,7 +197,7 @@ impl Manager {
         }
         let mut marked = MarkedSlots { slots: vec![first], ..MarkedSlots::default() };
         let border = u32::try_from(blocks).expect("fewer than 2^32 blocks");
-        for (number, group) in self.points.others() {
+        for (number, group) in self.points.others().filter(|_| group.is_none()) {
             let (here, before) = (Place::new(tier, number), marked.lacking.len());
             let absent = |block| self.residency(here, block).state == ResidencyState::Absent;
             for place in group.needed(border, self.points.block_tokens).iter() {
@@ -214,7 +230,7 @@ impl Manager {
         Ok(0)
     }
 
-    fn still_moving(&self, Place { tier, group }: Place, block: BlockId) -> Error {
+    pub(super) fn still_moving(&self, Place { tier, group }: Place, block: BlockId) -> Error {
         let of = if group > 0 { format!(" in group {group}") } else { String::new() };
         Error::config(format!(
             "block {:#x} cannot be marked on tier '{}': moves have still to end there{of}",

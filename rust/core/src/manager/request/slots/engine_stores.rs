@@ -33,7 +33,9 @@ impl Manager {
         // The end of the path becomes a resume point.
         let lease = &self.leases[&id];
         let end = path_border(lease.path.blocks());
-        if self.points.every == 0 && lease.groups.done == end && end > 0 {
+        // Slots that loads still write have no valid bytes.
+        let there = self.awaits.of(id).is_empty();
+        if self.points.every == 0 && lease.groups.done == end && end > 0 && there {
             let (groups, path) = (lease.groups.clone(), lease.path.blocks().to_vec());
             self.store_border(&groups, &path, end, Stay::Newest, now);
         }

@@ -1,0 +1,175 @@
+//! Stores of resume points to a shared tier, a part at a time.
+//!
+//! A point waits as a whole. The executor asks for a number of stores, which are those of its parts on the
+//! tier above; the shared tier holds each until all are there or expected, and the point is on that tier
+//! then. What is lost on the way ends the store: so no part of a point stays held. Invariant: only the
+//! oldest store holds parts, and its point is on the tier that it is written from. Cost: O(path) per step,
+//! and room for a slot.
+
+use crate::block::{BlockId, NO_SLOT, Part, Place, TierId};
+use crate::manager::Manager;
+use crate::manager::evict::room::Wanted;
+use crate::manager::kinds::Cause;
+use crate::manager::moves::shared_stores::{SharedStore, SharedStores, Step};
+use crate::manager::request::matching::path::path_border;
+use crate::tier::ResidencyState;
+use crate::time::{Nanos, Stamp};
+use crate::transfer::MoveKind;
+
+impl SharedStores {
+    /// Whether a resume point waits.
+    pub(crate) fn contains_point(&self, tier: TierId, block: BlockId) -> bool {
+        self.numbers.contains_key(&(tier, block, true))
+    }
+
+    /// Parts that the shared tier holds for the first point.
+    pub(crate) fn held(&self) -> &[Part] {
+        &self.held
+    }
+
+    /// Removes the store of a point. Returns the parts that are held for it.
+    fn remove_point(&mut self, tier: TierId, block: BlockId) -> Vec<Part> {
+        let first = self.first().map(|first| (first.tier, first.block, first.point));
+        let Some(number) = self.numbers.remove(&(tier, block, true)) else { return Vec::new() };
+        self.waiting.remove(&number);
+        if first == Some((tier, block, true)) { std::mem::take(&mut self.held) } else { Vec::new() }
+    }
+}
+
+impl Manager {
+    /// Lets a resume point of a tier above a shared one wait to be stored there, and after it the blocks
+    /// before it that the shared tier lacks.
+    pub(in crate::manager) fn store_point_shared(&mut self, tier: TierId, block: BlockId) {
+        let (below, younger) = (tier + 1, Stamp::MAX);
+        let path = self.path_to(Some(block));
+        if self.points.has_on(tier, block) && !self.points.has_on(below, block) {
+            if self.can_resume(below, &path, path_border(&path)) {
+                self.hold_point(below, &path, path_border(&path));
+            } else {
+                self.shared_stores.add(SharedStore { tier, block, point: true, younger });
+            }
+        }
+        if !self.points.has_on(below, block) && !self.shared_stores.contains_point(tier, block) {
+            return;
+        }
+        for block in path {
+            if self.residency(below, block).state == ResidencyState::Absent
+                && self.expected(tier, block) == self.all_layers()
+            {
+                self.shared_stores.add(SharedStore { tier, block, point: false, younger });
+            }
+        }
+    }
+
+    /// Begins the store of the next part of a point that the shared tier lacks. With the last one the point
+    /// is on that tier.
+    pub(super) fn begin_point_store(&mut self, store: &SharedStore, now: Nanos) -> Step {
+        let SharedStore { tier, block, .. } = *store;
+        let (below, path) = (tier + 1, self.path_to(Some(block)));
+        if self.points.has_on(below, block) || !self.refused.may_write(block, below) {
+            return Step::Over;
+        }
+        let border = path_border(&path);
+        let needs = self.points.needs(&path, border);
+        self.hold_expected(below, &needs);
+        let held = self.shared_stores.held();
+        let lacking: Vec<Part> =
+            needs.iter().copied().filter(|part| !held.contains(part)).collect();
+        let Some(&part) = lacking.first() else {
+            self.hold_point(below, &path, border);
+            return Step::Over;
+        };
+        let mut slots = vec![0; self.points.groups.len()];
+        slots[part.group] = 1;
+        let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (below, run)).collect();
+        let (source, there) = (Place::new(tier, part.group), Place::new(below, part.group));
+        let fits = self.make_soft_room(Wanted { tier: below, slots: &slots }, &stay, now);
+        // Room may have ended the point. Bytes that cannot be read have a slot, and what a failed move may
+        // still write.
+        let begins = fits
+            && self.shared_stores.contains_point(tier, block)
+            && self.residency(there, part.block).slot == NO_SLOT
+            && self.blocks.expects(source, part.block);
+        if begins {
+            let order = self.whole(MoveKind::Store, 0, part.block);
+            self.copy_part(order, source, below, now);
+            self.hold_expected(below, &[part]);
+            if lacking.len() == 1 {
+                self.hold_point(below, &path, border);
+                self.end_point_store(tier, block);
+            }
+        }
+        self.refresh_stay(stay);
+        match (begins, fits) {
+            (true, _) => Step::Begun,
+            (false, true) => Step::Over,
+            (false, false) => Step::NoRoom,
+        }
+    }
+
+    /// Holds the parts of the first point that the shared tier has or expects.
+    fn hold_expected(&mut self, below: TierId, parts: &[Part]) {
+        for &part in parts {
+            let here = Place::new(below, part.group);
+            if !self.shared_stores.held.contains(&part) && self.blocks.expects(here, part.block) {
+                self.blocks.hold(here, [part.block]);
+                self.shared_stores.held.push(part);
+            }
+        }
+    }
+
+    /// Ends the store of a resume point that waits, if it does. What was held for it is released.
+    pub(in crate::manager) fn end_point_store(&mut self, tier: TierId, block: BlockId) {
+        if self.shared_stores.is_empty() {
+            return;
+        }
+        for Part { group, block } in self.shared_stores.remove_point(tier, block) {
+            self.blocks.unhold(Place::new(tier + 1, group), [block]);
+        }
+    }
+
+    /// Ends the store for which a tier holds a part of a block, which it has lost.
+    pub(in crate::manager) fn end_store_of(&mut self, tier: TierId, part: Part) {
+        if let Some(SharedStore { tier: from, block, .. }) = self.shared_stores.first()
+            && from + 1 == tier
+            && self.shared_stores.held.contains(&part)
+        {
+            self.end_point_store(from, block);
+        }
+    }
+
+    /// Drops the store of a point that leaves a tier above a shared one, and counts what the shared tier
+    /// was still to get.
+    pub(in crate::manager) fn drop_point_store(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        cause: Cause,
+    ) {
+        let below = tier + 1;
+        let counts = matches!(cause, Cause::Demand | Cause::Ahead | Cause::Hinted);
+        if counts && self.tiers.writes_shared(tier) && !self.points.has_on(below, block) {
+            let path = self.path_to(Some(block));
+            let absent =
+                |part: &Part| !self.blocks.expects(Place::new(below, part.group), part.block);
+            let needs = self.points.needs(&path, path_border(&path));
+            self.meter.tier(below).stores_dropped +=
+                needs.iter().filter(|p| absent(p)).count() as u64;
+        }
+        self.end_point_store(tier, block);
+    }
+
+    /// Whether a store to a shared tier reads what a resume point of a tier needs: it cannot leave then.
+    pub(in crate::manager) fn read_for_shared(&self, tier: TierId, block: BlockId) -> bool {
+        if !self.tiers.above_shared(tier) {
+            return false;
+        }
+        let path = self.path_to(Some(block));
+        let needs = self.points.needs(&path, path_border(&path));
+        let stored = |&Part { group, block }: &Part| {
+            let arrival = self.arrival(Place::new(tier + 1, group), block);
+            arrival.is_some_and(|arrival| !arrival.moves.is_empty())
+        };
+        needs.iter().any(stored)
+    }
+}

@@ -1,0 +1,86 @@
+//! Marks of one group: residencies of consecutive blocks in it, as a shared store reports them.
+//!
+//! A store that several machines share keeps a value per block and group, any of which may be lost. The
+//! border at the end of the marked blocks is a resume point on the tier once all that it needs is there;
+//! what no point needs is released. Invariant: a call sets no residency of another group. Cost: that of a mark.
+
+use crate::block::{BlockId, GroupId, Handle, NO_SLOT, Place};
+use crate::error::{Error, Result};
+use crate::manager::Manager;
+use crate::manager::evict::room::Wanted;
+use crate::manager::points::Stay;
+use crate::manager::request::matching::path::path_border;
+use crate::manager::request::restart::mark::Mark;
+use crate::time::Nanos;
+
+impl Manager {
+    /// As [`Manager::mark_behind`], in one group alone. Blocks to set in a group after the first must be
+    /// cached, and are there at once. Clearing ends the points that need what leaves.
+    ///
+    /// # Errors
+    /// As [`Manager::mark_behind`]; [`Error::Config`] for a group that does not exist, blocks that are not
+    /// cached, or a time at which a group after the first is ready.
+    pub fn mark_group(
+        &mut self,
+        mark: &Mark<'_>,
+        group: GroupId,
+        skip: usize,
+        now: Nanos,
+    ) -> Result<Vec<Handle>> {
+        let groups = self.points.groups.len();
+        if group >= groups {
+            return Err(Error::config(format!("there is no group {group}, only {groups}")));
+        }
+        if group > 0 && mark.ready.is_some() {
+            return Err(Error::config(format!("a mark of group {group} has no time: it is now")));
+        }
+        self.mark_in(mark, Some(group), skip, now)
+    }
+
+    /// Sets the residency of blocks of a path after the first `skip` in a group after the first.
+    pub(super) fn mark_part(
+        &mut self,
+        mark: &Mark<'_>,
+        path: &[BlockId],
+        (group, skip): (GroupId, usize),
+        now: Nanos,
+    ) -> Result<Vec<Handle>> {
+        let (here, full) = (Place::new(mark.tier, group), mark.tokens.len() / self.block_tokens());
+        if path.len() < full {
+            let cached = path.len();
+            return Err(Error::config(format!("{full} blocks are to be cached, {cached} are")));
+        }
+        let marked = path.get(skip..).unwrap_or_default();
+        let mut lacking = Vec::new();
+        for &block in marked {
+            if self.residency(here, block).slot == NO_SLOT {
+                lacking.push(block);
+            } else if !self.blocks.expects(here, block) {
+                return Err(self.still_moving(here, block));
+            }
+        }
+        let there: Vec<BlockId> =
+            marked.iter().copied().filter(|block| !lacking.contains(block)).collect();
+        let mut slots = vec![0; self.points.groups.len()];
+        slots[group] = lacking.len() as u64;
+        // Known blocks must not leave for the new parts, nor parts that are there.
+        self.pin(path);
+        self.blocks.hold(here, there.iter().copied());
+        let stay: Vec<_> = self.runs(path).into_iter().map(|run| (mark.tier, run)).collect();
+        let room = self.make_room(&[Wanted { tier: mark.tier, slots: &slots }], &stay, now);
+        if room.is_ok() {
+            for &block in &lacking {
+                let slot = self.blocks.take_slot(here).slot;
+                self.blocks.put(here, block, slot);
+            }
+            self.blocks.hold(here, lacking.iter().copied());
+            self.add_point(mark.tier, path, path_border(path), Stay::Newest);
+            self.blocks.unhold(here, lacking.iter().copied());
+        }
+        self.blocks.unhold(here, there);
+        self.refresh_stay(stay);
+        let handles = self.trie().handles(marked);
+        self.unpin(path, None);
+        room.map(|()| handles)
+    }
+}
