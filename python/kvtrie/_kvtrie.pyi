@@ -288,6 +288,43 @@ class BlockManager:
             ConfigError: the model has no fingerprint.
         """
 
+    def parts_above(
+        self, tokens: _Tokens, tier: _Tier, *, scope: Scope | None = None
+    ) -> list[list[bool]]:
+        """Which full blocks of a sequence each group of layers has on the tiers above one.
+
+        Args:
+            tokens: the sequence.
+            tier: the tier below them, as a store that is asked for the rest.
+            scope: the scope of its blocks.
+
+        Returns:
+            For each group, for each block that the manager knows, whether a tier above has it or
+            expects it; after those none has.
+        """
+
+    def longest_resume(self, parts: list[list[bool]], most: int) -> int:
+        """The longest border at which every group after the first has what a resume needs.
+
+        Args:
+            parts: for each group after the first, which blocks it has.
+            most: the last border that counts, in blocks, all of which the first group has.
+
+        Raises:
+            ConfigError: another number of groups, or of blocks fewer than `most`.
+        """
+
+    def resume_needs(self, border: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Blocks that a resume needs of each group after the first.
+
+        Args:
+            border: blocks before it.
+
+        Returns:
+            For each group two ranges, each its first block and the last plus 1: blocks of the
+            sinks, and blocks up to the border.
+        """
+
     def acquire(
         self,
         tokens: _Tokens,
@@ -463,6 +500,7 @@ class BlockManager:
         per_layer: int | None = None,
         scope: Scope | None = None,
         skip: int = 0,
+        group: int | None = None,
     ) -> NDArray[np.uint64]:
         """Set or clear the presence of a sequence's full blocks on a tier, without a move.
 
@@ -484,6 +522,8 @@ class BlockManager:
             scope: whose blocks.
             skip: number of blocks at the front that stay as they are; to set presence they must be
                 cached.
+            group: the only group of layers that is marked, where groups are kept apart; None is
+                all, and of groups after the first what a resume at the end of the sequence needs.
 
         Returns:
             Handles of the blocks that are or were there, `uint64[n]`.

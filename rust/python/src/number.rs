@@ -108,10 +108,10 @@ macro_rules! arguments {
 arguments! {
     nanos() u64: context sample_ns;
     whole(MANY) u64: token_budget max_running;
-    small(u32::MAX) u32: block_tokens token_weight machine ranks events rank block session_blocks;
+    small(u32::MAX) u32: block_tokens token_weight machine ranks events rank block border session_blocks;
     small(1 << 20) u32: eviction_log;
     small(u16::MAX) u16: layer;
-    count() usize: keep skip reserve best first_block group moves_per_job prefill;
+    count() usize: keep skip reserve best first_block group most moves_per_job prefill;
     real() f64: epsilon;
     flag() bool: explain reuse spans present ok hung cancelled layerwise;
 }

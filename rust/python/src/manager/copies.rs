@@ -19,7 +19,8 @@ use crate::tokens::{Sequences, Tokens};
 impl BlockManager {
     /// Marks or clears the residency of a sequence's full blocks on a tier.
     #[pyo3(signature = (
-        tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None, skip=0
+        tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None, skip=0,
+        group=None
     ))]
     fn mark<'py>(
         &self,
@@ -32,8 +33,10 @@ impl BlockManager {
         per_layer: Option<LayerTime>,
         scope: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::skip)] skip: usize,
+        group: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
         let py = tokens.py();
+        let group = group.map(number::group).transpose()?;
         let (ready, first) = times(ready, first, per_layer, self.layers)?;
         let tokens = Tokens::new(tokens)?;
         let mark = manager::Mark {
@@ -44,7 +47,11 @@ impl BlockManager {
             ready,
             first,
         };
-        Ok(handles(py, &self.shared.call(py, |manager| manager.mark_behind(&mark, skip, now.0))?))
+        let marked = self.shared.call(py, |manager| match group {
+            Some(group) => manager.mark_group(&mark, group, skip, now.0),
+            None => manager.mark_behind(&mark, skip, now.0),
+        })?;
+        Ok(handles(py, &marked))
     }
 
     /// Evicts blocks from a tier that an engine needs room on, all or none.

@@ -69,6 +69,42 @@ impl BlockManager {
         Ok(Miss::new(miss))
     }
 
+    /// Which full blocks of a sequence each group has on the tiers above one.
+    #[pyo3(signature = (tokens, tier, *, scope=None))]
+    fn parts_above(
+        &self,
+        tokens: &Bound<'_, PyAny>,
+        tier: &Bound<'_, PyAny>,
+        scope: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<Vec<bool>>> {
+        let (py, tier) = (tokens.py(), self.shared.tier(tier)?);
+        let scope = crate::scope::scope(scope)?;
+        let tokens = Tokens::new(tokens)?;
+        self.shared.call(py, |manager| manager.parts_above(tokens.as_slice(), &scope, tier))
+    }
+
+    /// The longest border at which every group after the first has what a resume needs.
+    #[expect(clippy::needless_pass_by_value, reason = "Python's lists are converted")]
+    fn longest_resume(
+        &self,
+        py: Python<'_>,
+        parts: Vec<Vec<bool>>,
+        #[pyo3(from_py_with = number::most)] most: usize,
+    ) -> PyResult<u32> {
+        self.shared.call(py, |manager| manager.longest_resume(&parts, most))
+    }
+
+    /// Ranges of blocks that a resume at a border needs of each group after the first.
+    fn resume_needs(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::border)] border: u32,
+    ) -> PyResult<Vec<((u32, u32), (u32, u32))>> {
+        let needs = self.shared.call(py, |manager| Ok(manager.resume_needs(border)))?;
+        let range = |range: std::ops::Range<u32>| (range.start, range.end);
+        Ok(needs.into_iter().map(|need| (range(need.leading), range(need.trailing))).collect())
+    }
+
     /// The cost of one layer of a block, by the code that ranks victims.
     #[pyo3(
         signature = (layer, block, session_blocks, context, *, tier=None),
