@@ -75,17 +75,17 @@ def test_the_plug_in_registers_the_name(monkeypatch):
     made = registry.get_radix_cache_factory("kvtrie")(Context)
     assert isinstance(made, KvtrieRadixCache)
     assert lines == [
-        f"kvtrie: gpu {8 * PAGE} tokens; block {PAGE} tokens; 1 rank; policy {made._policy}"
+        f"kvtrie: gpu {8 * PAGE} tokens; block {PAGE} tokens; 1 rank; policy {made.policy}"
     ]
     assert made.misses is None  # without --enable-metrics
     Context.tp_rank = 1
     registry.get_radix_cache_factory("kvtrie")(Context)
     assert len(lines) == 1  # one line per server
     default = inspect.signature(BlockManager).parameters
-    assert (made._policy, made._objective) == (default["policy"].default, "cost")
+    assert (made.policy, made._objective) == (default["policy"].default, "cost")
     Context.params.eviction_policy_config = {"policy": "flat", "objective": "hits"}
     made = registry.get_radix_cache_factory("kvtrie")(Context)
-    assert (made._policy, made._objective) == ("flat", "hits")
+    assert (made.policy, made._objective) == ("flat", "hits")
     for given, message in (
         ({"threshold": 3}, "has no 'threshold'"),
         ({"policy": "best"}, "policy is one of"),
@@ -96,8 +96,8 @@ def test_the_plug_in_registers_the_name(monkeypatch):
         with pytest.raises(ConfigError, match=message):
             registry.get_radix_cache_factory("kvtrie")(Context)
     Context.params.eviction_policy_config = None
-    Context.is_hybrid_swa = True
-    with pytest.raises(ConfigError, match="sliding windows"):
+    Context.is_hybrid_ssm = True
+    with pytest.raises(ConfigError, match="state layers"):
         registry.get_radix_cache_factory("kvtrie")(Context)
 
 

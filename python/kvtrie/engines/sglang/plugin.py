@@ -20,6 +20,6 @@ def register() -> None:
 
 
 def _make(context: Any) -> Any:  # noqa: ANN401 - SGLang's own
-    from kvtrie.engines.sglang.radix import KvtrieRadixCache
+    from kvtrie.engines.sglang.radix_start import radix_cache_of
 
-    return KvtrieRadixCache.of(context)
+    return radix_cache_of(context)

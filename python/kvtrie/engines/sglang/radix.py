@@ -1,7 +1,9 @@
 """KvtrieRadixCache: kvtrie's trie in place of SGLang's radix tree. A page is a block.
 
 SGLang owns the pages and passes the token slots of each new block; the manager knows the blocks and
-chooses which of them are evicted, and its own slots are only counted.
+chooses which of them are evicted, and its own slots are only counted. Models with sliding windows
+have a pool for each kind of layers: a block may lose its window and keep the rest, and a prefix is
+found up to the deepest border whose window is there.
 Invariant: a block keeps its token slots until it is evicted; a locked path is never evicted.
 Cost: a lookup per match, a request of the manager per insert, a reservation per eviction; 8 B per
 token of the pool.
@@ -13,7 +15,6 @@ import logging
 import time
 from array import array
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,19 +23,22 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     DecLockRefResult,
     EvictResult,
     IncLockRefResult,
+    InsertParams,
     InsertResult,
-    MatchResult,
 )
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie import BlockManager
 from kvtrie.engines.server.boundary import Boundary
-from kvtrie.engines.server.startup import OpenTier, log_startup, startup_line, startup_warnings
+from kvtrie.engines.sglang.block_slots import BlockSlots
+from kvtrie.engines.sglang.device_pools import FULL, WINDOWS, DevicePools
 from kvtrie.engines.sglang.events import PublishedPages
+from kvtrie.engines.sglang.locks import Locks
 from kvtrie.engines.sglang.misses import Matched, RequestMisses
+from kvtrie.engines.sglang.path import Path, found, tokens_of
 from kvtrie.errors import ConfigError
-from kvtrie.settings.argument import shown, text, whole, word
-from kvtrie.settings.scope import Scope
+from kvtrie.settings.argument import whole, word
 from kvtrie.settings.tier import DEFAULT_POLICY
 
 if TYPE_CHECKING:
@@ -44,41 +48,16 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import (
         DecLockRefParams,
         EvictParams,
-        InsertParams,
         MatchPrefixParams,
+        MatchResult,
+        TreeLock,
     )
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
-__all__ = ["KvtrieRadixCache", "Path"]
+__all__ = ["KvtrieRadixCache"]
 
 _LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
-_MOST_TOKEN = 2**32
 _FAR = 2**63
-_KEYS = ("policy", "objective")
-
-
-class Path:
-    """Blocks from the root on: what SGLang holds as a node.
-
-    Args:
-        blocks: handles of the blocks, in order.
-        key: tokens; the root's are empty, other paths do not keep theirs.
-        matched: the request whose match gave the path, if its tokens are to be counted.
-    """
-
-    __slots__ = ("blocks", "key", "locks", "matched")
-
-    def __init__(
-        self,
-        blocks: NDArray[np.uint64],
-        key: RadixKey | None = None,
-        matched: Matched | None = None,
-    ) -> None:
-        self.blocks = blocks
-        self.key = key
-        self.matched = matched
-        self.locks: list[int] = []
 
 
 class KvtrieRadixCache(RadixCache):
@@ -90,13 +69,18 @@ class KvtrieRadixCache(RadixCache):
         policy: which blocks are evicted first.
         objective: what policies by value save: the "cost" of computing blocks again, or "hits".
         count_misses: count computed prompt tokens by cause, and export them to Prometheus.
+        windows: layers with sliding windows have a pool of their own.
 
     Attributes:
+        pools: the pools that the cache divides.
+        policy: which blocks are evicted first.
         misses: counts computed prompt tokens; None if they are not counted.
+        sliding_window_size: tokens of the windows; None without a pool of them.
+        draft_swa_window: tokens of a draft's windows in that pool.
 
     Raises:
-        ConfigError: what the cache does not serve: speculative decoding by EAGLE, sliding windows,
-            state layers, hierarchical caches; a pool of less than a page.
+        ConfigError: what the cache does not serve: speculative decoding by EAGLE, state layers,
+            hierarchical caches, pools that `DevicePools` refuses.
     """
 
     def __init__(
@@ -107,19 +91,16 @@ class KvtrieRadixCache(RadixCache):
         policy: str = DEFAULT_POLICY,
         objective: Literal["cost", "balanced", "hits"] = "cost",
         count_misses: bool = False,
+        windows: bool = False,
     ) -> None:
         if params.is_eagle:
             raise ConfigError("kvtrie keeps plain tokens: EAGLE's pairs are not supported")
-        allocator = params.token_to_kv_pool_allocator
-        self._blocks = blocks or int(allocator.size) // int(params.page_size)
-        if self._blocks < 1:
-            raise ConfigError(
-                f"SGLang's KV pool has {allocator.size} tokens, at least a page of "
-                f"{params.page_size} wanted"
-            )
+        self.pools = DevicePools.of(params, blocks, windows=windows)
+        self.sliding_window_size = params.sliding_window_size if windows else None
+        self.draft_swa_window = params.draft_swa_window
         word("policy", policy, tuple(BlockManager.policies()))
         word("objective", objective, ("cost", "balanced", "hits"))
-        self._policy: str = policy
+        self.policy: str = policy
         self._objective: Literal["cost", "balanced", "hits"] = objective
         self.boundary = Boundary("the radix cache kvtrie", _LOG)
         self.misses = RequestMisses() if count_misses else None
@@ -127,64 +108,28 @@ class KvtrieRadixCache(RadixCache):
         if self.misses is not None and self.metrics_collector is not None:
             self.misses.labels = dict(self.metrics_collector.labels)
 
-    @classmethod
-    def of(cls, context: TreeCacheBuildContext) -> KvtrieRadixCache:
-        """The cache of a server.
-
-        Raises:
-            ConfigError: a model or a setting that the cache does not serve.
-        """
-        for what, present in (
-            ("sliding windows", context.is_hybrid_swa),
-            ("state layers", context.is_hybrid_ssm),
-            ("hierarchical caches", context.enable_hierarchical_cache),
-        ):
-            if present:
-                raise ConfigError(f"--radix-cache-backend kvtrie does not serve {what}")
-        given = dict(context.params.eviction_policy_config or {})
-        strange = [shown(key) for key in given if key not in _KEYS]
-        if strange:
-            raise ConfigError(
-                f"--radix-eviction-policy-config has no {', '.join(strange)}: {', '.join(_KEYS)} "
-                "are what it may have"
-            )
-        # SGLang's own policy is not asked, and would refuse these keys.
-        params = replace(context.params, eviction_policy_config=None)
-        first = not context.tp_rank and not params.pp_rank
-        made = cls(params, count_misses=first and params.enable_metrics, **given)
-        if first:
-            made.log_start(context.tp_size)
-        return made
-
-    def log_start(self, ranks: int) -> None:
-        """Log the cache of a server once, as its first rank has it."""
-        gpu = [OpenTier("gpu", 0, self._blocks)]
-        line = startup_line(gpu, block_tokens=self.page_size, ranks=ranks, policy=self._policy)
-        log_startup(_LOG, line, startup_warnings(gpu))
-
     def reset(self) -> None:
         """Forget all; SGLang takes the pages back by itself."""
         super().reset()
         self.root_node = Path(np.empty(0, dtype=np.uint64), RadixKey(array("q")))
-        self._empty_match_result = _found(0, self.root_node)
-        # Only numbers of tokens and blocks matter here: the bytes are SGLang's.
-        shape = ModelShape(layers=1, kv_heads=1, head_dim=16)
+        self._empty_match_result = found(0, self.root_node)
+        # Of one group the events are evictions; of several, all that comes and leaves.
+        pools = self.pools
         self.manager = BlockManager(
-            shape,
-            [Tier("gpu", blocks=self._blocks)],
+            pools.shape(),
+            pools.tiers(),
             block_tokens=self.page_size,
-            policy=self._policy,
+            policy=self.policy,
             objective=self._objective,
-            events=self._blocks + 1,
+            resume=pools.resume(),
+            events=4 * pools.blocks + 1 if pools.several else pools.blocks + 1,
+            events_of="residency" if pools.several else "evictions",
             explain=self.misses is not None,
         )
         if self.misses is not None:
             self.misses.use(self.manager)
-        # Token slots by row, the row of each block, and rows without a block.
-        self._slots = np.empty((self._blocks, self.page_size), dtype=np.int64)
-        self._rows: dict[int, int] = {}
-        self._free = list(range(self._blocks))
-        self._locked: Counter[int] = Counter()
+        self._slots = BlockSlots(pools, self.token_to_kv_pool_allocator)
+        self._locks = Locks(self.manager)
         self._published = PublishedPages(self.kv_events, self.page_size)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
@@ -194,25 +139,27 @@ class KvtrieRadixCache(RadixCache):
         return self._empty_match_result
 
     def _match(self, key: RadixKey, req: Any) -> MatchResult:  # noqa: ANN401 - SGLang's `Req`
-        named = None if self.disable else self._tokens(key)
+        named = None if self.disable else tokens_of(key, self.page_size)
         matched = None
         if self.misses is not None and req is not None and not req.output_ids:
             matched = Matched(req.rid, key, None if named is None else named[1])
-        blocks = self.root_node.blocks
+        blocks, known = self.root_node.blocks, None
         if named is not None:
             tokens, scope = named
             match = self.manager.lookup(tokens, now=time.monotonic_ns(), scope=scope, keep=0)
             blocks = match.handles[: match.tokens // self.page_size]
+            if self.pools.several:
+                known = self.manager.known(tokens, scope=scope)
         if len(blocks):
             self._published.split(int(blocks[-1]))
-        elif matched is None:
+        elif matched is None and not known:
             return self._empty_match_result
-        return _found(len(blocks) * self.page_size, Path(blocks, None, matched))
+        return found(len(blocks) * self.page_size, Path(blocks, None, matched), known)
 
     def touch_prefix(self, key: RadixKey) -> None:
         """Note a use of what is there of a key."""
         with self.boundary.contained():
-            named = None if self.disable else self._tokens(key)
+            named = None if self.disable else tokens_of(key, self.page_size)
             if named is None:
                 return
             tokens, scope = named
@@ -226,11 +173,12 @@ class KvtrieRadixCache(RadixCache):
     def insert(self, params: InsertParams) -> InsertResult:
         """Take in the pages of a key that are not there; how many tokens were."""
         with self.boundary.contained():
-            return self._insert(params.key, params.value)
+            return self._insert(params)
         return InsertResult(prefix_len=0, last_device_node=self.root_node)
 
-    def _insert(self, key: RadixKey | None, value: torch.Tensor | None) -> InsertResult:
-        if self.disable or key is None or (named := self._tokens(key)) is None:
+    def _insert(self, params: InsertParams) -> InsertResult:
+        key, value = params.key, params.value
+        if self.disable or key is None or (named := tokens_of(key, self.page_size)) is None:
             return InsertResult(prefix_len=0, last_device_node=self.root_node)
         tokens, scope = named
         now, size = time.monotonic_ns(), self.page_size
@@ -238,25 +186,49 @@ class KvtrieRadixCache(RadixCache):
         slots = tokens if value is None else np.asarray(value[: len(tokens)].cpu())
         if len(slots) < len(tokens):
             raise ConfigError(f"{len(tokens)} tokens have {len(slots)} slots")
+        slots = slots.astype(np.int64).reshape(-1, size)
         with self.manager.acquire(tokens, now=now, scope=scope, keep=0, load="none") as lease:
             there = lease.matched
-            count = (len(tokens) - there) // size
-            if count > len(self._free):
-                raise ConfigError(
-                    f"{count} new pages, {len(self._free)} of {self._blocks} are free"
-                )
+            if self.pools.several:  # full attention may have more than can be gone on from
+                there = self.manager.known(tokens, scope=scope)
+            self._slots.check_room((len(tokens) - there) // size)
             # Nothing may fail from the commit on until the rows are entered.
-            slots = slots[there:].astype(np.int64).reshape(-1, size)
-            if count:
-                new = lease.commit(tokens[there:], now=now).new.tolist()
-                rows = [self._free.pop() for _ in new]
-                self._slots[rows] = slots
-                self._rows.update(zip(new, rows, strict=True))
+            if lease.matched < len(tokens):
+                new = lease.commit(tokens[lease.matched :], now=now).new.tolist()
+                self._slots.enter(new, slots[len(slots) - len(new) :])
             blocks = lease.handles
             lease.release(now=now)
+        if self.pools.several:
+            self._keep_windows(blocks.tolist(), there // size, slots, params)
         with self.boundary.contained():
             self._published.stored(blocks.tolist(), there // size, key)
         return InsertResult(prefix_len=there, last_device_node=Path(blocks))
+
+    def _keep_windows(
+        self, blocks: list[int], there: int, slots: NDArray[np.int64], params: InsertParams
+    ) -> None:
+        """Bring the windows of a path in line with the slots that came, and free what it had.
+
+        Args:
+            blocks: the path.
+            there: how many of them were there.
+            slots: `(blocks, page_size)`, the slots that came; those of the tree up to
+                `params.prev_prefix_len`.
+            params: say how far the window of these slots has passed.
+        """
+        size, dead = self.page_size, params.get_evicted_seqlen(ComponentType.SWA)
+        first = max(params.prev_prefix_len, 0) // size
+        lives = range(max(first, -(-dead // size)), len(blocks))
+        places = {block: place for place, block in enumerate(blocks)}
+        events = self._events()
+        self._settle(events)
+        came = {block for stored, group, block in events if stored and group == WINDOWS}
+        lost = [block for block in came if places[block] not in lives]
+        if lost:
+            self.manager.clear_copies(lost, "gpu", group=WINDOWS, now=time.monotonic_ns())
+            came.difference_update(lost)
+            self._settle(self._events())
+        self._slots.renew(blocks, slots, came, (first, there), lives)
 
     def checkpoint(self, req: Any, *, up_to: int) -> None:  # noqa: ANN401 - SGLang's `Req`
         """Take in what a request has computed, unless its content cannot be cached."""
@@ -269,40 +241,98 @@ class KvtrieRadixCache(RadixCache):
             key = RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
             # SGLang inserts first and computes with the priority then.
             whole("priority", req.priority or 0, -_FAR, _FAR - 1)
-            if self._tokens(key) is not None:
+            if tokens_of(key, self.page_size) is None:
+                return
+            if self.pools.several:
+                self._checkpoint(req, ids)
+            else:
                 super().checkpoint(req, up_to=up_to)
 
+    def _checkpoint(self, req: Any, ids: array[int]) -> None:  # noqa: ANN401 - SGLang's `Req`
+        """Take in what a request has computed, with its windows, and lock the new path."""
+        kv, size, branch = req.kv, self.page_size, req.swa_branching_seqlen
+        protected = kv.cache_protected_len
+        if branch is not None and protected < branch <= len(ids):
+            ids = ids[:branch]
+        end = len(ids) // size * size
+        if end <= 0 or end < protected:
+            return
+        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx, :end]
+        params = InsertParams(
+            key=RadixKey(ids[:end], req.extra_key, cache_salt=req.cache_salt),
+            value=row.to(dtype=torch.int64, copy=True),
+            prev_prefix_len=protected,
+        )
+        params.set_evicted_seqlen(ComponentType.SWA, kv.get_evicted_seqlen(ComponentType.SWA))
+        path = self.insert(params).last_device_node
+        slots = self.path_device_indices(path)
+        if len(slots) < end:
+            return
+        self.req_to_token_pool.write((kv.req_pool_idx, slice(protected, end)), slots[protected:])
+        self.unlock(req.lock)
+        req.lock, req.last_node = self.lock(path), path
+        kv.cache_protected_len = end
+        kv.cache_inserted_len = max(kv.cache_inserted_len, end)
+        if branch is not None and end >= branch // size * size:
+            req.swa_branching_seqlen = None
+
     def evict(self, params: EvictParams) -> EvictResult:
-        """Evict at least `params.num_tokens` tokens, as far as they are not locked."""
+        """Evict at least as many tokens of each pool as are asked for, unless they are locked."""
         begun, size = time.perf_counter(), self.page_size
-        count = min(-(-params.num_tokens // size), len(self._rows) - len(self._locked))
-        if self.disable or count <= 0:
+        if self.disable:
             return EvictResult()
+        freed: Counter[int] = Counter()
+        for group, tokens in ((FULL, params.num_tokens), (WINDOWS, params.swa_num_tokens)):
+            wanted = -(-tokens // size) - freed[group]
+            count = min(wanted, self._count(group) - self._locks.count(group))
+            if count > 0:
+                freed.update(self._evict(group, count))
+        self.update_eviction_metrics(freed[FULL] * size, begun)
+        return EvictResult(
+            num_tokens_evicted=freed[FULL] * size, swa_num_tokens_evicted=freed[WINDOWS] * size
+        )
+
+    def _evict(self, group: int, count: int) -> dict[int, int]:
+        """Evict pages of a pool; pages that were freed, by group."""
         now = time.monotonic_ns()
+        if self.pools.several:
+            self.manager.evict(count, "gpu", now=now, group=group)
+            return self._settle(self._events())
         free = self.manager.stats().tiers["gpu"].free
         # A request that reserves all free blocks, and as many more as should be evicted.
         with self.manager.acquire(np.zeros(1, np.uint32), now=now, load="none") as room:
-            room.reserve((free + count) * size, now=now)
+            room.reserve((free + count) * self.page_size, now=now)
             room.release(now=now)
-        gone = [event.block for event in self.manager.take_events()]
-        rows = [self._rows.pop(block) for block in gone]
-        self.token_to_kv_pool_allocator.free_segment(self._slots_of(rows), start_pos=0)
-        self._free.extend(rows)
-        self._published.removed(gone)
-        self.update_eviction_metrics(len(gone) * size, begun)
-        return EvictResult(num_tokens_evicted=len(gone) * size)
+        return self._settle(self._events())
+
+    def _events(self) -> list[tuple[bool, int, int]]:
+        """Whether parts of blocks came, their group and block, since the last call."""
+        events = self.manager.take_events()
+        return [(event.kind == "stored", event.group, event.block) for event in events]
+
+    def _settle(self, events: list[tuple[bool, int, int]]) -> dict[int, int]:
+        """Free the pages of what has left the manager; how many, by group."""
+        gone = [(group, block) for stored, group, block in events if not stored]
+        freed = self._slots.left(gone)
+        self._published.removed(block for group, block in gone if group == FULL)
+        return freed
+
+    def _count(self, group: int) -> int:
+        """Blocks that have a page of a pool."""
+        return len(self._slots.windows) if group == WINDOWS else len(self._slots)
 
     def inc_lock_ref(self, node: Path) -> IncLockRefResult:  # pyright: ignore[reportIncompatibleMethodOverride] - our nodes are paths
-        """Keep a path from being evicted."""
+        """Keep a path from being evicted, and the window at its end."""
         if self.misses is not None and node.matched is not None:
             with self.boundary.contained():
                 self.misses.locked(node.matched, len(node.blocks) * self.page_size)
         if self.disable or not len(node.blocks):
             return IncLockRefResult(delta=0)
-        before = len(self._locked)
-        node.locks.append(self.manager.pin_copies(node.blocks, 0, now=time.monotonic_ns()))
-        self._locked.update(node.blocks.tolist())
-        return IncLockRefResult(delta=(before - len(self._locked)) * self.page_size)
+        before, blocks = self._locks.count(FULL), node.blocks.tolist()
+        last = blocks[-self.pools.window_blocks :] if self.pools.several else []
+        windows = [block for block in last if block in self._slots.windows]
+        node.locks.append(self._locks.take({FULL: blocks, WINDOWS: windows}))
+        return IncLockRefResult(delta=(before - self._locks.count(FULL)) * self.page_size)
 
     def dec_lock_ref(  # pyright: ignore[reportIncompatibleMethodOverride] - as above
         self,
@@ -312,36 +342,82 @@ class KvtrieRadixCache(RadixCache):
         """Let go of a path once."""
         if self.disable or not node.locks:
             return DecLockRefResult(delta=0)
-        before = len(self._locked)
-        self.manager.unpin_copies(node.locks.pop(), now=time.monotonic_ns())
-        for block in node.blocks.tolist():
-            self._locked[block] -= 1
-            if not self._locked[block]:
-                del self._locked[block]
-        return DecLockRefResult(delta=(before - len(self._locked)) * self.page_size)
+        before = self._locks.count(FULL)
+        self._locks.give(node.locks.pop())
+        return DecLockRefResult(delta=(before - self._locks.count(FULL)) * self.page_size)
+
+    def release_swa_prefix_lock(self, req: Any) -> None:  # noqa: ANN401 - SGLang's `Req`
+        """Let go of the window of a request's prefix, which its own window has passed."""
+        lock: TreeLock | None = req.lock
+        if lock is None or lock.swa_released:
+            return
+        lock.swa_released = True
+        held = [each for each in lock.node.locks if WINDOWS in each.pins]
+        if held:
+            self._locks.give(held[-1], WINDOWS)
 
     def path_device_indices(self, node: Path) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] - our nodes are paths
         """Token slots of a path, in order."""
         if not len(node.blocks):
             return self._empty_device_indices
-        rows = [self._rows[block] for block in node.blocks.tolist()]
-        return self._slots_of(rows).to(self.device)
+        return self._slots.of(node.blocks.tolist()).to(self.device)
 
     def all_values_flatten(self) -> torch.Tensor:
         """Return the token slots of all blocks, in no order."""
-        return self._slots_of(list(self._rows.values()))
+        return self._slots.all()
+
+    def supports_swa(self) -> bool:
+        """Whether sliding windows have a pool of their own."""
+        return self.pools.several
+
+    def _evictable(self, group: int) -> int:
+        return (self._count(group) - self._locks.count(group)) * self.page_size
 
     def evictable_size(self) -> int:
         """Tokens that could be given back."""
-        return (len(self._rows) - len(self._locked)) * self.page_size
+        return self._evictable(FULL)
 
     def protected_size(self) -> int:
         """Tokens that are locked."""
-        return len(self._locked) * self.page_size
+        return self._locks.count(FULL) * self.page_size
+
+    full_evictable_size, full_protected_size = evictable_size, protected_size
+
+    def swa_evictable_size(self) -> int:
+        """Tokens whose windows could be given back."""
+        return self._evictable(WINDOWS)
+
+    def swa_protected_size(self) -> int:
+        """Tokens whose windows are locked."""
+        return self._locks.count(WINDOWS) * self.page_size
 
     def total_size(self) -> int:
         """Tokens that are there."""
-        return len(self._rows) * self.page_size
+        return len(self._slots) * self.page_size
+
+    def sanity_check(self) -> None:
+        """Compare the blocks that have pages with those of the manager, while nothing is locked.
+
+        Raises:
+            AssertionError: they differ, or a path is locked.
+        """
+        counted = self.manager.stats().tiers["gpu"].groups
+        seen = [self._count(group) for group, _ in enumerate(counted)]
+        known = [group.held + group.released for group in counted]
+        locked = [self._locks.count(group) for group in (FULL, WINDOWS)]
+        if seen != known or any(locked):
+            raise AssertionError(f"{seen} blocks have pages, {known} are known, {locked} locked")
+
+    def available_and_evictable_str(self) -> str:
+        """What is free and what could be given back, for SGLang's messages."""
+        allocator = self.token_to_kv_pool_allocator
+        if not self.pools.several:
+            return super().available_and_evictable_str()
+        full, swa = allocator.full_available_size(), allocator.swa_available_size()
+        return (
+            f"Available full tokens: {full} and {self.evictable_size()} evictable\n"
+            f"Available SWA tokens: {swa} and {self.swa_evictable_size()} evictable\n"
+        )
 
     def dfs_weight_order(self, node_handles: Sequence[Path]) -> list[int]:
         """Requests in an order that has those of one beginning side by side."""
@@ -351,35 +427,3 @@ class KvtrieRadixCache(RadixCache):
     def pretty_print(self) -> None:
         """Print how much is there."""
         print(f"#tokens: {self.total_size()}")  # noqa: T201 - what SGLang asks for
-
-    def _tokens(self, key: RadixKey) -> tuple[NDArray[np.uint32], Scope] | None:
-        """Return the whole pages of a key and their scope; None if there are none.
-
-        Ids beyond 32 bits, which SGLang makes of images, have no place in the trie: such a key
-        neither matches nor is kept.
-
-        Raises:
-            ConfigError: a salt or an extra key that is no scope.
-        """
-        raw = np.asarray(key.raw_token_ids(), dtype=np.int64)
-        raw = raw[: len(raw) // self.page_size * self.page_size]
-        if not len(raw) or raw.min() < 0 or raw.max() >= _MOST_TOKEN:
-            return None
-        # An empty name is no name for SGLang, and anything else that is no str is refused.
-        salt, extra = (
-            "" if given is None else text(name, given)
-            for name, given in (("cache_salt", key.cache_salt), ("extra_key", key.extra_key))
-        )
-        return raw.astype(np.uint32), Scope(tenant=salt.encode(), lora=extra)
-
-    def _slots_of(self, rows: list[int]) -> torch.Tensor:
-        return torch.from_numpy(self._slots[rows].reshape(-1))  # pyright: ignore[reportUnknownMemberType] - torch's
-
-
-def _found(tokens: int, path: Path) -> MatchResult:
-    return MatchResult(
-        device_prefix_len=tokens,
-        last_device_node=path,
-        last_host_node=path,
-        best_match_node=path,
-    )

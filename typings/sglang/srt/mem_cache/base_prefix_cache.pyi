@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from typing import Any
 import torch
 
@@ -12,12 +13,38 @@ class MatchPrefixParams:
 
 @dataclass(init=False)
 class InsertParams:
+    def __init__(
+        self,
+        key: RadixKey | None = ...,
+        value: torch.Tensor | None = ...,
+        mamba_value: torch.Tensor | None = ...,
+        mamba_keep_idx: int | None = ...,
+        c128_value: torch.Tensor | None = ...,
+        prev_prefix_len: int = ...,
+        swa_branching_seqlen: int | None = ...,
+        inserted_len: int = ...,
+        priority: int = ...,
+        session_id: str | None = ...,
+        track_adopted_ranges: bool = ...,
+        rotation_base: int | None = ...,
+        *,
+        component_evicted_seqlens: dict[ComponentType, int] = ...,
+    ) -> None: ...
     key: RadixKey | None
     value: torch.Tensor | None
+    prev_prefix_len: int
+    def get_evicted_seqlen(self, component_type: ComponentType) -> int: ...
+    def set_evicted_seqlen(self, component_type: ComponentType, length: int) -> None: ...
 
 @dataclass(init=False)
 class EvictParams:
     num_tokens: int
+    swa_num_tokens: int
+
+@dataclass(init=False)
+class TreeLock:
+    node: Any
+    swa_released: bool
 
 @dataclass(init=False)
 class DecLockRefParams: ...
@@ -44,6 +71,9 @@ class MatchResult:
     last_device_node: Any
     last_host_node: Any
     best_match_node: Any
+    full_kv_hit_length: Any
+    swa_branching_seqlen: Any
+    def _replace(self, **kwds: Any) -> Any: ...
 
 @dataclass(init=False)
 class InsertResult:
@@ -57,7 +87,7 @@ class InsertResult:
         rotation_tail_declined: bool = ...,
         inserted_host_node: Any = ...,
         host_insert_dropped: bool = ...,
-        adopted_ranges: dict[Any, list[tuple[int, int]]] | None = ...,
+        adopted_ranges: dict[ComponentType, list[tuple[int, int]]] | None = ...,
         cache_actions: list[Any | Any] = ...,
     ) -> None: ...
     prefix_len: int
@@ -72,6 +102,7 @@ class EvictResult:
         mamba_num_evicted: int = ...,
     ) -> None: ...
     num_tokens_evicted: int
+    swa_num_tokens_evicted: int
 
 @dataclass(init=False)
 class IncLockRefResult:
@@ -79,9 +110,9 @@ class IncLockRefResult:
         self,
         delta: int | None = ...,
         node_id: int | None = ...,
-        skipped_lock_components: tuple[Any, ...] = ...,
-        component_lock_uuids: dict[Any, int | None] = ...,
-        component_host_lock_uuids: dict[Any, int | None] = ...,
+        skipped_lock_components: tuple[ComponentType, ...] = ...,
+        component_lock_uuids: dict[ComponentType, int | None] = ...,
+        component_host_lock_uuids: dict[ComponentType, int | None] = ...,
     ) -> None: ...
     delta: int | None
 

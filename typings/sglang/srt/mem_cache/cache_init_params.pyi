@@ -12,3 +12,9 @@ class CacheInitParams:
     enable_metrics: bool
     token_to_kv_pool_allocator: BaseTokenToKVPoolAllocator
     pp_rank: int
+    sliding_window_size: int | None
+    @property
+    def swa_retain_window(self) -> int | None: ...
+    draft_swa_window: int
+    swa_gates_prefix_match: bool
+    decoder_swa_bounded_replay: bool

@@ -13,6 +13,7 @@ class TreeCacheBuildContext:
     params: CacheInitParams
     is_hybrid_swa: bool
     is_hybrid_ssm: bool
+    full_tokens_per_layer: int | None
     enable_hierarchical_cache: bool
     tp_size: int
     tp_rank: int

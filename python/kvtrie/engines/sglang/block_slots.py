@@ -1,0 +1,161 @@
+"""BlockSlots: the token slots of cached blocks in SGLang's pools.
+
+A block has a page of the pool of full attention until it is evicted and, where windows have a pool
+of their own, a page of that as long as the manager says so. SGLang's allocator maps the first to
+the second. Invariant: every page is the tree's once or not at all. Cost: O(1) per block.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvtrie.engines.sglang.device_pools import WINDOWS
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from kvtrie.engines.sglang.device_pools import DevicePools
+
+__all__ = ["BlockSlots"]
+
+
+class BlockSlots:
+    """Slots by block.
+
+    Args:
+        pools: the pools.
+        allocator: SGLang's.
+
+    Attributes:
+        windows: blocks that have a page of the pool of sliding windows.
+    """
+
+    def __init__(self, pools: DevicePools, allocator: Any) -> None:  # noqa: ANN401 - of several classes
+        self._pools, self._allocator = pools, allocator
+        # Token slots by row, the row of each block, and rows without a block.
+        self._slots = np.empty((pools.blocks, pools.page_size), dtype=np.int64)
+        self._rows: dict[int, int] = {}
+        self._free = list(range(pools.blocks))
+        self.windows: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def check_room(self, count: int) -> None:
+        """Refuse more new pages than there are rows.
+
+        Raises:
+            ConfigError: fewer are free.
+        """
+        if count > len(self._free):
+            raise ConfigError(
+                f"{count} new pages, {len(self._free)} of {self._pools.blocks} are free"
+            )
+
+    def enter(self, blocks: Sequence[int], slots: NDArray[np.int64]) -> None:
+        """Give new blocks their pages.
+
+        Args:
+            blocks: their handles.
+            slots: `(blocks, page_size)`.
+        """
+        rows = [self._free.pop() for _ in blocks]
+        self._slots[rows] = slots
+        self._rows.update(zip(blocks, rows, strict=True))
+
+    def of(self, blocks: Iterable[int]) -> torch.Tensor:
+        """Token slots of blocks, in order, `(blocks * page_size,)`."""
+        return self._tensor([self._rows[block] for block in blocks])
+
+    def all(self) -> torch.Tensor:
+        """Return the token slots of all blocks, in no order."""
+        return self._tensor(list(self._rows.values()))
+
+    def renew(
+        self,
+        blocks: Sequence[int],
+        slots: NDArray[np.int64],
+        came: set[int],
+        again: tuple[int, int],
+        lives: range,
+    ) -> None:
+        """Take windows from slots that came for a path, and free the slots that it does not need.
+
+        Args:
+            blocks: the path.
+            slots: `(blocks, page_size)`, the slots that came.
+            came: blocks whose window the tree takes from these slots.
+            again: the first and the last plus 1 of the places that the tree had already, and whose
+                slots are other ones.
+            lives: the places whose slots have a window.
+        """
+        self.windows.update(came)
+        allocator = self._allocator
+        both: list[int] = []
+        alone: list[int] = []
+        for place in range(*again):
+            if blocks[place] in came:
+                self._recover(blocks[place], torch.from_numpy(slots[place]))  # pyright: ignore[reportUnknownMemberType] - torch's
+                alone.append(place)
+            else:
+                (both if place in lives else alone).append(place)
+        unkept = [place for place in range(max(*again), len(blocks)) if place in lives]
+        unkept = [place for place in unkept if blocks[place] not in came]
+        for places, free in (
+            (both, allocator.free_segment),
+            (alone, allocator.free_full_segment),
+            (unkept, allocator.free_swa_segment),
+        ):
+            if places:
+                free(torch.from_numpy(slots[places].reshape(-1)), start_pos=0)  # pyright: ignore[reportUnknownMemberType] - torch's
+
+    def _recover(self, block: int, slots: torch.Tensor) -> None:
+        """Take the window of a block from other slots of the same tokens, which lose it."""
+        mine, allocator = self.of([block]), self._allocator
+        window = allocator.translate_loc_from_full_to_swa(slots)
+        allocator.clear_full_to_swa_mapping(slots)
+        allocator.set_full_to_swa_mapping(mine, window)
+
+    def left(self, events: Sequence[tuple[int, int]]) -> dict[int, int]:
+        """Free the pages that blocks no longer have.
+
+        Args:
+            events: the group of layers and the block, of each part that left the manager.
+
+        Returns:
+            Pages that were freed, by group.
+        """
+        gone = [block for group, block in events if not group]
+        leaving = set(gone)
+        parts = [block for group, block in events if group == WINDOWS]
+        windows = [block for block in parts if block in self.windows]
+        self.windows.difference_update(windows)
+        if not self._pools.several:
+            self._free_rows(gone, self._allocator.free_segment)
+            return {0: len(gone)}
+        with_windows = set(windows)
+        both = [block for block in gone if block in with_windows]
+        alone = [block for block in gone if block not in with_windows]
+        tombs = [block for block in windows if block not in leaving]
+        if tombs:
+            self._allocator.free_swa_segment(self.of(tombs), start_pos=0)
+        self._free_rows(both, self._allocator.free_segment)
+        self._free_rows(alone, self._allocator.free_full_segment)
+        return {0: len(gone), WINDOWS: len(windows)}
+
+    def _free_rows(self, blocks: Sequence[int], free: Any) -> None:  # noqa: ANN401 - of the allocator
+        if not blocks:
+            return
+        rows = [self._rows.pop(block) for block in blocks]
+        free(self._tensor(rows), start_pos=0)
+        self._free.extend(rows)
+
+    def _tensor(self, rows: list[int]) -> torch.Tensor:
+        return torch.from_numpy(self._slots[rows].reshape(-1))  # pyright: ignore[reportUnknownMemberType] - torch's

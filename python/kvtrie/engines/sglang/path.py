@@ -1,0 +1,93 @@
+"""Path: blocks from the root on, which SGLang holds as a node; and keys as the manager takes them.
+
+Invariant: a path does not change. Cost: a key is read once per call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sglang.srt.mem_cache.base_prefix_cache import MatchResult
+
+from kvtrie.settings.argument import text
+from kvtrie.settings.scope import Scope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    from kvtrie.engines.sglang.locks import Lock
+    from kvtrie.engines.sglang.misses import Matched
+
+__all__ = ["Path", "found", "tokens_of"]
+
+_MOST_TOKEN = 2**32
+
+
+class Path:
+    """Blocks from the root on: what SGLang holds as a node.
+
+    Args:
+        blocks: handles of the blocks, in order.
+        key: tokens; the root's are empty, other paths do not keep theirs.
+        matched: the request whose match gave the path, if its tokens are to be counted.
+
+    Attributes:
+        locks: the locks that are held of it.
+    """
+
+    __slots__ = ("blocks", "key", "locks", "matched")
+
+    def __init__(
+        self,
+        blocks: NDArray[np.uint64],
+        key: RadixKey | None = None,
+        matched: Matched | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.key = key
+        self.matched = matched
+        self.locks: list[Lock] = []
+
+
+def found(tokens: int, path: Path, known: int | None = None) -> MatchResult:
+    """Return SGLang's result of a match.
+
+    Args:
+        tokens: length of the match.
+        path: its blocks.
+        known: tokens that full attention has, where groups of layers have pools of their own. If
+            these are more, a pass that ends there keeps a window for the next request.
+    """
+    result = MatchResult(
+        device_prefix_len=tokens,
+        last_device_node=path,
+        last_host_node=path,
+        best_match_node=path,
+    )
+    if known is None:
+        return result
+    branch = known if known > tokens else None
+    return result._replace(full_kv_hit_length=known, swa_branching_seqlen=branch)
+
+
+def tokens_of(key: RadixKey, page_size: int) -> tuple[NDArray[np.uint32], Scope] | None:
+    """Return the whole pages of a key and their scope; None if there are none.
+
+    Ids beyond 32 bits, which SGLang makes of images, have no place in the trie: such a key
+    neither matches nor is kept.
+
+    Raises:
+        ConfigError: a salt or an extra key that is no scope.
+    """
+    raw = np.asarray(key.raw_token_ids(), dtype=np.int64)
+    raw = raw[: len(raw) // page_size * page_size]
+    if not len(raw) or raw.min() < 0 or raw.max() >= _MOST_TOKEN:
+        return None
+    # An empty name is no name for SGLang, and anything else that is no str is refused.
+    salt, extra = (
+        "" if given is None else text(name, given)
+        for name, given in (("cache_salt", key.cache_salt), ("extra_key", key.extra_key))
+    )
+    return raw.astype(np.uint32), Scope(tenant=salt.encode(), lora=extra)

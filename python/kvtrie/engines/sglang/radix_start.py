@@ -1,0 +1,67 @@
+"""The radix cache of a server: which models and settings it serves, and its line at start.
+
+Invariant: what the cache does not serve is refused by name before any request. Cost: once per
+server.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvtrie.engines.server.startup import OpenTier, log_startup, startup_line, startup_warnings
+from kvtrie.engines.sglang.radix import KvtrieRadixCache
+from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import shown
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+__all__ = ["radix_cache_of"]
+
+_LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
+_KEYS = ("policy", "objective")
+
+
+def radix_cache_of(context: TreeCacheBuildContext) -> KvtrieRadixCache:
+    """Return the cache of a server.
+
+    Args:
+        context: SGLang's `TreeCacheBuildContext`.
+
+    Raises:
+        ConfigError: a model or a setting that the cache does not serve.
+    """
+    for what, present in (
+        (
+            "models whose layers all have sliding windows",
+            context.is_hybrid_swa and context.full_tokens_per_layer == 0,
+        ),
+        ("state layers", context.is_hybrid_ssm),
+        ("hierarchical caches", context.enable_hierarchical_cache),
+    ):
+        if present:
+            raise ConfigError(f"--radix-cache-backend kvtrie does not serve {what}")
+    given = dict(context.params.eviction_policy_config or {})
+    strange = [shown(key) for key in given if key not in _KEYS]
+    if strange:
+        raise ConfigError(
+            f"--radix-eviction-policy-config has no {', '.join(strange)}: {', '.join(_KEYS)} "
+            "are what it may have"
+        )
+    # SGLang's own policy is not asked, and would refuse these keys.
+    params = replace(context.params, eviction_policy_config=None)
+    first = not context.tp_rank and not params.pp_rank
+    made = KvtrieRadixCache(
+        params,
+        count_misses=first and params.enable_metrics,
+        windows=bool(context.is_hybrid_swa),
+        **given,
+    )
+    if first:
+        gpu = [OpenTier("gpu", 0, made.pools.blocks)]
+        settings = {"block_tokens": made.page_size, "ranks": context.tp_size}
+        line = startup_line(gpu, policy=made.policy, **settings)
+        log_startup(_LOG, line, startup_warnings(gpu))
+    return made

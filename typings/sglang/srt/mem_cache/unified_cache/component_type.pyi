@@ -1,0 +1,6 @@
+# Written by tests/served/stubs.py out of the installed package: do not edit.
+
+from enum import Enum
+
+class ComponentType(Enum):
+    SWA = ...
