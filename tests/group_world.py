@@ -23,6 +23,7 @@ from kvtrie import (
     Tier,
 )
 from kvtrie.tiers import DiskStorage, KeptPool, Pool, open_pools
+from kvtrie.tiers.remote import RemoteStorage
 from kvtrie.transfer import Executor
 
 SIZE = 4
@@ -51,6 +52,7 @@ class World:
         host=0,
         disk=0,
         folder=None,
+        remote=None,
         keep=None,
         seed=0,
         fails=0.0,
@@ -70,6 +72,10 @@ class World:
             for kind, room, path in kinds
             if room
         ]
+        if remote is not None:  # what is below it has to reach the store
+            self.tiers = [replace(tier, write="through") for tier in self.tiers]
+            self.tiers.append(Tier("remote", blocks=5000, path=remote))
+        self.remote = remote
         resume = ResumePoints()
         self.manager = BlockManager(
             self.model, self.tiers, block_tokens=SIZE, resume=resume, structure=structure
@@ -98,7 +104,7 @@ class World:
     def __exit__(self, *_):
         self.executor.close()
         for pool in self.pools:
-            if isinstance(pool, DiskStorage | KeptPool):
+            if isinstance(pool, DiskStorage | KeptPool | RemoteStorage):
                 pool.close()
 
     def tick(self):
@@ -166,6 +172,8 @@ class World:
     def serve(self, tokens, answer):
         """A request that ends its passes where it should; return its match."""
         reserve = len(answer)
+        if self.remote is not None:
+            self.executor.prefetch(tokens, deadline_s=30.0)
         try:
             lease = self.manager.acquire(tokens, now=self.tick(), reserve=reserve, load="all")
         except NoSpaceError:

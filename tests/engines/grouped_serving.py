@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from tinymodels import agree, answer
 from transformers import DynamicCache
@@ -25,6 +27,7 @@ def serve(
     workers=0,
     shaped=None,
     disk=None,
+    remote=None,
     layout=None,
     structure="leaf-only",
 ):
@@ -44,6 +47,9 @@ def serve(
     ]
     if disk is not None:
         tiers.append(Tier("disk", bytes="8MB", path=str(disk), layout=layout))
+    if remote is not None:  # other processes find what is in the store
+        tiers = [replace(tier, write="through") for tier in tiers]
+        tiers.append(Tier("remote", blocks=5000, path=f"folder:{remote}", layout=layout))
     dear = Cost(ns_per_token=1e9)  # computing costs more than any load
     resume = ResumePoints() if shape.groups else None
     manager = BlockManager(
@@ -102,8 +108,9 @@ def ask(model, executor, ids, steps=8, **how):
     """Answer a prompt with and without kvtrie; return the sequence and the tokens found."""
     truth = answer(model, ids, steps=steps, **how)
     bound = 1e-4 if how else allowed(model, ids, truth)
+    mask = how.get("attention_mask")
     with KvtrieCache(
-        model, executor, ids, reserve=steps, attention_mask=how.get("attention_mask")
+        model, executor, ids, reserve=steps, attention_mask=mask, lookup_s=30.0
     ) as cache:
         found = [lease.matched for lease in cache.leases]
         mine = answer(model, ids, cache, steps=steps, **how)

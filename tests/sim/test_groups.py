@@ -140,8 +140,9 @@ def test_resume_points_are_for_several_groups_without_bytes():
     for model in (plain, full):
         assert BlockManager(model, [gpu], resume=ResumePoints()).stats().tiers["gpu"].slots == 40
     remote = Tier("remote", blocks=40)
-    with pytest.raises(ConfigError, match="host of none, remote of kvtrie"):
-        BlockManager(mixed, [host, remote], resume=ResumePoints())
+    named = dataclasses.replace(mixed, fingerprint="of its weights")
+    shared = BlockManager(named, [host, remote], resume=ResumePoints())
+    assert [slots.held for slots in shared.stats().tiers["remote"].groups] == [0, 0]
     with pytest.raises(ConfigError, match="newest of resume points is 0"):
         ResumePoints(newest=0)
     with pytest.raises(ConfigError, match="resume is 5, a ResumePoints"):

@@ -41,8 +41,8 @@ def test_what_groups_cannot_have_is_refused():
     resume = ResumePoints()
     model = ModelShape(8, 2, 8, groups=MODELS["states"])
     gpu = Tier("gpu", bytes=40_000)
-    with pytest.raises(ConfigError, match="tiers gpu, remote, 1 ranks"):
-        open_pools(model, [gpu, Tier("remote", blocks=9, path="folder:kv")], SIZE, resume=resume)
+    with pytest.raises(ConfigError, match="1 ranks, 2 blocks of staging"):
+        open_pools(model, [gpu], SIZE, resume=resume, staging=2)
     kept = Tier("host", bytes=40_000, keep="kv")
     with pytest.raises(ConfigError, match="fingerprint"):
         open_pools(model, [gpu, kept], SIZE, resume=resume)

@@ -51,7 +51,7 @@ class GroupPages:
         Args:
             model: its groups are kept apart.
             tier: the tier; with `blocks` it has the bytes of that number of blocks of all layers,
-                an engine's tier also those of as many states.
+                an engine's or a remote tier also those of as many states.
             block_tokens: tokens of a block.
 
         Raises:
@@ -73,7 +73,7 @@ class GroupPages:
             )
         if tier.bytes is None:
             states = any(group.kind == "state" for group in model.groups)
-            if states and tier.owner != "engine":
+            if states and tier.owner != "engine" and tier.kind != "remote":
                 raise ConfigError(
                     f"tier {tier.kind!r} has blocks={tier.blocks}: a model with states wants bytes="
                 )

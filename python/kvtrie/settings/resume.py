@@ -22,7 +22,6 @@ __all__ = ["ResumePoints", "has_groups"]
 _Plan: TypeAlias = tuple[
     list[tuple[str, int, int, int, int]], int, list[tuple[int, int, list[int]]], tuple[int, int]
 ]
-_KEPT = ("gpu", "host", "disk")
 _MOST_BLOCKS = 2**32 - 2
 
 
@@ -68,18 +67,11 @@ class ResumePoints:
             are not kept apart, as `has_groups` says.
 
         Raises:
-            ConfigError: one group with windows or states, a tier that groups cannot share, a room
-                that does not say its bytes, or points within a block.
+            ConfigError: one group with windows or states, a room that does not say its bytes, or
+                points within a block.
         """
         if not has_groups(model, self):
             return None
-        kept = [tier for tier in tiers if tier.owner == "kvtrie" and tier.kind not in _KEPT]
-        if kept:
-            named = ", ".join(f"{tier.kind} of {tier.owner}" for tier in tiers)
-            raise ConfigError(
-                f"{len(tiers)} tiers with owners ({named}): groups are kept apart in gpu and host "
-                "memory, on disk, in slots of an engine, or with owner 'none'"
-            )
         slots = [model.block_bytes(block_tokens, at) for at in range(len(model.groups))]
         rows = zip(model.groups, slots, strict=True)
         rooms = [GroupPages.of(model, tier, block_tokens) for tier in tiers]

@@ -231,8 +231,8 @@ def open_pools(
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
             layouts differ, a format that KV cannot be converted to, a disk in a format that is not
             narrower than that of the memory above it, more memory than there is, by one tier or
-            together, a rank that is not there, or `keep` for the first tier. With `resume`: a
-            remote tier, several ranks, or staging. Nothing is opened then.
+            together, a rank that is not there, or `keep` for the first tier. With `resume`:
+            several ranks, or staging. Nothing is opened then.
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
@@ -272,7 +272,7 @@ def _open_tier(
             model, tier, block_tokens, above=above, rank=rank, ranks=ranks, apart=apart
         )
     if tier.kind == "remote":
-        return RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
+        return RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks, apart=apart)
     if tier.kind == "gpu":
         return gpu_pool(model, tier, block_tokens, apart=apart)
     if tier.kind == "host":

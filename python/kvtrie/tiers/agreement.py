@@ -117,23 +117,23 @@ def _check_groups(tiers: Sequence[Tier], *, ranks: int, staging: int) -> None:
     """Refuse tiers, formats and settings that groups of layers that are kept apart cannot have.
 
     Raises:
-        ConfigError: a remote tier, several ranks, staging, a first tier that is not native, or a
-            disk in another format than the tier above it.
+        ConfigError: several ranks, staging, a first tier that is not native, or a disk or a store
+            in another format than the tier above it.
     """
-    remote = [tier for tier in tiers if tier.owner == "kvtrie" and tier.kind == "remote"]
-    if remote or ranks > 1 or staging:
+    if ranks > 1 or staging:
         raise ConfigError(
-            f"tiers {', '.join(tier.kind for tier in tiers)}, {ranks} ranks, {staging} blocks of "
-            "staging: groups of layers are kept apart in gpu and host memory and on disk, of one "
+            f"{ranks} ranks, {staging} blocks of staging: groups of layers are kept apart for one "
             "rank, without staging"
         )
     above = tiers[0]
     for at, tier in enumerate(tiers):
-        odd = tier.layout if at == 0 else tier.kind == "disk" and tier.layout != above.layout
+        stored = tier.kind in ("disk", "remote")
+        odd = tier.layout if at == 0 else stored and tier.layout != above.layout
         if odd:
             raise ConfigError(
                 f"tier {at} ({tier.kind}) has layout {tier.layout}: with groups of layers the "
-                f"first tier is native, and a disk has the layout of the tier above, {above.layout}"
+                "first tier is native, and a disk or a store has the layout of the tier above, "
+                f"{above.layout}"
             )
         above = tier
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from kvtrie.errors import InvariantError, TransferError
-from kvtrie.tiers import Batched, KeptPool, Pool, in_memory, parts_of
+from kvtrie.tiers import Batched, HasBlockFormat, KeptPool, Pool, in_memory, parts_of
 from kvtrie.transfer.job_state import TRANSITIONS, JobState
 from kvtrie.transfer.layer_copies import LayerCopies
 
@@ -280,8 +280,18 @@ class Job:
             self.target.write(self.keys[0], int(self.slots[0, 1]), layers, memory, self.labels[0])
         elif isinstance(self.target, Pool) and not isinstance(self.source, Pool):
             self._read(self.layers)
-        else:
-            raise TransferError("a move has a pool on at least one side")
+        elif not isinstance(self.source, Pool) and not isinstance(self.target, Pool):
+            self._between(self.source, self.target)
+
+    def _between(self, source: Storage, target: Storage) -> None:
+        """Copy from a storage to another one, through memory of the host."""
+        if not isinstance(source, HasBlockFormat):
+            raise TransferError("a storage without a block format cannot be copied to another one")
+        layers, (read, written) = self.layers, self.slots[0].tolist()
+        size = layers[1] - layers[0], source.block_format.unit_bytes
+        memory = torch.empty(size, dtype=torch.uint8)
+        source.read(self.keys[0], read, layers, memory)
+        target.write(self.keys[0], written, layers, memory, self.labels[0])
 
     def _from(self, pool: Pool) -> tuple[tuple[int, int], torch.Tensor]:
         """The layers that a storage gets, and their bytes."""

@@ -2,6 +2,8 @@
 
 `Prefetcher` asks on other threads and marks the blocks that the store has, for an engine that never
 waits. `BlockingPrefetcher` waits for the answer, and until the blocks are on their way.
+Where groups of layers are kept apart, blocks of each group are asked for and marked by themselves,
+those that the longest border needs of the store (`group_search.py`).
 Invariant: no call returns after its deadline, whatever the store does. Only blocks are marked that
 the store reported or this process wrote or read; one that then cannot be read is a failed load.
 Cost: one hash per block of the prompt, and a question about those that no local tier has.
@@ -19,7 +21,9 @@ import numpy as np
 from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.settings.argument import real
 from kvtrie.settings.hint import Prefetch
+from kvtrie.tiers import parts_of
 from kvtrie.tiers.remote import Found
+from kvtrie.transfer.group_search import GroupSearch
 from kvtrie.transfer.store_question import Question, Questions
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from kvtrie import BlockManager, Match, Scope
+    from kvtrie.tiers.remote.search import Answer
     from kvtrie.transfer.ledger import Ledger
 
     _Tokens: TypeAlias = Sequence[int] | NDArray[np.integer] | Buffer
@@ -43,6 +48,8 @@ _MOST_S = 86_400.0
 @runtime_checkable
 class _Finds(Protocol):
     def find(self, keys: NDArray[np.uint8], deadline: int) -> Found: ...
+
+    def answers(self, keys: NDArray[np.uint8], deadline: int) -> list[Answer]: ...
 
 
 class Prefetched(NamedTuple):
@@ -67,8 +74,14 @@ class Prefetcher:
 
     Args:
         manager: the manager.
-        find: returns which leading blocks of keys the store has, by a time of `monotonic_ns`.
+        find: returns which leading blocks of keys the store has, by a time of `monotonic_ns`; of
+            groups of layers that are kept apart, in the first one.
         clock: nanoseconds, monotone.
+        answers: returns what the store says of blocks of a group, each by itself: its arguments are
+            the group, keys and a time of `monotonic_ns`. None for a model with one group.
+
+    Raises:
+        ConfigError: groups that are kept apart, without `answers`.
     """
 
     def __init__(
@@ -76,10 +89,15 @@ class Prefetcher:
         manager: BlockManager,
         find: Callable[[NDArray[np.uint8], int], Found],
         clock: Callable[[], int],
+        answers: Callable[[int, NDArray[np.uint8], int], list[Answer]] | None = None,
     ) -> None:
         self._manager, self._clock = manager, clock
         self._tier = [tier.kind for tier in manager.tiers].index("remote")
         self._questions = Questions(find, clock)
+        groups = len(manager.stats().tiers["remote"].groups)
+        if groups > 1 and answers is None:
+            raise ConfigError(f"{groups} groups of layers are kept apart: answers for each wanted")
+        self._answers = answers if groups > 1 else None
 
     def ask(
         self, tokens: _Tokens, scope: Scope | None, deadline: int, *, keep: int = 0
@@ -97,9 +115,15 @@ class Prefetcher:
         path = np.asarray(tokens, dtype=np.uint32)
         keys = keys[: (len(path) - keep) // manager.block_tokens]
         path = path[: len(keys) * manager.block_tokens]
-        near = self.near(manager.lookup(path, now=now, scope=scope, keep=0))
-        question = Question(path, scope, near, keys[near:], deadline)
-        if near == len(keys):
+        if self._answers is None:
+            local = near = self.near(manager.lookup(path, now=now, scope=scope, keep=0))
+            search = None
+        else:
+            parts = manager.parts_above(path, self._tier, scope=scope)
+            search = GroupSearch(manager, self._answers, keys, parts)
+            near, local = search.near, search.local
+        question = Question(path, scope, near, keys[near:], deadline, search=search)
+        if local == len(keys):
             question.found = Found(0, 0, 0, 0)
             question.close()
         else:
@@ -122,21 +146,42 @@ class Prefetcher:
         Returns:
             The leading blocks of the prompt that are on a faster tier or marked.
         """
-        found, near, path = question.found, question.near, question.path
+        found, near, path, search = question.found, question.near, question.path, question.search
         if found is None:
             return near
-        upto = near + found.blocks
-        mark = partial(self._manager.mark, now=self._clock(), scope=question.scope)
-        if found.refuted or (found.blocks < len(question.keys) and not found.late):
+        upto = near + found.blocks if search is None else search.stored
+        mark = partial(self._manager.mark, tier=self._tier, now=self._clock(), scope=question.scope)
+        if found.refuted or (upto - near < len(question.keys) and not found.late):
             # A block to clear may be leased or on the move: then it stays, and its load fails.
             with suppress(ConfigError):
-                mark(path, self._tier, present=False, skip=upto)
+                mark(path, present=False, skip=upto)
+        if search is not None:
+            return self._mark_groups(question, search, mark)
         if found.blocks:
             # A local block left since the question, or leases fill the tier: none is marked.
             with suppress(ConfigError, NoSpaceError):
-                path = path[: upto * self._manager.block_tokens]
-                mark(path, self._tier, present=True, skip=near)
+                mark(path[: upto * self._manager.block_tokens], present=True, skip=near)
+                question.wanted = upto
                 return upto
+        return near
+
+    def _mark_groups(
+        self, question: Question, search: GroupSearch, mark: Callable[..., object]
+    ) -> int:
+        """Clear what the store lacks of each group, and mark what the longest border needs."""
+        size, near, border = self._manager.block_tokens, question.near, search.border
+        for group, first, end in search.lost():
+            with suppress(ConfigError):  # as above
+                mark(question.path[: end * size], present=False, group=group, skip=first)
+        if border <= search.local:
+            return near
+        with suppress(ConfigError, NoSpaceError):  # as above
+            if border > near:
+                mark(question.path[: border * size], present=True, group=0, skip=near)
+            for group, first, end in search.needed():
+                mark(question.path[: end * size], present=True, group=group, skip=first)
+            question.wanted = border
+            return max(near, border)
         return near
 
     def close(self) -> None:
@@ -157,7 +202,12 @@ class BlockingPrefetcher:
         self._prefetcher: Prefetcher | None = None
         kinds = [tier.kind for tier in manager.tiers]
         if "remote" in kinds and isinstance(store := ledger.pools[kinds.index("remote")], _Finds):
-            self._prefetcher = Prefetcher(manager, store.find, ledger.clock)
+            parts = [part for part in parts_of(store) if isinstance(part, _Finds)]
+
+            def answers(group: int, keys: NDArray[np.uint8], until: int) -> list[Answer]:
+                return parts[group].answers(keys, until)
+
+            self._prefetcher = Prefetcher(manager, store.find, ledger.clock, answers)
 
     def prefetch(self, tokens: _Tokens, scope: Scope | None, deadline_s: float) -> Prefetched:
         """As `Executor.prefetch`."""
@@ -171,9 +221,9 @@ class BlockingPrefetcher:
         question = prefetcher.ask(tokens, scope, deadline)
         if (found := question.wait(self._clock)) is None:
             return Prefetched(len(question.keys), 0, 0, len(question.keys))
-        upto = prefetcher.take_in(question)
-        if upto > question.near:
-            path = question.path[: upto * self._manager.block_tokens]
+        prefetcher.take_in(question)
+        if question.wanted:
+            path = question.path[: question.wanted * self._manager.block_tokens]
             self._bring(prefetcher, path, scope, deadline)
         return Prefetched(found.queried, found.blocks, found.refuted, found.late)
 
@@ -187,8 +237,11 @@ class BlockingPrefetcher:
         """
         hint = Prefetch(tokens=path, tier="host", deadline=deadline, scope=scope)
         manager, ledger, most, prefix = self._manager, self._ledger, -1, PinnedPrefix()
+        stats = manager.stats().tiers["host"]
         (host,) = (tier for tier in manager.tiers if tier.kind == "host")
-        pins = HostPins(manager, 3 * host.room(manager.model, manager.block_tokens) // 4)
+        # Groups of layers share the bytes: slots are those that the first one may have.
+        blocks = stats.slots if stats.groups else host.room(manager.model, manager.block_tokens)
+        pins = HostPins(manager, 3 * blocks // 4)
         try:
             while True:
                 with ledger.section:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvtrie.errors import ConfigError
-from kvtrie.tiers import Batched, Pool, in_memory
+from kvtrie.tiers import Batched, Pool, in_memory, parts_of
 
 if TYPE_CHECKING:
     import threading
@@ -65,9 +65,15 @@ class RemoteStores:
         self._threads = threads[self._storage]
         self._per_job = blocks_per_job if isinstance(self._pool, Batched) else 1
         memory = [pool for pool in pools if isinstance(pool, Pool) and pool.device.type == "cpu"]
-        self._block = memory[-1].layers * memory[-1].unit_bytes if memory else 0
+        parts = parts_of(memory[-1]) if memory else ()
+        # Groups of layers share the memory: a store is of at most the largest block among theirs.
+        self._block = max(
+            (part.layers * part.unit_bytes for part in parts if isinstance(part, Pool)), default=0
+        )
         self.limits = {
-            at: _limit(tiers[at], memory[-1].blocks, self._block) for at in found if memory
+            at: _limit(tiers[at], memory[-1].nbytes // self._block, self._block)
+            for at in found
+            if memory
         }
         self._dropped = 0
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtrie.at_exit import end_at_exit
+from kvtrie.tiers.remote import Found
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie import Scope
-    from kvtrie.tiers.remote import Found
+    from kvtrie.transfer.group_search import GroupSearch
 
 __all__ = ["Question", "Questions"]
 
@@ -45,6 +46,8 @@ class Question:
         error: the exception of the store instead of it.
         refused: whether every thread was in a call that is late.
         closed: whether no thread works on it any longer.
+        search: what is asked of groups of layers that are kept apart; None with one group.
+        wanted: leading blocks that are to come to host memory, once the answer is taken in.
     """
 
     path: NDArray[np.uint32]
@@ -56,6 +59,8 @@ class Question:
     error: Exception | None = None
     refused: bool = False
     closed: bool = False
+    search: GroupSearch | None = None
+    wanted: int = 0
     # An event breaks where Ctrl-C strikes within it.
     _over: threading.Lock = field(default_factory=threading.Lock)
 
@@ -139,7 +144,10 @@ class Questions:
         try:
             left = question.deadline - self._clock()
             if left > 0:
-                question.found = self._find(question.keys, time.monotonic_ns() + left)
+                until = time.monotonic_ns() + left
+                keys, search = question.keys, question.search
+                found = self._find(keys, until) if len(keys) else Found(0, 0, 0, 0)
+                question.found = found if search is None else search.search(found, until)
         except Exception as error:  # noqa: BLE001 - the next question is asked all the same
             question.error = error
         finally:

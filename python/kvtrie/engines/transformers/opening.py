@@ -174,7 +174,10 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
             tier.kind,
             pool.nbytes
             if isinstance(pool, Pool | DiskStorage)
-            else tier.room_bytes(manager.model, tokens),
+            # That of a store is not shown.
+            else tier.room_bytes(manager.model, tokens)
+            if manager.model.even
+            else 0,
             stats[tier.kind].slots,
             found=stats[tier.kind].slots - stats[tier.kind].free,
             others=sum(disk.other_blocks() for disk in disks) if tier.kind == "disk" else 0,

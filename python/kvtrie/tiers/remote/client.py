@@ -183,15 +183,35 @@ class RemoteClient:
             keys: content keys `(blocks, 32)`.
             deadline: nanoseconds of the clock.
         """
-        names = self._names(keys)
+        return [answer == "ok" for answer in self.answers(keys, deadline)]
+
+    def answers(
+        self,
+        keys: NDArray[np.uint8],
+        deadline: int,
+        forms: Sequence[ValueFormat] | None = None,
+    ) -> list[Answer]:
+        """Ask the store for blocks, each by itself; what it says, or is believed, of each.
+
+        Args:
+            keys: content keys `(blocks, 32)`.
+            deadline: nanoseconds of the clock.
+            forms: formats of all ranks, each of which must have its part of a block; None is this
+                rank's.
+        """
+        rows = list(zip(*(self._names(keys, form) for form in forms or [self.form]), strict=True))
+        names = {name: None for row in rows for name in row}
         if self._local:
-            return [self._beliefs.seen(name) for name in names]
-        kinds = {name: self._beliefs.kind(name) for name in names}
-        unknown = [name for name, kind in kinds.items() if kind == "unknown"]
-        answers = self._ask(unknown, deadline)
-        there = {name for name, kind in kinds.items() if kind in {"confirmed", "reported"}}
-        there.update(name for name, answer in answers.items() if answer == "ok")
-        return [name in there for name in names]
+            known: dict[bytes, Answer] = {
+                name: "ok" if self._beliefs.seen(name) else "missing" for name in names
+            }
+        else:
+            kinds = {name: self._beliefs.kind(name) for name in names}
+            known = self._ask([name for name in names if kinds[name] == "unknown"], deadline)
+            for name in names:
+                known.setdefault(name, "refuted" if kinds[name] == "refuted" else "ok")
+        order: tuple[Answer, ...] = ("late", "refuted", "missing", "ok")
+        return [min((known[name] for name in row), key=order.index) for row in rows]
 
     def refute(self, keys: Sequence[bytes], forms: Sequence[ValueFormat] | None = None) -> None:
         """Note that blocks, which another process of the server read, could not be read.

@@ -45,6 +45,30 @@ class RemoteStats:
     refuted: int
     dropped: dict[Outcome, int]
 
+    @classmethod
+    def together(cls, parts: Sequence[RemoteStats]) -> RemoteStats:
+        """Return the sums of counters; of the breakers' states the first that is not closed.
+
+        Args:
+            parts: the counters of each group of layers, one at least.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        results: Counter[tuple[str, Outcome]] = Counter()
+        dropped: Counter[Outcome] = Counter()
+        for part in parts:
+            results.update(part.results)
+            dropped.update(part.dropped)
+        return cls(
+            dict(results),
+            sum(part.bytes_read for part in parts),
+            sum(part.bytes_written for part in parts),
+            next((part.breaker for part in parts if part.breaker != "closed"), "closed"),
+            next((part.writes for part in parts if part.writes != "closed"), "closed"),
+            sum(part.refuted for part in parts),
+            dict(dropped),
+        )
+
 
 class Counts:
     """Counters of a remote storage, for several threads."""

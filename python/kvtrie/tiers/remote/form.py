@@ -1,7 +1,8 @@
 """Format of one rank's values in a store: their names, header and checksums.
 
-Invariant: two layouts, two ranks, or two numbers of ranks give different names; latent KV, which is
-equal on all ranks, gives one. Cost: one hash of the settings.
+Where groups of layers are kept apart, a block has a value per group.
+Invariant: two layouts, two ranks, two numbers of ranks, or two groups give different names; latent
+KV, which is equal on all ranks, gives one. Cost: one hash of the settings.
 """
 
 from __future__ import annotations
@@ -37,19 +38,38 @@ class ValueNames(NamedTuple):
     meaning: bytes
 
     @classmethod
-    def of(cls, form: BlockFormat, rank: int, ranks: int) -> ValueNames:
+    def of(
+        cls,
+        form: BlockFormat,
+        rank: int,
+        ranks: int,
+        *,
+        group: int | None = None,
+        block_tokens: int | None = None,
+    ) -> ValueNames:
         """Return those of a rank.
 
+        Args:
+            form: the format of the values.
+            rank: the rank whose part of the KV a value is.
+            ranks: how many there are.
+            group: the group of layers that a value is of; None if all layers are one group. K and V
+                of a layer follow one another in the slots of a group. The names of the first group
+                say no group.
+            block_tokens: tokens of a block; None is those of the format, which has fewer rows where
+                several tokens share one.
+
         Raises:
-            ConfigError: a layout with K and V apart.
+            ConfigError: a layout with K and V apart, unless it is that of a group.
         """
-        planes = form.planes()
-        if len(planes) != 1:
+        if group is None and len(form.planes()) != 1:
             raise ConfigError("a store keeps K and V of a layer together: use Layout(kv='joined')")
         about = asdict(form) | {"layout": form.layout.digest().hex(), "rank": rank, "ranks": ranks}
+        if group:
+            about["group"] = group
         about = json.dumps(about, sort_keys=True).encode()
         meaning = hashlib.blake2b(about, digest_size=32).digest()
-        return cls(form.layers, planes[0], form.block_tokens, meaning)
+        return cls(form.layers, form.unit_bytes, block_tokens or form.block_tokens, meaning)
 
     def format(self, secret: bytes | None) -> ValueFormat:
         """Return names and checksums, keyed by a secret if there is one."""
@@ -57,11 +77,19 @@ class ValueNames(NamedTuple):
 
 
 def value_format(
-    model: ModelShape, form: BlockFormat, secret: bytes | None, *, rank: int = 0, ranks: int = 1
+    model: ModelShape,
+    form: BlockFormat,
+    secret: bytes | None,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    group: int | None = None,
+    block_tokens: int | None = None,
 ) -> ValueFormat:
-    """Names and checksums of one rank's blocks.
+    """Names and checksums of one rank's blocks, or of their part of a group of layers.
 
-    Latent KV is equal on all ranks, so its blocks have the names of rank 0 of 1.
+    Latent KV is equal on all ranks, so its blocks have the names of rank 0 of 1. The other
+    arguments are those of `ValueNames.of`.
 
     Raises:
         ConfigError: a layout with K and V apart, a rank that is not there, an empty secret.
@@ -70,4 +98,5 @@ def value_format(
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
     if model.latent:
         rank, ranks = 0, 1
-    return ValueNames.of(form, rank, ranks).format(secret)
+    names = ValueNames.of(form, rank, ranks, group=group, block_tokens=block_tokens)
+    return names.format(secret)

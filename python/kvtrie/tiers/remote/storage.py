@@ -1,5 +1,7 @@
 """RemoteStorage: the storage of the `remote` tier, for the executor of one rank.
 
+A model whose groups of layers are kept apart has a value per block and group: each group has a
+storage with its names, lengths and connections. A value that is lost is a miss of that group.
 Invariant: that of `RemoteClient`, which has the blocks. Cost: that of the client; a copy of blocks
 that are in memory of a device.
 """
@@ -7,6 +9,7 @@ that are in memory of a device.
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -15,6 +18,7 @@ from kvtrie.errors import ConfigError, TransferError
 from kvtrie.model.shape import require_fingerprint
 from kvtrie.tiers.block_format import BlockFormat
 from kvtrie.tiers.remote.client import RemoteClient
+from kvtrie.tiers.remote.counts import RemoteStats
 from kvtrie.tiers.remote.form import value_format
 from kvtrie.tiers.remote.open import read_secret
 from kvtrie.tiers.remote.url import RemoteUrl
@@ -50,6 +54,8 @@ class RemoteStorage(RemoteClient):
         store: the store, if it is open already.
         form: names and checksums, if they are not those of `rank` of `ranks`.
         clock: nanoseconds, as `time.monotonic_ns`.
+        group: the group of layers whose values these are; None has all layers.
+        rest: the storages of the groups after it.
 
     Attributes:
         block_format: format of the bytes.
@@ -77,11 +83,26 @@ class RemoteStorage(RemoteClient):
         store: RemoteStore | None = None,
         form: ValueFormat | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
+        group: int | None = None,
+        rest: Self | None = None,
     ) -> None:
         url = url if isinstance(url, RemoteUrl) else RemoteUrl.parse("a remote URL", url)
         require_fingerprint(model, f"the remote store {url}")
-        self.block_format = BlockFormat.of(model, layout, block_tokens)
-        form = form or value_format(model, self.block_format, secret, rank=rank, ranks=ranks)
+        self.block_format = (
+            BlockFormat.of(model, layout, block_tokens)
+            if group is None
+            else BlockFormat.of_group(model, group, block_tokens, layout)
+        )
+        form = form or value_format(
+            model,
+            self.block_format,
+            secret,
+            rank=rank,
+            ranks=ranks,
+            group=group,
+            block_tokens=block_tokens,
+        )
+        self._rest = rest
         super().__init__(
             url,
             form,
@@ -92,9 +113,21 @@ class RemoteStorage(RemoteClient):
             clock=clock,
         )
 
+    @property
+    def groups(self) -> tuple[Self, ...]:
+        """The storage of each group of layers; that of the first group is this one."""
+        return (self,) if self._rest is None else (self, *self._rest.groups)
+
     @classmethod
     def of_tier(
-        cls, model: ModelShape, tier: Tier, block_tokens: int, *, rank: int = 0, ranks: int = 1
+        cls,
+        model: ModelShape,
+        tier: Tier,
+        block_tokens: int,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        apart: bool = False,
     ) -> Self:
         """The storage that a tier asks for.
 
@@ -104,6 +137,7 @@ class RemoteStorage(RemoteClient):
             block_tokens: tokens per block.
             rank: the tensor-parallel rank whose part of the KV this is.
             ranks: how many there are.
+            apart: whether the groups of the model's layers are kept apart.
 
         Raises:
             ConfigError: a tier without a path, or with layer slots; as of the class.
@@ -114,17 +148,45 @@ class RemoteStorage(RemoteClient):
             raise ConfigError(
                 "a remote store keeps a block's layers in one value: layer_slots=False"
             )
-        return cls(
-            RemoteUrl.parse("path of tier 'remote'", tier.path),
-            model,
-            block_tokens,
-            layout=tier.layout,
-            rank=rank,
-            ranks=ranks,
-            secret=read_secret(tier.secret_file),
-            trust_s=tier.trust_s,
-            lookup=tier.lookup,
-        )
+        url = RemoteUrl.parse("path of tier 'remote'", tier.path)
+        secret = read_secret(tier.secret_file)
+        numbers = range(len(model.groups)) if apart else (None,)
+        parts: list[Self] = []
+        with ExitStack() as opened:
+            for group in reversed(numbers):
+                part = cls(
+                    url,
+                    model,
+                    block_tokens,
+                    layout=tier.layout,
+                    rank=rank,
+                    ranks=ranks,
+                    secret=secret,
+                    trust_s=tier.trust_s,
+                    lookup=tier.lookup,
+                    group=group,
+                    rest=parts[-1] if parts else None,
+                )
+                opened.callback(part.close)
+                parts.append(part)
+            opened.pop_all()
+        return parts[-1]
+
+    def stats(self) -> RemoteStats:
+        """The counters now, of all groups together."""
+        parts = [RemoteClient.stats(part) for part in self.groups]
+        return RemoteStats.together(parts)
+
+    def forget(self) -> None:
+        """Drop all beliefs; the store keeps its blocks."""
+        for part in self.groups:
+            RemoteClient.forget(part)
+
+    def close(self) -> None:
+        """Release the store's connections. Closing twice does nothing."""
+        with ExitStack() as closing:
+            for part in self.groups:
+                closing.callback(RemoteClient.close, part)
 
     def read(self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor) -> None:
         """Fill `memory` with layers `[lo, hi)` of the block `key`, proved.

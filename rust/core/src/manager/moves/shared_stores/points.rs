@@ -2,7 +2,7 @@
 //!
 //! A point waits as a whole. The executor asks for a number of stores, which are those of its parts on the
 //! tier above; the shared tier holds each until all are there or expected, and the point is on that tier
-//! then. What is lost on the way ends the store: so no part of a point stays held. Invariant: only the
+//! then. A part that is lost on the way ends the store, which releases the others. Invariant: only the
 //! oldest store holds parts, and its point is on the tier that it is written from. Cost: O(path) per step,
 //! and room for a slot.
 
@@ -118,7 +118,7 @@ impl Manager {
         }
     }
 
-    /// Ends the store of a resume point that waits, if it does. What was held for it is released.
+    /// Ends the store of a resume point that waits, if it does, and releases the parts that are held for it.
     pub(in crate::manager) fn end_point_store(&mut self, tier: TierId, block: BlockId) {
         if self.shared_stores.is_empty() {
             return;
