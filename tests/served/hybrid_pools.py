@@ -1,6 +1,6 @@
-"""Requests of a model with sliding windows, over SGLang's allocator and its cache or ours.
+"""Requests of a model with sliding windows and states, over SGLang's allocators and a cache.
 
-Every slot of both pools has known content: the tokens up to its own. Kernels and memory are left
+Every slot of all pools has known content: the tokens up to its own. Kernels and memory are left
 out.
 """
 
@@ -13,13 +13,18 @@ from types import SimpleNamespace
 import benches.peers.stand_ins  # noqa: F401 - without it sglang does not load
 
 import torch  # isort: skip
+from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
 from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import free_swa_out_of_window_slots
+from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components import mamba
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvtrie.engines.sglang import KvtrieRadixCache
@@ -47,14 +52,48 @@ class WindowPool(BaseSWAKVPool):
 WindowPool.__abstractmethods__ = frozenset()
 
 
-class Rows:
-    """The table of requests and their slots."""
+# The settings of a server that SGLang's component of states reads.
+mamba.mamba_cache_chunk_size = lambda: 1
+mamba.mamba_checkpoint_grid = lambda page: page
+mamba.get_exec = lambda: SimpleNamespace(
+    mamba=SimpleNamespace(mamba_max_states_per_path=-1, enable_mamba_extra_buffer_lazy=False)
+)
 
-    def __init__(self, requests):
+
+class States:
+    """Content of states, by slot."""
+
+    replayssm_write_pos = None
+
+    def __init__(self, size):
+        self.size, self.content = size, {}
+
+    def copy_from(self, sources, targets):
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self.content[target] = self.content[source]
+
+
+class Rows(HybridReqToTokenPool):
+    """The table of requests and their slots, and the pool of states."""
+
+    enable_mamba_extra_buffer_lazy = False
+    mamba_ckpt_pool = None
+    mamba_ping_pong_track_buffer_size = mamba_initial_tracking_slots = 2
+
+    def __init__(self, requests, states, *, tracked):
+        self.enable_mamba_extra_buffer = tracked
+        self.req_index_to_mamba_ping_pong_track_buffer_mapping = torch.zeros(
+            (requests, 2), dtype=torch.int64
+        )
+        self.mamba_allocator = MambaSlotAllocator(states, "cpu")
+        self.mamba_pool = States(states)
         self.req_to_token = torch.zeros((requests, MOST_TOKENS), dtype=torch.int32)
 
     def write(self, where, values):
         self.req_to_token[where] = values.to(torch.int32)
+
+    def translate_mamba_indices(self, slots):
+        return slots
 
 
 class Kv:
@@ -64,8 +103,14 @@ class Kv:
         self.req_pool_idx, self.swa_evict_floor = row, 0
         self.cache_protected_len = self.cache_inserted_len = self.kv_allocated_len = 0
         self.dead = {}
+        self.mamba_pool_idx = self.mamba_cow_src_index = self.mamba_last_track_seqlen = None
+        self.mamba_ping_pong_track_buffer = self.mamba_prev_track_seqlen = None
 
     holds_kv = True
+
+    @property
+    def holds_mamba(self):
+        return self.mamba_pool_idx is not None
 
     def get_evicted_seqlen(self, kind):
         return self.dead.get(kind, 0)
@@ -82,13 +127,13 @@ class Request:
     """A request as a cache reads it."""
 
     rid, session_id, session, priority, kv_rotation_base = "r", None, None, None, None
-    mamba_last_track_seqlen = None
 
     def __init__(self, ids, row, salt):
         self.ids, self.extra_key, self.cache_salt = array("q", ids), None, salt
         self.origin_input_ids = self.ids
         self.kv, self.lock, self.last_node = Kv(row), None, None
         self.swa_branching_seqlen, self.done, self.match = None, False, None
+        self.mamba_branching_seqlen = None
 
     @property
     def full_untruncated_fill_ids(self):
@@ -107,31 +152,48 @@ class HybridWorld:
     Args:
         kind: "ours" or "theirs".
         full: tokens of the pool of full attention.
-        swa: tokens of the pool of windows.
+        swa: tokens of the pool of windows; 0 for a model without windows.
         window: tokens of a window.
         page: tokens of a page.
         seed: of the schedule.
+        states: slots of the pool of states; 0 for a model without states.
     """
 
-    def __init__(self, kind, full, swa, window, page, seed, **more):
-        self.window, self.page, self.draw = window, page, random.Random(seed)
-        self.allocator = SWATokenToKVPoolAllocator(
-            full, swa, page, torch.float16, "cpu", WindowPool(), need_sort=False
+    def __init__(self, kind, full, swa, window, page, seed, states=0, **more):
+        self.page, self.draw, self.states = page, random.Random(seed), states
+        self.window = window if swa else 0
+        self.allocator = (
+            SWATokenToKVPoolAllocator(
+                full, swa, page, torch.float16, "cpu", WindowPool(), need_sort=False
+            )
+            if swa
+            else TokenToKVPoolAllocator(full, torch.float16, "cpu", None, need_sort=False)
+            if page == 1
+            else PagedTokenToKVPoolAllocator(
+                full, page, torch.float16, "cpu", None, need_sort=False
+            )
         )
-        self.rows = Rows(8)
+        # With pages of several tokens states are tracked at ends of pages, in two slots in turn.
+        self.tracked = states > 0 and page > 1
+        self.rows = Rows(8, states, tracked=self.tracked)
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=self.rows,
             token_to_kv_pool_allocator=self.allocator,
             page_size=page,
-            sliding_window_size=window,
+            sliding_window_size=window if swa else None,
+            enable_mamba_extra_buffer=self.tracked,
             **more,
         )
         if kind == "theirs":
-            params.tree_components = (ComponentType.FULL, SWA)
+            parts = (ComponentType.FULL, SWA, ComponentType.MAMBA)
+            params.tree_components = tuple(
+                part for part, there in zip(parts, (1, swa, states), strict=True) if there
+            )
+            params.tree_core_backend = "python" if states else None
             self.cache = UnifiedRadixCache(params)
         else:
-            self.cache = KvtrieRadixCache(params, windows=True)
+            self.cache = KvtrieRadixCache(params, windows=swa > 0, states=states > 0)
         self.full, self.swa = {}, {}  # content by slot
         self.running, self.free_rows = [], list(range(8))
         self.found = self.requested = self.refused = 0
@@ -149,8 +211,11 @@ class HybridWorld:
         request = Request(self.prompt() if ids is None else ids, self.free_rows.pop(), None)
         key = RadixKey(request.ids[: len(request.ids) - 1], None, cache_salt=None)
         key = key.page_aligned(self.page)
-        match = self.cache.match_prefix(MatchPrefixParams(key=key))
+        match = self.cache.match_prefix(
+            MatchPrefixParams(key=key, req=request, cow_mamba=self.states > 0)
+        )
         request.match, request.swa_branching_seqlen = match, match.swa_branching_seqlen
+        request.mamba_branching_seqlen = match.mamba_branching_seqlen
         length = match.device_prefix_len
         assert match.swa_branching_seqlen is None or length < match.swa_branching_seqlen
         request.lock, request.last_node = (
@@ -163,6 +228,9 @@ class HybridWorld:
         request.kv.cache_protected_len = request.kv.cache_inserted_len = length
         request.kv.kv_allocated_len = length
         self.found, self.requested = self.found + length, self.requested + len(request.ids)
+        if self.states and length:
+            held = int(request.kv.mamba_cow_src_index)
+            assert self.rows.mamba_pool.content[held] == tuple(request.ids[:length])
         self.running.append(request)
         return request
 
@@ -172,54 +240,117 @@ class HybridWorld:
         assert len(ids) == len(slots)
         for at, slot in enumerate(slots):
             assert self.full[slot] == tuple(ids[: at + 1])
-        for at in range(max(0, len(ids) - self.window), len(ids)):
+        first = max(0, len(ids) - self.window) if self.window else len(ids)
+        for at in range(first, len(ids)):
             assert self.swa[self.mapped(slots[at])] == tuple(ids[: at + 1])
 
     def mapped(self, slot):
+        if not self.window:
+            return 0
         return int(self.allocator.full_to_swa_index_mapping[slot])
 
     def room(self, tokens):
         """Whether both pools have room for whole pages, after evictions."""
         tokens = -(-tokens // self.page) * self.page
-        short = [
-            max(0, tokens - free)
-            for free in (self.allocator.full_available_size(), self.allocator.swa_available_size())
-        ]
+        short = [max(0, tokens - free) for free in self.free()]
         able = [self.cache.full_evictable_size(), self.cache.swa_evictable_size()]
         if any(short):
             self.allocator.evict_to_free_tokens(self.cache, tokens)
-        free = self.allocator.full_available_size(), self.allocator.swa_available_size()
-        for lacked, could, has in zip(short, able, free, strict=True):
+        free = self.free()
+        for lacked, could, has in zip(short, able, free, strict=False):
             assert has >= tokens or could < lacked
         return min(free) >= tokens
+
+    def free(self):
+        """Free tokens of each pool of KV."""
+        if not self.window:
+            return [self.allocator.available_size()]
+        return [self.allocator.full_available_size(), self.allocator.swa_available_size()]
+
+    def hold_state(self, request):
+        """Give a request a state, which is copied from its prefix or new; False without room."""
+        kv, pool = request.kv, self.rows
+        wanted = (not kv.holds_mamba) + 2 * (
+            self.tracked and kv.mamba_ping_pong_track_buffer is None
+        )
+        short = wanted - pool.mamba_allocator.available_size()
+        if short > 0:
+            able = self.cache.mamba_evictable_size()
+            self.cache.evict(EvictParams(mamba_num=short))
+            if pool.mamba_allocator.available_size() < wanted:
+                assert able < short
+                return False
+        if not kv.holds_mamba:
+            kv.mamba_pool_idx = pool.mamba_allocator.alloc(1)[0]
+            pool.mamba_pool.content[int(kv.mamba_pool_idx)] = ()
+        if self.tracked and kv.mamba_ping_pong_track_buffer is None:
+            pool._alloc_ping_pong_buffer(request)
+            row = pool.req_index_to_mamba_ping_pong_track_buffer_mapping
+            row[kv.req_pool_idx] = kv.mamba_ping_pong_track_buffer
+        if kv.mamba_cow_src_index is not None:
+            pool.mamba_pool.copy_from(kv.mamba_cow_src_index, kv.mamba_pool_idx.reshape(1))
+            kv.mamba_cow_src_index = None
+        return True
+
+    def track(self, request, first, upto):
+        """Keep the state at the last end of a page of a pass, as the scheduler does."""
+        kv, pool, branch = request.kv, self.rows, request.mamba_branching_seqlen
+        at = upto // self.page * self.page
+        if branch is not None and first < branch < at:
+            at = branch
+        if at <= first:
+            return
+        slot = int(kv.mamba_ping_pong_track_buffer[kv.mamba_next_track_idx])
+        pool.mamba_pool.content[slot] = tuple(request.ids[:at])
+        kv.mamba_last_track_idx = kv.mamba_next_track_idx
+        kv.mamba_next_track_idx = pool.get_mamba_ping_pong_other_idx(kv.mamba_next_track_idx)
+        kv.mamba_prev_track_seqlen, kv.mamba_last_track_seqlen = kv.mamba_last_track_seqlen, at
 
     def compute(self, request, upto):
         """Allocate and write tokens up to a length; False without room."""
         kv = request.kv
+        if self.states and not self.hold_state(request):
+            return False
         first, last = kv.kv_allocated_len, -(-upto // self.page) * self.page
         held = -(-first // self.page) * self.page
         if last > held:
             if not self.room(last - held):
                 return False
-            full = self.allocator.full_attn_allocator.alloc(last - held)
-            swa = self.allocator.swa_attn_allocator.alloc(last - held)
-            self.allocator.set_full_to_swa_mapping(full, swa)
+            if self.window:
+                full = self.allocator.full_attn_allocator.alloc(last - held)
+                swa = self.allocator.swa_attn_allocator.alloc(last - held)
+                self.allocator.set_full_to_swa_mapping(full, swa)
+            else:
+                full = self.allocator.alloc(last - held)
             self.rows.write((kv.req_pool_idx, slice(held, last)), full)
         row = self.rows.req_to_token[kv.req_pool_idx]
-        # What a pass attends to is there.
-        for at in range(max(0, first - self.window + 1), first):
-            assert self.swa[self.mapped(row[at])] == tuple(request.ids[: at + 1])
-        for at in range(first):
-            assert self.full[int(row[at])] == tuple(request.ids[: at + 1])
+        self.check_pass(request, first, row)
         for at in range(first, upto):
             content = tuple(request.ids[: at + 1])
             self.full[int(row[at])] = content
-            self.swa[self.mapped(row[at])] = content
+            if self.window:
+                self.swa[self.mapped(row[at])] = content
+        if self.states:
+            content, slot = self.rows.mamba_pool.content, int(kv.mamba_pool_idx)
+            assert content[slot] == tuple(request.ids[:first])
+            content[slot] = tuple(request.ids[:upto])
+        if self.tracked:
+            self.track(request, first, upto)
         kv.kv_allocated_len = upto
         return True
 
+    def check_pass(self, request, first, row):
+        """What a pass attends to is there."""
+        before = max(0, first - self.window + 1) if self.window else first
+        for at in range(before, first):
+            assert self.swa[self.mapped(row[at])] == tuple(request.ids[: at + 1])
+        for at in range(first):
+            assert self.full[int(row[at])] == tuple(request.ids[: at + 1])
+
     def slide(self, request):
         """Free windows that the request has passed, as the scheduler does."""
+        if not self.window:
+            return
         free_swa_out_of_window_slots(
             request,
             request.kv.kv_allocated_len - 1,
@@ -227,6 +358,7 @@ class HybridWorld:
             page_size=self.page,
             req_to_token_pool=self.rows,
             token_to_kv_pool_allocator=self.allocator,
+            retain_floor=self.cache.swa_retain_floor(request),
         )
 
     def step(self, request):
@@ -234,7 +366,7 @@ class HybridWorld:
         done, draw = request.kv.kv_allocated_len, self.draw
         if done < len(request.ids):
             upto = min(len(request.ids), done + draw.choice((8, 16, 40)))
-            branch = request.swa_branching_seqlen
+            branch = request.mamba_branching_seqlen or request.swa_branching_seqlen
             if branch is not None and done < branch < upto and draw.random() < 0.5:
                 upto = branch
             if not self.compute(request, upto):
@@ -248,7 +380,8 @@ class HybridWorld:
             request.ids.pop()
             return False
         self.slide(request)
-        if draw.random() < 0.1 and len(request.ids) - len(request.origin_input_ids) > self.window:
+        past = len(request.ids) - len(request.origin_input_ids) > self.window
+        if self.window and draw.random() < 0.1 and past:
             self.cache.release_swa_prefix_lock(request)
         return True
 
@@ -258,11 +391,17 @@ class HybridWorld:
         kv = request.kv
         request.ids = request.ids[: kv.kv_allocated_len]
         request.done = True
+        if self.tracked and kv.mamba_ping_pong_track_buffer is None and kv.holds_mamba:
+            # It was matched and never run: SGLang frees its state by itself.
+            self.rows.mamba_allocator.free(kv.mamba_pool_idx.reshape(1))
+            kv.mamba_pool_idx = None
+        keep = keep and (not self.states or kv.holds_mamba)
         if keep:
             self.cache.checkpoint(request, up_to=kv.kv_allocated_len)
         self.cache.free_kv_row(kv, [(kv.cache_protected_len, kv.kv_allocated_len)])
         self.cache.unlock(request.lock)
-        self.cache.on_release(request, checkpointed=keep)
+        if not self.states or kv.holds_mamba:
+            self.cache.on_release(request, checkpointed=keep)
         self.free_rows.append(kv.req_pool_idx)
 
     def play(self, most=4):
@@ -285,16 +424,31 @@ class HybridWorld:
         tree = cache.all_values_flatten().tolist()
         owned = list(tree)
         windows = [self.mapped(slot) for slot in tree if self.mapped(slot)]
+        states = cache.all_mamba_values_flatten().tolist() if self.states else []
         assert len(tree) == cache.full_evictable_size() + cache.full_protected_size()
         assert len(windows) == cache.swa_evictable_size() + cache.swa_protected_size()
+        if self.states:
+            assert len(states) == cache.mamba_evictable_size() + cache.mamba_protected_size()
+            for request in self.running:
+                if request.kv.holds_mamba:
+                    states.append(int(request.kv.mamba_pool_idx))
+                if request.kv.mamba_ping_pong_track_buffer is not None:
+                    states += request.kv.mamba_ping_pong_track_buffer.tolist()
+            free = self.rows.mamba_allocator.free_slots.tolist()
+            assert sorted([*states, *free]) == list(range(1, self.states + 1))
         for request in self.running:
             kv = request.kv
             first, last = kv.cache_protected_len, -(-kv.kv_allocated_len // page) * page
             row = self.rows.req_to_token[kv.req_pool_idx, first:last].tolist()
             owned += row
+            if not self.window:
+                continue
             dead = max(0, kv.get_evicted_seqlen(SWA) - first)
             assert not any(self.mapped(slot) for slot in row[:dead])
             windows += [self.mapped(slot) for slot in row[dead:]]
+        if not self.window:
+            self.once(owned, allocator, allocator.size)
+            return
         self.once(owned, allocator.full_attn_allocator, allocator.size_full)
         self.once(windows, allocator.swa_attn_allocator, allocator.size_swa)
 

@@ -141,7 +141,7 @@ def test_a_failure_inside_an_insert_is_one_request_that_is_not_cached(monkeypatc
     cache, pool = make_cache(events=False)
     ids = array("q", [7] * PAGE)
     with monkeypatch.context() as broken:
-        broken.setattr(cache._slots, "_free", [])
+        broken.setattr(cache.slots, "_free", [])
         assert serve(cache, pool, ids) == 0
     assert pool.free_blocks == BLOCKS
     cache.manager.audit()

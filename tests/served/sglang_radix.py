@@ -96,8 +96,8 @@ def test_the_plug_in_registers_the_name(monkeypatch):
         with pytest.raises(ConfigError, match=message):
             registry.get_radix_cache_factory("kvtrie")(Context)
     Context.params.eviction_policy_config = None
-    Context.is_hybrid_ssm = True
-    with pytest.raises(ConfigError, match="state layers"):
+    Context.enable_hierarchical_cache = True
+    with pytest.raises(ConfigError, match="hierarchical caches"):
         registry.get_radix_cache_factory("kvtrie")(Context)
 
 

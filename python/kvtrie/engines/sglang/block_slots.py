@@ -1,8 +1,9 @@
 """BlockSlots: the token slots of cached blocks in SGLang's pools.
 
-A block has a page of the pool of full attention until it is evicted and, where windows have a pool
-of their own, a page of that as long as the manager says so. SGLang's allocator maps the first to
-the second. Invariant: every page is the tree's once or not at all. Cost: O(1) per block.
+A block has a page of the pool of full attention until it is evicted and, where windows or states
+have a pool of their own, a page or a slot of that as long as the manager says so. SGLang's
+allocator maps the page of full attention to that of the windows.
+Invariant: every page is the tree's once or not at all. Cost: O(1) per block.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvtrie.engines.sglang.device_pools import WINDOWS
+from kvtrie.engines.sglang.device_pools import FULL
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,18 +33,32 @@ class BlockSlots:
     Args:
         pools: the pools.
         allocator: SGLang's.
+        states: SGLang's allocator of states; None without a pool of them.
 
     Attributes:
         windows: blocks that have a page of the pool of sliding windows.
+        states: slots of blocks in the pool of states, `(1,)` each.
     """
 
-    def __init__(self, pools: DevicePools, allocator: Any) -> None:  # noqa: ANN401 - of several classes
-        self._pools, self._allocator = pools, allocator
+    def __init__(
+        self,
+        pools: DevicePools,
+        allocator: Any,  # noqa: ANN401 - of several classes
+        states: Any = None,  # noqa: ANN401 - as above
+    ) -> None:
+        self._pools, self._allocator, self._state_allocator = pools, allocator, states
         # Token slots by row, the row of each block, and rows without a block.
         self._slots = np.empty((pools.blocks, pools.page_size), dtype=np.int64)
         self._rows: dict[int, int] = {}
         self._free = list(range(pools.blocks))
         self.windows: set[int] = set()
+        self.states: dict[int, torch.Tensor] = {}
+
+    def count(self, group: int) -> int:
+        """Number of blocks that have slots of a pool."""
+        if group == self._pools.windows_at:
+            return len(self.windows)
+        return len(self.states) if group == self._pools.states_at else len(self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -105,14 +120,13 @@ class BlockSlots:
                 self._recover(blocks[place], torch.from_numpy(slots[place]))  # pyright: ignore[reportUnknownMemberType] - torch's
                 alone.append(place)
             else:
-                (both if place in lives else alone).append(place)
+                (both if place in lives or not self._pools.windows else alone).append(place)
         unkept = [place for place in range(max(*again), len(blocks)) if place in lives]
         unkept = [place for place in unkept if blocks[place] not in came]
-        for places, free in (
-            (both, allocator.free_segment),
-            (alone, allocator.free_full_segment),
-            (unkept, allocator.free_swa_segment),
-        ):
+        frees: list[tuple[list[int], Any]] = [(both, allocator.free_segment)]
+        if self._pools.windows:
+            frees += [(alone, allocator.free_full_segment), (unkept, allocator.free_swa_segment)]
+        for places, free in frees:
             if places:
                 free(torch.from_numpy(slots[places].reshape(-1)), start_pos=0)  # pyright: ignore[reportUnknownMemberType] - torch's
 
@@ -132,23 +146,25 @@ class BlockSlots:
         Returns:
             Pages that were freed, by group.
         """
-        gone = [block for group, block in events if not group]
-        leaving = set(gone)
-        parts = [block for group, block in events if group == WINDOWS]
-        windows = [block for block in parts if block in self.windows]
+        gone = [block for group, block in events if group == FULL]
+        windows = [block for group, block in events if group == self._pools.windows_at]
+        windows = [block for block in windows if block in self.windows]
+        states = [block for group, block in events if group == self._pools.states_at]
+        states = [block for block in states if block in self.states]
         self.windows.difference_update(windows)
-        if not self._pools.several:
-            self._free_rows(gone, self._allocator.free_segment)
-            return {0: len(gone)}
-        with_windows = set(windows)
-        both = [block for block in gone if block in with_windows]
-        alone = [block for block in gone if block not in with_windows]
+        if states:
+            self._state_allocator.free(torch.cat([self.states.pop(block) for block in states]))
+        leaving, with_windows = set(gone), set(windows)
         tombs = [block for block in windows if block not in leaving]
         if tombs:
             self._allocator.free_swa_segment(self.of(tombs), start_pos=0)
+        alone = [block for block in gone if self._pools.windows and block not in with_windows]
+        both = [block for block in gone if not self._pools.windows or block in with_windows]
         self._free_rows(both, self._allocator.free_segment)
-        self._free_rows(alone, self._allocator.free_full_segment)
-        return {0: len(gone), WINDOWS: len(windows)}
+        if alone:
+            self._free_rows(alone, self._allocator.free_full_segment)
+        freed = {FULL: len(gone), self._pools.windows_at: len(windows)}
+        return freed | {self._pools.states_at: len(states)}
 
     def _free_rows(self, blocks: Sequence[int], free: Any) -> None:  # noqa: ANN401 - of the allocator
         if not blocks:

@@ -1,8 +1,9 @@
 """DevicePools: the pools of SGLang's GPU memory that a radix cache divides, and their sizes.
 
-SGLang has a pool of full attention's KV and, for models with sliding windows, one of theirs. A
-token of the first pool may have a slot of the second, which the allocator maps it to. The manager
-counts both in pages of one arena that is never full: SGLang says which pool wants room.
+SGLang has a pool of full attention's KV and, for models with sliding windows or state layers, one
+of theirs. A token of the first pool may have a slot of the second, which the allocator maps it to;
+a state has a slot by itself. The manager counts all of them in pages of one arena that is never
+full: SGLang says which pool wants room.
 Invariant: a pool that the cache does not divide rightly is refused by name. Cost: arithmetic.
 """
 
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
-__all__ = ["FULL", "WINDOWS", "DevicePools"]
+__all__ = ["FULL", "DevicePools"]
 
-FULL, WINDOWS = 0, 1
-"""Numbers of the groups of layers."""
+FULL = 0
+"""Number of the group of layers with full attention."""
+
+_NO_GROUP = -1
 
 _SPARE = 64
 
@@ -36,33 +39,40 @@ class DevicePools:
         blocks: pages of the pool of full attention.
         windows: pages of the pool of sliding windows; 0 without one.
         window: tokens that a request which goes on at a border needs before it; 0 without windows.
+        states: slots of the pool of states; 0 without one.
     """
 
     page_size: int
     blocks: int
     windows: int = 0
     window: int = 0
+    states: int = 0
 
     @classmethod
-    def of(cls, params: CacheInitParams, blocks: int | None, *, windows: bool) -> Self:
+    def of(
+        cls, params: CacheInitParams, blocks: int | None, *, windows: bool, states: bool
+    ) -> Self:
         """The pools of a server.
 
         Args:
             params: SGLang's `CacheInitParams`.
             blocks: pages of the KV pool; None asks the allocator.
             windows: whether layers with sliding windows have a pool of their own.
+            states: whether state layers have one.
 
         Raises:
-            ConfigError: a pool of less than a page, or windows in another pool than
-                `SWATokenToKVPoolAllocator`'s, or of which matches need none.
+            ConfigError: a pool of less than a page, windows in another pool than
+                `SWATokenToKVPoolAllocator`'s or of which matches need none, or states that have a
+                second form in the cache.
         """
         allocator, page = params.token_to_kv_pool_allocator, int(params.page_size)
+        slots = cls._state_slots(params) if states else 0
         if windows:
             cls._check_windows(params)
             full, swa = int(allocator.size_full) // page, int(allocator.size_swa) // page
-            pools = cls(page, full, swa, int(params.swa_retain_window or 0))
+            pools = cls(page, full, swa, int(params.swa_retain_window or 0), slots)
         else:
-            pools = cls(page, blocks or int(allocator.size) // page)
+            pools = cls(page, blocks or int(allocator.size) // page, states=slots)
         if pools.blocks < 1 or (windows and pools.windows < 1):
             sizes = (allocator.size_full, allocator.size_swa) if windows else (allocator.size,)
             raise ConfigError(
@@ -88,10 +98,43 @@ class DevicePools:
                 "that are stored whole and that a match needs"
             )
 
+    @staticmethod
+    def _state_slots(params: CacheInitParams) -> int:
+        pool = params.req_to_token_pool
+        kind = type(pool.mamba_allocator).__name__
+        second = getattr(pool, "mamba_ckpt_pool", None) is not None
+        if kind != "MambaSlotAllocator" or second or params.enable_mamba_extra_buffer_lazy:
+            lazy = params.enable_mamba_extra_buffer_lazy
+            raise ConfigError(
+                f"SGLang's {kind} has the states, a pool of checkpoints is {second} and "
+                f"enable_mamba_extra_buffer_lazy is {lazy}: --radix-cache-backend kvtrie serves "
+                "those of MambaSlotAllocator without either"
+            )
+        if not params.enable_mamba_extra_buffer and params.page_size != 1:
+            raise ConfigError(
+                f"pages of {params.page_size} tokens: without --enable-mamba-extra-buffer states "
+                "are kept with pages of 1 token"
+            )
+        return int(pool.mamba_allocator.size)
+
     @property
     def several(self) -> bool:
         """Whether groups of layers have pools of their own."""
-        return self.windows > 0
+        return self.windows_at > 0 or self.states_at > 0
+
+    @property
+    def windows_at(self) -> int:
+        """Number of the group of layers with sliding windows; -1 without one."""
+        return 1 if self.windows else _NO_GROUP
+
+    @property
+    def states_at(self) -> int:
+        """Number of the group of state layers; -1 without one."""
+        return max(self.windows_at, 0) + 1 if self.states else _NO_GROUP
+
+    def unit(self, group: int) -> int:
+        """Tokens of what SGLang counts of a pool in one of the manager's slots; a state is one."""
+        return 1 if group == self.states_at else self.page_size
 
     @property
     def window_blocks(self) -> int:
@@ -102,16 +145,21 @@ class DevicePools:
         """The model as the manager counts it: a slot of either pool is a page of its arena."""
         if not self.several:
             return ModelShape(layers=1, kv_heads=1, head_dim=16)
-        # A border needs the blocks of `window - 1` tokens, and SGLang those of all of them.
-        windows = LayerGroup((1,), kind="sliding", window=self.window + 1)
-        return ModelShape(2, 1, 16, groups=(LayerGroup((0,)), windows))
+        groups = [LayerGroup((0,))]
+        if self.windows:
+            # A border needs the blocks of `window - 1` tokens, and SGLang those of all of them.
+            groups.append(LayerGroup((1,), kind="sliding", window=self.window + 1))
+        if self.states:
+            page = ModelShape(1, 1, 16).block_bytes(self.page_size)
+            groups.append(LayerGroup((2,), kind="state", state_bytes=page))
+        return ModelShape(3, 1, 16, groups=tuple(groups))
 
     def tiers(self) -> list[Tier]:
         """The one tier of the manager."""
         if not self.several:
             return [Tier("gpu", blocks=self.blocks)]
         # A new block may have both slots for a moment, whatever SGLang keeps of its window.
-        pages = 2 * self.blocks + self.windows + self.window_blocks + _SPARE
+        pages = 2 * self.blocks + self.windows + self.window_blocks + self.states + _SPARE
         each = self.shape().block_bytes(self.page_size, FULL)
         return [Tier("gpu", bytes=pages * each, owner="none")]
 

@@ -51,7 +51,9 @@ class Path:
         self.locks: list[Lock] = []
 
 
-def found(tokens: int, path: Path, known: int | None = None) -> MatchResult:
+def found(
+    tokens: int, path: Path, known: int | None = None, grid: int | None = None
+) -> MatchResult:
     """Return SGLang's result of a match.
 
     Args:
@@ -59,6 +61,7 @@ def found(tokens: int, path: Path, known: int | None = None) -> MatchResult:
         path: its blocks.
         known: tokens that full attention has, where groups of layers have pools of their own. If
             these are more, a pass that ends there keeps a window for the next request.
+        grid: tokens between the borders at which a pass can keep a state; None without states.
     """
     result = MatchResult(
         device_prefix_len=tokens,
@@ -69,7 +72,12 @@ def found(tokens: int, path: Path, known: int | None = None) -> MatchResult:
     if known is None:
         return result
     branch = known if known > tokens else None
-    return result._replace(full_kv_hit_length=known, swa_branching_seqlen=branch)
+    state = None if grid is None else known // grid * grid
+    return result._replace(
+        full_kv_hit_length=known,
+        swa_branching_seqlen=branch,
+        mamba_branching_seqlen=state if state is not None and state > tokens else None,
+    )
 
 
 def tokens_of(key: RadixKey, page_size: int) -> tuple[NDArray[np.uint32], Scope] | None:

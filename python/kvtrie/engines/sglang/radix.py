@@ -2,8 +2,8 @@
 
 SGLang owns the pages and passes the token slots of each new block; the manager knows the blocks and
 chooses which of them are evicted, and its own slots are only counted. Models with sliding windows
-have a pool for each kind of layers: a block may lose its window and keep the rest, and a prefix is
-found up to the deepest border whose window is there.
+or state layers have a pool for each kind of layers: a block may lose its window or state and keep
+the rest, and a prefix is found up to the deepest border that has all that a request needs.
 Invariant: a block keeps its token slots until it is evicted; a locked path is never evicted.
 Cost: a lookup per match, a request of the manager per insert, a reservation per eviction; 8 B per
 token of the pool.
@@ -26,17 +26,18 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     InsertParams,
     InsertResult,
 )
-from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from kvtrie import BlockManager
 from kvtrie.engines.server.boundary import Boundary
 from kvtrie.engines.sglang.block_slots import BlockSlots
-from kvtrie.engines.sglang.device_pools import FULL, WINDOWS, DevicePools
+from kvtrie.engines.sglang.device_pools import FULL, DevicePools
 from kvtrie.engines.sglang.events import PublishedPages
 from kvtrie.engines.sglang.locks import Locks
 from kvtrie.engines.sglang.misses import Matched, RequestMisses
 from kvtrie.engines.sglang.path import Path, found, tokens_of
+from kvtrie.engines.sglang.pool_sizes import PoolSizes
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import whole, word
 from kvtrie.settings.tier import DEFAULT_POLICY
@@ -54,13 +55,15 @@ if TYPE_CHECKING:
     )
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
+    from kvtrie.engines.sglang.request_states import RequestStates
+
 __all__ = ["KvtrieRadixCache"]
 
 _LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
 _FAR = 2**63
 
 
-class KvtrieRadixCache(RadixCache):
+class KvtrieRadixCache(PoolSizes):
     """SGLang's prefix cache over a `BlockManager`.
 
     Args:
@@ -70,17 +73,21 @@ class KvtrieRadixCache(RadixCache):
         objective: what policies by value save: the "cost" of computing blocks again, or "hits".
         count_misses: count computed prompt tokens by cause, and export them to Prometheus.
         windows: layers with sliding windows have a pool of their own.
+        states: state layers have one.
 
     Attributes:
         pools: the pools that the cache divides.
+        slots: the slots of cached blocks in them.
+        locks: what requests have locked.
+        manager: kvtrie's, which knows the blocks.
         policy: which blocks are evicted first.
         misses: counts computed prompt tokens; None if they are not counted.
         sliding_window_size: tokens of the windows; None without a pool of them.
         draft_swa_window: tokens of a draft's windows in that pool.
 
     Raises:
-        ConfigError: what the cache does not serve: speculative decoding by EAGLE, state layers,
-            hierarchical caches, pools that `DevicePools` refuses.
+        ConfigError: what the cache does not serve: speculative decoding by EAGLE, hierarchical
+            caches, pools that `DevicePools` refuses.
     """
 
     def __init__(
@@ -92,10 +99,13 @@ class KvtrieRadixCache(RadixCache):
         objective: Literal["cost", "balanced", "hits"] = "cost",
         count_misses: bool = False,
         windows: bool = False,
+        states: bool = False,
     ) -> None:
         if params.is_eagle:
             raise ConfigError("kvtrie keeps plain tokens: EAGLE's pairs are not supported")
-        self.pools = DevicePools.of(params, blocks, windows=windows)
+        self.pools = DevicePools.of(params, blocks, windows=windows, states=states)
+        self.enable_mamba_extra_buffer = params.enable_mamba_extra_buffer
+        self._states: RequestStates | None = None
         self.sliding_window_size = params.sliding_window_size if windows else None
         self.draft_swa_window = params.draft_swa_window
         word("policy", policy, tuple(BlockManager.policies()))
@@ -105,6 +115,10 @@ class KvtrieRadixCache(RadixCache):
         self.boundary = Boundary("the radix cache kvtrie", _LOG)
         self.misses = RequestMisses() if count_misses else None
         super().__init__(params)
+        if states:
+            from kvtrie.engines.sglang.request_states import RequestStates
+
+            self._states = RequestStates(self, params)
         if self.misses is not None and self.metrics_collector is not None:
             self.misses.labels = dict(self.metrics_collector.labels)
 
@@ -128,15 +142,17 @@ class KvtrieRadixCache(RadixCache):
         )
         if self.misses is not None:
             self.misses.use(self.manager)
-        self._slots = BlockSlots(pools, self.token_to_kv_pool_allocator)
-        self._locks = Locks(self.manager)
+        states = self.req_to_token_pool.mamba_allocator if pools.states else None
+        self.slots = BlockSlots(pools, self.token_to_kv_pool_allocator, states)
+        self.locks = Locks(self.manager)
         self._published = PublishedPages(self.kv_events, self.page_size)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """The longest prefix of whole pages that is there."""
+        result = self._empty_match_result
         with self.boundary.contained():
-            return self._match(params.key, params.req)
-        return self._empty_match_result
+            result = self._match(params.key, params.req)
+        return result if self._states is None else self._states.matched(params, result)
 
     def _match(self, key: RadixKey, req: Any) -> MatchResult:  # noqa: ANN401 - SGLang's `Req`
         named = None if self.disable else tokens_of(key, self.page_size)
@@ -154,7 +170,8 @@ class KvtrieRadixCache(RadixCache):
             self._published.split(int(blocks[-1]))
         elif matched is None and not known:
             return self._empty_match_result
-        return found(len(blocks) * self.page_size, Path(blocks, None, matched), known)
+        grid = None if self._states is None else self._states.grid
+        return found(len(blocks) * self.page_size, Path(blocks, None, matched), known, grid)
 
     def touch_prefix(self, key: RadixKey) -> None:
         """Note a use of what is there of a key."""
@@ -191,105 +208,140 @@ class KvtrieRadixCache(RadixCache):
             there = lease.matched
             if self.pools.several:  # full attention may have more than can be gone on from
                 there = self.manager.known(tokens, scope=scope)
-            self._slots.check_room((len(tokens) - there) // size)
+            self.slots.check_room((len(tokens) - there) // size)
             # Nothing may fail from the commit on until the rows are entered.
             if lease.matched < len(tokens):
                 new = lease.commit(tokens[lease.matched :], now=now).new.tolist()
-                self._slots.enter(new, slots[len(slots) - len(new) :])
+                self.slots.enter(new, slots[len(slots) - len(new) :])
             blocks = lease.handles
             lease.release(now=now)
+        result = InsertResult(prefix_len=there, last_device_node=Path(blocks))
         if self.pools.several:
-            self._keep_windows(blocks.tolist(), there // size, slots, params)
+            result.mamba_exist = not self._keep_parts(blocks.tolist(), there // size, slots, params)
         with self.boundary.contained():
             self._published.stored(blocks.tolist(), there // size, key)
-        return InsertResult(prefix_len=there, last_device_node=Path(blocks))
+        return result
 
-    def _keep_windows(
+    def _keep_parts(
         self, blocks: list[int], there: int, slots: NDArray[np.int64], params: InsertParams
-    ) -> None:
-        """Bring the windows of a path in line with the slots that came, and free what it had.
+    ) -> bool:
+        """Bring the windows and states of a path in line with what came, and free the rest.
 
         Args:
             blocks: the path.
             there: how many of them were there.
             slots: `(blocks, page_size)`, the slots that came; those of the tree up to
                 `params.prev_prefix_len`.
-            params: say how far the window of these slots has passed.
+            params: say how far the window of these slots has passed, and which state came.
+
+        Returns:
+            Whether the state was taken.
         """
         size, dead = self.page_size, params.get_evicted_seqlen(ComponentType.SWA)
         first = max(params.prev_prefix_len, 0) // size
-        lives = range(max(first, -(-dead // size)), len(blocks))
-        places = {block: place for place, block in enumerate(blocks)}
+        lives = range(max(first, -(-dead // size)), len(blocks)) if self.pools.windows else range(0)
+        live = {blocks[place] for place in lives}
+        ends = set() if params.mamba_value is None else {blocks[-1]}
         events = self._events()
         self._settle(events)
-        came = {block for stored, group, block in events if stored and group == WINDOWS}
-        lost = [block for block in came if places[block] not in lives]
-        if lost:
-            self.manager.clear_copies(lost, "gpu", group=WINDOWS, now=time.monotonic_ns())
-            came.difference_update(lost)
-            self._settle(self._events())
-        self._slots.renew(blocks, slots, came, (first, there), lives)
+        came: dict[int, set[int]] = {}
+        for group, kept in ((self.pools.windows_at, live), (self.pools.states_at, ends)):
+            stored = {block for new, of, block in events if new and of == group}
+            came[group] = stored & kept
+            if lost := list(stored - kept):
+                self.manager.clear_copies(lost, "gpu", group=group, now=time.monotonic_ns())
+        self._settle(self._events())
+        for block in came[self.pools.states_at]:
+            self.slots.states[block] = params.mamba_value.reshape(1)
+        self.slots.renew(blocks, slots, came[self.pools.windows_at], (first, there), lives)
+        return bool(came[self.pools.states_at])
+
+    def state_of(self, path: Path) -> torch.Tensor | None:
+        """Return the slot of the state at the end of a path; None without one."""
+        return self.slots.states.get(int(path.blocks[-1])) if len(path.blocks) else None
 
     def checkpoint(self, req: Any, *, up_to: int) -> None:  # noqa: ANN401 - SGLang's `Req`
         """Take in what a request has computed, unless its content cannot be cached."""
-        if self.disable:
-            return
+        taken = False
         with self.boundary.contained():
-            if self.misses is not None and isinstance(req.last_node, Path):
-                self.misses.inserted(req.last_node.matched)
-            ids = req.full_untruncated_fill_ids[:up_to]
-            key = RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
-            # SGLang inserts first and computes with the priority then.
-            whole("priority", req.priority or 0, -_FAR, _FAR - 1)
-            if tokens_of(key, self.page_size) is None:
-                return
-            if self.pools.several:
-                self._checkpoint(req, ids)
-            else:
-                super().checkpoint(req, up_to=up_to)
+            taken = not self.disable and self._checkpoint(req, up_to)
+        if self._states is not None and not taken and req.finished():
+            self._states.give_back(req, finished=True)
 
-    def _checkpoint(self, req: Any, ids: array[int]) -> None:  # noqa: ANN401 - SGLang's `Req`
-        """Take in what a request has computed, with its windows, and lock the new path."""
-        kv, size, branch = req.kv, self.page_size, req.swa_branching_seqlen
-        protected = kv.cache_protected_len
-        if branch is not None and protected < branch <= len(ids):
-            ids = ids[:branch]
-        end = len(ids) // size * size
-        if end <= 0 or end < protected:
-            return
-        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx, :end]
-        params = InsertParams(
-            key=RadixKey(ids[:end], req.extra_key, cache_salt=req.cache_salt),
-            value=row.to(dtype=torch.int64, copy=True),
-            prev_prefix_len=protected,
-        )
+    def _checkpoint(self, req: Any, up_to: int) -> bool:  # noqa: ANN401 - as above
+        """Take in a request; whether its state has been dealt with."""
+        if self.misses is not None and isinstance(req.last_node, Path):
+            self.misses.inserted(req.last_node.matched)
+        ids = req.full_untruncated_fill_ids[:up_to]
+        key = RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
+        # SGLang inserts first and computes with the priority then.
+        whole("priority", req.priority or 0, -_FAR, _FAR - 1)
+        if tokens_of(key, self.page_size) is None:
+            return False
+        if not self.pools.several:
+            super().checkpoint(req, up_to=up_to)
+            return True
+        kv, branch, finished = req.kv, req.swa_branching_seqlen, req.finished()
+        params = InsertParams(prev_prefix_len=kv.cache_protected_len)
         params.set_evicted_seqlen(ComponentType.SWA, kv.get_evicted_seqlen(ComponentType.SWA))
-        path = self.insert(params).last_device_node
+        if self._states is not None:
+            ids = ids[: self._states.take(req, params, len(ids), finished=finished)]
+        elif branch is not None and kv.cache_protected_len < branch <= len(ids):
+            ids = ids[:branch]
+        result = None
+        with self.boundary.contained():
+            result = self._enter(req, ids, params)
+        if self._states is not None:
+            self._states.give_back(req, finished=finished, result=result, params=params)
+        if result is not None and branch is not None and kv.cache_protected_len >= branch:
+            req.swa_branching_seqlen = None
+        return True
+
+    def _enter(self, req: Any, ids: array[int], params: InsertParams) -> InsertResult | None:  # noqa: ANN401 - as above
+        """Insert tokens of a request, with its windows and state, and lock the new path."""
+        kv, protected = req.kv, params.prev_prefix_len
+        end = len(ids) // self.page_size * self.page_size
+        if end <= 0 or end < protected:
+            return None
+        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx, :end]
+        params.key = RadixKey(ids[:end], req.extra_key, cache_salt=req.cache_salt)
+        params.value = row.to(dtype=torch.int64, copy=True)
+        result = self._insert(params)
+        path = result.last_device_node
         slots = self.path_device_indices(path)
-        if len(slots) < end:
-            return
         self.req_to_token_pool.write((kv.req_pool_idx, slice(protected, end)), slots[protected:])
         self.unlock(req.lock)
         req.lock, req.last_node = self.lock(path), path
         kv.cache_protected_len = end
         kv.cache_inserted_len = max(kv.cache_inserted_len, end)
-        if branch is not None and end >= branch // size * size:
-            req.swa_branching_seqlen = None
+        return result
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:  # noqa: ANN401 - as above
+        """Free the state of a request that ended without a checkpoint."""
+        if self._states is not None and not checkpointed:
+            self._states.give_back(req, finished=True)
 
     def evict(self, params: EvictParams) -> EvictResult:
         """Evict at least as many tokens of each pool as are asked for, unless they are locked."""
         begun, size = time.perf_counter(), self.page_size
         if self.disable:
             return EvictResult()
-        freed: Counter[int] = Counter()
-        for group, tokens in ((FULL, params.num_tokens), (WINDOWS, params.swa_num_tokens)):
-            wanted = -(-tokens // size) - freed[group]
-            count = min(wanted, self._count(group) - self._locks.count(group))
-            if count > 0:
-                freed.update(self._evict(group, count))
+        pools, freed = self.pools, Counter[int]()
+        for group, asked in (
+            (FULL, params.num_tokens),
+            (pools.windows_at, params.swa_num_tokens),
+            (pools.states_at, params.mamba_num),
+        ):
+            if group >= 0:
+                wanted = -(-asked // pools.unit(group)) - freed[group]
+                count = min(wanted, self.slots.count(group) - self.locks.count(group))
+                if count > 0:
+                    freed.update(self._evict(group, count))
         self.update_eviction_metrics(freed[FULL] * size, begun)
         return EvictResult(
-            num_tokens_evicted=freed[FULL] * size, swa_num_tokens_evicted=freed[WINDOWS] * size
+            num_tokens_evicted=freed[FULL] * size,
+            swa_num_tokens_evicted=freed[pools.windows_at] * size if pools.windows else 0,
+            mamba_num_evicted=freed[pools.states_at] if pools.states else 0,
         )
 
     def _evict(self, group: int, count: int) -> dict[int, int]:
@@ -313,13 +365,9 @@ class KvtrieRadixCache(RadixCache):
     def _settle(self, events: list[tuple[bool, int, int]]) -> dict[int, int]:
         """Free the pages of what has left the manager; how many, by group."""
         gone = [(group, block) for stored, group, block in events if not stored]
-        freed = self._slots.left(gone)
+        freed = self.slots.left(gone)
         self._published.removed(block for group, block in gone if group == FULL)
         return freed
-
-    def _count(self, group: int) -> int:
-        """Blocks that have a page of a pool."""
-        return len(self._slots.windows) if group == WINDOWS else len(self._slots)
 
     def inc_lock_ref(self, node: Path) -> IncLockRefResult:  # pyright: ignore[reportIncompatibleMethodOverride] - our nodes are paths
         """Keep a path from being evicted, and the window at its end."""
@@ -328,11 +376,13 @@ class KvtrieRadixCache(RadixCache):
                 self.misses.locked(node.matched, len(node.blocks) * self.page_size)
         if self.disable or not len(node.blocks):
             return IncLockRefResult(delta=0)
-        before, blocks = self._locks.count(FULL), node.blocks.tolist()
-        last = blocks[-self.pools.window_blocks :] if self.pools.several else []
-        windows = [block for block in last if block in self._slots.windows]
-        node.locks.append(self._locks.take({FULL: blocks, WINDOWS: windows}))
-        return IncLockRefResult(delta=(before - self._locks.count(FULL)) * self.page_size)
+        before, blocks = self.locks.count(FULL), node.blocks.tolist()
+        last = blocks[-self.pools.window_blocks :] if self.pools.windows else []
+        windows = [block for block in last if block in self.slots.windows]
+        states = [block for block in blocks[-1:] if block in self.slots.states]
+        parts = {self.pools.windows_at: windows, self.pools.states_at: states, FULL: blocks}
+        node.locks.append(self.locks.take(parts))
+        return IncLockRefResult(delta=(before - self.locks.count(FULL)) * self.page_size)
 
     def dec_lock_ref(  # pyright: ignore[reportIncompatibleMethodOverride] - as above
         self,
@@ -342,9 +392,9 @@ class KvtrieRadixCache(RadixCache):
         """Let go of a path once."""
         if self.disable or not node.locks:
             return DecLockRefResult(delta=0)
-        before = self._locks.count(FULL)
-        self._locks.give(node.locks.pop())
-        return DecLockRefResult(delta=(before - self._locks.count(FULL)) * self.page_size)
+        before = self.locks.count(FULL)
+        self.locks.give(node.locks.pop())
+        return DecLockRefResult(delta=(before - self.locks.count(FULL)) * self.page_size)
 
     def release_swa_prefix_lock(self, req: Any) -> None:  # noqa: ANN401 - SGLang's `Req`
         """Let go of the window of a request's prefix, which its own window has passed."""
@@ -352,72 +402,20 @@ class KvtrieRadixCache(RadixCache):
         if lock is None or lock.swa_released:
             return
         lock.swa_released = True
-        held = [each for each in lock.node.locks if WINDOWS in each.pins]
+        held = [each for each in lock.node.locks if self.pools.windows_at in each.pins]
         if held:
-            self._locks.give(held[-1], WINDOWS)
+            self.locks.give(held[-1], self.pools.windows_at)
+
+    def swa_retain_floor(self, req: Any) -> int | None:  # noqa: ANN401 - SGLang's `Req`
+        """Token from which on a request keeps its windows: those before its last state too."""
+        state = req.kv.mamba_last_track_seqlen if self.pools.states and self.pools.windows else None
+        return None if state is None else state - self.pools.window
 
     def path_device_indices(self, node: Path) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] - our nodes are paths
         """Token slots of a path, in order."""
         if not len(node.blocks):
             return self._empty_device_indices
-        return self._slots.of(node.blocks.tolist()).to(self.device)
-
-    def all_values_flatten(self) -> torch.Tensor:
-        """Return the token slots of all blocks, in no order."""
-        return self._slots.all()
-
-    def supports_swa(self) -> bool:
-        """Whether sliding windows have a pool of their own."""
-        return self.pools.several
-
-    def _evictable(self, group: int) -> int:
-        return (self._count(group) - self._locks.count(group)) * self.page_size
-
-    def evictable_size(self) -> int:
-        """Tokens that could be given back."""
-        return self._evictable(FULL)
-
-    def protected_size(self) -> int:
-        """Tokens that are locked."""
-        return self._locks.count(FULL) * self.page_size
-
-    full_evictable_size, full_protected_size = evictable_size, protected_size
-
-    def swa_evictable_size(self) -> int:
-        """Tokens whose windows could be given back."""
-        return self._evictable(WINDOWS)
-
-    def swa_protected_size(self) -> int:
-        """Tokens whose windows are locked."""
-        return self._locks.count(WINDOWS) * self.page_size
-
-    def total_size(self) -> int:
-        """Tokens that are there."""
-        return len(self._slots) * self.page_size
-
-    def sanity_check(self) -> None:
-        """Compare the blocks that have pages with those of the manager, while nothing is locked.
-
-        Raises:
-            AssertionError: they differ, or a path is locked.
-        """
-        counted = self.manager.stats().tiers["gpu"].groups
-        seen = [self._count(group) for group, _ in enumerate(counted)]
-        known = [group.held + group.released for group in counted]
-        locked = [self._locks.count(group) for group in (FULL, WINDOWS)]
-        if seen != known or any(locked):
-            raise AssertionError(f"{seen} blocks have pages, {known} are known, {locked} locked")
-
-    def available_and_evictable_str(self) -> str:
-        """What is free and what could be given back, for SGLang's messages."""
-        allocator = self.token_to_kv_pool_allocator
-        if not self.pools.several:
-            return super().available_and_evictable_str()
-        full, swa = allocator.full_available_size(), allocator.swa_available_size()
-        return (
-            f"Available full tokens: {full} and {self.evictable_size()} evictable\n"
-            f"Available SWA tokens: {swa} and {self.swa_evictable_size()} evictable\n"
-        )
+        return self.slots.of(node.blocks.tolist()).to(self.device)
 
     def dfs_weight_order(self, node_handles: Sequence[Path]) -> list[int]:
         """Requests in an order that has those of one beginning side by side."""

@@ -38,7 +38,6 @@ def radix_cache_of(context: TreeCacheBuildContext) -> KvtrieRadixCache:
             "models whose layers all have sliding windows",
             context.is_hybrid_swa and context.full_tokens_per_layer == 0,
         ),
-        ("state layers", context.is_hybrid_ssm),
         ("hierarchical caches", context.enable_hierarchical_cache),
     ):
         if present:
@@ -57,6 +56,7 @@ def radix_cache_of(context: TreeCacheBuildContext) -> KvtrieRadixCache:
         params,
         count_misses=first and params.enable_metrics,
         windows=bool(context.is_hybrid_swa),
+        states=bool(context.is_hybrid_ssm),
         **given,
     )
     if first:

@@ -35,11 +35,13 @@ class InsertParams:
     prev_prefix_len: int
     def get_evicted_seqlen(self, component_type: ComponentType) -> int: ...
     def set_evicted_seqlen(self, component_type: ComponentType, length: int) -> None: ...
+    mamba_value: torch.Tensor | None
 
 @dataclass(init=False)
 class EvictParams:
     num_tokens: int
     swa_num_tokens: int
+    mamba_num: int
 
 @dataclass(init=False)
 class TreeLock:
@@ -73,6 +75,7 @@ class MatchResult:
     best_match_node: Any
     full_kv_hit_length: Any
     swa_branching_seqlen: Any
+    mamba_branching_seqlen: Any
     def _replace(self, **kwds: Any) -> Any: ...
 
 @dataclass(init=False)
@@ -92,6 +95,7 @@ class InsertResult:
     ) -> None: ...
     prefix_len: int
     last_device_node: Any
+    mamba_exist: bool
 
 @dataclass(init=False)
 class EvictResult:
@@ -103,6 +107,7 @@ class EvictResult:
     ) -> None: ...
     num_tokens_evicted: int
     swa_num_tokens_evicted: int
+    mamba_num_evicted: int
 
 @dataclass(init=False)
 class IncLockRefResult:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from sglang.srt.mem_cache.allocator import BaseTokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from typing import Any
 
 @dataclass(init=False)
@@ -18,3 +19,6 @@ class CacheInitParams:
     draft_swa_window: int
     swa_gates_prefix_match: bool
     decoder_swa_bounded_replay: bool
+    req_to_token_pool: ReqToTokenPool
+    enable_mamba_extra_buffer: bool
+    enable_mamba_extra_buffer_lazy: bool
