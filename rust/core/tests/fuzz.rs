@@ -8,6 +8,7 @@ use std::time::Instant;
 use kvtrie_core::manager::Settings;
 use kvtrie_core::policy::NAMES;
 
+use crate::group_story::shared::above_shared;
 use crate::group_story::{Step, Story, drawn};
 use crate::world::{Mix, Raw, World, engines, mixed, settings, shared};
 
@@ -77,7 +78,10 @@ fn number(name: &str, default: u64) -> u64 {
 
 /// Plays a story of several groups, and names its shape.
 fn play_groups(world_seed: u64, drawn_from: u64, state: &mut u64) -> &'static str {
-    let settings = drawn::drawn(drawn_from);
+    let mut settings = drawn::drawn(drawn_from);
+    if drawn_from % 3 == 0 && settings.tiers.len() > 1 {
+        settings = above_shared(settings);
+    }
     let groups = settings.groups.as_ref().map_or(0, |groups| groups.groups.len());
     let number = |bits: u8, n: usize| usize::from(bits) % n;
     let steps: Vec<Step> = (0..OPS_PER_WORLD)
