@@ -57,8 +57,9 @@ class Prefetched(NamedTuple):
 
     Attributes:
         asked: names that the store was asked for.
-        found: blocks after the local match that the store has; they are marked, and on their way
-            to host as far as there was time.
+        found: blocks after the local match that the store has, of groups of layers that are kept
+            apart those before the border that it resumes; they are marked, and on their way to host
+            as far as there was time.
         refuted: blocks that were believed to be in the store and are not.
         late: names without an answer by the deadline.
     """
