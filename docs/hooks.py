@@ -57,6 +57,7 @@ _SETTINGS = "kvtrie.engines.vllm.settings"
 _DISK = "kvtrie.engines.vllm.disk_tier"
 _OFFLOADING = "kvtrie.engines.vllm.offloading"
 _RADIX = "kvtrie.engines.sglang.radix"
+_RADIX_START = "kvtrie.engines.sglang.radix_start"
 _PAGES = "kvtrie.engines.sglang.pages"
 _CLI = """# Command line
 
@@ -301,7 +302,7 @@ def configuration() -> str:
     tier_keys = _constant(_SETTINGS, "TIER_KEYS")
     head = ("Key", "Default", "Meaning")
     disk = _chosen(_parameters(_DISK, "KvtrieDiskTier"), _constant(_OFFLOADING, "_DISK_KEYS"))
-    radix = _chosen(_parameters(_RADIX, "KvtrieRadixCache"), _constant(_RADIX, "_KEYS"))
+    radix = _chosen(_parameters(_RADIX, "KvtrieRadixCache"), _constant(_RADIX_START, "_KEYS"))
     pages = _chosen(tier, _constant(_PAGES, "_TIER_KEYS"))
     pages += _chosen(_fields(PageSettings, _PAGES), _constant(_PAGES, "_KEYS"))
     return _CONFIGURATION.format(

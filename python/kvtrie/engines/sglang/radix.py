@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from kvtrie.engines.sglang.request_states import RequestStates
 
-__all__ = ["KvtrieRadixCache"]
+__all__ = ["KvtrieRadixCache", "Path"]
 
 _LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
 _FAR = 2**63
