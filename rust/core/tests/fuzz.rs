@@ -79,7 +79,7 @@ fn number(name: &str, default: u64) -> u64 {
 /// Plays a story of several groups, and names its shape.
 fn play_groups(world_seed: u64, drawn_from: u64, state: &mut u64) -> &'static str {
     let mut settings = drawn::drawn(drawn_from);
-    if drawn_from % 3 == 0 && settings.tiers.len() > 1 {
+    if drawn_from.is_multiple_of(3) && settings.tiers.len() > 1 {
         settings = above_shared(settings);
     }
     let groups = settings.groups.as_ref().map_or(0, |groups| groups.groups.len());
