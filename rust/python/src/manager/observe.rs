@@ -16,6 +16,9 @@ use crate::stats::Stats;
 use crate::text::text;
 use crate::tokens::Tokens;
 
+/// The first block of a range, and the last plus 1.
+type Blocks = (u32, u32);
+
 #[pymethods]
 impl BlockManager {
     /// The price of a block, or of one layer of it, on a tier, and its rank.
@@ -99,7 +102,7 @@ impl BlockManager {
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = number::border)] border: u32,
-    ) -> PyResult<Vec<((u32, u32), (u32, u32))>> {
+    ) -> PyResult<Vec<(Blocks, Blocks)>> {
         let needs = self.shared.call(py, |manager| Ok(manager.resume_needs(border)))?;
         let range = |range: std::ops::Range<u32>| (range.start, range.end);
         Ok(needs.into_iter().map(|need| (range(need.leading), range(need.trailing))).collect())
