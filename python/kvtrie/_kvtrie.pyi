@@ -1176,6 +1176,19 @@ class Match:
             ConfigError: no such tier, or a match with fewer blocks.
         """
 
+    def resumable(self, tier: _Tier, *, skip: int = 0) -> int:
+        """Number of its blocks up to the last border at which a tier now has all for a resume.
+
+        With one group of layers it is that of `resident`.
+
+        Args:
+            tier: where.
+            skip: number of first blocks that do not count.
+
+        Raises:
+            ConfigError: as of `resident`.
+        """
+
 @final
 class Miss:
     """Explanation of a miss: why the tokens of a prompt are computed.

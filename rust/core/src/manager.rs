@@ -153,10 +153,7 @@ impl Manager {
         memory::check(blocks.trie().growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
-        let mut private_slots = PrivateSlots::default();
-        if points.several() && tiers.engine_owned() {
-            private_slots.keep_groups();
-        }
+        let private_slots = PrivateSlots::default();
         let feed = PolicyFeed::new(&tiers, settings.explain, points.several());
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);

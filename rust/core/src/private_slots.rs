@@ -13,7 +13,6 @@
 
 use std::ops::Index;
 
-use rustc_hash::FxHashMap;
 use slotmap::{SlotMap, new_key_type};
 
 use crate::block::{Layers, NO_SLOT, Slot, TierId};
@@ -30,8 +29,6 @@ pub(crate) struct PrivateSlot {
     /// [`NO_SLOT`] until an engine that owns the tier has named it.
     pub(crate) slot: Slot,
     pub(crate) layers: Layers,
-    /// Group of layers.
-    pub(crate) group: u8,
     /// Leases and transfers that refer to it.
     pub(crate) refs: u32,
     /// Moves that read or write it.
@@ -42,31 +39,12 @@ pub(crate) struct PrivateSlot {
 #[derive(Debug, Default)]
 pub(crate) struct PrivateSlots {
     slots: SlotMap<PrivateSlotId, PrivateSlot>,
-    /// Group and number of the private slots of each slot of the first tier, where an engine's slots
-    /// are of several groups.
-    named: Option<FxHashMap<Slot, (u8, u32)>>,
 }
 
 impl PrivateSlots {
     /// Adds a private slot with one reference.
     pub(crate) fn add(&mut self, tier: TierId, slot: Slot, layers: Layers) -> PrivateSlotId {
-        self.slots.insert(PrivateSlot { tier, slot, layers, group: 0, refs: 1, busy: 0 })
-    }
-
-    /// Adds one of a group on the first tier, without a name, with one reference.
-    pub(crate) fn add_of(&mut self, group: u8, layers: Layers) -> PrivateSlotId {
-        let slot = NO_SLOT;
-        self.slots.insert(PrivateSlot { tier: 0, slot, layers, group, refs: 1, busy: 0 })
-    }
-
-    /// Keeps which group each slot of the first tier belongs to, from the start on.
-    pub(crate) fn keep_groups(&mut self) {
-        self.named = Some(FxHashMap::default());
-    }
-
-    /// The group that a slot of the first tier belongs to, if one is known.
-    pub(crate) fn group_of(&self, slot: Slot) -> Option<u8> {
-        Some(self.named.as_ref()?.get(&slot)?.0)
+        self.slots.insert(PrivateSlot { tier, slot, layers, refs: 1, busy: 0 })
     }
 
     pub(crate) fn get(&self, id: PrivateSlotId) -> Option<&PrivateSlot> {
@@ -104,30 +82,12 @@ impl PrivateSlots {
 
     /// Replaces the slot of a private slot.
     pub(crate) fn set_slot(&mut self, id: PrivateSlotId, slot: Slot) {
-        let known = self.slots.get_mut(id).expect("a private slot that exists");
-        let before = std::mem::replace(known, PrivateSlot { slot, ..*known });
-        self.unname(&before);
-        if let (Some(named), 0) = (&mut self.named, before.tier) {
-            named.entry(slot).or_insert((before.group, 0)).1 += 1;
-        }
-    }
-
-    /// Ends the name of a private slot.
-    fn unname(&mut self, known: &PrivateSlot) {
-        let Some(named) = self.named.as_mut().filter(|_| known.tier == 0) else { return };
-        if let Some((_, number)) = named.get_mut(&known.slot) {
-            *number -= 1;
-            if *number == 0 {
-                named.remove(&known.slot);
-            }
-        }
+        self.slots.get_mut(id).expect("a private slot that exists").slot = slot;
     }
 
     /// Removes a private slot whose slot becomes a residency.
     pub(crate) fn take(&mut self, id: PrivateSlotId) -> PrivateSlot {
-        let known = self.slots.remove(id).expect("a private slot that exists");
-        self.unname(&known);
-        known
+        self.slots.remove(id).expect("a private slot that exists")
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PrivateSlotId, &PrivateSlot)> {

@@ -82,6 +82,21 @@ impl Match {
         self.shared.call(py, |manager| Ok(manager.resident_blocks(found, tier)))
     }
 
+    /// Number of its blocks after the first `skip` up to the last border at which a tier has all that a
+    /// resume needs, as of now.
+    #[pyo3(signature = (tier, *, skip=0))]
+    fn resumable(
+        &self,
+        tier: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::skip)] skip: usize,
+    ) -> PyResult<usize> {
+        let (py, tier, count) = (tier.py(), self.shared.tier(tier)?, self.found.len());
+        if skip > count {
+            return Err(bad(format!("skip is {skip}, of a match of {count} blocks")));
+        }
+        self.shared.call(py, |manager| Ok(manager.resumable_blocks(&self.found, skip, tier)))
+    }
+
     fn __repr__(&self) -> String {
         format!("Match(tokens={}, blocks={})", self.tokens, self.found.len())
     }

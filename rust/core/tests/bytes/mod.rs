@@ -116,6 +116,11 @@ impl Bytes {
         self.put(known.dst, usize::from(known.group), known.dst_slot, content);
     }
 
+    /// A slot has other bytes from now on.
+    pub(crate) fn lose(&mut self, tier: TierId, group: usize, slot: Slot) {
+        self.put(tier, group, slot, None);
+    }
+
     /// Carries a move out; one that fails leaves no valid bytes.
     pub(crate) fn copy(&mut self, known: &Move, ok: bool) {
         self.arrive(known, self.source(known).filter(|_| ok));

@@ -7,7 +7,7 @@ use kvtrie_core::group::GroupKind;
 use kvtrie_core::manager::{Action, LoadMode};
 use kvtrie_core::tier::Kind;
 
-use crate::group_story::{Step, Story, resumes};
+use crate::group_story::{Step, Story, attends, resumes};
 use crate::rig::{GPU, SIZE, tokens};
 
 impl Story {
@@ -89,7 +89,7 @@ impl Story {
         let middle = rest.len().min(extra * 2);
         self.write(id, &mut path, &rest[..middle]);
         self.write(id, &mut path, &rest[middle..]);
-        if path.len() == prompt.len() && middle == 0 && self.bytes.is_some() {
+        if path.len() == prompt.len() && middle == 0 && self.bytes.is_some() && self.engine.is_none() {
             self.can_go_on(id, path.len() / SIZE);
         }
         if what == 7 {
@@ -189,8 +189,10 @@ impl Story {
         if self.engine.is_some() {
             let bound = self.rig.manager.slots(id, GPU).unwrap().1.len();
             self.bind(id, bound, 0, (known + more.len()).div_ceil(SIZE));
-            // Refused where the match ends before the blocks that are bound.
-            self.rig.call(|m, now| m.store_ahead(id, None, now)).ok();
+            // Only what is filled now is written before its moves are carried out. Refused where the match
+            // ends before the blocks that are bound.
+            let filled = known / SIZE..(known + more.len()) / SIZE;
+            self.rig.call(|m, now| m.store_ahead(id, Some(filled), now)).ok();
         }
         path.extend(more);
         self.learn(path);
@@ -203,7 +205,34 @@ impl Story {
         self.rig.commit(id, more);
         let tables = bytes.tables(&mut self.rig.manager, id);
         bytes.write_rest((&before, &tables), path);
+        self.take_back(&before, path.len());
         self.compare(id, path);
+    }
+
+    /// An engine gives the slots that no token after `known` tokens attends to away, once the stores that
+    /// read them have ended.
+    fn take_back(&mut self, tables: &[Vec<Slot>], known: usize) {
+        if self.engine.is_none() {
+            return;
+        }
+        self.end_all_moves();
+        let passed: Vec<_> = self.passed(known).collect();
+        let bytes = self.bytes.as_mut().expect("an engine has bytes");
+        for (group, at) in passed {
+            if tables[group][at] != NO_SLOT {
+                bytes.lose(GPU, group, tables[group][at]);
+            }
+        }
+    }
+
+    /// Groups and places of the full blocks to which no token after `known` tokens attends.
+    fn passed(&self, known: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let blocks = move |number| (0..known / SIZE).map(move |at| (number, at));
+        let all = (1..self.groups.len()).flat_map(blocks);
+        all.filter(move |&(number, at)| {
+            let mut tokens = (at * SIZE) as u64..((at + 1) * SIZE) as u64;
+            !tokens.any(|past| attends(&self.groups[number], known as u64, past))
+        })
     }
 
     /// A lease has what the token after its prompt attends to; its state may have left its block.
@@ -219,7 +248,12 @@ impl Story {
     pub(super) fn compare(&mut self, id: LeaseId, path: &[Token]) {
         let Some(bytes) = &self.bytes else { return };
         if self.rig.manager.awaits(id).unwrap().is_empty() {
-            let tables = bytes.tables(&mut self.rig.manager, id);
+            let mut tables = bytes.tables(&mut self.rig.manager, id);
+            // An engine has given these slots away.
+            let passed: Vec<_> = self.passed(path.len()).collect();
+            for (group, at) in passed.into_iter().filter(|_| self.engine.is_some()) {
+                tables[group][at] = NO_SLOT;
+            }
             bytes.compare(&tables, path);
         }
     }

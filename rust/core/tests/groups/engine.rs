@@ -33,11 +33,12 @@ fn windows_in_an_engines_slots_are_stored_at_their_border_and_loaded_for_the_nex
         bind(&mut rig, id, (0, 6), 10);
         rig.commit(id, &prompt);
         let table = rig.manager.group_table(id, GPU, 1).unwrap().1;
-        // What no token attends to any more is the engine's again.
-        assert_eq!(table.iter().filter(|&&slot| slot != NO_SLOT).count(), needed as usize);
+        // What no token after the next border attends to is the engine's again.
+        assert_eq!(table.iter().filter(|&&slot| slot != NO_SLOT).count(), needed as usize - 1);
         rig.release(id);
         let stores = rig.run();
-        assert_eq!(stores.iter().filter(|known| known.group == 1).count(), needed as usize);
+        // A prompt that leaves this one earlier finds the rest while there is room.
+        assert_eq!(stores.iter().filter(|known| known.group == 1).count(), 6);
         assert!(stores.iter().all(|known| known.group == 0 || known.src_slot >= 16));
         assert_eq!(rig.matched(&prompt), 6 * SIZE);
         let next = branch(&prompt, 6, 2, 1);
@@ -54,13 +55,12 @@ fn windows_in_an_engines_slots_are_stored_at_their_border_and_loaded_for_the_nex
 }
 
 #[test]
-fn a_slot_of_an_engine_is_of_one_group_at_a_time() {
+fn an_engine_gives_a_slot_that_it_has_taken_back_to_another_group() {
     let mut rig = engine(WINDOW);
     let id = rig.acquire(&tokens(1, 3));
     rig.call(|m, _| m.bind(id, 0, &[1, 2, 3])).unwrap();
-    rig.refused("slot 2 is bound in group 0, not 1", |m, _| m.bind_group(id, 0, &[9, 2], 1));
-    rig.call(|m, _| m.bind_group(id, 0, &[9], 1)).unwrap();
-    rig.refused("slot 9 is bound in group 1, not 0", |m, _| m.bind(id, 3, &[9]));
+    rig.call(|m, _| m.bind_group(id, 0, &[9, 2], 1)).unwrap();
+    rig.call(|m, _| m.bind(id, 3, &[9])).unwrap();
     rig.refused("bound to slot 9 in group 1, not 8", |m, _| m.bind_group(id, 0, &[8], 1));
     rig.refused("there is no group 2, the manager keeps 2 apart", |m, _| {
         m.bind_group(id, 0, &[8], 2)

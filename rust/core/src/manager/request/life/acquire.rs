@@ -208,7 +208,8 @@ impl Manager {
             self.unpin(&path, None);
         })?;
         // From here on nothing fails.
-        let mut awaits = self.load_match(&mut groups, &slots, &path, id, &mut plan, now);
+        let mut awaits =
+            self.load_match(&mut groups, &slots, &path, (id, ask.load), &mut plan, now);
         self.feed_request(ask, scope, &path);
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             self.reclaim(miss.block);

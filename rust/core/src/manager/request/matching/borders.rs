@@ -33,8 +33,10 @@ impl Manager {
             return groups;
         }
         let (known, end) = (path_border(path), self.full_blocks(ask.tokens.len()));
-        // A repeat of the prompt goes on here: its last tokens are computed again.
-        let repeat = self.full_blocks(ask.tokens.len().saturating_sub(ask.keep));
+        // A repeat of the prompt goes on here: its last tokens are computed again. An engine that has
+        // promised a shorter match keeps more tokens now than the repeat will.
+        let keep = if self.tiers.engine_owned() { ask.keep.min(1) } else { ask.keep };
+        let repeat = self.full_blocks(ask.tokens.len().saturating_sub(keep));
         let last = if repeat < end { Stay::Next } else { Stay::Newest };
         // The prompt leaves a path that is known further, or has come before.
         let leaves = path.last().is_some_and(|&last| self.trie().children(last).next().is_some());
@@ -102,8 +104,9 @@ impl Manager {
         let near = self.usable_border(near, 1);
         let far = self.usable_border(path, self.tiers.len());
         match ask.load {
-            LoadMode::None => near,
-            LoadMode::All => far,
+            // An engine that owns the first tier names what is loaded later.
+            LoadMode::None if !self.tiers.engine_owned() => near,
+            LoadMode::None | LoadMode::All => far,
             LoadMode::Plan => {
                 let points = (near + 1..far).filter(|&border| {
                     let before = &path[..border as usize];

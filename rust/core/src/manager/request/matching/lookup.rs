@@ -169,6 +169,21 @@ impl Manager {
         blocks.iter().take_while(complete).count()
     }
 
+    /// Number of blocks of a path, after the first `skip`, up to the last border at which a tier has all
+    /// that a resume needs of every group now. A copy that arrives or leaves does not count.
+    #[must_use]
+    pub fn resumable_blocks(&self, blocks: &[Handle], skip: usize, tier: usize) -> usize {
+        let front = skip + self.resident_blocks(&blocks[skip..], tier);
+        let has = |after: usize, place: u32| {
+            let table = self.blocks.table(Place::new(tier, after + 1));
+            let block = self.trie().resolve(blocks[place as usize]);
+            block.is_some_and(|block| table.fully_resident(block))
+        };
+        let (most, points) = (u32::try_from(front).expect("fewer than 2^32 blocks"), &self.points);
+        let border = longest(&points.groups[1..], points.block_tokens, most, has) as usize;
+        border.saturating_sub(skip)
+    }
+
     /// The usable path of a query in a scope.
     fn matched_path(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
         let mut path = self.known_path(query, scope, keep)?;

@@ -87,7 +87,8 @@ impl Manager {
             if !self.will_follow(id, parent, before) || !self.make_room_ahead(parent, now) {
                 break;
             }
-            all.push(self.begin_ahead(id, sources[at - known], now));
+            let Some(by) = self.begin_ahead(id, sources[at - known], now) else { break };
+            all.push(by);
         }
         Ok(all)
     }
@@ -200,10 +201,16 @@ impl Manager {
         self.blocks.free(INTO) > 0
     }
 
-    /// Begins the copy from a private slot, for which there is room.
-    fn begin_ahead(&mut self, id: LeaseId, source: PrivateSlotId, now: Nanos) -> MoveId {
+    /// Begins the copy from a private slot, for which there is room; not where a move still reads the room,
+    /// a page that another group had.
+    fn begin_ahead(&mut self, id: LeaseId, source: PrivateSlotId, now: Nanos) -> Option<MoveId> {
         let layers = self.all_layers();
         let copy = self.new_private(INTO, layers);
+        if self.points.several() && !self.private_waits(copy).is_empty() {
+            self.unref_private(copy);
+            self.carry_out();
+            return None;
+        }
         let end = |tier: TierId, private| {
             Endpoint::private(tier, self.private_slots[private].slot, private)
         };
@@ -220,6 +227,6 @@ impl Manager {
         };
         let by = self.add_move(store, now);
         self.ahead.insert(src.slot, Ahead { source, copy, by });
-        by
+        Some(by)
     }
 }

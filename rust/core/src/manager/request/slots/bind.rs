@@ -1,7 +1,8 @@
 //! Bind: the slots of a first tier that an engine owns are named, by place on a lease's path.
 //!
-//! Invariant: a slot is of one group of layers at a time, and all errors are found before the first
-//! change. Cost: O(slots) per call, and O(moves in flight).
+//! Invariant: all errors are found before the first change. The engine may name a slot that it has taken
+//! back from another lease or group: the stores that read it go out before anything writes it. Cost:
+//! O(slots) per call, and O(moves in flight).
 
 use rustc_hash::FxHashMap;
 
@@ -23,10 +24,10 @@ impl Manager {
         self.bind_group(id, first, slots, 0)
     }
 
-    /// The same in a group of layers. A slot belongs to one group at a time.
+    /// The same in a group of layers.
     ///
     /// # Errors
-    /// As [`Manager::bind`]; [`Error::Config`] if there is no such group, or another one has a slot.
+    /// As [`Manager::bind`]; [`Error::Config`] if there is no such group.
     pub fn bind_group(
         &mut self,
         id: LeaseId,
@@ -51,15 +52,6 @@ impl Manager {
             return Err(Error::config(format!("slot {at} of bind is {NO_SLOT}, which names none")));
         }
         self.check_group(group)?;
-        let other = |&&slot: &&Slot| {
-            self.private_slots.group_of(slot).is_some_and(|known| usize::from(known) != group)
-        };
-        if let Some(&slot) = slots.iter().find(other) {
-            let holder = self.private_slots.group_of(slot).unwrap_or(0);
-            return Err(Error::config(format!(
-                "slot {slot} is bound in group {holder}, not {group}: a slot is of one group at a time"
-            )));
-        }
         let mut new = 0;
         for (at, &slot) in (first..).zip(slots) {
             let private = Self::private_of(lease, group, at);
@@ -122,7 +114,6 @@ impl Manager {
 
     /// A slot of a group that the engine will name.
     pub(in crate::manager::request) fn new_bound(&mut self, group: GroupId) -> PrivateSlotId {
-        let layers = self.points.layers(group);
-        self.private_slots.add_of(u8::try_from(group).expect("few groups"), layers)
+        self.private_slots.add(0, NO_SLOT, self.points.layers(group))
     }
 }

@@ -1,16 +1,28 @@
 //! Stores from slots that an engine owns, before it takes them back.
 //!
 //! The first tier has no residency then, so blocks are written one tier down when they are committed or,
-//! at the latest, when their lease ends. A resume point is on the tier below, too: it is stored when its
-//! border is committed, since the engine takes slots back that no token attends to. Invariant: only slots
-//! that the engine has named and written are read. Cost: O(path) per call.
+//! at the latest, when their lease ends. Windows and states are written by the commit that passes their
+//! block, since the engine takes slots back that no later token attends to:
+//!
+//! ```text
+//!   commit           |<-------- new blocks -------->|
+//!   window   .  .  . [ 4 ][ 5 ][ 6 ][ 7 ][ 8 ][ 9 ] |   2 blocks per border
+//!                     free  free [border 8] [ end  ]    borders and the end: room is made, they are
+//!                                                       resume points; others: while slots are free
+//!   after it                                   [ 9 ]    what the next border needs stays named
+//! ```
+//!
+//! The end is a point until a later one of the path replaces it. Invariant: only slots that the engine has
+//! named and written are read, before it gives them to others. Cost: O(path) per call.
 
-use crate::block::{BlockId, LeaseId, NO_SLOT, Place};
+use std::ops::Range;
+
+use crate::block::{BlockId, LeaseId, NO_SLOT, Place, Slot};
 use crate::manager::Manager;
 use crate::manager::evict::room::Wanted;
 use crate::manager::points::Stay;
-use crate::manager::request::matching::path::path_border;
 use crate::manager::request::slots::lease_slots::{LeaseGroups, OpenSlot};
+use crate::private_slots::PrivateSlotId;
 use crate::time::{Nanos, Stamp};
 use crate::transfer::{Endpoint, MoveKind};
 
@@ -29,15 +41,6 @@ impl Manager {
             {
                 self.write_down(0, step.block, Some(private), Stamp::MAX, now);
             }
-        }
-        // The end of the path becomes a resume point.
-        let lease = &self.leases[&id];
-        let end = path_border(lease.path.blocks());
-        // Slots that loads still write have no valid bytes.
-        let there = self.awaits.of(id).is_empty();
-        if self.points.every == 0 && lease.groups.done == end && end > 0 && there {
-            let (groups, path) = (lease.groups.clone(), lease.path.blocks().to_vec());
-            self.store_border(&groups, &path, end, Stay::Newest, now);
         }
     }
 
@@ -73,19 +76,14 @@ impl Manager {
         let mut wanted = vec![0; points.groups.len()];
         let (mut there, mut lacking) = (Vec::new(), Vec::new());
         for (number, group) in points.others() {
-            let below = Place::new(1, number);
             for place in group.needed(border, points.block_tokens).iter() {
-                let block = path[place as usize];
-                if self.blocks.expects(below, block) {
-                    there.push((below, block));
+                let at = (Place::new(1, number), path[place as usize]);
+                if self.blocks.expects(at.0, at.1) {
+                    there.push(at);
                     continue;
                 }
-                let private = groups[number].written.get(place).and_then(OpenSlot::private);
-                let named = private.filter(|&id| self.private_slots[id].slot != NO_SLOT);
-                let free = self.residency(below, block).slot == NO_SLOT;
-                // Bytes that cannot be read, or a failed move that may still write them.
-                let Some(private) = named.filter(|_| free) else { return };
-                lacking.push((below, block, private));
+                let Some(private) = self.storable(groups, at, place) else { return };
+                lacking.push((at, private));
                 wanted[number] += 1;
             }
         }
@@ -94,13 +92,18 @@ impl Manager {
             self.blocks.hold(below, [block]);
         }
         if self.make_soft_room(Wanted { tier: 1, slots: &wanted }, &[], now) {
-            for (below, block, private) in lacking {
-                let slot = self.private_slots[private].slot;
-                let src = Endpoint::private(Place::new(0, below.group), slot, private);
-                let dst = Endpoint::here(below, self.blocks.take_slot(below).slot);
-                self.copy_slot(self.whole(MoveKind::Store, 0, block), src, dst, now);
+            let take = |&(at, _): &((Place, BlockId), _)| self.take_at_once(at.0);
+            let slots: Vec<Slot> = lacking.iter().map_while(take).collect();
+            if slots.len() == lacking.len() {
+                for ((at, private), slot) in lacking.into_iter().zip(slots) {
+                    self.store_part(at, private, slot, now);
+                }
+                self.add_point(1, path, border, stay);
+            } else {
+                for ((at, _), slot) in lacking.into_iter().zip(slots) {
+                    self.blocks.give_slot(at.0, slot);
+                }
             }
-            self.add_point(1, path, border, stay);
         }
         for (below, block) in there {
             self.blocks.unhold(below, [block]);
@@ -108,6 +111,69 @@ impl Manager {
         let last = path[border as usize - 1];
         if self.tiers.writes_through(1) && self.points.has_on(1, last) {
             self.copy_point(1, last, now);
+        }
+    }
+
+    /// The named slot of a block in a group after the first that the tier below can take: it has no bytes
+    /// that cannot be read, nor a failed move that may still write them.
+    fn storable(
+        &self,
+        groups: &LeaseGroups,
+        (below, block): (Place, BlockId),
+        place: u32,
+    ) -> Option<PrivateSlotId> {
+        let private = groups[below.group].written.get(place).and_then(OpenSlot::private);
+        let named = private.filter(|&id| self.private_slots[id].slot != NO_SLOT);
+        named.filter(|_| self.residency(below, block).slot == NO_SLOT)
+    }
+
+    /// Takes a slot that can be written at once: a store that waits would read a slot that the engine has
+    /// given away by then.
+    fn take_at_once(&mut self, below: Place) -> Option<Slot> {
+        let slot = self.blocks.try_take(below)?;
+        if self.blocks.waits(below, slot).is_empty() {
+            return Some(slot);
+        }
+        self.blocks.give_slot(below, slot);
+        None
+    }
+
+    /// Begins to store a block of a group after the first in a slot of the tier below.
+    fn store_part(
+        &mut self,
+        (below, block): (Place, BlockId),
+        private: PrivateSlotId,
+        slot: Slot,
+        now: Nanos,
+    ) {
+        let from = self.private_slots[private].slot;
+        let src = Endpoint::private(Place::new(0, below.group), from, private);
+        let dst = Endpoint::here(below, slot);
+        self.copy_slot(self.whole(MoveKind::Store, 0, block), src, dst, now);
+    }
+
+    /// Stores the committed blocks of a path in groups after the first while the tier below has free slots:
+    /// a prompt that leaves the path for the first time finds its windows there.
+    pub(in crate::manager::request) fn store_while_free(
+        &mut self,
+        groups: &LeaseGroups,
+        path: &[BlockId],
+        new: Range<u32>,
+    ) {
+        if !self.tiers.engine_owned() || !self.tiers.writes(0) {
+            return;
+        }
+        let now = self.clock.last();
+        for group in self.points.other_numbers() {
+            for place in new.clone() {
+                let at = (Place::new(1, group), path[place as usize]);
+                if self.blocks.expects(at.0, at.1) {
+                    continue;
+                }
+                let Some(private) = self.storable(groups, at, place) else { continue };
+                let Some(slot) = self.take_at_once(at.0) else { break };
+                self.store_part(at, private, slot, now);
+            }
         }
     }
 }

@@ -90,6 +90,9 @@ pub(crate) struct LeaseGroups {
     pub(crate) done: u32,
     /// Full blocks of the prompt of a model with several groups.
     pub(crate) end: u32,
+    /// What the border of the match needs in groups after the first, and no load brings yet: group and
+    /// place.
+    pub(in crate::manager::request) deferred: Vec<(GroupId, u32)>,
     /// How long the end of the match stays a resume point, if later prompts may leave the path there.
     pub(in crate::manager::request) here: Option<Stay>,
 }

@@ -11,6 +11,7 @@
 use crate::block::{BlockId, GroupId, LeaseId, Place, Slot, TierId};
 use crate::group::GroupKind;
 use crate::manager::Manager;
+use crate::manager::points::Stay;
 use crate::manager::request::life::commit::Committed;
 use crate::manager::request::matching::path::{blocks_at, path_border};
 use crate::manager::request::slots::lease_slots::{LeaseGroups, OpenSlot};
@@ -148,11 +149,21 @@ impl Manager {
             }
         }
         let reached = groups.borders.partition_point(|&(border, _)| border <= end);
-        for (border, stay) in groups.borders.drain(..reached).collect::<Vec<_>>() {
+        let mut kept: Vec<_> = groups.borders.drain(..reached).collect();
+        // An engine takes slots back that the end needs before the lease ends there.
+        let mut next = end;
+        if self.tiers.engine_owned() {
+            if self.points.every == 0 && kept.last().is_none_or(|&(border, _)| border < end) {
+                kept.push((end, Stay::Newest));
+            }
+            next += 1;
+        }
+        for (border, stay) in kept {
             self.keep_border(&groups, &path, border, stay);
         }
+        self.store_while_free(&groups, &path, groups.done..end);
         for group in self.points.other_numbers() {
-            self.slide(group, &mut groups, &path, end);
+            self.slide(group, &mut groups, &path, next);
         }
         groups.done = end;
         *self.lease_mut(id).groups = groups;
@@ -231,7 +242,7 @@ impl Manager {
         self.take_unheld_slot(number)
     }
 
-    /// Releases what neither the end of a lease nor one of its borders needs.
+    /// Releases the blocks of a path that neither the border `end` nor one of a lease's borders needs.
     fn slide(&mut self, number: GroupId, groups: &mut LeaseGroups, path: &[BlockId], end: u32) {
         let size = self.points.block_tokens;
         let needed = self.points.groups[number].needed_at(groups.ends(end), size, 0..u32::MAX);
@@ -240,6 +251,7 @@ impl Manager {
             slots.held.iter().partition(|&&place| needed.contains(place));
         slots.held = stay;
         self.blocks.unhold(Place::new(0, number), blocks_at(path, &passed));
+        let end = path_border(path);
         for open in slots.written.take_unless(|place| place >= end || needed.contains(place)) {
             self.close_open(number, open);
         }

@@ -4,8 +4,10 @@
 //! group; of the others the lease holds what the border needs, and loads what is on tiers below. Invariant:
 //! all slots are there before the first is taken. Cost: O(blocks of the match), and O(log n) per victim.
 
+use std::ops::Range;
+
 use crate::arrival::MoveIds;
-use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Part, Place};
+use crate::block::{BlockId, LeaseId, MoveId, Part, Place};
 use crate::error::Result;
 use crate::group::Places;
 use crate::manager::Manager;
@@ -17,6 +19,7 @@ use crate::manager::request::life::lease::Plan;
 use crate::manager::request::matching::path::{LeasePath, PathBlock, blocks_at, path_border};
 use crate::manager::request::matching::residency_scan::MissingBlock;
 use crate::manager::request::slots::lease_slots::{LeaseGroups, NewPlaces, OpenSlot};
+use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 use crate::transfer::{Endpoint, MoveKind};
 
@@ -58,7 +61,9 @@ impl Manager {
         let end = if self.tiers.engine_owned() { from } else { groups.end.max(from) };
         let of = |(_, group)| self.places_of(group, &groups.borders, from..end, from + open - end);
         slots.places.others = self.points.others().map(of).collect();
+        // An engine computes front to back: its match has no hole, only loads that it names later.
         let holes = missing.iter().filter(|miss| !miss.compute.is_empty());
+        let holes = holes.filter(|_| !self.tiers.engine_owned());
         let holes = holes.map(|miss| u32::try_from(miss.at).expect("fewer than 2^32 blocks"));
         let holes: Vec<u32> = holes.collect();
         let needed = self.points.needed_over(&holes, path).into_iter().enumerate().skip(1);
@@ -140,7 +145,7 @@ impl Manager {
         groups: &mut LeaseGroups,
         slots: &RequestSlots,
         path: &[BlockId],
-        id: LeaseId,
+        (id, load): (LeaseId, LoadMode),
         plan: &mut Plan,
         now: Nanos,
     ) -> Vec<MoveId> {
@@ -150,17 +155,18 @@ impl Manager {
         }
         let engine = self.tiers.engine_owned();
         for &PlannedLoad { from, place } in &slots.loads {
-            let block = path[place as usize];
-            let (order, here) = (self.whole(MoveKind::Load, id, block), Place::new(0, from.group));
-            let own = &mut groups[from.group];
+            let (block, here) = (path[place as usize], Place::new(0, from.group));
             if engine {
                 let private = self.new_bound(from.group);
-                own.written.insert(place, OpenSlot::Private(private));
-                let src = Endpoint::here(from, self.residency(from, block).slot);
-                let dst = Endpoint::private(here, NO_SLOT, private);
-                moves.push(self.copy_slot(order, src, dst, now));
+                groups[from.group].written.insert(place, OpenSlot::Private(private));
+                if load == LoadMode::None {
+                    groups.deferred.push((from.group, place));
+                } else {
+                    moves.push(self.load_part(id, (from, block), private, now));
+                }
             } else {
-                self.copy_part(order, from, 0, now);
+                let own = &mut groups[from.group];
+                self.copy_part(self.whole(MoveKind::Load, id, block), from, 0, now);
                 self.blocks.hold(here, [block]);
                 own.held.push(place);
                 own.held.sort_unstable();
@@ -177,6 +183,46 @@ impl Manager {
             }
         }
         moves
+    }
+
+    /// Begins to load a block of a group after the first into a slot that the engine has named or will
+    /// name.
+    fn load_part(
+        &mut self,
+        id: LeaseId,
+        (from, block): (Place, BlockId),
+        private: PrivateSlotId,
+        now: Nanos,
+    ) -> MoveId {
+        let src = Endpoint::here(from, self.residency(from, block).slot);
+        let slot = self.private_slots[private].slot;
+        let dst = Endpoint::private(Place::new(0, from.group), slot, private);
+        self.copy_slot(self.whole(MoveKind::Load, id, block), src, dst, now)
+    }
+
+    /// Begins the deferred loads of a lease in groups after the first, of the blocks within a range of its
+    /// match. Returns `None`, and begins none, if a block has left all tiers.
+    pub(in crate::manager::request) fn load_deferred(
+        &mut self,
+        id: LeaseId,
+        within: &Range<usize>,
+        now: Nanos,
+    ) -> Option<MoveIds> {
+        let lease = &self.leases[&id];
+        let (path, deferred) = (lease.path.blocks(), &lease.groups.deferred);
+        let mut parts = Vec::new();
+        for &(group, place) in deferred.iter().filter(|at| within.contains(&(at.1 as usize))) {
+            let block = path[place as usize];
+            let mut places = (1..self.tiers.len()).map(|tier| Place::new(tier, group));
+            let from = places.find(|&place| self.blocks.expects(place, block))?;
+            let private = lease.groups[group].written.get(place).and_then(OpenSlot::private)?;
+            parts.push((from, block, private));
+        }
+        self.lease_mut(id).groups.deferred.retain(|at| !within.contains(&(at.1 as usize)));
+        let begin = |(from, block, private)| self.load_part(id, (from, block), private, now);
+        let moves: MoveIds = parts.into_iter().map(begin).collect();
+        self.awaits.add(id, moves.iter().copied());
+        Some(moves)
     }
 
     /// The moves that bring what a lease holds of a path in groups after the first to the first tier.

@@ -117,7 +117,7 @@ impl Manager {
 
     /// Starts the loads that `acquire` with [`super::LoadMode::None`] deferred, of all blocks that
     /// are resident on a lower tier by now; of all layers and blocks of the path, or of those
-    /// given.
+    /// given. None if a window or state within them has left all tiers.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if a transit slot is wanted and there is none; [`Error::Config`] if
@@ -163,7 +163,9 @@ impl Manager {
         let mut missing: Vec<_> = blocks.iter().enumerate().map(miss).collect();
         self.decide_loads(&mut missing, now, Prefill::ALL);
         let mut transit = self.open_transit(&missing, &[0], now)?;
-        let mut all = Vec::new();
+        let parts = self.load_deferred(id, &within, now);
+        let steps = if parts.is_some() { steps } else { Vec::new() };
+        let mut all = parts.unwrap_or_default().into_vec();
         for (&(at, step), miss) in steps.iter().zip(&missing) {
             all.extend(self.load_step(id, (at, step), miss, requested, &mut transit, now));
         }
